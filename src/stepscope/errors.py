@@ -1,0 +1,112 @@
+"""One error tree. Each error carries what a person needs next: what, where, and the next step.
+
+The exit code belongs to the kind of error, so that scripts can tell wrong use from a failed run.
+"""
+
+from __future__ import annotations
+
+
+class ExitCode:
+    """What a process ends with; the same for every verb."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    REGRESSION = 3
+    UNDECIDED = 4
+    INTERRUPTED = 130
+
+
+class StepscopeError(Exception):
+    """Something a person can act on; shown as one message, never as a traceback."""
+
+    kind = "error"
+    exit_code = ExitCode.FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None, where: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        """The next step, as a command where there is one."""
+        self.where = where
+        """A file, a place in it, an option or a rank."""
+
+    def as_dict(self) -> dict[str, str | None]:
+        return {"kind": self.kind, "message": self.message, "hint": self.hint, "where": self.where}
+
+
+class UsageError(StepscopeError):
+    """The command line asks for something that cannot be."""
+
+    kind = "usage"
+    exit_code = ExitCode.USAGE
+
+
+class MissingDependencyError(UsageError):
+    """A library that this verb needs is not installed here."""
+
+    kind = "missing_dependency"
+
+
+class StoreNotWritableError(UsageError):
+    """The store's folder cannot be written by this user."""
+
+    kind = "store_not_writable"
+
+
+class RunNotFoundError(UsageError):
+    """No run, or more than one, answers to the name given."""
+
+    kind = "run_not_found"
+
+
+class RunBusyError(UsageError):
+    """Another process is writing this run just now."""
+
+    kind = "run_busy"
+
+
+class BadInputError(StepscopeError):
+    """A file does not hold what it should."""
+
+    kind = "bad_input"
+    exit_code = ExitCode.USAGE
+
+
+class CorruptRunError(BadInputError):
+    """A run folder lost or changed part of its evidence."""
+
+    kind = "corrupt_run"
+
+
+class NewerVersionError(BadInputError):
+    """A record was written by a newer Stepscope than this one."""
+
+    kind = "newer_version"
+
+
+class StoreWriteError(StepscopeError):
+    """Evidence could not be written in the middle of a run (a full disk, a lost mount)."""
+
+    kind = "store_write"
+
+
+class LaunchError(StepscopeError):
+    """Ranks could not be started, or one of them died or hung."""
+
+    kind = "launch"
+
+
+class RankDiedError(LaunchError):
+    kind = "rank_died"
+
+
+class RankHungError(LaunchError):
+    kind = "rank_hung"
+
+
+class InterruptedRunError(StepscopeError):
+    """The user stopped the run; what was finished is kept."""
+
+    kind = "interrupted"
+    exit_code = ExitCode.INTERRUPTED

@@ -1,0 +1,59 @@
+"""What the rooms hand to each other: plain, versioned, without torch, numpy or I/O."""
+
+from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar, parse_benchmark_id
+from stepscope.records.codec import encode_document, parse_document, parse_samples
+from stepscope.records.failure import Failure, Notice
+from stepscope.records.result import CaseResult, LatencyTarget, Reading, SampleSlice, Score, Status
+from stepscope.records.run import FileEntry, Plan, Run, RunKind
+from stepscope.records.sample import RankSamples, Sample, slowest_rank_seconds
+from stepscope.records.system import (
+    Container,
+    Cpu,
+    Git,
+    Gpu,
+    Host,
+    Link,
+    Load,
+    Memory,
+    Nic,
+    NumaNode,
+    System,
+)
+
+__all__ = [
+    "Benchmark",
+    "Case",
+    "CaseResult",
+    "Container",
+    "Cpu",
+    "Failure",
+    "FileEntry",
+    "Git",
+    "Gpu",
+    "Host",
+    "Implementation",
+    "LatencyTarget",
+    "Link",
+    "Load",
+    "Memory",
+    "Nic",
+    "Notice",
+    "NumaNode",
+    "Parameter",
+    "Plan",
+    "RankSamples",
+    "Reading",
+    "Run",
+    "RunKind",
+    "Sample",
+    "SampleSlice",
+    "Scalar",
+    "Score",
+    "Status",
+    "System",
+    "encode_document",
+    "parse_benchmark_id",
+    "parse_document",
+    "parse_samples",
+    "slowest_rank_seconds",
+]

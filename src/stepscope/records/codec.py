@@ -1,0 +1,82 @@
+"""Records to JSON and back: versions checked, older ones upgraded step by step, newer ones refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from stepscope.errors import BadInputError, NewerVersionError
+from stepscope.records.result import CaseResult
+from stepscope.records.run import Plan, Run
+from stepscope.records.sample import RankSamples
+from stepscope.records.system import System
+
+Document = Plan | Run | System | CaseResult
+DocumentT = TypeVar("DocumentT", Plan, Run, System, CaseResult)
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+
+UPGRADES: dict[tuple[str, int], Upgrade] = {}
+"""(record, old version) → a function that makes the next version of it. Every released version keeps its step."""
+
+_encoder = msgspec.json.Encoder()
+_samples_decoder = msgspec.json.Decoder(RankSamples)
+
+
+class _Header(msgspec.Struct):
+    record: str
+    schema_version: int
+
+
+def encode_document(record: msgspec.Struct) -> bytes:
+    """One line, without a newline inside, as journals need it."""
+    return _encoder.encode(record)
+
+
+def current_version(record_type: type[Document]) -> int:
+    return int(record_type.__struct_defaults__[0]) if record_type.__struct_defaults__ else 1
+
+
+def parse_document(data: bytes, record_type: type[DocumentT], *, where: str) -> DocumentT:
+    """Raises BadInputError with the place and the rule broken, NewerVersionError for what the future wrote."""
+    name = record_type.__struct_config__.tag
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except msgspec.MsgspecError as error:
+        raise _bad(f"not a {name} record: {error}", where) from error
+    if header.record != name:
+        raise _bad(f"holds a {header.record!r} record where a {name!r} belongs", where)
+    version = current_version(record_type)
+    if header.schema_version > version:
+        raise NewerVersionError(
+            f"this {name} was written in format {header.schema_version}; this Stepscope reads up to {version}",
+            hint="upgrade Stepscope: pip install --upgrade stepscope",
+            where=where,
+        )
+    try:
+        if header.schema_version == version:
+            return msgspec.json.decode(data, type=record_type)
+        return msgspec.convert(_upgrade(msgspec.json.decode(data), str(name), version, where), record_type)
+    except msgspec.MsgspecError as error:
+        raise _bad(f"this {name} breaks its format: {error}", where) from error
+
+
+def _upgrade(content: dict[str, Any], name: str, version: int, where: str) -> dict[str, Any]:
+    while (found := content["schema_version"]) < version:
+        step = UPGRADES.get((name, found))
+        if step is None:
+            raise _bad(f"this {name} has format {found}, which no release wrote", where)
+        content = {**step(content), "schema_version": found + 1}
+    return content
+
+
+def parse_samples(data: bytes, *, where: str) -> RankSamples:
+    try:
+        return _samples_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise _bad(f"these samples break their format: {error}", where) from error
+
+
+def _bad(message: str, where: str) -> BadInputError:
+    return BadInputError(message, hint="stepscope runs verify RUN lists every damaged file", where=where)

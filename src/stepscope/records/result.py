@@ -1,0 +1,78 @@
+"""One finished case as the journal keeps it: what was measured, where its samples lie, how to score it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stepscope.records.benchmark import Case, Scalar
+from stepscope.records.failure import Failure, Notice
+
+Status = Literal["ok", "failed", "skipped"]
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How time becomes a score: work of one iteration over the median time, in `unit`; more is better."""
+
+    unit: str
+    """One of `stepscope.units.SCORE_SCALES`."""
+    work: float
+    """Per iteration and over all ranks that take part, in the base unit: flop, bytes, examples."""
+
+
+class LatencyTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that the given percentile of the latency must keep; a row that misses it is marked with `*`."""
+
+    limit_s: float
+    percentile: float = 95.0
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device told of itself at one moment of a case; a field is None where it does not tell."""
+
+    device: str
+    at: Literal["start", "during", "end"]
+    clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: list[str] = []
+    """Reasons the device gives for running slower than it could."""
+    load_1m: float | None = None
+    """Runnable processes on the host, averaged over a minute."""
+
+
+class SampleSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one line of samples stands, so that what a crash left behind is never read as evidence."""
+
+    file: str
+    """Relative to the run folder."""
+    offset: int
+    length: int
+    sha256: str
+
+
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="case_result"):
+    """One line of the journal."""
+
+    schema_version: int = 1
+    case: Case
+    status: Status
+    started_at: str
+    """UTC, ISO 8601."""
+    elapsed_s: float
+    score: Score | None = None
+    latency_target: LatencyTarget | None = None
+    samples: list[SampleSlice] = []
+    timing: Literal["own", "slowest_rank"] = "own"
+    """How the ranks' samples become the case's: a single process's own, or the slowest rank of each sample."""
+    observed: dict[str, Scalar] = {}
+    """Further measured facts by name with unit (`size_bytes`, `wrong`, `peak_memory_bytes`)."""
+    readings: list[Reading] = []
+    notices: list[Notice] = []
+    failure: Failure | None = None
+
+    def __post_init__(self) -> None:
+        if (self.status == "ok") == (self.failure is not None):
+            raise ValueError(f"a case with status {self.status!r} {'has a' if self.failure else 'needs a'} failure")

@@ -1,0 +1,62 @@
+"""One execution of one or more cases on one system: what was asked (plan) and what came of it (run)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from stepscope.records.benchmark import Case
+from stepscope.records.failure import Failure
+
+RunKind = Literal["measured", "predicted"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="plan"):
+    """Written before the first case, so that an interrupted run can be continued without its command line."""
+
+    schema_version: int = 1
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    tool_version: str
+    command: list[str]
+    """As typed, for people; nothing is parsed out of it."""
+    verb: str
+    """Which worker continues it: `ops`, `comms`, `workload` …"""
+    request: dict[str, Any]
+    """The worker's own description of the work; plain values."""
+    cases: list[Case]
+    kind: RunKind = "measured"
+    launcher: str = "inline"
+    world_size: int = 1
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    size_bytes: int
+    sha256: str
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="run"):
+    """Written last, by rename: a folder that has it is complete."""
+
+    schema_version: int = 1
+    id: str
+    kind: RunKind = "measured"
+    created_at: str
+    finished_at: str
+    tool_version: str
+    verb: str
+    command: list[str]
+    launcher: str
+    world_size: int
+    system_fingerprint: str
+    cases_ok: int
+    cases_failed: int
+    cases_skipped: int
+    resumed: int = 0
+    """How often it was continued after an interruption."""
+    failures: list[Failure] = []
+    """What ended the attempts before the last one."""
+    files: dict[str, FileEntry] = {}
+    """Every other file of the folder with its hash."""

@@ -1,0 +1,31 @@
+"""JSON Schemas of the records, generated from the types so that they cannot disagree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stepscope.records.benchmark import Benchmark, Case
+from stepscope.records.failure import Failure
+from stepscope.records.result import CaseResult
+from stepscope.records.run import Plan, Run
+from stepscope.records.sample import RankSamples, Sample
+from stepscope.records.system import System
+
+RECORDS: dict[str, type[msgspec.Struct]] = {
+    "benchmark": Benchmark,
+    "case": Case,
+    "sample": Sample,
+    "rank_samples": RankSamples,
+    "case_result": CaseResult,
+    "plan": Plan,
+    "run": Run,
+    "system": System,
+    "failure": Failure,
+}
+
+
+def make_schema(name: str) -> dict[str, Any]:
+    schema = msgspec.json.schema(RECORDS[name])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **schema}

@@ -1,0 +1,1 @@
+"""Run folders: journal, resume, hashes, index and SQL."""
