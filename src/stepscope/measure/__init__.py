@@ -1,0 +1,46 @@
+"""The measuring loop: plan, warm up, synchronise, time (the clock is injected), stop rule, write."""
+
+from stepscope.measure.clock import Clock, FakeClock, WallClock
+from stepscope.measure.device import CpuDevice, CudaDevice, Device, FakeDevice, open_device
+from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure
+from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
+from stepscope.measure.runner import (
+    CaseSkipped,
+    Prepared,
+    Progress,
+    WrongResultError,
+    describe_exception,
+    run_case,
+    run_cases,
+)
+from stepscope.measure.settings import QUICK, MeasureSettings
+
+__all__ = [
+    "QUICK",
+    "Alone",
+    "BarProgress",
+    "CaseSkipped",
+    "Clock",
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "Estimate",
+    "FakeClock",
+    "FakeDevice",
+    "LineProgress",
+    "MeasureSettings",
+    "Measurement",
+    "Peers",
+    "Prepared",
+    "Progress",
+    "SilentProgress",
+    "WallClock",
+    "WrongResultError",
+    "describe_exception",
+    "format_case_line",
+    "measure",
+    "open_device",
+    "open_progress",
+    "run_case",
+    "run_cases",
+]

@@ -1,0 +1,246 @@
+"""The measuring loop: calibrate, warm up until stable, sample until sure or out of time, say what is wrong.
+
+Every reading of the clock is kept. The loop's own work between samples is outside the timed region.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import repeat
+from typing import Protocol
+
+import msgspec
+
+from stepscope.measure.clock import Clock
+from stepscope.measure.device import Device
+from stepscope.measure.instability import find_notices
+from stepscope.measure.settings import MeasureSettings
+from stepscope.records import Notice, RankSamples
+from stepscope.stats import median_interval, quantile_sorted
+
+MAX_ITERATIONS = 1 << 24
+
+
+class Peers(Protocol):
+    """How several ranks walk through the loop in step. A single process agrees with itself."""
+
+    def agree(self, value: int) -> int:
+        """Rank 0's value, on every rank; each decision of the loop goes through here."""
+
+    def align(self) -> None:
+        """Return on all ranks at about the same moment; called before each sample, outside the timed region."""
+
+
+class Alone:
+    def agree(self, value: int) -> int:
+        return value
+
+    def align(self) -> None:
+        return
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a progress bar shows while a case is being measured."""
+
+    phase: str
+    samples: int
+    median_s: float
+    half_width: float | None
+    """Relative; None while warming up."""
+
+
+Watch = Callable[[Estimate], None]
+
+
+class Measurement(msgspec.Struct, kw_only=True):
+    """The samples of one case in one process, in the order they were taken, and what is wrong with them."""
+
+    duration_s: list[float]
+    iterations: list[int]
+    device_s: list[float] | None
+    warmups: int
+    notices: list[Notice]
+
+    def as_samples(self, case_key: str, *, rank: int = 0) -> RankSamples:
+        count = len(self.duration_s)
+        return RankSamples(
+            case=case_key,
+            rank=rank,
+            duration_s=self.duration_s,
+            iterations=self.iterations,
+            warmup=[i < self.warmups for i in range(count)],
+            device_s=self.device_s,
+        )
+
+
+def measure(
+    body: Callable[[], object],
+    *,
+    settings: MeasureSettings,
+    clock: Clock,
+    device: Device,
+    peers: Peers | None = None,
+    watch: Watch | None = None,
+) -> Measurement:
+    """Time `body`; one call is one iteration. What `body` raises passes through."""
+    loop = _Loop(body=body, settings=settings, clock=clock, device=device, peers=peers or Alone(), watch=watch)
+    with _no_garbage_collection():
+        iterations = loop.calibrate()
+        settled = loop.warm_up(iterations)
+        loop.sample(iterations)
+    return loop.finish(settled)
+
+
+class _Loop:
+    def __init__(
+        self,
+        *,
+        body: Callable[[], object],
+        settings: MeasureSettings,
+        clock: Clock,
+        device: Device,
+        peers: Peers,
+        watch: Watch | None,
+    ) -> None:
+        self._body = body
+        self._settings = settings
+        self._clock = clock
+        self._device = device
+        self._peers = peers
+        self._watch = watch
+        self._durations: list[float] = []
+        self._counts: list[int] = []
+        self._device_times: list[float] = []
+        self._warmups = 0
+        self._watched_at_ns = 0
+
+    def calibrate(self) -> int:
+        """How many iterations a sample needs so that the clock's step and the waiting around it do not matter."""
+        settings = self._settings
+        if settings.iterations is not None:
+            return settings.iterations
+        wanted_s = max(settings.min_sample_s, self._clock.resolution_s / settings.resolution_share)
+        self._take(1)  # may compile or load: never choose a count by it
+        count = 1
+        while True:
+            took_s = self._take(count)
+            enough = took_s >= wanted_s or count >= MAX_ITERATIONS
+            grown = count * 10 if took_s <= 0 else min(count * 10, int(count * wanted_s * 1.2 / took_s) + 1)
+            following = self._peers.agree(count if enough else max(grown, count + 1))
+            if following == count:
+                return count
+            count = following
+
+    def warm_up(self, count: int) -> bool:
+        """Sample until two neighbouring windows agree. False: time was up first."""
+        settings, start_ns = self._settings, self._clock.now_ns()
+        while True:
+            self._take(count)
+            times = self._per_iteration(0)
+            taken = len(times)
+            self._report("warm-up", times, None)
+            settled = taken >= settings.warmup_min_samples and _windows_agree(times, settings)
+            expired = self._seconds_since(start_ns) >= settings.warmup_max_time_s
+            verdict = self._peers.agree(2 if settled else int(expired))
+            if verdict:
+                self._warmups = taken
+                return verdict == 2
+
+    def sample(self, count: int) -> None:
+        """The stop rule is looked at when the number of samples has grown by a tenth, not after each."""
+        start_ns, look_at = self._clock.now_ns(), self._settings.few_samples
+        while True:
+            self._take(count)
+            taken = len(self._durations) - self._warmups
+            if taken < look_at:
+                continue
+            look_at = taken + max(1, taken // 10)
+            if self._peers.agree(int(self._is_enough(taken, self._seconds_since(start_ns)))):
+                return
+
+    def _is_enough(self, taken: int, elapsed_s: float) -> bool:
+        settings = self._settings
+        if taken >= settings.max_samples or elapsed_s >= settings.max_time_s:
+            return True
+        times = sorted(self._per_iteration(self._warmups))
+        low, high, _ = median_interval(times, settings.level)
+        width = (high - low) / 2 / (quantile_sorted(times, 0.5) or 1.0)
+        self._report("sampling", times, width)
+        return taken >= settings.min_samples and elapsed_s >= settings.min_time_s and width <= settings.target_width
+
+    def finish(self, settled: bool) -> Measurement:
+        has_events = self._device.has_events
+        return Measurement(
+            duration_s=self._durations,
+            iterations=self._counts,
+            device_s=self._device_times if has_events else None,
+            warmups=self._warmups,
+            notices=find_notices(
+                self._per_iteration(0)[: self._warmups],
+                self._per_iteration(self._warmups),
+                settled=settled,
+                sample_s=min(self._durations),
+                resolution_s=self._clock.resolution_s,
+                settings=self._settings,
+            ),
+        )
+
+    def _take(self, count: int) -> float:
+        """One sample: both ends wait for the device, so that neither earlier nor later work is in it."""
+        body, clock, device = self._body, self._clock, self._device
+        self._peers.align()
+        device.synchronize()
+        began = device.mark()
+        start_ns = clock.now_ns()
+        for _ in repeat(None, count):
+            body()
+        ended = device.mark()
+        device.synchronize()
+        stop_ns = clock.now_ns()
+        took_s = (stop_ns - start_ns) * 1e-9
+        self._durations.append(took_s)
+        self._counts.append(count)
+        if device.has_events:
+            self._device_times.append(device.elapsed_s(began, ended))
+        return took_s
+
+    def _per_iteration(self, start: int) -> list[float]:
+        return [d / n for d, n in zip(self._durations[start:], self._counts[start:], strict=True)]
+
+    def _seconds_since(self, start_ns: int) -> float:
+        return (self._clock.now_ns() - start_ns) * 1e-9
+
+    def _report(self, phase: str, times: list[float], half_width: float | None) -> None:
+        """At most ten times a second: a terminal is slow."""
+        now_ns = self._clock.now_ns()
+        if self._watch is None or now_ns - self._watched_at_ns < 100_000_000:
+            return
+        self._watched_at_ns = now_ns
+        median = quantile_sorted(sorted(times), 0.5)
+        self._watch(Estimate(phase=phase, samples=len(times), median_s=median, half_width=half_width))
+
+
+def _windows_agree(times: list[float], settings: MeasureSettings) -> bool:
+    """Whether the last window's median is that of the window before, to the share asked for or to the noise."""
+    width = settings.window
+    if len(times) < 2 * width:
+        return False
+    before, after = sorted(times[-2 * width : -width]), sorted(times[-width:])
+    middle = quantile_sorted(before, 0.5)
+    spread = min(before[-1] - before[0], after[-1] - after[0])
+    return abs(quantile_sorted(after, 0.5) - middle) <= max(settings.stable_share * middle, spread / 2)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection in the middle of a sample would be measured as part of it."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,43 @@
+"""Which operators there are: those of this package and those that others add by entry point."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from importlib.metadata import entry_points
+
+from stepscope.errors import UsageError
+from stepscope.ops.embedding import EmbeddingBag
+from stepscope.ops.gemm import Gemm, Linear
+from stepscope.ops.operator import Operator
+
+ENTRY_POINT_GROUP = "stepscope.ops"
+BUILT_IN: tuple[type[Operator], ...] = (Gemm, Linear, EmbeddingBag)
+
+
+@cache
+def operators() -> dict[str, Operator]:
+    """Name → operator. An entry point's value is a subclass of Operator; its name must be new."""
+    found = {kind.name: kind() for kind in BUILT_IN}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        kind = entry.load()
+        if kind.name in found:
+            raise UsageError(
+                f"the operator {kind.name!r} of {entry.value} is already taken",
+                hint="rename it in the package that declares it",
+                where=f"entry point {entry.name}",
+            )
+        found[kind.name] = kind()
+    return found
+
+
+def find_operator(name: str) -> Operator:
+    known = operators()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    raise UsageError(
+        f"there is no operator {name!r}",
+        hint=f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}",
+        where="--op",
+    )

@@ -1,0 +1,119 @@
+"""SQL over stored runs: four tables made from the evidence, queried by DuckDB in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stepscope.errors import MissingDependencyError, UsageError
+from stepscope.store.reader import StoredRun
+
+TABLES: dict[str, dict[str, str]] = {
+    "runs": {
+        "run": "VARCHAR", "status": "VARCHAR", "kind": "VARCHAR", "verb": "VARCHAR", "created_at": "TIMESTAMP",
+        "finished_at": "TIMESTAMP", "launcher": "VARCHAR", "world_size": "INTEGER", "command": "VARCHAR",
+        "system": "VARCHAR", "tool_version": "VARCHAR",
+    },
+    "systems": {
+        "system": "VARCHAR", "name": "VARCHAR", "cpu": "VARCHAR", "gpus": "INTEGER", "gpu": "VARCHAR",
+        "memory_bytes": "BIGINT", "libraries": "JSON", "environment": "JSON",
+    },
+    "cases": {
+        "run": "VARCHAR", "case_key": "VARCHAR", "benchmark": "VARCHAR", "model": "VARCHAR",
+        "implementation": "VARCHAR", "mode": "VARCHAR", "config": "VARCHAR", "version": "INTEGER",
+        "owner": "VARCHAR", "parameters": "JSON",
+        "batch_size": "BIGINT", "world_size": "INTEGER", "status": "VARCHAR", "cause": "VARCHAR", "n": "INTEGER",
+        "median_s": "DOUBLE", "ci_low_s": "DOUBLE", "ci_high_s": "DOUBLE", "p95_s": "DOUBLE", "p99_s": "DOUBLE",
+        "score": "DOUBLE", "unit": "VARCHAR", "elapsed_s": "DOUBLE", "observed": "JSON", "notices": "INTEGER",
+    },
+    "samples": {
+        "run": "VARCHAR", "case_key": "VARCHAR", "rank": "INTEGER", "process": "INTEGER", "i": "INTEGER",
+        "duration_s": "DOUBLE", "iterations": "BIGINT", "per_iteration_s": "DOUBLE", "device_s": "DOUBLE",
+        "warmup": "BOOLEAN",
+    },
+}  # fmt: skip
+"""Table → column → type; the documentation's list is made from this."""
+
+
+class QueryResult(NamedTuple):
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+
+
+def query_runs(runs: Iterable[StoredRun], query: str) -> QueryResult:
+    """Run one SELECT. Only the tables are reachable: no files, no network, nothing is written."""
+    try:
+        import duckdb
+    except ImportError:
+        raise MissingDependencyError("SQL needs duckdb", hint="pip install 'stepscope[read]'") from None
+    with tempfile.TemporaryDirectory(prefix="stepscope-sql-") as scratch, duckdb.connect(":memory:") as connection:
+        _fill_tables(connection, runs, Path(scratch))
+        connection.execute("SET enable_external_access = false")
+        try:
+            cursor = connection.execute(query)
+            return QueryResult([column[0] for column in cursor.description or []], cursor.fetchall())
+        except duckdb.Error as error:
+            raise UsageError(
+                f"the query failed: {error}",
+                hint=f"tables: {', '.join(TABLES)}; stepscope runs sql --tables lists their columns",
+                where="SQL",
+            ) from error
+
+
+def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> None:
+    encoder = msgspec.json.Encoder()
+    files = {table: (scratch / f"{table}.jsonl").open("wb") for table in TABLES}
+    try:
+        for stored in runs:
+            for table, row in _rows(stored):
+                files[table].write(encoder.encode(dict(zip(TABLES[table], row, strict=True))) + b"\n")
+    finally:
+        for file in files.values():
+            file.close()
+    for table, columns in TABLES.items():
+        typed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
+        connection.execute(
+            f"CREATE TABLE {table} AS SELECT {'DISTINCT' if table == 'systems' else ''} * FROM "
+            f"read_json(?, format='newline_delimited', columns={{{typed}}})",
+            [str(scratch / f"{table}.jsonl")],
+        )
+
+
+def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:
+    plan, run, system = stored.plan, stored.run, stored.system
+    fingerprint = system.fingerprint if system else None
+    yield "runs", (
+        stored.id, stored.status, plan.kind, plan.verb, plan.created_at, run.finished_at if run else None,
+        plan.launcher, plan.world_size, " ".join(plan.command), fingerprint, plan.tool_version,
+    )  # fmt: skip
+    if system:
+        host = system.hosts[0]
+        yield "systems", (
+            fingerprint, system.name, host.cpu.model, len(host.gpus), host.gpus[0].name if host.gpus else None,
+            host.memory.total_bytes, system.libraries, system.environment,
+        )  # fmt: skip
+    for measured in stored.cases():
+        result, case, summary = measured.result, measured.result.case, measured.summary()
+        bench = case.benchmark
+        yield "cases", (
+            stored.id, case.key, bench.id, bench.model, bench.implementation, bench.mode, bench.config, bench.version,
+            bench.owner, case.parameters, case.batch_size, case.world_size, result.status,
+            result.failure.message if result.failure else None,
+            summary.n if summary else 0, *(_statistics(summary) if summary else (None,) * 5),
+            measured.score(), result.score.unit if result.score else None, result.elapsed_s, result.observed,
+            len(result.notices),
+        )  # fmt: skip
+        for samples in measured.samples:
+            for i, sample in enumerate(samples):
+                yield "samples", (
+                    stored.id, case.key, samples.rank, samples.process, i, sample.duration_s, sample.iterations,
+                    sample.per_iteration_s, sample.device_s, sample.warmup,
+                )  # fmt: skip
+
+
+def _statistics(summary: Any) -> tuple[float, ...]:
+    return summary.median_s, summary.ci_low_s, summary.ci_high_s, summary.p95_s, summary.p99_s

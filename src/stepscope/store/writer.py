@@ -1,0 +1,232 @@
+"""Writing a run: samples first, then the journal line that vouches for them, and run.json last of all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from stepscope._version import __version__
+from stepscope.errors import CorruptRunError, StoreWriteError, UsageError
+from stepscope.records import (
+    Case,
+    CaseResult,
+    Failure,
+    FileEntry,
+    Plan,
+    RankSamples,
+    Run,
+    SampleSlice,
+    System,
+    encode_document,
+    parse_document,
+)
+from stepscope.store import folder as layout
+from stepscope.store.journal import AppendFile
+from stepscope.store.reader import StoredRun, parse_failures, read_journal
+
+
+def create_run(
+    store: Path,
+    *,
+    verb: str,
+    name: str,
+    command: Sequence[str],
+    request: dict[str, Any],
+    cases: Sequence[Case],
+    launcher: str = "inline",
+    world_size: int = 1,
+) -> Path:
+    """Make the folder and write the plan into it; nothing is measured yet. Returns the folder."""
+    keys = [case.key for case in cases]
+    if len(set(keys)) != len(keys):
+        doubled = next(case for i, case in enumerate(cases) if case.key in keys[:i])
+        raise UsageError(f"the case {doubled.label} is asked for twice", hint="remove one of them")
+    folder = layout.make_run_folder(store, name)
+    plan = Plan(
+        run_id=folder.name,
+        created_at=layout.utc_now(),
+        tool_version=__version__,
+        command=list(command),
+        verb=verb,
+        request=request,
+        cases=list(cases),
+        launcher=launcher,
+        world_size=world_size,
+    )
+    try:
+        layout.write_file_atomically(folder / layout.PLAN_FILE, encode_document(plan))
+    except OSError as error:
+        raise _cannot_write(folder / layout.PLAN_FILE, error) from error
+    return folder
+
+
+class RunWriter:
+    """The one process that writes a run. Opens a folder made by `create_run`, new or interrupted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open = ExitStack()
+        if (folder / layout.RUN_FILE).exists():
+            raise UsageError(
+                f"run {folder.name} is complete", hint="start a new one without --resume", where=str(folder)
+            )
+        self._open.enter_context(layout.hold_lock(folder))
+        self.plan = StoredRun(folder).plan
+        self._results: dict[str, CaseResult] = {}
+        continued = (folder / layout.JOURNAL_FILE).exists()
+        self._journal = self._open_append(layout.JOURNAL_FILE)
+        self._samples: dict[str, AppendFile] = {}
+        self._take_up()
+        if continued:
+            message = f"continued after an interruption, {len(self._results)} of {len(self.plan.cases)} cases done"
+            record_failure(folder, Failure(kind="interrupted", message=message, where=layout.utc_now()))
+
+    def _take_up(self) -> None:
+        """Continue behind the last whole line; what a crash left after it was never evidence."""
+        data = (self.folder / layout.JOURNAL_FILE).read_bytes()
+        results, end = read_journal(data, where=str(self.folder / layout.JOURNAL_FILE))
+        self._journal.cut(end)
+        self._results = {result.case.key: result for result in results}
+        for path in sorted((self.folder / layout.SAMPLES_FOLDER).glob("*.jsonl")):
+            name = f"{layout.SAMPLES_FOLDER}/{path.name}"
+            slices = [piece for result in results for piece in result.samples if piece.file == name]
+            vouched = max((piece.offset + piece.length + 1 for piece in slices), default=0)
+            if path.stat().st_size < vouched:
+                raise CorruptRunError(
+                    f"{name} is shorter than the journal says",
+                    hint=f"stepscope runs verify {self.folder.name}",
+                    where=str(path),
+                )
+            self._samples_file(name).cut(vouched)
+
+    def _open_append(self, name: str) -> AppendFile:
+        try:
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            file = AppendFile(self.folder / name)
+        except OSError as error:
+            raise _cannot_write(self.folder / name, error) from error
+        self._open.callback(file.close)
+        return file
+
+    def _samples_file(self, name: str) -> AppendFile:
+        if name not in self._samples:
+            self._samples[name] = self._open_append(name)
+        return self._samples[name]
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """Keys of the cases that need not be measured again."""
+        return frozenset(self._results)
+
+    def remaining(self) -> list[Case]:
+        return [case for case in self.plan.cases if case.key not in self._results]
+
+    def write_system(self, system: System) -> None:
+        """On resume the machine must be the same one: cases of two systems never share a run."""
+        path = self.folder / layout.SYSTEM_FILE
+        if path.exists():
+            before = parse_document(path.read_bytes(), System, where=str(path))
+            if before.fingerprint != system.fingerprint and self._results:
+                raise UsageError(
+                    f"this is not the system the run began on ({before.fingerprint} then, {system.fingerprint} now)",
+                    hint="start a new run without --resume; `stepscope compare` sets two systems side by side",
+                    where=str(path),
+                )
+            return
+        try:
+            layout.write_file_atomically(path, encode_document(system))
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    def append(self, result: CaseResult, samples: Sequence[RankSamples] = ()) -> CaseResult:
+        """Put one finished case on disk; when this returns, it survives anything."""
+        slices = [self._append_samples(rank) for rank in samples]
+        stored = CaseResult(**{**_fields(result), "samples": slices})
+        self._journal.append(encode_document(stored))
+        self._results[result.case.key] = stored
+        return stored
+
+    def _append_samples(self, samples: RankSamples) -> SampleSlice:
+        line = encode_document(samples)
+        name = f"{layout.SAMPLES_FOLDER}/rank-{samples.rank}.jsonl"
+        offset = self._samples_file(name).append(line)
+        return SampleSlice(file=name, offset=offset, length=len(line), sha256=hashlib.sha256(line).hexdigest())
+
+    def finish(self) -> Run:
+        """Seal the run: hash every file, then write run.json by rename."""
+        counts = [result.status for result in self._results.values()]
+        system_path = self.folder / layout.SYSTEM_FILE
+        system = parse_document(system_path.read_bytes(), System, where=str(system_path))
+        failures = parse_failures(self.folder)
+        run = Run(
+            id=self.folder.name,
+            kind=self.plan.kind,
+            created_at=self.plan.created_at,
+            finished_at=layout.utc_now(),
+            tool_version=self.plan.tool_version,
+            verb=self.plan.verb,
+            command=self.plan.command,
+            launcher=self.plan.launcher,
+            world_size=self.plan.world_size,
+            system_fingerprint=system.fingerprint,
+            cases_ok=counts.count("ok"),
+            cases_failed=counts.count("failed"),
+            cases_skipped=counts.count("skipped"),
+            resumed=sum(failure.kind == "interrupted" for failure in failures),
+            failures=failures,
+            files=hash_files(self.folder),
+        )
+        path = self.folder / layout.RUN_FILE
+        try:
+            layout.write_file_atomically(path, encode_document(run))
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        return run
+
+    def close(self) -> None:
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def record_failure(folder: Path, failure: Failure) -> None:
+    """Keep why a run ended early beside its evidence; called by whoever survived."""
+    file = AppendFile(folder / layout.FAILURES_FILE)
+    try:
+        file.append(encode_document(failure))
+    finally:
+        file.close()
+
+
+def hash_files(folder: Path) -> dict[str, FileEntry]:
+    """Every file of a run but run.json and the lock."""
+    entries = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in {layout.RUN_FILE, layout.LOCK_FILE} and not path.name.endswith(".tmp"):
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=digest)
+    return entries
+
+
+def _fields(result: CaseResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in result.__struct_fields__}
+
+
+def _cannot_write(path: Path, error: OSError) -> StoreWriteError:
+    return StoreWriteError(
+        f"cannot write {path.name}: {error.strerror}; every finished case is kept",
+        hint="make room (or mend the disk), then continue with --resume",
+        where=str(path),
+    )
