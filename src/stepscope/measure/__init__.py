@@ -9,7 +9,6 @@ from stepscope.measure.runner import (
     Prepared,
     Progress,
     WrongResultError,
-    describe_exception,
     run_case,
     run_cases,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "SilentProgress",
     "WallClock",
     "WrongResultError",
-    "describe_exception",
     "format_case_line",
     "measure",
     "open_device",

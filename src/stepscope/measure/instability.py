@@ -12,6 +12,8 @@ from stepscope.units import format_duration, format_share
 OUTLIER_SHARE = 0.02
 """A few slow samples are ordinary; more than this share is worth a word."""
 DRIFT_SHARE = 0.05
+LONGEST_ADVICE_S = 120.0
+"""More time than this is no advice: the noise has to go."""
 
 
 def find_notices(
@@ -62,11 +64,12 @@ def _wide(times: Sequence[float], settings: MeasureSettings) -> Notice | None:
     if width <= settings.target_width:
         return None
     needed_s = settings.max_time_s * (width / settings.target_width) ** 2
+    longer = f", or allow --max-time {needed_s:.0f}s" if needed_s <= LONGEST_ADVICE_S else ""
     return Notice(
         kind="wide_interval",
         message=f"the interval is ±{format_share(width)} after {summary.n} samples; "
         f"±{format_share(settings.target_width)} was asked for",
-        hint=f"close other programs (`stepscope doctor` lists the load), or allow --max-time {needed_s:.0f}s",
+        hint=f"close other programs (`stepscope doctor` lists the load){longer}",
     )
 
 

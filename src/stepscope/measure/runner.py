@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,10 +22,10 @@ from stepscope.records import (
     Reading,
     Scalar,
     Score,
+    describe_exception,
 )
+from stepscope.records.result import ReadingMoment
 from stepscope.store import RunWriter, utc_now
-
-STACK_LINES = 30
 
 
 class CaseSkipped(Exception):  # noqa: N818 - a skip is a result, not an error
@@ -55,7 +54,7 @@ class Prepared(msgspec.Struct, kw_only=True):
 
 
 class Readings(Protocol):
-    def read(self, at: str) -> list[Reading]: ...
+    def read(self, at: ReadingMoment) -> list[Reading]: ...
 
 
 class Progress(Protocol):
@@ -141,14 +140,3 @@ def _without_samples(case: Case, status: str, started_at: str, start: float, fai
         elapsed_s=time.monotonic() - start,
         failure=failure,
     )
-
-
-def describe_exception(error: BaseException) -> Failure:
-    """An exception as evidence: its kind, its message, and the stack for what nobody foresaw."""
-    if isinstance(error, StepscopeError):
-        return Failure(kind=error.kind, message=error.message, hint=error.hint, where=error.where)
-    stack = [line.rstrip() for line in traceback.format_exception(error)][-STACK_LINES:]
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
-        return Failure(kind="out_of_memory", message=message, hint="use a smaller shape or batch", stack=stack)
-    return Failure(kind="exception", message=f"{type(error).__name__}: {message}", stack=stack)

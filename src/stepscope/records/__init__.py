@@ -2,7 +2,7 @@
 
 from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar, parse_benchmark_id
 from stepscope.records.codec import encode_document, parse_document, parse_samples
-from stepscope.records.failure import Failure, Notice
+from stepscope.records.failure import Failure, Notice, describe_exception
 from stepscope.records.result import CaseResult, LatencyTarget, Reading, SampleSlice, Score, Status
 from stepscope.records.run import FileEntry, Plan, Run, RunKind
 from stepscope.records.sample import RankSamples, Sample, slowest_rank_seconds
@@ -51,6 +51,7 @@ __all__ = [
     "Score",
     "Status",
     "System",
+    "describe_exception",
     "encode_document",
     "parse_benchmark_id",
     "parse_document",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+
 import msgspec
+
+from stepscope.errors import StepscopeError
+
+STACK_LINES = 40
+OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,3 +35,15 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     message: str
     hint: str | None = None
+
+
+def describe_exception(error: BaseException) -> Failure:
+    """An exception as evidence: its kind, its message, and the stack for what nobody foresaw."""
+    if isinstance(error, StepscopeError):
+        return Failure(kind=error.kind, message=error.message, hint=error.hint, where=error.where)
+    stack = "".join(traceback.format_exception(error)).splitlines()[-STACK_LINES:]
+    text = str(error).strip()
+    message = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
+        return Failure(kind="out_of_memory", message=message, hint="use a smaller shape or batch", stack=stack)
+    return Failure(kind="exception", message=f"{type(error).__name__}: {message}", stack=stack)

@@ -10,6 +10,7 @@ from stepscope.records.benchmark import Case, Scalar
 from stepscope.records.failure import Failure, Notice
 
 Status = Literal["ok", "failed", "skipped"]
+ReadingMoment = Literal["start", "during", "end"]
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What a device told of itself at one moment of a case; a field is None where it does not tell."""
 
     device: str
-    at: Literal["start", "during", "end"]
+    at: ReadingMoment
     clock_hz: float | None = None
     memory_clock_hz: float | None = None
     power_w: float | None = None

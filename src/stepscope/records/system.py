@@ -6,6 +6,9 @@ import hashlib
 
 import msgspec
 
+CORE_LIBRARIES = frozenset({"torch", "cuda", "cudnn", "nccl", "hip", "rocm"})
+"""Those that every measuring process of one installation has loaded alike."""
+
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     model: str
@@ -127,7 +130,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
 
     @property
     def fingerprint(self) -> str:
-        """Same machine, same software, same settings: same fingerprint, whatever the load or the hour.
+        """Same machine and same core software: same fingerprint, whatever the load or the hour.
 
         Results of different fingerprints never share a table.
         """
@@ -141,14 +144,13 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
             }
             for host in self.hosts
         ]
-        content = {
-            "hosts": hosts,
-            "python": self.python,
-            "libraries": self.libraries,
-            "environment": self.environment,
-            "settings": self.settings,
-        }
-        return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:12]
+        libraries = {name: version for name, version in self.libraries.items() if name in CORE_LIBRARIES}
+        return _digest({"hosts": hosts, "python": self.python, "libraries": libraries})
+
+    @property
+    def configuration(self) -> str:
+        """Changes with the variables and settings that change results; two parts of one run must agree in it."""
+        return _digest({"environment": self.environment, "settings": self.settings})
 
     @property
     def name(self) -> str:
@@ -158,3 +160,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
         count = f"{len(self.hosts)} hosts, " if len(self.hosts) > 1 else ""
         threads = f", {host.cpu.usable_threads} threads" if not host.gpus else ""
         return f"{count}{devices}{threads}"
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:12]

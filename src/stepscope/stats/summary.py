@@ -103,7 +103,7 @@ def _binomial_tail(n: int, k: int) -> float:
     """P(X ≤ k) for X ~ Binomial(n, ½)."""
     if n > 1000:
         return 0.5 * math.erfc((n / 2 - k - 0.5) / math.sqrt(n / 2))
-    return math.fsum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    return float(sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
 
 
 def _normal_quantile(p: float) -> float:

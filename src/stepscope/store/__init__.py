@@ -3,6 +3,7 @@
 from stepscope.store.folder import RANKS_FOLDER, resolve_store, utc_now
 from stepscope.store.reader import (
     Damage,
+    JournalTail,
     RunStatus,
     StoredRun,
     find_run,
@@ -19,6 +20,7 @@ __all__ = [
     "RANKS_FOLDER",
     "TABLES",
     "Damage",
+    "JournalTail",
     "MeasuredCase",
     "QueryResult",
     "RunStatus",

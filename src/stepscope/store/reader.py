@@ -125,6 +125,25 @@ class StoredRun:
             ) from error
 
 
+class JournalTail:
+    """Follows a run that another process writes: each call returns the cases finished since the last."""
+
+    def __init__(self, stored: StoredRun) -> None:
+        self._stored = stored
+        self._path = stored.folder / layout.JOURNAL_FILE
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+
+    def read_new(self) -> list[MeasuredCase]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        results, end = read_journal(data, where=str(self._path))
+        self._offset += end
+        return [MeasuredCase(result, self._stored.samples(result)) for result in results]
+
+
 def find_run(store: Path, name: str) -> StoredRun:
     """RUN as people write it: a folder, or the beginning of an id that only one run has."""
     as_path = Path(name)

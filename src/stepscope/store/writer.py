@@ -130,9 +130,10 @@ class RunWriter:
         path = self.folder / layout.SYSTEM_FILE
         if path.exists():
             before = parse_document(path.read_bytes(), System, where=str(path))
-            if before.fingerprint != system.fingerprint and self._results:
+            then, now = (f"{one.fingerprint}/{one.configuration}" for one in (before, system))
+            if then != now and self._results:
                 raise UsageError(
-                    f"this is not the system the run began on ({before.fingerprint} then, {system.fingerprint} now)",
+                    f"this is not the system, or not the settings, the run began with ({then} then, {now} now)",
                     hint="start a new run without --resume; `stepscope compare` sets two systems side by side",
                     where=str(path),
                 )

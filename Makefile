@@ -1,0 +1,51 @@
+# Two commands: `make demo` and `make test`. Both set everything up; the second time they are quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+STORE ?= stepscope-runs
+PIP_FLAGS := --quiet --disable-pip-version-check
+
+# Some virtual machines advertise AMX but trap on it; this keeps bfloat16 on the CPU to what they run.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+# The checkout's own code, not another installation's.
+unexport PYTHONPATH
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench docs schemas services clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (a minute or two the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## make .venv and install everything
+
+demo: $(STAMP) ## run the whole loop on this machine; ends with a report to open
+	@$(BIN)/stepscope demo --store $(STORE)
+
+services: # Slurm and Chromium for the tests that need them, where they may be installed
+	@bash tools/setup_services.sh
+
+test: $(STAMP) services lint ## set up, lint, type-check and run all tests
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(STAMP) ## run the benchmarks of Stepscope itself
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(STAMP) ## regenerate the generated pages and schemas
+	@$(BIN)/python tools/make_docs.py
+
+clean: ## remove what make made; runs are kept
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,97 @@
+"""`stepscope demo`: the whole loop on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+
+from stepscope.cli.execute import Job, open_job
+from stepscope.cli.options import json_option, store_option
+from stepscope.cli.output import emit, narrate
+from stepscope.cli.report import render, report_of, write_text
+from stepscope.errors import ExitCode, StepscopeError
+from stepscope.measure import MeasureSettings
+from stepscope.records import Case
+from stepscope.store import StoredRun
+
+SETTINGS = MeasureSettings(max_time_s=2.0, warmup_max_time_s=1.0)
+SIZES = "1K:1M:x4"
+RANKS = 2
+HANG_TIMEOUT_S = 60.0
+
+
+@click.command("demo")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The page [default: in the store]."
+)
+@store_option
+@json_option
+def command(*, output: Path | None, store: Path, as_json: bool) -> int:
+    """Measure operators, a collective and a small model; keep the evidence; end with one page to open."""
+    from stepscope.cli.bench import measure_inline, measure_ranks
+
+    runs: list[StoredRun] = []
+    steps: list[tuple[str, Job, Callable[[StoredRun], None]]] = [
+        ("operators: gemm, linear, embedding_bag", operator_job(), measure_inline),
+        (f"all_reduce between {RANKS} gloo ranks", collective_job(), measure_ranks),
+        ("training a small DLRM", workload_job(), measure_inline),
+    ]
+    for title, job, measure in steps:
+        narrate(f"== {title}")
+        stored = open_job(job, store=store, resume=None, verb=job.verb)
+        measure(stored)
+        runs.append(StoredRun(stored.folder))
+    page = (output or store / "demo.html").resolve()
+    report = report_of(runs)
+    write_text(page, render(report, "html"))
+    failed = [result.case.label for run in runs for result in run.results if result.status == "failed"]
+    data = {"report": str(page), "runs": [str(run.folder) for run in runs], "failed": failed}
+    emit(data, f"{render(report, 'text')}\nreport: {page}", as_json=as_json)
+    if failed and not as_json:
+        raise StepscopeError(f"failed: {', '.join(failed)}", hint=f"stepscope runs show {runs[0].id}")
+    return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _request(**more: object) -> dict[str, object]:
+    return {"device": "cpu", "settings": msgspec.to_builtins(SETTINGS), **more}
+
+
+def operator_job() -> Job:
+    from stepscope.ops import make_cases
+
+    def cases(name: str, shape: str, directions: tuple[str, ...]) -> list[Case]:
+        return make_cases(names=[name], shapes=[shape], dtypes=["float32"], directions=directions, device="cpu")
+
+    both = ("forward", "backward")
+    chosen = [
+        *cases("gemm", "m=512,n=512,k=512", ("forward",)),
+        *cases("linear", "batch=256,in=512,out=512", both),
+        *cases("embedding_bag", "rows=100000,dim=64,pooling=20,batch=256", ("forward",)),
+    ]
+    return Job("ops", "demo-ops", chosen, _request())
+
+
+def collective_job() -> Job:
+    from stepscope.comms import make_cases
+    from stepscope.units import parse_range
+
+    cases = make_cases(
+        collective="all_reduce", sizes=parse_range(SIZES), dtype="float32", backend="gloo", world_size=RANKS,
+        device="cpu",
+    )  # fmt: skip
+    request = _request(
+        backend="gloo",
+        hang_timeout_s=HANG_TIMEOUT_S,
+        settings=msgspec.to_builtins(msgspec.structs.replace(SETTINGS, iterations=1)),
+    )
+    return Job("comms", "demo-all_reduce", cases, request, "self", RANKS)
+
+
+def workload_job() -> Job:
+    from stepscope.workloads import WORKLOADS
+
+    small = WORKLOADS["dlrm/ootb/train/small.1dev-embed32-fp32"]
+    return Job("workload", "demo-dlrm", [small.make_case("cpu")], _request())

@@ -1,0 +1,21 @@
+"""`stepscope doctor`: what this machine is and what would spoil a measurement."""
+
+from __future__ import annotations
+
+import click
+
+from stepscope.cli.options import json_option
+from stepscope.cli.output import emit
+from stepscope.errors import ExitCode
+
+
+@click.command("doctor")
+@click.option("--no-probe", is_flag=True, help="Do not start child processes that try torch out.")
+@json_option
+def command(*, no_probe: bool, as_json: bool) -> int:
+    """Say what this machine is, what can run here, what is missing, and what would spoil a measurement."""
+    from stepscope.system import diagnose, format_diagnosis
+
+    diagnosis = diagnose(probe=not no_probe)
+    emit(diagnosis, format_diagnosis(diagnosis), as_json=as_json)
+    return ExitCode.DONE

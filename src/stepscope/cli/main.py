@@ -1,0 +1,98 @@
+"""The entry point: finds the verb without importing the others, and is the border where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from stepscope._version import __version__
+from stepscope.cli.output import print_error
+from stepscope.errors import ExitCode, InterruptedRunError, StepscopeError, UsageError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "demo": ("stepscope.cli.demo", "Run the whole loop on this machine and end with a page to open."),
+    "doctor": ("stepscope.cli.doctor", "Say what this machine is, what can run on it, what would spoil a measurement."),
+    "bench": ("stepscope.cli.bench", "Measure operators, collectives and workloads."),
+    "runs": ("stepscope.cli.runs", "List, show, export, verify, query, resume and remove stored runs."),
+    "report": ("stepscope.cli.report", "Show runs as text, Markdown, CSV, JSON or one HTML page."),
+    "compare": ("stepscope.cli.compare", "Say for each case of two runs: better, worse, no difference found."),
+    "check": ("stepscope.cli.check", "Fail when a run is slower than its baseline; for CI."),
+    "ab": ("stepscope.cli.ab", "Measure two sides interleaved, in repeated fresh processes."),
+    "launch": ("stepscope.cli.launch", "Make (and submit) a Slurm script that runs a benchmark."),
+}  # fmt: skip
+"""Verb → module and what `--help` says of it, so that help imports none of them."""
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="stepscope")
+def app() -> None:
+    """How long does a training or inference step take, why, and how long would it take somewhere else?"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run and exit: 0 done, 1 failed, 2 wrong use or bad input, 3 regression, 4 undecided, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """The same without leaving the process; returns the exit code."""
+    try:
+        code = app.main(args=arguments, prog_name="stepscope", standalone_mode=False)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); nothing is wrong and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        return _fail(_as_stepscope_error(error), as_json="--json" in arguments)
+    return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _as_stepscope_error(error: BaseException) -> StepscopeError:
+    """Whatever reached the border as one message; what nobody foresaw is called a defect."""
+    if isinstance(error, StepscopeError):
+        return error
+    if isinstance(error, click.UsageError):
+        verb = error.ctx.command_path if error.ctx else "stepscope"
+        return UsageError(error.format_message(), hint=f"{verb} --help")
+    if isinstance(error, click.ClickException):
+        return UsageError(error.format_message())
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return InterruptedRunError("stopped by the user", hint="finished cases are kept: continue with --resume")
+    return StepscopeError(
+        f"{type(error).__name__}: {error}",
+        hint="this is a defect of Stepscope: set STEPSCOPE_DEBUG=1 for the traceback and report it",
+    )
+
+
+def _fail(error: StepscopeError, *, as_json: bool) -> int:
+    # Of several ranks only the first speaks; the others' words are in the run folder.
+    if os.environ.get("RANK", "0") == "0":
+        print_error(error, as_json=as_json)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

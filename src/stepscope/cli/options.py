@@ -1,0 +1,101 @@
+"""Options that several verbs share, declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from stepscope.errors import UsageError
+from stepscope.store import resolve_store
+from stepscope.units import parse_duration, parse_share
+
+if TYPE_CHECKING:
+    FloatParameter = click.ParamType[float]
+else:  # click before 8.4 has no type argument
+    FloatParameter = click.ParamType
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NEWEST = ""
+"""The value of `--resume` without a run: the newest interrupted run with the same cases."""
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout, errors too.")(
+        function
+    )
+
+
+def store_option(function: F) -> F:
+    return click.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        callback=lambda _context, _option, value: resolve_store(value),
+        help="Where runs are kept [default: $STEPSCOPE_STORE, else ./stepscope-runs].",
+    )(function)
+
+
+def resume_option(function: F) -> F:
+    return click.option(
+        "--resume",
+        is_flag=False,
+        flag_value=NEWEST,
+        default=None,
+        metavar="[RUN]",
+        help="Continue an interrupted run; without RUN the newest one with the same cases, or a new one.",
+    )(function)
+
+
+class Duration(FloatParameter):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return value if isinstance(value, float) else parse_duration(str(value), where=param.opts[0] if param else None)
+
+
+class Share(FloatParameter):
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return value if isinstance(value, float) else parse_share(str(value), where=param.opts[0] if param else None)
+
+
+MEASURE_OPTIONS = (
+    click.option("--quick", is_flag=True, help="A fraction of a second a case; wider intervals."),
+    click.option("--target-width", type=Share(), help="Stop when the interval is ± this share [default: 1%]."),
+    click.option("--min-time", type=Duration(), help="Sample a case at least this long [default: 250ms]."),
+    click.option("--max-time", type=Duration(), help="Sample a case at most this long [default: 3s]."),
+    click.option("--min-samples", type=click.IntRange(1), help="Samples wanted a case [default: 20]."),
+    click.option("--max-samples", type=click.IntRange(1), help="Samples at most a case [default: 20000]."),
+    click.option("--warmup-max-time", type=Duration(), help="Warm up at most this long [default: 2s]."),
+)
+
+
+def measure_options(function: F) -> F:
+    for option in reversed(MEASURE_OPTIONS):
+        function = option(function)
+    return function
+
+
+def make_settings(**chosen: Any) -> Any:
+    """MeasureSettings from what was given; raises UsageError for what cannot be."""
+    from stepscope.measure import QUICK, MeasureSettings
+
+    base = QUICK if chosen.pop("quick") else MeasureSettings()
+    names = {"min_time": "min_time_s", "max_time": "max_time_s", "warmup_max_time": "warmup_max_time_s"}
+    changes = {names.get(name, name): value for name, value in chosen.items() if value is not None}
+    if "max_time_s" in changes:
+        changes.setdefault("min_time_s", min(base.min_time_s, changes["max_time_s"]))
+    if "max_samples" in changes:
+        changes.setdefault("min_samples", min(base.min_samples, changes["max_samples"]))
+    if "min_samples" in changes:
+        changes.setdefault("few_samples", min(base.few_samples, changes["min_samples"]))
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(base), **changes}, MeasureSettings)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise UsageError(str(error), hint="stepscope bench ops --help lists the limits") from error

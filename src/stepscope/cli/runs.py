@@ -1,0 +1,194 @@
+"""`stepscope runs`: what is stored."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stepscope.cli.execute import case_to_dict
+from stepscope.cli.options import json_option, store_option
+from stepscope.cli.output import emit, narrate
+from stepscope.cli.report import chosen_runs, render, report_of, write_text
+from stepscope.errors import ExitCode, UsageError
+from stepscope.store import TABLES, StoredRun, find_run, list_runs, query_runs, remove_run, verify_run
+
+
+@click.group("runs")
+def command() -> None:
+    """List, show, export, verify, query, resume and remove stored runs."""
+
+
+def _describe(run: StoredRun) -> dict[str, Any]:
+    states = [result.status for result in run.results]
+    plan = run.plan
+    return {
+        "id": run.id,
+        "path": str(run.folder),
+        "status": run.status,
+        "kind": plan.kind,
+        "verb": plan.verb,
+        "created_at": plan.created_at,
+        "finished_at": run.run.finished_at if run.run else None,
+        "launcher": plan.launcher,
+        "world_size": plan.world_size,
+        "command": plan.command,
+        "cases_planned": len(plan.cases),
+        "cases_ok": states.count("ok"),
+        "cases_failed": states.count("failed"),
+        "cases_skipped": states.count("skipped"),
+        "system": run.system.name if run.system else None,
+        "system_fingerprint": run.system.fingerprint if run.system else None,
+    }
+
+
+@command.command("list")
+@store_option
+@json_option
+def list_command(*, store: Path, as_json: bool) -> int:
+    """List the runs of the store, oldest first; interrupted ones are named as such."""
+    runs, damaged = list_runs(store)
+    rows = [_describe(run) for run in runs]
+    lines = [
+        f"{row['id']:<46} {row['status']:<12} {row['cases_ok']}/{row['cases_planned']} ok"
+        + (f", {row['cases_failed']} failed" if row["cases_failed"] else "")
+        + (f", {row['cases_skipped']} skipped" if row["cases_skipped"] else "")
+        + f"  {row['system'] or ''}"
+        for row in rows
+    ]
+    lines += [f"damaged: {error.message} ({error.where})" for error in damaged]
+    text = "\n".join(lines) or f"no runs in {store}"
+    emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text, as_json=as_json)
+    return ExitCode.DONE
+
+
+@command.command("show")
+@click.argument("name", metavar="RUN")
+@store_option
+@json_option
+def show(*, name: str, store: Path, as_json: bool) -> int:
+    """Show one run: its results, its system, what went wrong."""
+    run = find_run(store, name)
+    data = {
+        **_describe(run),
+        "cases": [case_to_dict(case, run.folder) for case in run.cases()],
+        "system_record": run.system,
+        "failures": run.failures,
+    }
+    text = "" if as_json else _format_show(run)
+    emit(data, text, as_json=as_json)
+    return ExitCode.DONE
+
+
+def _format_show(run: StoredRun) -> str:
+    about = _describe(run)
+    lines = [f"{key}: {about[key]}" for key in ("id", "status", "created_at", "launcher", "world_size", "path")]
+    lines.append(f"command: {' '.join(run.plan.command)}")
+    if run.results:
+        lines += ["", render(report_of([run]), "text")]
+    for failure in run.failures:
+        lines += ["", f"{failure.kind}: {failure.message}", *(f"    {line}" for line in failure.last_lines)]
+    if run.status == "interrupted":
+        lines += ["", f"next: stepscope runs resume {run.id} --store {run.folder.parent}"]
+    return "\n".join(lines)
+
+
+@command.command("export")
+@click.argument("names", nargs=-1, metavar="[RUN]...")
+@click.option("--format", "kind", type=click.Choice(["csv", "json", "markdown"]), default="csv", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
+@store_option
+@json_option
+def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
+    """Export runs (all where none is named) for other programs."""
+    content = render(report_of(chosen_runs(names, store)), kind)
+    if output is not None:
+        write_text(output, content)
+        emit({"output": str(output), "format": kind}, str(output.resolve()), as_json=as_json)
+    elif as_json:
+        emit({"format": kind, "content": content}, "", as_json=True)
+    else:
+        click.echo(content, nl=not content.endswith("\n"))
+    return ExitCode.DONE
+
+
+@command.command("verify")
+@click.argument("names", nargs=-1, metavar="[RUN]...")
+@store_option
+@json_option
+def verify(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
+    """Check every file and every sample against the hashes taken when they were written."""
+    runs = [find_run(store, name) for name in names] if names else _all_folders(store)
+    found = {run.id: verify_run(run) for run in runs}
+    lines = []
+    for run_id, damage in found.items():
+        lines.append(f"{run_id}: {'intact' if not damage else f'{len(damage)} damaged'}")
+        lines += [f"    {one.file}: {one.message}" for one in damage]
+    rows = [{"id": run_id, "intact": not damage, "damage": damage} for run_id, damage in found.items()]
+    emit({"runs": rows}, "\n".join(lines), as_json=as_json)
+    return ExitCode.FAILED if any(found.values()) else ExitCode.DONE
+
+
+def _all_folders(store: Path) -> list[StoredRun]:
+    from stepscope.store import run_folders
+
+    return [StoredRun(folder) for folder in run_folders(store)]
+
+
+@command.command("rm")
+@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@store_option
+@json_option
+def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
+    """Remove runs for good."""
+    runs = [find_run(store, name) for name in names]
+    for run in runs:
+        remove_run(run)
+    emit({"removed": [run.id for run in runs]}, "\n".join(f"removed {run.id}" for run in runs), as_json=as_json)
+    return ExitCode.DONE
+
+
+@command.command("resume")
+@click.argument("name", metavar="RUN")
+@store_option
+@json_option
+def resume(*, name: str, store: Path, as_json: bool) -> int:
+    """Continue an interrupted run as it was asked for; finished cases are not measured again."""
+    from stepscope.cli.bench import run_inline, run_ranks
+
+    run = find_run(store, name)
+    if run.status != "interrupted":
+        raise UsageError(f"run {run.id} is {run.status}", hint="only interrupted runs can be continued")
+    return (run_ranks if run.plan.verb == "comms" else run_inline)(run, as_json=as_json)
+
+
+@command.command("sql")
+@click.argument("query", required=False, metavar='"SELECT …"')
+@click.option("--tables", is_flag=True, help="List the tables and their columns.")
+@store_option
+@json_option
+def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
+    """Ask the stored runs in SQL (DuckDB). Tables: runs, systems, cases, samples."""
+    if tables or not query:
+        lines = [f"{table}({', '.join(f'{n} {t}' for n, t in columns.items())})" for table, columns in TABLES.items()]
+        emit({"tables": TABLES}, "\n".join(lines), as_json=as_json)
+        return ExitCode.DONE
+    runs, damaged = list_runs(store)
+    for error in damaged:
+        narrate(f"left out: {error.message} ({error.where})")
+    result = query_runs(runs, query)
+    data = {"columns": result.columns, "rows": [list(row) for row in result.rows]}
+    emit(data, "" if as_json else _format_rows(result.columns, result.rows), as_json=as_json)
+    return ExitCode.DONE
+
+
+def _format_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")

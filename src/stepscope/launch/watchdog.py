@@ -1,0 +1,134 @@
+"""Signs of life. Each rank says what it is doing; whoever watches can tell who stopped, where, and for how long."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from stepscope.records import Failure, describe_exception, encode_document
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a rank write the stacks of all its threads into its log."""
+
+_PR_SET_PDEATHSIG = 1
+_REARM_S = 0.2
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank last said of itself."""
+
+    rank: int
+    pid: int
+    host: str
+    number: int
+    """Grows with each beat; a rank that is behind the others has a smaller one."""
+    phase: str
+    case: str | None
+    at_s: float
+    """Seconds since the epoch."""
+
+
+class Heartbeat:
+    """One rank's side. Beats come between timed regions, at most a few a second; writing one takes some 50 µs.
+
+    A beat also winds up an alarm clock inside this process: if none follows within `limit_s`, the stacks of all
+    threads are written into the log and the process ends, whatever holds it.
+    """
+
+    def __init__(self, *, rank: int, limit_s: float, log: TextIO) -> None:
+        self._rank = rank
+        self._path: Path | None = None
+        self._limit_s = limit_s
+        self._log = log
+        self._number = 0
+        self._armed_at_s = 0.0
+
+    def move_to(self, ranks_folder: Path, log: TextIO) -> None:
+        """Beats are written there from now on; before, only the alarm clock runs."""
+        self._path = beat_path(ranks_folder, self._rank)
+        self._log = log
+        self._armed_at_s = 0.0
+
+    def beat(self, phase: str, case: str | None = None) -> None:
+        self._number += 1
+        if self._path is not None:
+            beat = Beat(
+                rank=self._rank,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                number=self._number,
+                phase=phase,
+                case=case,
+                at_s=time.time(),
+            )
+            aside = self._path.with_suffix(".tmp")
+            aside.write_bytes(encode_document(beat))
+            aside.rename(self._path)
+        now_s = time.monotonic()
+        if now_s - self._armed_at_s > _REARM_S:
+            self._armed_at_s = now_s
+            faulthandler.dump_traceback_later(self._limit_s, exit=True, file=self._log)
+
+    def disarm(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+    def stop(self) -> None:
+        """The rank is done: nobody needs to look for it any more."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def beat_path(ranks_folder: Path, rank: int) -> Path:
+    return ranks_folder / f"rank-{rank}.beat"
+
+
+def log_path(ranks_folder: Path, rank: int) -> Path:
+    return ranks_folder / f"rank-{rank}.log"
+
+
+def failure_path(ranks_folder: Path, rank: int) -> Path:
+    return ranks_folder / f"rank-{rank}.failure.json"
+
+
+def read_beat(ranks_folder: Path, rank: int) -> Beat | None:
+    """None where the rank has not said anything yet, or has finished."""
+    try:
+        return msgspec.json.decode(beat_path(ranks_folder, rank).read_bytes(), type=Beat)
+    except FileNotFoundError:
+        return None
+
+
+def write_rank_failure(ranks_folder: Path, rank: int, error: BaseException) -> Failure:
+    """What a rank leaves behind when it ends by an exception."""
+    failure = msgspec.structs.replace(describe_exception(error), rank=rank)
+    failure_path(ranks_folder, rank).write_bytes(encode_document(failure))
+    return failure
+
+
+def read_rank_failure(ranks_folder: Path, rank: int) -> Failure | None:
+    path = failure_path(ranks_folder, rank)
+    return msgspec.json.decode(path.read_bytes(), type=Failure) if path.exists() else None
+
+
+def enable_stack_dumps(log: TextIO) -> None:
+    """Crashes in native code and the stack signal leave a trace in the log."""
+    faulthandler.enable(file=log, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, file=log, all_threads=True)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends: no rank outlives a killed launcher.
+
+    Linux only; elsewhere a rank ends at its own time limit.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

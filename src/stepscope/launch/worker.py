@@ -1,0 +1,114 @@
+"""The worker contract: whoever starts the ranks, each calls one function with one session.
+
+    python -m stepscope.launch.worker RUN_FOLDER MODULE:FUNCTION HANG_LIMIT_S
+
+is what self-launched ranks run; under torchrun, mpirun or srun the command itself makes the session.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stepscope.launch.context import RankContext, detect_rank_context, export_rendezvous
+from stepscope.launch.watchdog import (
+    Heartbeat,
+    die_with_parent,
+    enable_stack_dumps,
+    failure_path,
+    log_path,
+    write_rank_failure,
+)
+from stepscope.store import RANKS_FOLDER, StoredRun
+
+BACKSTOP_S = 15.0
+"""A self-launched rank's own alarm rings this much after its supervisor's, which knows more."""
+
+
+class RankSession:
+    """What a worker function gets: who it is, what is asked of it, and where its evidence goes."""
+
+    def __init__(self, *, request: Mapping[str, Any], hang_limit_s: float, supervised: bool) -> None:
+        self.context: RankContext = detect_rank_context()
+        self.request = request
+        """The worker's own description of the work, as the plan stores it."""
+        self.hang_limit_s = hang_limit_s
+        self.folder: Path | None = None
+        """The run folder; None on a rank that rank 0 has not told yet."""
+        self._supervised = supervised
+        self.heartbeat = Heartbeat(
+            rank=self.context.rank, limit_s=hang_limit_s + (BACKSTOP_S if supervised else 0), log=sys.stderr
+        )
+
+    def adopt_folder(self, folder: Path) -> None:
+        """From now on evidence goes there. A host that does not share the folder keeps its ranks' words to itself."""
+        if not folder.is_dir():
+            return
+        self.folder = folder
+        ranks_folder, rank = folder / RANKS_FOLDER, self.context.rank
+        ranks_folder.mkdir(exist_ok=True)
+        failure_path(ranks_folder, rank).unlink(missing_ok=True)
+        # Kept open for the life of the process: the crash handlers write into it.
+        log = log_path(ranks_folder, rank).open("a", buffering=1)
+        if self._supervised:
+            _redirect_output(log.fileno())
+        enable_stack_dumps(log)
+        self.heartbeat.move_to(ranks_folder, log)
+
+    def keep_failure(self, error: BaseException) -> None:
+        if self.folder is not None:
+            write_rank_failure(self.folder / RANKS_FOLDER, self.context.rank, error)
+
+
+Worker = Callable[[RankSession], None]
+
+
+@contextmanager
+def rank_session(
+    folder: Path | None, *, request: Mapping[str, Any], hang_limit_s: float, supervised: bool = False
+) -> Iterator[RankSession]:
+    """Prepare this process to be a rank: rendezvous variables, stack dumps, signs of life, evidence of failure."""
+    session = RankSession(request=request, hang_limit_s=hang_limit_s, supervised=supervised)
+    export_rendezvous(session.context)
+    if folder is not None:
+        session.adopt_folder(folder)
+    session.heartbeat.beat("starting")
+    try:
+        yield session
+    except BaseException as error:
+        session.keep_failure(error)
+        raise
+    finally:
+        session.heartbeat.disarm()
+    session.heartbeat.stop()
+
+
+def _redirect_output(descriptor: int) -> None:
+    """Below Python, so that what native libraries print is kept too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+def load_worker(target: str) -> Worker:
+    module, _, function = target.partition(":")
+    worker: Worker = getattr(importlib.import_module(module), function)
+    return worker
+
+
+def main() -> None:
+    folder, target, hang_limit_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    die_with_parent()
+    request = StoredRun(folder).plan.request
+    with rank_session(folder, request=request, hang_limit_s=hang_limit_s, supervised=True) as session:
+        load_worker(target)(session)
+
+
+if __name__ == "__main__":
+    main()

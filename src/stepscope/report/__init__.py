@@ -1,0 +1,21 @@
+"""Stored runs made readable: one view model, rendered as text, Markdown, CSV, JSON and one offline HTML page."""
+
+from stepscope.report.comparison import render_comparison_markdown, render_comparison_text
+from stepscope.report.data import render_csv, render_json
+from stepscope.report.html import render_html
+from stepscope.report.markdown import render_markdown
+from stepscope.report.text import render_text
+from stepscope.report.view import Report, ReportRun, build_report
+
+__all__ = [
+    "Report",
+    "ReportRun",
+    "build_report",
+    "render_comparison_markdown",
+    "render_comparison_text",
+    "render_csv",
+    "render_html",
+    "render_json",
+    "render_markdown",
+    "render_text",
+]

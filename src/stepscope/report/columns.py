@@ -1,0 +1,133 @@
+"""Which columns a results table has and what stands in them; shared by text, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
+from stepscope.report.view import CaseView, SystemView
+from stepscope.units import format_bytes, format_duration, format_significant
+
+NONE = "-"
+
+
+class Cell(NamedTuple):
+    text: str
+    sort: str | float | None = None
+    """What a sortable table orders by; None goes last."""
+
+
+class Column(NamedTuple):
+    title: str
+    cell: Callable[[CaseView], Cell]
+    numeric: bool = False
+    unit: str = ""
+    """Of every number in the column."""
+    detail: bool = False
+    """May be left out where there is no room."""
+    hint: str = ""
+    """What the column means, for those who meet it first."""
+
+
+def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> list[Column]:
+    """The published seven, with those added that this system's cases fill.
+
+    With `scale` all times are in that unit, which the column names; without it each row names its own.
+    """
+    cases = system.cases
+    columns = [
+        Column("Model", lambda case: _text(case.model)),
+        Column("Implementation", lambda case: _text(case.implementation)),
+        Column("Mode", lambda case: _text(case.mode)),
+        Column("Config", lambda case: _text(case.config)),
+    ]
+    if any(case.difference for case in cases):
+        columns.append(Column("Case", lambda case: _text(case.difference or NONE)))
+    if any(case.size_bytes is not None for case in cases):
+        columns.append(Column("Size", lambda case: _number(case.size_bytes, format_bytes), numeric=True))
+    columns += [
+        Column("Batch Size", lambda case: _number(case.batch_size, str), numeric=True),
+        Column("Score", score_cell, numeric=True, hint="Work per second at the median time; more is better"),
+        Column("Units", lambda case: _text(case.unit or NONE)),
+        *_time_columns(cases, scale),
+        *_observed_columns(cases),
+    ]
+    if any(case.notices for case in cases):
+        columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, detail=True))
+    if len(system.runs) > 1:
+        columns.append(Column("Run", lambda case: _text(case.run_id)))
+    return columns
+
+
+def _time_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column]:
+    if all(case.timing is None for case in cases):
+        return []
+    unit = scale.unit if scale is not None else ""
+    return [
+        Column("Median", lambda case: _median(case, scale), True, unit, True, _MEDIAN_HINT),
+        Column("Interval", lambda case: _interval(case, scale), True, unit, True, _INTERVAL_HINT),
+        Column("n", _sample_count, True, "", True, "Samples measured, warm-ups not counted"),
+    ]
+
+
+def _observed_columns(cases: Sequence[CaseView]) -> list[Column]:
+    columns = []
+    for title, read, hint in _BANDWIDTHS:
+        if any(read(case) is not None for case in cases):
+            columns.append(Column(title, _bandwidth_cell(read), True, "GB/s", False, hint))
+    if any(case.observed_number("wrong") is not None for case in cases):
+        columns.append(Column("Wrong", _wrong, numeric=True, hint="Elements that did not have the right value"))
+    return columns
+
+
+_MEDIAN_HINT = "Time of one iteration: half of the samples took longer"
+_INTERVAL_HINT = "Where the true median lies, with at least 95 % confidence where n allows"
+_BANDWIDTHS: tuple[tuple[str, Callable[[CaseView], float | None], str], ...] = (
+    ("AlgBW", lambda case: case.algbw_bytes_per_s, "Message size over time"),
+    ("BusBW", lambda case: case.busbw_bytes_per_s, "Rate each link has to carry; comparable between numbers of ranks"),
+)
+
+
+def _text(text: str) -> Cell:
+    return Cell(text, text)
+
+
+def _number(value: float | None, format_value: Callable[[float], str]) -> Cell:
+    return Cell(NONE) if value is None else Cell(format_value(value), value)
+
+
+def score_cell(case: CaseView) -> Cell:
+    if case.status != "ok":
+        return Cell(case.status)
+    if case.score is None:
+        return Cell(NONE)
+    return Cell(format_significant(case.score) + ("*" if case.missed_latency else ""), case.score)
+
+
+def _median(case: CaseView, scale: TimeScale | None) -> Cell:
+    if case.timing is None:
+        return Cell(NONE)
+    median_s = case.timing.summary.median_s
+    return Cell(scale.format(median_s) if scale is not None else format_duration(median_s), median_s)
+
+
+def _interval(case: CaseView, scale: TimeScale | None) -> Cell:
+    if case.timing is None:
+        return Cell(NONE)
+    summary = case.timing.summary
+    row_scale = scale or choose_time_scale(summary.median_s)
+    text = format_interval(summary.ci_low_s, summary.ci_high_s, row_scale)
+    return Cell(text if scale is not None else f"{text} {row_scale.unit}", summary.relative_half_width)
+
+
+def _sample_count(case: CaseView) -> Cell:
+    return _number(case.timing.summary.n if case.timing is not None else None, str)
+
+
+def _bandwidth_cell(read: Callable[[CaseView], float | None]) -> Callable[[CaseView], Cell]:
+    return lambda case: _number(read(case), lambda value: format_significant(value / 1e9))
+
+
+def _wrong(case: CaseView) -> Cell:
+    return _number(case.observed_number("wrong"), lambda value: str(int(value)))

@@ -1,0 +1,102 @@
+"""Results for programs: CSV with one row a case, and the whole view model as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import msgspec
+
+from stepscope.report.view import CaseView, Report, RunView, SystemView
+
+CsvValue = str | int | float | None
+
+
+def render_json(report: Report) -> str:
+    """One line and a newline; sample series are thinned as the view says."""
+    return msgspec.json.encode(report).decode() + "\n"
+
+
+def render_csv(report: Report) -> str:
+    """SI units, no rounding, empty where there is no value; `parameters` and `observed` are JSON objects."""
+    rows = [
+        {**_run_fields(runs[case.run_id], system), **_case_fields(case), **_time_fields(case), **_other_fields(case)}
+        for system in report.systems
+        for runs in [{run.id: run for run in system.runs}]
+        for case in system.cases
+    ]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _run_fields(run: RunView, system: SystemView) -> dict[str, CsvValue]:
+    return {
+        "run_id": run.id,
+        "run_created_at": run.created_at,
+        "run_status": run.status,
+        "system_fingerprint": system.fingerprint,
+        "system_name": system.name,
+    }
+
+
+def _case_fields(case: CaseView) -> dict[str, CsvValue]:
+    return {
+        "benchmark": case.benchmark,
+        "benchmark_version": case.version,
+        "model": case.model,
+        "implementation": case.implementation,
+        "mode": case.mode,
+        "config": case.config,
+        "case_key": case.key,
+        "parameters": msgspec.json.encode(case.parameters).decode(),
+        "batch_size": case.batch_size,
+        "world_size": case.world_size,
+        "status": case.status,
+        "score": case.score,
+        "unit": case.unit,
+        "missed_latency": _yes_no(case.missed_latency),
+    }
+
+
+def _time_fields(case: CaseView) -> dict[str, CsvValue]:
+    names = ("n", "median_s", "ci_low_s", "ci_high_s", "level", "mean_s", "stdev_s", "min_s", "max_s", "p95_s", "p99_s")
+    timing = case.timing
+    fields: dict[str, CsvValue] = {name: getattr(timing.summary, name) if timing else None for name in names}
+    fields["outliers"] = timing.summary.outliers if timing else None
+    fields["drift"] = timing.drift if timing else None
+    fields["device_median_s"] = timing.device_median_s if timing else None
+    return fields
+
+
+def _other_fields(case: CaseView) -> dict[str, CsvValue]:
+    size = case.size_bytes
+    return {
+        "size_bytes": int(size) if size is not None and size == int(size) else size,
+        "algbw_bytes_per_s": case.algbw_bytes_per_s,
+        "busbw_bytes_per_s": case.busbw_bytes_per_s,
+        "wrong": case.observed.get("wrong"),
+        "observed": msgspec.json.encode(case.observed).decode(),
+        "notices": len(case.notices),
+        "started_at": case.started_at,
+        "elapsed_s": case.elapsed_s,
+        "failure_kind": case.failure.kind if case.failure is not None else None,
+        "failure_message": case.failure.message if case.failure is not None else None,
+    }
+
+
+def _yes_no(value: bool | None) -> str | None:
+    return None if value is None else ("true" if value else "false")
+
+
+CSV_COLUMNS = (
+    "run_id", "run_created_at", "run_status", "system_fingerprint", "system_name",
+    "benchmark", "benchmark_version", "model", "implementation", "mode", "config", "case_key", "parameters",
+    "batch_size", "world_size", "status", "score", "unit", "missed_latency",
+    "n", "median_s", "ci_low_s", "ci_high_s", "level", "mean_s", "stdev_s", "min_s", "max_s", "p95_s", "p99_s",
+    "outliers", "drift", "device_median_s",
+    "size_bytes", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong", "observed", "notices", "started_at", "elapsed_s", "failure_kind", "failure_message",
+)  # fmt: skip
+"""In this order; columns may be added at the end, never moved: readers may count on it."""

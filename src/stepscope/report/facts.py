@@ -1,0 +1,178 @@
+"""What is known about a system and a case, as names and values to list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
+from stepscope.report.labels import format_fact, format_frequency, format_parameter, strip_unit
+from stepscope.report.text import describe_target
+from stepscope.report.view import CaseView, RunView
+from stepscope.units import format_bytes, format_duration, format_share, format_significant
+
+MAX_HOSTS = 8
+"""Hosts described one by one; clusters are made of equals."""
+
+
+class Fact(NamedTuple):
+    name: str
+    value: str
+
+
+class FactGroup(NamedTuple):
+    title: str
+    facts: list[Fact]
+
+
+def describe_system(system: System) -> list[FactGroup]:
+    groups: list[FactGroup] = []
+    for host in system.hosts[:MAX_HOSTS]:
+        of = f" of {host.name}" if len(system.hosts) > 1 else ""
+        groups += [FactGroup(f"{group.title}{of}", group.facts) for group in _describe_host(host)]
+    if len(system.hosts) > MAX_HOSTS:
+        groups.append(FactGroup("Hosts", [Fact("Not listed", f"{len(system.hosts) - MAX_HOSTS} further hosts")]))
+    groups += [
+        FactGroup("Versions as loaded", _pairs({"python": system.python, **system.libraries})),
+        FactGroup("Settings", _pairs(system.settings)),
+        FactGroup("Environment", _pairs(system.environment)),
+    ]
+    return [group for group in groups if group.facts]
+
+
+def _pairs(values: dict[str, str]) -> list[Fact]:
+    return [Fact(name, value) for name, value in values.items()]
+
+
+def _facts(*pairs: tuple[str, str | None]) -> list[Fact]:
+    return [Fact(name, value) for name, value in pairs if value]
+
+
+def _describe_host(host: Host) -> list[FactGroup]:
+    container = host.container
+    quota = f"{format_significant(container.cpu_quota)} cores" if container.cpu_quota is not None else None
+    limit = format_bytes(container.memory_limit_bytes) if container.memory_limit_bytes is not None else None
+    machine = _facts(
+        ("Name", host.name),
+        ("System", host.os),
+        ("Kernel", host.kernel),
+        ("Virtualization", host.virtualization),
+        ("Container", container.kind),
+        ("CPU quota", quota),
+        ("Memory limit", limit),
+    )
+    gpus = Counter(_describe_gpu(gpu) for gpu in host.gpus)
+    links = Counter(_describe_link(link.kind, link.count, link.bytes_per_s) for link in host.links)
+    return [
+        FactGroup("Host", machine),
+        FactGroup("CPU", _describe_cpu(host.cpu)),
+        FactGroup("Memory", _describe_memory(host)),
+        FactGroup("GPUs", [Fact(f"{number}×", text) for text, number in gpus.items()]),
+        FactGroup("Links", [Fact(text, f"{number} pair{'s' if number > 1 else ''}") for text, number in links.items()]),
+        FactGroup("Network", [Fact(nic.name, _describe_nic(nic)) for nic in host.nics]),
+    ]
+
+
+def _describe_cpu(cpu: Cpu) -> list[Fact]:
+    cache = format_bytes(cpu.last_level_cache_bytes) if cpu.last_level_cache_bytes is not None else None
+    return _facts(
+        ("Model", cpu.model),
+        ("Architecture", cpu.architecture),
+        ("Sockets", str(cpu.sockets) if cpu.sockets is not None else None),
+        ("Cores", str(cpu.cores) if cpu.cores is not None else None),
+        ("Threads", f"{cpu.usable_threads} usable of {cpu.threads}"),
+        ("Highest clock", format_frequency(cpu.max_clock_hz) if cpu.max_clock_hz is not None else None),
+        ("Last-level cache", cache),
+        ("Features", " ".join(cpu.features)),
+    )
+
+
+def _describe_memory(host: Host) -> list[Fact]:
+    swap = host.memory.swap_total_bytes
+    facts = _facts(("Total", format_bytes(host.memory.total_bytes)), ("Swap", format_bytes(swap) if swap else "none"))
+    for node in host.numa:
+        size = f", {format_bytes(node.memory_bytes)}" if node.memory_bytes is not None else ""
+        facts.append(Fact(f"NUMA node {node.node}", f"CPUs {node.cpus}{size}"))
+    return facts
+
+
+def _describe_gpu(gpu: Gpu) -> str:
+    parts = (
+        gpu.name,
+        format_bytes(gpu.memory_bytes) if gpu.memory_bytes is not None else None,
+        f"compute capability {gpu.compute_capability}" if gpu.compute_capability else None,
+        f"{gpu.multiprocessors} multiprocessors" if gpu.multiprocessors is not None else None,
+        f"up to {format_frequency(gpu.max_clock_hz)}" if gpu.max_clock_hz is not None else None,
+        f"limit {format_significant(gpu.power_limit_w)} W" if gpu.power_limit_w is not None else None,
+        f"driver {gpu.driver}" if gpu.driver else None,
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _describe_link(kind: str, count: int | None, bytes_per_s: float | None) -> str:
+    number = f" ×{count}" if count is not None else ""
+    rate = f", {format_significant(bytes_per_s / 1e9)} GB/s each way" if bytes_per_s is not None else ""
+    return f"{kind}{number}{rate}"
+
+
+def _describe_nic(nic: Nic) -> str:
+    rate = f", {format_significant(nic.speed_bits_per_s / 1e9)} Gbit/s" if nic.speed_bits_per_s is not None else ""
+    return f"{nic.kind}{rate}{f', MTU {nic.mtu}' if nic.mtu is not None else ''}"
+
+
+def describe_run(run: RunView) -> list[Fact]:
+    """What may differ between two runs of one system."""
+    facts = _facts(("Started", run.created_at), ("Status", run.status), ("Commit", run.commit))
+    for host in run.hosts[:MAX_HOSTS]:
+        of = f" of {host.name}" if len(run.hosts) > 1 else ""
+        facts += _facts((f"Governor{of}", host.governor), (f"Load{of}", _describe_load(host.load)))
+    return facts
+
+
+def _describe_load(load: Load) -> str:
+    parts = (
+        f"{format_significant(load.load_1m, 3)} runnable" if load.load_1m is not None else None,
+        f"CPU {format_share(load.cpu_busy_share)} busy" if load.cpu_busy_share is not None else None,
+        f"{format_bytes(load.memory_available_bytes)} free" if load.memory_available_bytes is not None else None,
+        f"{format_bytes(load.swap_used_bytes)} swapped" if load.swap_used_bytes else None,
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def describe_timing(case: CaseView) -> list[Fact]:
+    if case.timing is None:
+        return []
+    summary, device = case.timing.summary, case.timing.device_median_s
+    return _facts(
+        ("Median", format_duration(summary.median_s)),
+        (
+            f"{format_share(summary.level)} interval",
+            f"{format_duration(summary.ci_low_s)} – {format_duration(summary.ci_high_s)}",
+        ),
+        ("Mean", format_duration(summary.mean_s)),
+        ("Standard deviation", format_duration(summary.stdev_s) if summary.stdev_s is not None else None),
+        ("Range", f"{format_duration(summary.min_s)} – {format_duration(summary.max_s)}"),
+        ("Samples", str(summary.n)),
+        ("Outliers", str(summary.outliers)),
+        ("Drift", format_share(case.timing.drift, 2)),
+        ("Device median", format_duration(device) if device is not None else None),
+    )
+
+
+def describe_case(case: CaseView) -> list[Fact]:
+    """What was asked for, and what was observed besides time."""
+    facts = [Fact(*format_parameter(name, value).split("=", 1)) for name, value in case.parameters.items()]
+    if case.world_size > 1:
+        facts.append(Fact("ranks", str(case.world_size)))
+    facts += [
+        Fact(strip_unit(name).replace("_", " "), format_fact(name, value)) for name, value in case.observed.items()
+    ]
+    missed = {True: " (missed)", False: " (kept)", None: ""}[case.missed_latency]
+    target = describe_target(case)
+    return facts + _facts(
+        ("latency target", f"{target}{missed}" if target else None),
+        ("benchmark version", str(case.version)),
+        ("whole case took", format_duration(case.elapsed_s)),
+        ("run", case.run_id),
+        ("key", case.key),
+    )

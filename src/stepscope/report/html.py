@@ -1,0 +1,201 @@
+"""Results as one page that needs nothing else: no network, no fonts, no scripts from elsewhere.
+
+The page's size is bounded: full plots for at most `MAX_FULL_PLOTS` cases, a sparkline for every one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.report.columns import Cell, Column, choose_columns
+from stepscope.report.facts import Fact, FactGroup, describe_case, describe_run, describe_system, describe_timing
+from stepscope.report.labels import format_frequency
+from stepscope.report.svg import (
+    BUS_BANDWIDTH,
+    LATENCY,
+    MAX_DRAWN_POINTS,
+    MAX_SERIES,
+    draw_distribution,
+    draw_sparkline,
+    draw_sweep,
+    draw_timeline,
+)
+from stepscope.report.sweeps import Sweep
+from stepscope.report.text import case_name, describe_target
+from stepscope.report.view import CaseView, Report, RunView, SystemView
+from stepscope.units import format_duration, format_significant
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+MAX_FULL_PLOTS = 80
+"""Cases with full plots in one page; those that missed a target or carry notices come first."""
+OPEN_CASES = 4
+"""A page with no more cases than this shows them unfolded."""
+
+
+class PageRow(NamedTuple):
+    case: CaseView
+    cells: list[Cell]
+    spark: Markup | None
+
+
+class PageCase(NamedTuple):
+    case: CaseView
+    name: str
+    timing: list[Fact]
+    facts: list[Fact]
+    distribution: Markup | None
+    timeline: Markup | None
+    percentiles: list[Fact]
+    readings: list[list[str]]
+
+
+class PageSweep(NamedTuple):
+    benchmark: str
+    plots: list[tuple[str, Markup]]
+    legend: list[str]
+    left_out: int
+
+
+class PageRun(NamedTuple):
+    run: RunView
+    facts: list[Fact]
+
+
+class PageSystem(NamedTuple):
+    view: SystemView
+    columns: list[Column]
+    rows: list[PageRow]
+    cases: list[PageCase]
+    sweeps: list[PageSweep]
+    groups: list[FactGroup]
+    runs: list[PageRun]
+
+
+def render_html(report: Report) -> str:
+    """Takes a few milliseconds a case."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("stepscope.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    plotted = choose_plotted(report.cases)
+    script = _read_asset("report.js")
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        systems=[_page_system(system, plotted) for system in report.systems],
+        style=Markup(_read_asset("report.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        totals=_totals(report.cases),
+        plotted=len(plotted),
+        measured=sum(case.timing is not None for case in report.cases),
+        max_dots=MAX_DRAWN_POINTS,
+        open_cases=len(report.cases) <= OPEN_CASES,
+        case_name=case_name,
+        describe_target=describe_target,
+        format_duration=format_duration,
+    )
+
+
+def _read_asset(name: str) -> str:
+    """Style and script are part of the package; they hold no data."""
+    return (files("stepscope.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def choose_plotted(cases: Sequence[CaseView]) -> frozenset[str]:
+    """Anchors of the cases that get full plots."""
+    measured = [case for case in cases if case.series.total]
+    measured.sort(key=lambda case: not (case.missed_latency or case.notices))
+    return frozenset(case.anchor for case in measured[:MAX_FULL_PLOTS])
+
+
+def _totals(cases: Sequence[CaseView]) -> dict[str, int]:
+    return {
+        "measured": sum(case.status == "ok" for case in cases),
+        "failed": sum(case.status == "failed" for case in cases),
+        "skipped": sum(case.status == "skipped" for case in cases),
+        "missed target": sum(bool(case.missed_latency) for case in cases),
+        "notices": sum(len(case.notices) for case in cases),
+    }
+
+
+def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
+    columns = choose_columns(system)
+    return PageSystem(
+        view=system,
+        columns=columns,
+        rows=[PageRow(case, [column.cell(case) for column in columns], _spark(case)) for case in system.cases],
+        cases=[_page_case(case, full=case.anchor in plotted) for case in system.cases],
+        sweeps=[_page_sweep(sweep) for sweep in system.sweeps],
+        groups=describe_system(system.system) if system.system is not None else [],
+        runs=[PageRun(run, describe_run(run)) for run in system.runs],
+    )
+
+
+def _spark(case: CaseView) -> Markup | None:
+    from markupsafe import Markup
+
+    return Markup(draw_sparkline(case.timing.histogram, case.timing.summary)) if case.timing is not None else None
+
+
+def _page_case(case: CaseView, *, full: bool) -> PageCase:
+    from markupsafe import Markup
+
+    name, timing = case_name(case), case.timing
+    distribution = timeline = None
+    if full and timing is not None:
+        drawn = draw_distribution(timing.histogram, timing.summary, case.series, f"Distribution of {name}")
+        distribution = Markup(drawn)
+    if full and case.series.total:
+        summary = timing.summary if timing is not None else None
+        timeline = Markup(draw_timeline(case.series, summary, f"Samples over time of {name}"))
+    return PageCase(
+        case=case,
+        name=name,
+        timing=describe_timing(case),
+        facts=describe_case(case),
+        distribution=distribution,
+        timeline=timeline,
+        percentiles=[Fact(f"p{p.percent:g}", format_duration(p.seconds)) for p in timing.percentiles] if timing else [],
+        readings=_readings(case),
+    )
+
+
+def _readings(case: CaseView) -> list[list[str]]:
+    return [
+        [
+            reading.device,
+            reading.at,
+            format_frequency(reading.clock_hz) if reading.clock_hz is not None else "",
+            format_frequency(reading.memory_clock_hz) if reading.memory_clock_hz is not None else "",
+            f"{format_significant(reading.power_w)} W" if reading.power_w is not None else "",
+            f"{format_significant(reading.temperature_c, 3)} °C" if reading.temperature_c is not None else "",
+            f"{format_significant(reading.load_1m, 3)}" if reading.load_1m is not None else "",
+            ", ".join(reading.throttle),
+        ]
+        for reading in case.readings
+    ]
+
+
+def _page_sweep(sweep: Sweep) -> PageSweep:
+    from markupsafe import Markup
+
+    plots = []
+    for quantity in (LATENCY, BUS_BANDWIDTH):
+        drawn = draw_sweep(sweep.series, quantity, f"{quantity.title} of {sweep.benchmark} against message size")
+        if drawn is not None:
+            plots.append((quantity.title, Markup(drawn)))
+    return PageSweep(
+        benchmark=sweep.benchmark,
+        plots=plots,
+        legend=[line.label for line in sweep.series[:MAX_SERIES]],
+        left_out=max(0, len(sweep.series) - MAX_SERIES),
+    )

@@ -1,0 +1,84 @@
+"""Short texts that tell the cases of one benchmark apart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from stepscope.records import Case, Parameter, Scalar
+from stepscope.units import format_bytes, format_duration, format_significant
+
+_ABSENT = object()
+
+Facts = Mapping[str, Parameter]
+
+
+def describe_differences(cases: Iterable[Case], *, hidden: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Case key → the parameters in which the cases of its benchmark differ; empty where nothing does.
+
+    Ranks and the benchmark's version count as parameters here. The batch size does not: it has a column of its
+    own, as has everything in `hidden`.
+    """
+    families: dict[str, dict[str, Facts]] = defaultdict(dict)
+    for case in cases:
+        families[case.benchmark.id][case.key] = _facts(case, hidden)
+    return {key: text for family in families.values() for key, text in _describe_family(family).items()}
+
+
+def _facts(case: Case, hidden: frozenset[str]) -> Facts:
+    shown = {name: value for name, value in case.parameters.items() if name not in hidden}
+    return {**shown, "ranks": case.world_size, "version": case.benchmark.version}
+
+
+def _describe_family(family: Mapping[str, Facts]) -> dict[str, str]:
+    names = list(dict.fromkeys(name for facts in family.values() for name in facts))
+    differing = [name for name in names if len({repr(facts.get(name, _ABSENT)) for facts in family.values()}) > 1]
+    return {
+        key: " ".join(format_parameter(name, facts[name]) for name in differing if name in facts)
+        for key, facts in family.items()
+    }
+
+
+def format_parameter(name: str, value: Parameter) -> str:
+    """`size=1 MiB`, `shape=1024x512`, `dtype=float16`: a unit in the name moves to the value."""
+    for suffix, format_value in (("_bytes", format_bytes), ("_s", format_duration)):
+        if name.endswith(suffix) and _is_number(value):
+            return f"{name.removesuffix(suffix)}={format_value(float(value))}"  # type: ignore[arg-type]
+    if isinstance(value, list):
+        return f"{name}={'x'.join(format_scalar(item) for item in value)}"
+    return f"{name}={format_scalar(value)}"
+
+
+def format_scalar(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return format_significant(value) if isinstance(value, float) else str(value)
+
+
+def format_fact(name: str, value: Scalar) -> str:
+    """An observed fact's value in the unit that its name carries."""
+    if _is_number(value):
+        number = float(value)
+        if name.endswith("_bytes_per_s"):
+            return f"{format_bytes(number)}/s" if abs(number) < 1e6 else f"{format_significant(number / 1e9)} GB/s"
+        if name.endswith("_bytes"):
+            return format_bytes(number)
+        if name.endswith("_s"):
+            return format_duration(number)
+    return format_scalar(value)
+
+
+def strip_unit(name: str) -> str:
+    """`peak_memory_bytes` → `peak_memory`, beside a value that shows its unit."""
+    for suffix in ("_bytes_per_s", "_bytes", "_s"):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
+def format_frequency(hertz: float) -> str:
+    return f"{format_significant(hertz / 1e9)} GHz" if hertz >= 1e9 else f"{format_significant(hertz / 1e6)} MHz"
+
+
+def _is_number(value: Parameter) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,87 @@
+"""Results as GitHub-flavoured Markdown: one table per system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.report.columns import Column, choose_columns
+from stepscope.report.text import case_name, plain
+from stepscope.report.view import CaseView, Report, SystemView
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "|": "\\|", "*": "\\*", "`": "\\`", "[": "\\[", "]": "\\]"} | {
+    "&": "&amp;", "<": "&lt;", ">": "&gt;",
+})  # fmt: skip
+
+
+def render_markdown(report: Report) -> str:
+    lines = ["# Results", ""]
+    for system in report.systems:
+        lines += [f"## {escape(system.name)}", "", *_facts(system), "", *_results(system)]
+    if not report.systems:
+        lines += ["No runs.", ""]
+    return "\n".join([*lines, f"Made by stepscope {report.tool_version}."]) + "\n"
+
+
+def _facts(system: SystemView) -> list[str]:
+    lines = [f"- System: {code(system.fingerprint) if system.fingerprint else 'no record of it'}"]
+    if system.system is not None:
+        libraries = {"python": system.system.python, **system.system.libraries}
+        lines.append(f"- Libraries: {', '.join(f'{escape(k)} {escape(v)}' for k, v in libraries.items())}")
+    for run in system.runs:
+        status = "" if run.status == "complete" else f", {escape(run.status)}"
+        lines.append(f"- Run {code(run.id)} ({escape(run.created_at)}{status}): {code(run.command)}")
+    return lines
+
+
+def _results(system: SystemView) -> list[str]:
+    if not system.cases:
+        return ["No finished cases.", ""]
+    columns = choose_columns(system)
+    lines = [*markdown_table(_titles(columns), _rows(columns, system.cases), [c.numeric for c in columns]), ""]
+    if any(case.missed_latency for case in system.cases):
+        lines += ["\\* missed its latency target.", ""]
+    remarks = [remark for case in system.cases for remark in _remarks(case)]
+    return lines + ([*remarks, ""] if remarks else [])
+
+
+def _titles(columns: Sequence[Column]) -> list[str]:
+    return [f"{column.title} ({column.unit})" if column.unit else column.title for column in columns]
+
+
+def _rows(columns: Sequence[Column], cases: Sequence[CaseView]) -> list[list[str]]:
+    return [[column.cell(case).text for column in columns] for case in cases]
+
+
+def _remarks(case: CaseView) -> list[str]:
+    lines = []
+    if case.failure is not None:
+        hint = f" Next: {escape(case.failure.hint)}" if case.failure.hint else ""
+        cause = f"{escape(case.failure.kind)}: {escape(case.failure.message)}"
+        lines.append(f"- **{case.status}** {escape(case_name(case))}: {cause}{hint}")
+    for notice in case.notices:
+        hint = f" Next: {escape(notice.hint)}" if notice.hint else ""
+        lines.append(f"- **notice** {escape(case_name(case))}: {escape(notice.message)}{hint}")
+    return lines
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    rule = line(["---:" if right else "---" for right in numeric])
+    return [line([escape(title) for title in titles]), rule, *(line([escape(text) for text in row]) for row in rows)]
+
+
+def escape(text: str) -> str:
+    """Shown as written, whatever it holds; on one line."""
+    return plain(text).translate(_ESCAPES)
+
+
+def code(text: str) -> str:
+    """A code span whose fence is longer than any run of backticks inside."""
+    shown = plain(text)
+    fence = "`"
+    while fence in shown:
+        fence += "`"
+    padding = " " if "`" in shown else ""
+    return f"{fence}{padding}{shown}{padding}{fence}"

@@ -1,0 +1,109 @@
+"""Samples as plots need them: in the order they were taken, and counted in bins. Both are bounded in size."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from stepscope.records import RankSamples
+from stepscope.stats import quantile_sorted
+from stepscope.store.view import MeasuredCase
+
+MAX_SERIES_POINTS = 2000
+"""A longer series is thinned evenly to this many points, and says so."""
+
+_FENCE_REACH = 3.0
+"""Interquartile ranges; the same far fences as `stepscope.stats.find_outliers`."""
+_MIN_BINS, _MAX_BINS = 8, 48
+
+
+class SampleSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds per iteration in the order taken, warm-ups included, ranks folded as the result says."""
+
+    total: int
+    """Samples there are; more than are listed here when the series was thinned."""
+    positions: list[int]
+    """Place of each listed sample among all of them, from 0."""
+    seconds: list[float]
+    warmup: list[bool]
+    process: list[int]
+
+    @property
+    def thinned(self) -> bool:
+        return len(self.positions) < self.total
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """All measured samples (never thinned, no warm-ups) in bins of equal width."""
+
+    low_s: float
+    high_s: float
+    counts: list[int]
+    below: int
+    above: int
+    """Far outliers, which would squeeze the rest into one bin; counted beside the bins."""
+
+
+def read_series(measured: MeasuredCase, limit: int = MAX_SERIES_POINTS) -> SampleSeries:
+    seconds: list[float] = []
+    warmup: list[bool] = []
+    process: list[int] = []
+    ranks_of: dict[int, list[RankSamples]] = defaultdict(list)
+    for samples in measured.samples:
+        ranks_of[samples.process].append(samples)
+    for number in sorted(ranks_of):
+        values, marks = _fold_ranks(ranks_of[number], slowest=measured.result.timing == "slowest_rank")
+        seconds += values
+        warmup += marks
+        process += [number] * len(values)
+    kept = even_positions(len(seconds), limit)
+    return SampleSeries(
+        total=len(seconds),
+        positions=kept,
+        seconds=[seconds[i] for i in kept],
+        warmup=[warmup[i] for i in kept],
+        process=[process[i] for i in kept],
+    )
+
+
+def _fold_ranks(ranks: list[RankSamples], *, slowest: bool) -> tuple[list[float], list[bool]]:
+    columns = [[sample.per_iteration_s for sample in rank] for rank in ranks]
+    if not slowest:
+        return [value for column in columns for value in column], [mark for rank in ranks for mark in rank.warmup]
+    # Ranks of a case that failed half-way may differ in length: what all of them have is shown.
+    rows = [max(row) for row in zip(*columns, strict=False)]
+    return rows, [any(row) for row in zip(*(rank.warmup for rank in ranks), strict=False)]
+
+
+def even_positions(total: int, limit: int) -> list[int]:
+    """At most `limit` places out of `total`, evenly spread, first and last included."""
+    if total <= limit:
+        return list(range(total))
+    return [round(i * (total - 1) / (limit - 1)) for i in range(limit)]
+
+
+def count_bins(ordered: Sequence[float]) -> Histogram:
+    """Freedman and Diaconis's width within bounds; needs at least one value, sorted."""
+    first, third = quantile_sorted(ordered, 0.25), quantile_sorted(ordered, 0.75)
+    spread = third - first
+    low, high = ordered[0], ordered[-1]
+    if spread > 0:
+        low, high = max(low, first - _FENCE_REACH * spread), min(high, third + _FENCE_REACH * spread)
+    inside = [value for value in ordered if low <= value <= high]
+    low, high = inside[0], inside[-1]
+    below = bisect_left(ordered, low)
+    above = len(ordered) - len(inside) - below
+    if high <= low:
+        return Histogram(low_s=low, high_s=low, counts=[len(inside)], below=below, above=above)
+    # The range over the width overflows for spreads near the smallest float; the bound then decides.
+    width = 2 * spread / len(ordered) ** (1 / 3)
+    wanted = (high - low) / width if width > 0 else math.inf
+    bins = _MAX_BINS if wanted >= _MAX_BINS else max(_MIN_BINS, math.ceil(wanted))
+    counts = [0] * bins
+    for value in inside:
+        counts[min(bins - 1, int((value - low) / (high - low) * bins))] += 1
+    return Histogram(low_s=low, high_s=high, counts=counts, below=below, above=above)

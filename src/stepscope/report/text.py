@@ -1,0 +1,144 @@
+"""Results as plain aligned text: data rows, and everything else on lines that begin with `#`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.report.columns import Column, choose_columns
+from stepscope.report.scale import TimeScale, choose_time_scale
+from stepscope.report.view import CaseView, Report, RunView, SystemView
+from stepscope.units import format_bytes, format_duration
+
+_GAP = "  "
+
+
+def render_text(report: Report, *, width: int | None = None) -> str:
+    """One table per system. With `width`, columns of detail are left out until the rows fit, and a line says which."""
+    lines = [f"# stepscope {report.tool_version}"]
+    for number, system in enumerate(report.systems, start=1):
+        lines += ["#", *_head(system, number, len(report.systems)), "#", *_body(system, width)]
+    if not report.systems:
+        lines.append("# no runs")
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _head(system: SystemView, number: int, of: int) -> list[str]:
+    place = f" {number} of {of}" if of > 1 else ""
+    lines = [f"# system{place}: {plain(system.name)} ({system.fingerprint or 'no record of it'})"]
+    if system.system is not None:
+        libraries = {"python": system.system.python, **system.system.libraries}
+        lines.append(f"# libraries: {', '.join(f'{plain(k)} {plain(v)}' for k, v in libraries.items())}")
+    return lines + [_describe_run(run) for run in system.runs]
+
+
+def _describe_run(run: RunView) -> str:
+    status = "" if run.status == "complete" else f", {plain(run.status)}"
+    return f"# run {plain(run.id)} ({plain(run.created_at)}{status}): {plain(run.command)}"
+
+
+def _body(system: SystemView, width: int | None) -> list[str]:
+    if not system.cases:
+        return ["# no finished cases"]
+    columns = choose_columns(system, scale=table_scale(system.cases))
+    table, left_out = _fit(columns, system.cases, width)
+    lines = table
+    if left_out:
+        lines.append(f"# left out for width: {', '.join(left_out)}")
+    if any(case.missed_latency for case in system.cases):
+        lines.append("# * missed its latency target")
+    lines += [line for case in system.cases for line in _describe_failure(case)]
+    return lines + [line for case in system.cases for line in _describe_notices(case)]
+
+
+def table_scale(cases: Sequence[CaseView]) -> TimeScale:
+    """The unit that the middle one of the medians fills."""
+    medians = sorted(case.timing.summary.median_s for case in cases if case.timing is not None)
+    return choose_time_scale(medians[len(medians) // 2] if medians else 1.0)
+
+
+def _fit(columns: list[Column], cases: Sequence[CaseView], width: int | None) -> tuple[list[str], list[str]]:
+    shown, left_out = list(columns), list[str]()
+    while True:
+        lines = _result_table(shown, cases)
+        droppable = [column for column in shown if column.detail]
+        if width is None or not droppable or max(map(text_width, lines)) <= width:
+            return lines, left_out
+        shown.remove(droppable[-1])
+        left_out.insert(0, droppable[-1].title)
+
+
+def _result_table(columns: Sequence[Column], cases: Sequence[CaseView]) -> list[str]:
+    starred = any(case.missed_latency for case in cases)
+    rows = [[_pad_star(column, column.cell(case).text, starred) for column in columns] for case in cases]
+    titles = [_pad_star(column, column.title, starred) for column in columns]
+    units = [_pad_star(column, f"({column.unit})" if column.unit else "", starred) for column in columns]
+    head = [titles, units] if any(column.unit for column in columns) else [titles]
+    lines = align([*head, *rows], [column.numeric for column in columns])
+    return ["# " + line for line in lines[: len(head)]] + ["  " + line for line in lines[len(head) :]]
+
+
+def _pad_star(column: Column, text: str, starred: bool) -> str:
+    """Keeps digits under digits where some scores end in `*`."""
+    return text + " " if starred and column.title == "Score" and not text.endswith("*") else text
+
+
+def _describe_failure(case: CaseView) -> list[str]:
+    if case.failure is None:
+        return []
+    failure = case.failure
+    rank = f" (rank {failure.rank})" if failure.rank is not None else ""
+    lines = [f"# {case.status}: {plain(case_name(case))}{rank}: {plain(failure.kind)}: {plain(failure.message)}"]
+    return lines + ([f"#   next: {plain(failure.hint)}"] if failure.hint else [])
+
+
+def _describe_notices(case: CaseView) -> list[str]:
+    lines = []
+    for notice in case.notices:
+        lines.append(f"# notice: {plain(case_name(case))}: {plain(notice.message)}")
+        if notice.hint:
+            lines.append(f"#   next: {plain(notice.hint)}")
+    return lines
+
+
+def case_name(case: CaseView) -> str:
+    """Benchmark, what sets the case apart, and its batch: enough to find its row."""
+    size = f"size={format_bytes(case.size_bytes)}" if case.size_bytes is not None else ""
+    batch = f"batch={case.batch_size}" if case.batch_size is not None else ""
+    rest = " ".join(part for part in (case.difference, size, batch) if part)
+    return f"{case.benchmark} [{rest}]" if rest else case.benchmark
+
+
+def describe_target(case: CaseView) -> str | None:
+    """`p95 ≤ 20 ms`, where the benchmark has a latency target."""
+    target = case.latency_target
+    return f"p{target.percentile:g} ≤ {format_duration(target.limit_s)}" if target is not None else None
+
+
+def align(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    cells = [[plain(text) for text in row] for row in rows]
+    widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
+    return [
+        _GAP.join(
+            _pad(text, width, right=right) for text, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    padding = " " * (width - text_width(text))
+    return padding + text if right else text + padding
+
+
+def text_width(text: str) -> int:
+    """Places on a terminal: some characters take two, some none."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def plain(text: str) -> str:
+    """On one line and harmless to a terminal: control characters are written out."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

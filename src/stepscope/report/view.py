@@ -1,0 +1,316 @@
+"""One view model behind every format: plain values, ready to print, grouped so that systems never mix.
+
+Everything here is derived from stored runs on reading; renderers only choose columns and write text.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from stepscope._version import __version__
+from stepscope.records import (
+    CaseResult,
+    Failure,
+    LatencyTarget,
+    Load,
+    Notice,
+    Parameter,
+    Reading,
+    Scalar,
+    Status,
+    System,
+)
+from stepscope.report.labels import describe_differences
+from stepscope.report.samples import Histogram, SampleSeries, count_bins, read_series
+from stepscope.report.sweeps import Sweep, SweepInput, SweepPoint, find_sweeps
+from stepscope.stats import Summary, drift, quantile_sorted, summarize
+from stepscope.store.view import MeasuredCase
+from stepscope.units import scale_score
+
+RunStatus = Literal["complete", "interrupted", "running"]
+
+SIZE_COLUMN = frozenset({"size_bytes"})
+"""The parameter that tables show in a column of its own."""
+
+PERCENTILES = (5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
+
+
+class ReportRun(NamedTuple):
+    """A stored run as a report takes it."""
+
+    id: str
+    created_at: str
+    status: str
+    """`complete`, `interrupted` or `running`."""
+    command: list[str]
+    system: System | None
+    cases: list[MeasuredCase]
+
+
+class Percentile(msgspec.Struct, frozen=True, kw_only=True):
+    percent: float
+    seconds: float
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the samples of one measured case say; seconds per iteration."""
+
+    summary: Summary
+    percentiles: list[Percentile]
+    drift: float
+    """Median of the later half over that of the earlier half, minus one."""
+    device_median_s: float | None
+    histogram: Histogram
+
+
+class CaseView(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a results table and everything known about it."""
+
+    anchor: str
+    """Unique in the report."""
+    run_id: str
+    key: str
+    benchmark: str
+    model: str
+    implementation: str
+    mode: str
+    config: str
+    version: int
+    difference: str
+    """What sets this case apart from the others of its benchmark in this table; empty where nothing does."""
+    parameters: dict[str, Parameter]
+    batch_size: int | None
+    world_size: int
+    status: Status
+    score: float | None
+    unit: str | None
+    latency_target: LatencyTarget | None
+    missed_latency: bool | None
+    started_at: str
+    elapsed_s: float
+    timing: Timing | None
+    """None for a case that failed or was skipped."""
+    series: SampleSeries
+    algbw_bytes_per_s: float | None
+    """Message size over median time; None for what is no collective."""
+    busbw_bytes_per_s: float | None
+    """The former times the collective's bus factor."""
+    observed: dict[str, Scalar]
+    readings: list[Reading]
+    notices: list[Notice]
+    failure: Failure | None
+
+    @property
+    def size_bytes(self) -> float | None:
+        """What was really moved where that was observed, else what was asked for."""
+        observed = self.observed_number("size_bytes")
+        if observed is not None:
+            return observed
+        return read_number(self.parameters, "size_bytes")
+
+    def observed_number(self, name: str) -> float | None:
+        return read_number(self.observed, name)
+
+
+def read_number(facts: Mapping[str, Parameter], name: str) -> float | None:
+    value = facts.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class HostMoment(msgspec.Struct, frozen=True, kw_only=True):
+    """What may differ between two runs of one system."""
+
+    name: str
+    governor: str | None
+    load: Load
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created_at: str
+    status: str
+    command: str
+    """Quoted for a shell."""
+    hosts: list[HostMoment]
+    commit: str | None
+    ok: int
+    failed: int
+    skipped: int
+
+
+class SystemView(msgspec.Struct, frozen=True, kw_only=True):
+    """One table: every case measured on one system."""
+
+    fingerprint: str | None
+    """None where the run kept no record of its system; such a run has a table to itself."""
+    name: str
+    system: System | None
+    runs: list[RunView]
+    cases: list[CaseView]
+    sweeps: list[Sweep]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="report"):
+    schema_version: int = 1
+    tool_version: str
+    systems: list[SystemView]
+
+    @property
+    def cases(self) -> list[CaseView]:
+        return [case for system in self.systems for case in system.cases]
+
+
+def build_report(runs: Sequence[ReportRun]) -> Report:
+    """Groups by system fingerprint in the order of first appearance; reads nothing from disk."""
+    groups: dict[str, list[ReportRun]] = {}
+    for position, run in enumerate(runs):
+        # Two unknown systems may be two different ones.
+        group = run.system.fingerprint if run.system is not None else f"unknown-{position}"
+        groups.setdefault(group, []).append(run)
+    numbers = count(1)
+    return Report(tool_version=__version__, systems=[_view_system(group, numbers) for group in groups.values()])
+
+
+def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
+    system = runs[0].system
+    pairs = _order_cases(runs)
+    differences = describe_differences((measured.result.case for _, measured in pairs), hidden=SIZE_COLUMN)
+    cases = [_view_case(run, measured, differences[measured.key], f"case-{next(numbers)}") for run, measured in pairs]
+    return SystemView(
+        fingerprint=system.fingerprint if system is not None else None,
+        name=system.name if system is not None else "unknown system",
+        system=system,
+        runs=[_view_run(run) for run in runs],
+        cases=cases,
+        sweeps=find_sweeps(_sweep_inputs(cases, several_runs=len(runs) > 1)),
+    )
+
+
+def _order_cases(runs: Sequence[ReportRun]) -> list[tuple[ReportRun, MeasuredCase]]:
+    """By benchmark, then case, then run: what is read side by side stands side by side."""
+    pairs = [(run, measured) for run in runs for measured in run.cases]
+    benchmarks: dict[str, int] = {}
+    keys: dict[str, int] = {}
+    for _, measured in pairs:
+        benchmarks.setdefault(measured.result.case.benchmark.id, len(benchmarks))
+        keys.setdefault(measured.key, len(keys))
+    return sorted(pairs, key=lambda pair: (benchmarks[pair[1].result.case.benchmark.id], keys[pair[1].key]))
+
+
+def _view_case(run: ReportRun, measured: MeasuredCase, difference: str, anchor: str) -> CaseView:
+    result = measured.result
+    case, benchmark = result.case, result.case.benchmark
+    timing = _view_timing(measured) if result.status == "ok" else None
+    algbw, busbw = _bandwidths(result, timing)
+    return CaseView(
+        anchor=anchor,
+        run_id=run.id,
+        key=case.key,
+        benchmark=benchmark.id,
+        model=benchmark.model,
+        implementation=benchmark.implementation,
+        mode=benchmark.mode,
+        config=benchmark.config,
+        version=benchmark.version,
+        difference=difference,
+        parameters=case.parameters,
+        batch_size=case.batch_size,
+        world_size=case.world_size,
+        status=result.status,
+        score=_score(result, timing),
+        unit=result.score.unit if result.score is not None else None,
+        latency_target=result.latency_target,
+        missed_latency=measured.missed_latency() if timing is not None else None,
+        started_at=result.started_at,
+        elapsed_s=result.elapsed_s,
+        timing=timing,
+        series=read_series(measured),
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=busbw,
+        observed=result.observed,
+        readings=result.readings,
+        notices=result.notices,
+        failure=result.failure,
+    )
+
+
+def _view_timing(measured: MeasuredCase) -> Timing | None:
+    values = measured.seconds()
+    if not values:
+        return None
+    ordered = sorted(values)
+    device = measured.device_seconds()
+    return Timing(
+        summary=summarize(ordered),
+        percentiles=[Percentile(percent=p, seconds=quantile_sorted(ordered, p / 100)) for p in PERCENTILES],
+        drift=drift(values),
+        device_median_s=quantile_sorted(sorted(device), 0.5) if device else None,
+        histogram=count_bins(ordered),
+    )
+
+
+def _score(result: CaseResult, timing: Timing | None) -> float | None:
+    """The same as `MeasuredCase.score`, from the summary at hand: summaries are what building a report costs."""
+    if result.score is None or timing is None or timing.summary.median_s <= 0:
+        return None
+    return scale_score(result.score.work / timing.summary.median_s, result.score.unit)
+
+
+def _bandwidths(result: CaseResult, timing: Timing | None) -> tuple[float | None, float | None]:
+    """As observed, or derived from size and median where only the bus factor was kept."""
+    algbw, busbw = (read_number(result.observed, f"{name}_bytes_per_s") for name in ("algbw", "busbw"))
+    size, factor = (read_number(result.observed, name) for name in ("size_bytes", "bus_factor"))
+    if size is not None and factor is not None and timing is not None and timing.summary.median_s > 0:
+        algbw = size / timing.summary.median_s if algbw is None else algbw
+        busbw = algbw * factor if busbw is None else busbw
+    return algbw, busbw
+
+
+def _view_run(run: ReportRun) -> RunView:
+    statuses = [measured.result.status for measured in run.cases]
+    hosts = run.system.hosts if run.system is not None else []
+    git = run.system.git if run.system is not None else None
+    return RunView(
+        id=run.id,
+        created_at=run.created_at,
+        status=run.status,
+        command=shlex.join(run.command),
+        hosts=[HostMoment(name=host.name, governor=host.cpu.governor, load=host.load) for host in hosts],
+        commit=f"{git.commit}{' with local changes' if git.dirty else ''}" if git is not None else None,
+        ok=statuses.count("ok"),
+        failed=statuses.count("failed"),
+        skipped=statuses.count("skipped"),
+    )
+
+
+def _sweep_inputs(cases: Sequence[CaseView], *, several_runs: bool) -> list[SweepInput]:
+    return [
+        SweepInput(case.benchmark, _line_label(case, several_runs=several_runs), point)
+        for case in cases
+        if (point := _sweep_point(case)) is not None
+    ]
+
+
+def _line_label(case: CaseView, *, several_runs: bool) -> str:
+    batch = f"batch={case.batch_size}" if case.batch_size is not None else ""
+    parts = (case.difference, batch, case.run_id if several_runs else "")
+    return ", ".join(part for part in parts if part)
+
+
+def _sweep_point(case: CaseView) -> SweepPoint | None:
+    if case.timing is None or case.size_bytes is None:
+        return None
+    summary = case.timing.summary
+    return SweepPoint(
+        size_bytes=case.size_bytes,
+        median_s=summary.median_s,
+        ci_low_s=summary.ci_low_s,
+        ci_high_s=summary.ci_high_s,
+        algbw_bytes_per_s=case.algbw_bytes_per_s,
+        busbw_bytes_per_s=case.busbw_bytes_per_s,
+    )

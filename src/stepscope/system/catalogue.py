@@ -1,0 +1,135 @@
+"""Peaks of devices and links with the document each number comes from; the data is in `catalogue.toml`.
+
+A peak is what the maker promises, never what a program reaches: scores are shown against it, predictions are not
+made from it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+"""Columns of the table, in this order."""
+
+_BRAND_WORDS = frozenset({"nvidia", "tesla", "amd", "instinct", "intel", "habana", "google", "cloud", "radeon"})
+
+
+class DevicePeak(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    aliases: list[str]
+    """Names under which drivers and people know it."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops: dict[str, float]
+    """Per second and dense, by type; a type the maker does not state is absent."""
+    l2_bytes: int | None = None
+    source: str
+    note: str = ""
+
+
+class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    aliases: list[str]
+    bytes_per_s: float
+    """One direction."""
+    source: str
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    devices: list[DevicePeak]
+    links: list[LinkPeak]
+
+
+@cache
+def load_catalogue() -> Catalogue:
+    """Reads the packaged file once a process."""
+    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    content = tomllib.loads(text)
+    return Catalogue(
+        devices=[_parse_device(entry) for entry in content["device"]],
+        links=[_parse_link(entry) for entry in content["link"]],
+    )
+
+
+def _parse_device(entry: dict[str, Any]) -> DevicePeak:
+    return DevicePeak(
+        name=entry["name"],
+        aliases=entry["aliases"],
+        memory_bytes=entry["memory_gib"] << 30,
+        memory_bytes_per_s=entry["memory_gb_per_s"] * 1e9,
+        flops={dtype: rate * 1e12 for dtype, rate in entry["tflops"].items()},
+        l2_bytes=entry["l2_mib"] << 20 if "l2_mib" in entry else None,
+        source=entry["source"],
+        note=entry.get("note", ""),
+    )
+
+
+def _parse_link(entry: dict[str, Any]) -> LinkPeak:
+    return LinkPeak(
+        name=entry["name"], aliases=entry["aliases"], bytes_per_s=entry["gb_per_s"] * 1e9, source=entry["source"]
+    )
+
+
+def find_device_peak(name: str) -> DevicePeak | None:
+    """The entry a driver's name (`NVIDIA A100-SXM4-80GB`) or a person's (`h100 sxm`) means.
+
+    None for what is not in the catalogue and for what fits several entries (`A100` alone has two bandwidths) or
+    only a part of a device (a MIG slice): a wrong peak is worse than none.
+    """
+    wanted = _words(name)
+    for peak in load_catalogue().devices:
+        if wanted in _all_words([peak.name, *peak.aliases]):
+            return peak
+    return None
+
+
+def find_link_peak(name: str) -> LinkPeak | None:
+    wanted = _words(name)
+    for peak in load_catalogue().links:
+        if wanted in _all_words([peak.name, *peak.aliases]):
+            return peak
+    return None
+
+
+def _all_words(names: Iterable[str]) -> set[tuple[str, ...]]:
+    return {_words(name) for name in names}
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Words in alphabetical order without brands: drivers change the order (`A100 80GB PCIe`, `A100-PCIE-40GB`)."""
+    found = re.findall(r"[a-z0-9.]+", name.lower())
+    return tuple(sorted(word for word in found if word not in _BRAND_WORDS))
+
+
+def format_catalogue_markdown() -> str:
+    """The two tables of `docs/system.md`."""
+    return "\n".join([*_format_device_rows(), "", *_format_link_rows()])
+
+
+def _format_device_rows() -> list[str]:
+    head = ["device", "memory", "GB/s", *DTYPES, "source", "note"]
+    rows = [_format_row(head), _format_row(["---"] * 2 + ["--:"] * (1 + len(DTYPES)) + ["---"] * 2)]
+    for peak in load_catalogue().devices:
+        rates = [f"{peak.flops[dtype] / 1e12:g}" if dtype in peak.flops else "" for dtype in DTYPES]
+        memory = f"{peak.memory_bytes >> 30} GiB"
+        rows.append(
+            _format_row([peak.name, memory, f"{peak.memory_bytes_per_s / 1e9:g}", *rates, peak.source, peak.note])
+        )
+    return rows
+
+
+def _format_link_rows() -> list[str]:
+    rows = [_format_row(["link", "GB/s, one direction", "source"]), _format_row(["---", "--:", "---"])]
+    rows += [_format_row([peak.name, f"{peak.bytes_per_s / 1e9:g}", peak.source]) for peak in load_catalogue().links]
+    return rows
+
+
+def _format_row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,141 @@
+"""The page in a real browser, without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from report_examples import rich_runs
+
+from stepscope.report import build_report, render_html
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run",
+]  # fmt: skip
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page, and everything it asked for or complained about."""
+
+    def __init__(self, page: Page, file: Path) -> None:
+        self.page = page
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.goto(file.as_uri())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    path.write_text(render_html(build_report(rich_runs())), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(browser: Browser, file: Path) -> Iterator[Opened]:
+    context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900})
+    yield Opened(context.new_page(), file)
+    context.close()
+
+
+ROWS = "table.results >> nth=0 >> tbody tr"
+
+
+def test_page_shows_everything_and_asks_for_nothing(opened: Opened, file: Path, tmp_path: Path) -> None:
+    page = opened.page
+    assert page.locator(ROWS).count() == 30
+    assert all(row.is_visible() for row in page.locator(ROWS).all())
+    page.evaluate("document.querySelectorAll('details').forEach((element) => (element.open = true))")
+    sizes = page.eval_on_selector_all("svg", "all => all.map((s) => [s.clientWidth, s.clientHeight])")
+    assert len(sizes) > 60
+    assert all(width > 0 and height > 0 for width, height in sizes)
+    page.screenshot(path=str(tmp_path / "report.png"), full_page=True)
+    assert (tmp_path / "report.png").stat().st_size > 50_000
+    assert [url for url in opened.requests if not url.startswith("data:")] == [file.as_uri()]
+    assert opened.complaints == []
+
+
+def test_clicking_a_title_sorts_numbers_as_numbers_and_puts_gaps_last(opened: Opened) -> None:
+    page = opened.page
+    header = page.locator("table.results >> nth=0 >> thead th", has_text="Median")
+    column = header.evaluate("th => th.cellIndex")
+
+    def medians() -> list[str | None]:
+        return page.locator(ROWS).evaluate_all("(rows, i) => rows.map((row) => row.cells[i].dataset.v ?? null)", column)
+
+    before = medians()
+    header.get_by_role("button").click()
+    rising = medians()
+    assert rising != before
+    assert header.get_attribute("aria-sort") == "ascending"
+    numbers = [float(value) for value in rising if value is not None]
+    assert numbers == sorted(numbers)
+    assert rising[-2:] == [None, None]
+    header.get_by_role("button").click()
+    falling = medians()
+    assert [float(value) for value in falling if value is not None] == numbers[::-1]
+    assert falling[-2:] == [None, None]
+
+
+def test_filter_hides_rows_and_details(opened: Opened) -> None:
+    page = opened.page
+    page.get_by_label("Filter cases by text").fill("GEMM 8192x4096")
+    assert sum(row.is_visible() for row in page.locator(ROWS).all()) == 2
+    assert page.locator("details.case:visible").count() == 2
+    assert page.locator("#shown").inner_text() == "2 of 31 cases"
+    page.get_by_label("Filter cases by text").fill("")
+    assert all(row.is_visible() for row in page.locator(ROWS).all())
+
+
+def test_a_row_leads_to_its_unfolded_details(opened: Opened) -> None:
+    page = opened.page
+    details = page.locator("#case-2")
+    assert details.get_attribute("open") is None
+    page.locator('a[href="#case-2"]').click()
+    details.locator(".inside").wait_for(state="visible")
+    assert "p95" in details.inner_text()
+
+
+@pytest.mark.parametrize("width", [390, 768, 1440])
+def test_page_never_scrolls_sideways(browser: Browser, file: Path, width: int) -> None:
+    context = browser.new_context(offline=True, viewport={"width": width, "height": 844}, color_scheme="dark")
+    page = Opened(context.new_page(), file).page
+    page.evaluate("document.querySelectorAll('details').forEach((element) => (element.open = true))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+
+
+def test_page_is_useful_without_scripts(browser: Browser, file: Path) -> None:
+    context = browser.new_context(offline=True, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    assert page.locator(ROWS).first.is_visible()
+    assert not page.locator("#toolbar").is_visible()
+    page.locator("#case-1 > summary").click()
+    assert page.locator("#case-1 .inside").is_visible()
+    context.close()
