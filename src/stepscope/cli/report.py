@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +44,10 @@ def report_of(runs: Sequence[StoredRun]) -> Report:
 def render(report: Report, kind: str) -> str:
     from stepscope import report as room
 
+    # On a terminal rows are cut to its width; a file or a pipe gets all columns.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     renderers: dict[str, Callable[[Report], str]] = {
-        "text": room.render_text,
+        "text": partial(room.render_text, width=width),
         "markdown": room.render_markdown,
         "csv": room.render_csv,
         "json": room.render_json,

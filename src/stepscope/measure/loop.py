@@ -181,7 +181,7 @@ class _Loop:
                 self._per_iteration(0)[: self._warmups],
                 self._per_iteration(self._warmups),
                 settled=settled,
-                sample_s=min(self._durations),
+                sample_s=min(self._durations[self._warmups :]),
                 resolution_s=self._clock.resolution_s,
                 settings=self._settings,
             ),

@@ -144,7 +144,9 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
             }
             for host in self.hosts
         ]
-        libraries = {name: version for name, version in self.libraries.items() if name in CORE_LIBRARIES}
+        libraries = {
+            name: version for name, version in self.libraries.items() if name.partition("@")[0] in CORE_LIBRARIES
+        }
         return _digest({"hosts": hosts, "python": self.python, "libraries": libraries})
 
     @property

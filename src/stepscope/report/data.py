@@ -7,6 +7,7 @@ import io
 
 import msgspec
 
+from stepscope.report.text import plain
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 
 CsvValue = str | int | float | None
@@ -18,7 +19,7 @@ def render_json(report: Report) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """SI units, no rounding, empty where there is no value; `parameters` and `observed` are JSON objects."""
+    """One line a case, SI units, no rounding, empty where there is no value; `parameters` and `observed` are JSON."""
     rows = [
         {**_run_fields(runs[case.run_id], system), **_case_fields(case), **_time_fields(case), **_other_fields(case)}
         for system in report.systems
@@ -34,11 +35,11 @@ def render_csv(report: Report) -> str:
 
 def _run_fields(run: RunView, system: SystemView) -> dict[str, CsvValue]:
     return {
-        "run_id": run.id,
-        "run_created_at": run.created_at,
-        "run_status": run.status,
+        "run_id": plain(run.id),
+        "run_created_at": plain(run.created_at),
+        "run_status": plain(run.status),
         "system_fingerprint": system.fingerprint,
-        "system_name": system.name,
+        "system_name": plain(system.name),
     }
 
 
@@ -72,19 +73,22 @@ def _time_fields(case: CaseView) -> dict[str, CsvValue]:
 
 
 def _other_fields(case: CaseView) -> dict[str, CsvValue]:
-    size = case.size_bytes
     return {
-        "size_bytes": int(size) if size is not None and size == int(size) else size,
+        "size_bytes": _whole(case.size_bytes),
         "algbw_bytes_per_s": case.algbw_bytes_per_s,
         "busbw_bytes_per_s": case.busbw_bytes_per_s,
-        "wrong": case.observed.get("wrong"),
+        "wrong": _whole(case.observed_number("wrong")),
         "observed": msgspec.json.encode(case.observed).decode(),
         "notices": len(case.notices),
         "started_at": case.started_at,
         "elapsed_s": case.elapsed_s,
-        "failure_kind": case.failure.kind if case.failure is not None else None,
-        "failure_message": case.failure.message if case.failure is not None else None,
+        "failure_kind": plain(case.failure.kind) if case.failure is not None else None,
+        "failure_message": plain(case.failure.message) if case.failure is not None else None,
     }
+
+
+def _whole(value: float | None) -> float | None:
+    return int(value) if value is not None and value.is_integer() else value
 
 
 def _yes_no(value: bool | None) -> str | None:
@@ -97,6 +101,7 @@ CSV_COLUMNS = (
     "batch_size", "world_size", "status", "score", "unit", "missed_latency",
     "n", "median_s", "ci_low_s", "ci_high_s", "level", "mean_s", "stdev_s", "min_s", "max_s", "p95_s", "p99_s",
     "outliers", "drift", "device_median_s",
-    "size_bytes", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong", "observed", "notices", "started_at", "elapsed_s", "failure_kind", "failure_message",
+    "size_bytes", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong",
+    "observed", "notices", "started_at", "elapsed_s", "failure_kind", "failure_message",
 )  # fmt: skip
 """In this order; columns may be added at the end, never moved: readers may count on it."""

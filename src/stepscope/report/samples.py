@@ -71,7 +71,9 @@ def read_series(measured: MeasuredCase, limit: int = MAX_SERIES_POINTS) -> Sampl
 
 
 def _fold_ranks(ranks: list[RankSamples], *, slowest: bool) -> tuple[list[float], list[bool]]:
-    columns = [[sample.per_iteration_s for sample in rank] for rank in ranks]
+    columns = [
+        [duration / number for duration, number in zip(rank.duration_s, rank.iterations, strict=True)] for rank in ranks
+    ]
     if not slowest:
         return [value for column in columns for value in column], [mark for rank in ranks for mark in rank.warmup]
     # Ranks of a case that failed half-way may differ in length: what all of them have is shown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope.records import Notice
 from stepscope.report.columns import Column, choose_columns
 from stepscope.report.scale import TimeScale, choose_time_scale
 from stepscope.report.view import CaseView, Report, RunView, SystemView
@@ -47,7 +48,7 @@ def _body(system: SystemView, width: int | None) -> list[str]:
     if any(case.missed_latency for case in system.cases):
         lines.append("# * missed its latency target")
     lines += [line for case in system.cases for line in _describe_failure(case)]
-    return lines + [line for case in system.cases for line in _describe_notices(case)]
+    return lines + _describe_notices(system.cases)
 
 
 def table_scale(cases: Sequence[CaseView]) -> TimeScale:
@@ -91,12 +92,18 @@ def _describe_failure(case: CaseView) -> list[str]:
     return lines + ([f"#   next: {plain(failure.hint)}"] if failure.hint else [])
 
 
-def _describe_notices(case: CaseView) -> list[str]:
+def _describe_notices(cases: Sequence[CaseView]) -> list[str]:
+    """One entry a kind of notice: on a noisy machine every case says the same, and the page has them all."""
+    by_kind: dict[str, list[tuple[CaseView, Notice]]] = {}
+    for case in cases:
+        for notice in case.notices:
+            by_kind.setdefault(notice.kind, []).append((case, notice))
     lines = []
-    for notice in case.notices:
-        lines.append(f"# notice: {plain(case_name(case))}: {plain(notice.message)}")
-        if notice.hint:
-            lines.append(f"#   next: {plain(notice.hint)}")
+    for said in by_kind.values():
+        case, notice = said[0]
+        count = f"{len(said)} cases, for example " if len(said) > 1 else ""
+        lines.append(f"# notice: {count}{plain(case_name(case))}: {plain(notice.message)}")
+        lines += [f"#   next: {plain(notice.hint)}"] if notice.hint else []
     return lines
 
 

@@ -38,8 +38,11 @@ LEAST_HISTORY = 5
 LEAST_PROCESSES = 6
 """Processes on each side from which spells are no longer assumed to have hit them all: 2 × 0.4⁶ is below 1 %."""
 
-WINSOR_LOG = 0.25
-"""A run further than this above the quietest was hit by something else; it counts as this far away."""
+DISTURBED_LOG = 0.25
+"""An earlier run further than this above the quietest was kept from its cores; it says nothing about spells."""
+
+FAST_HALF_VARIANCE = 1 - 2 / math.pi
+"""Variance of the lower half of many normal values as a share of that of all of them."""
 
 UNSETTLED_LOG = 0.1
 TICK_S = 0.004
@@ -164,15 +167,16 @@ def compare_processes(
     faster half of the processes at hand and from `between_sd`, each weighted by its degrees of freedom. Slow
     spells, which hold a whole process: with k processes a side's quiet time is spoilt only when all k were in one.
     Where `history` has five or more quiet times of earlier runs of the same case on the same system, they say how
-    often spells come and how far they reach. The error within a process is added from contiguous blocks, so that samples which
-    depend on their neighbours do not count as independent. Symmetric: swapping the sides inverts ratio and interval.
+    often spells come and how far they reach. The error within a process is added from contiguous blocks, so that
+    samples which depend on their neighbours do not count as independent. Swapping the sides inverts ratio and
+    interval.
     """
     sides = [_checked(a), _checked(b)]
     logs = [sorted(_log_quiet(process) for process in side) for side in sides]
     prior = _prior(between_sd, spell_log, history)
-    fast = [side[: (len(side) + 1) // 2] for side in logs]
-    df = prior.df + sum(len(half) - 1 for half in fast)
-    between = (prior.df * prior.variance + math.fsum(_squares(half) for half in fast)) / df
+    fast = [_fast_half_squares(side) for side in logs]
+    df = prior.df + sum(half_df for _, half_df in fast)
+    between = (prior.df * prior.variance + math.fsum(squares for squares, _ in fast)) / df
     # The variance of the least of k normal values falls about with the root of k, not with k as a mean's would.
     parts = [(between * math.fsum(len(side) ** -0.5 for side in logs), df)]
     parts += [_within_variance(_quietest(side)) for side in sides]
@@ -219,10 +223,10 @@ def _prior(between_sd: float, spell_log: float, history: Sequence[float]) -> _Pr
     if len(history) < LEAST_HISTORY:
         return _Prior(between_sd**2, ASSUMED_WEIGHT, spell_log, SPELL_CHANCE, "assumed")
     logs = sorted(math.log(value) for value in history)
-    excess = [min(value - logs[0], WINSOR_LOG) for value in logs]
-    fast = excess[: (len(excess) + 1) // 2]
-    df = ASSUMED_WEIGHT + len(fast) - 1
-    variance = (ASSUMED_WEIGHT * between_sd**2 + _squares(fast)) / df
+    excess = [value - logs[0] for value in logs if value - logs[0] <= DISTURBED_LOG]
+    squares, fast_df = _fast_half_squares(excess)
+    df = ASSUMED_WEIGHT + fast_df
+    variance = (ASSUMED_WEIGHT * between_sd**2 + squares / FAST_HALF_VARIANCE) / df
     chance = (sum(value > spell_log / 2 for value in excess) + 2) / (len(excess) + 4)
     return _Prior(variance, df, max(spell_log, excess[-1]), chance, "history")
 
@@ -240,9 +244,14 @@ def _log_quiet(process: Sequence[float]) -> float:
     return math.log(quantile_sorted(sorted(process), QUIET_QUANTILE))
 
 
-def _squares(values: Sequence[float]) -> float:
-    centre = fmean(values)
-    return math.fsum((value - centre) ** 2 for value in values)
+def _fast_half_squares(ordered: Sequence[float]) -> tuple[float, int]:
+    """Sum of squares of the faster half around its mean, and its degrees of freedom.
+
+    The slower half is left out because spells live there; they have their own place in `Noise`.
+    """
+    half = ordered[: (len(ordered) + 1) // 2]
+    centre = fmean(half)
+    return math.fsum((value - centre) ** 2 for value in half), len(half) - 1
 
 
 def _within_variance(process: Sequence[float]) -> tuple[float, float]:

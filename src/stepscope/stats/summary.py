@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -78,32 +79,28 @@ def median_interval(ordered: Sequence[float], level: float = DEFAULT_LEVEL) -> t
     is too small for any pair, the whole range is returned with the coverage it has.
     """
     n = len(ordered)
-    rank = _interval_rank(n, level)
-    coverage = 1 - 2 * _binomial_tail(n, rank - 1)
-    return ordered[rank - 1], ordered[n - rank], coverage
+    rank, tail = _interval_rank(n, level)
+    return ordered[rank - 1], ordered[n - rank], 1 - 2 * tail
 
 
-def _interval_rank(n: int, level: float) -> int:
-    """The largest r ≥ 1 such that [x_(r), x_(n+1-r)] covers the median with at least `level`."""
+@lru_cache(maxsize=4096)
+def _interval_rank(n: int, level: float) -> tuple[int, float]:
+    """The largest r ≥ 1 such that [x_(r), x_(n+1-r)] covers the median with at least `level`, and P(X < r).
+
+    X is the number of samples below the median, binomial with n and ½.
+    """
     if n > 1000:  # the normal approximation is within one rank of the exact one here
         z = _normal_quantile(0.5 + level / 2)
-        return max(1, math.floor((n - z * math.sqrt(n)) / 2))
-    tail, cumulative, rank = (1 - level) / 2, 0.0, 0
+        rank = max(1, math.floor((n - z * math.sqrt(n)) / 2))
+        return rank, 0.5 * math.erfc((n / 2 - rank + 0.5) / math.sqrt(n / 2))
     probability = 0.5**n
-    for k in range(n // 2):
-        cumulative += probability
-        if cumulative > tail:
+    rank, tail = 1, probability
+    for k in range(1, n // 2):
+        probability *= (n - k + 1) / k
+        if tail + probability > (1 - level) / 2:
             break
-        rank = k + 1
-        probability *= (n - k) / (k + 1)
-    return max(1, rank)
-
-
-def _binomial_tail(n: int, k: int) -> float:
-    """P(X ≤ k) for X ~ Binomial(n, ½)."""
-    if n > 1000:
-        return 0.5 * math.erfc((n / 2 - k - 0.5) / math.sqrt(n / 2))
-    return float(sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
+        rank, tail = k + 1, tail + probability
+    return rank, tail
 
 
 def _normal_quantile(p: float) -> float:

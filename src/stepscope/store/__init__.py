@@ -12,7 +12,7 @@ from stepscope.store.reader import (
     run_folders,
     verify_run,
 )
-from stepscope.store.sql import TABLES, QueryResult, query_runs
+from stepscope.store.sql import TABLES, QueryResult, format_tables_markdown, query_runs
 from stepscope.store.view import MeasuredCase
 from stepscope.store.writer import RunWriter, create_run, record_failure
 
@@ -28,6 +28,7 @@ __all__ = [
     "StoredRun",
     "create_run",
     "find_run",
+    "format_tables_markdown",
     "list_runs",
     "query_runs",
     "record_failure",

@@ -117,3 +117,13 @@ def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:
 
 def _statistics(summary: Any) -> tuple[float, ...]:
     return summary.median_s, summary.ci_low_s, summary.ci_high_s, summary.p95_s, summary.p99_s
+
+
+def format_tables_markdown() -> str:
+    """The documentation's list of tables and columns."""
+    lines = []
+    for table, columns in TABLES.items():
+        lines += [f"**{table}**", "", "| column | type |", "|---|---|"]
+        lines += [f"| `{name}` | {kind} |" for name, kind in columns.items()]
+        lines.append("")
+    return "\n".join(lines)

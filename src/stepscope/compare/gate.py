@@ -1,0 +1,90 @@
+"""A yes, a no, or "cannot tell" for CI: has anything become slower than the limit allows?"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stepscope.compare.verdict import CaseComparison, Comparison
+from stepscope.errors import ExitCode, UsageError
+from stepscope.units import format_ratio, format_share
+
+Outcome = Literal["pass", "regression", "undecided"]
+
+
+class GateRow(msgspec.Struct, frozen=True, kw_only=True):
+    label: str
+    outcome: Outcome
+    reason: str
+    """One sentence."""
+    row: CaseComparison | None = None
+    """None for a case that the candidate does not have."""
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    outcome: Outcome
+    exit_code: int
+    max_regression: float
+    rows: list[GateRow]
+
+
+def check_regression(comparison: Comparison, max_regression: float) -> GateResult:
+    """A is the baseline, B the candidate; `max_regression` is a share: 0.05 allows up to 5 % more time.
+
+    A case is a *regression* when it is significantly worse and its ratio is above 1 + max_regression, or when it
+    worked in the baseline and fails in the candidate. It is *undecided* when its ratio is above the limit but
+    noise could have done that, when there was not enough data, or when the candidate lacks it. Else it *passes*:
+    the best estimate is within the limit. One regression makes the whole a regression; without one, one undecided
+    case makes it undecided. A case that failed in the baseline has nothing to be held against and passes where
+    the candidate is no worse off; a case skipped on both sides passes too.
+    """
+    if max_regression < 0:
+        raise UsageError(
+            f"the largest allowed regression {max_regression} is below zero", hint="write for example 5% or 0.05"
+        )
+    rows = [_check_row(row, 1 + max_regression) for row in comparison.rows]
+    rows += [
+        GateRow(label=label, outcome="undecided", reason="the candidate does not have this case")
+        for label in comparison.only_a
+    ]
+    if not rows:
+        rows = [GateRow(label="all", outcome="undecided", reason="baseline and candidate share no case")]
+    outcomes = {row.outcome for row in rows}
+    outcome: Outcome = next((o for o in ("regression", "undecided") if o in outcomes), "pass")
+    codes = {"pass": ExitCode.DONE, "regression": ExitCode.REGRESSION, "undecided": ExitCode.UNDECIDED}
+    return GateResult(outcome=outcome, exit_code=codes[outcome], max_regression=max_regression, rows=rows)
+
+
+def _check_row(row: CaseComparison, limit: float) -> GateRow:
+    outcome, reason = _check_status(row) or _check_ratio(row, limit)
+    return GateRow(label=row.label, outcome=outcome, reason=reason, row=row)
+
+
+def _check_status(row: CaseComparison) -> tuple[Outcome, str] | None:
+    """None where both sides have samples to go by."""
+    if row.status_a == "ok" and row.status_b == "failed":
+        return "regression", f"it worked in the baseline and fails in the candidate; {row.reason}"
+    if row.status_a == "ok" and row.status_b == "skipped":
+        return "undecided", row.reason
+    if row.status_a != "ok":
+        return "pass", f"the baseline has no time to be held against: the case {_told(row.status_a)} there"
+    return None
+
+
+def _told(status: str | None) -> str:
+    return "was skipped" if status == "skipped" else "failed"
+
+
+def _check_ratio(row: CaseComparison, limit: float) -> tuple[Outcome, str]:
+    if row.ratio is None or row.ci_low is None or row.ci_high is None:
+        return "undecided", row.reason
+    allowed = f"{format_share(limit - 1)} more time is allowed"
+    told = f"{format_ratio(row.ratio)} ({format_ratio(row.ci_low)} to {format_ratio(row.ci_high)})"
+    if row.verdict == "not enough data":
+        return "undecided", row.reason
+    if row.ratio <= limit:
+        return "pass", f"{told}, {allowed}"
+    if row.verdict == "worse":
+        return "regression", f"{told}, {allowed}"
+    return "undecided", f"{told}: above the limit ({allowed}), but noise could have done that; {row.reason}"

@@ -1,0 +1,188 @@
+"""Two sides measured turn by turn in fresh processes: how any claim of a ratio is made.
+
+Each process of a side is an ordinary benchmark run, kept aside until its partner is done. The sides change order with
+every pair (AB, BA, AB …), so that a machine that slowly changes speed favours neither. In the end each side is one
+stored run whose samples say which process took them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.records import CaseResult, Notice, RankSamples
+from stepscope.store import MeasuredCase, RunWriter, StoredRun, create_run
+
+KINDS = ("ops", "workload", "comms")
+CHILD_TIMEOUT_S = 600.0
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
+
+
+class Side(NamedTuple):
+    """One of the two things compared: a `bench` command, and variables set for it alone."""
+
+    text: str
+    environment: dict[str, str]
+    arguments: list[str]
+
+    @property
+    def verb(self) -> str:
+        return self.arguments[0]
+
+
+class ChildError(StepscopeError):
+    """A process of one side failed; its own message is passed on."""
+
+    kind = "child_failed"
+
+
+def parse_side(text: str) -> Side:
+    """`[NAME=VALUE …] [stepscope] [bench] ops|workload|comms …`, quoted as in a shell; no shell runs it."""
+    hint = 'write what follows `stepscope bench`, for example "OMP_NUM_THREADS=1 ops --op gemm --shape m=512"'
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"cannot read {text!r}: {error}", hint=hint) from error
+    environment = {}
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    for optional in ("stepscope", "bench"):
+        words = words[1:] if words[:1] == [optional] else words
+    if not words or words[0] not in KINDS:
+        raise UsageError(f"{text!r} is not a benchmark", hint=hint)
+    for forbidden in ("--store", "--json", "--resume", "--list"):
+        if any(word.split("=", 1)[0] == forbidden for word in words):
+            raise UsageError(f"{forbidden} has no place in a side", hint="give it to `stepscope ab` itself")
+    return Side(text, environment, words)
+
+
+def run_child(side: Side, extra: Sequence[str], store: Path) -> StoredRun:
+    """One fresh process of one side; raises ChildError with what the process said."""
+    command = [sys.executable, "-m", "stepscope", "bench", *side.arguments, *extra, "--store", str(store), "--json"]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **side.environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ChildError(f"{side.text!r} did not end within {CHILD_TIMEOUT_S:.0f} s", hint="measure less") from None
+    try:
+        answer = msgspec.json.decode(done.stdout)
+    except msgspec.DecodeError:
+        last = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+        raise ChildError(f"{side.text!r} ended with {done.returncode} and said: {last[0]}") from None
+    if not answer["ok"]:
+        error = answer["error"]
+        raise ChildError(f"{side.text!r}: {error['message']}", hint=error["hint"], where=error["where"])
+    return StoredRun(Path(answer["data"]["run"]))
+
+
+RunChild = Callable[[Side, Sequence[str], Path], StoredRun]
+
+
+def measure_interleaved(
+    sides: tuple[Side, Side],
+    *,
+    pairs: int,
+    store: Path,
+    command: Sequence[str],
+    extra: Sequence[str] = (),
+    start: RunChild = run_child,
+    on_pair: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[StoredRun, StoredRun]:
+    """Measure `pairs` fresh processes of each side in turn, and keep each side as one run.
+
+    Stopped early (a failing process, the user), the finished pairs are kept before the error goes on.
+    """
+    finished: list[tuple[StoredRun, StoredRun]] = []
+    scratch = Path(tempfile.mkdtemp(prefix="stepscope-ab-"))
+    try:
+        try:
+            for number in range(pairs):
+                order = (0, 1) if number % 2 == 0 else (1, 0)
+                made = {index: start(sides[index], extra, scratch) for index in order}
+                finished.append((made[0], made[1]))
+                on_pair(number + 1, pairs)
+        finally:
+            kept = _keep(sides, finished, store, command) if finished else None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if kept is None:
+        raise UsageError("no pair was asked for", hint="use --pairs 5 or more", where="--pairs")
+    return kept
+
+
+def _keep(
+    sides: tuple[Side, Side], finished: Sequence[tuple[StoredRun, StoredRun]], store: Path, command: Sequence[str]
+) -> tuple[StoredRun, StoredRun]:
+    first = _merge(sides[0], "A", [pair[0] for pair in finished], store, command)
+    return first, _merge(sides[1], "B", [pair[1] for pair in finished], store, command)
+
+
+def _merge(side: Side, letter: str, children: Sequence[StoredRun], store: Path, command: Sequence[str]) -> StoredRun:
+    """One run of all processes of a side: per case one result, its samples marked with their process."""
+    plan = children[0].plan
+    folder = create_run(
+        store,
+        verb=plan.verb,
+        name=f"ab-{letter}",
+        command=command,
+        request={**plan.request, "side": side.text, "environment": side.environment, "processes": len(children)},
+        cases=plan.cases,
+        launcher=plan.launcher,
+        world_size=plan.world_size,
+    )
+    with RunWriter(folder) as writer:
+        system = children[0].system
+        if system is None:
+            raise ChildError(f"{side.text!r} left no system record")
+        writer.write_system(system)
+        by_process = [{case.key: case for case in child.cases()} for child in children]
+        for case in plan.cases:
+            writer.append(*_merge_case([process[case.key] for process in by_process]))
+        writer.finish()
+    return StoredRun(folder)
+
+
+def _merge_case(processes: Sequence[MeasuredCase]) -> tuple[CaseResult, list[RankSamples]]:
+    """The first process that failed speaks for all; otherwise the first one's result with everybody's samples."""
+    results = [process.result for process in processes]
+    failed = next((result for result in results if result.status != "ok"), None)
+    if failed is not None:
+        return failed, []
+    samples = [
+        msgspec.structs.replace(rank, process=number)
+        for number, process in enumerate(processes)
+        for rank in process.samples
+    ]
+    return msgspec.structs.replace(
+        results[0],
+        elapsed_s=sum(result.elapsed_s for result in results),
+        readings=[reading for result in results for reading in result.readings],
+        notices=_distinct(notice for result in results for notice in result.notices),
+    ), samples
+
+
+def _distinct(notices: Iterable[Notice]) -> list[Notice]:
+    """One of each kind: ten processes on a noisy machine say the same ten times."""
+    by_kind: dict[str, Notice] = {}
+    for notice in notices:
+        by_kind.setdefault(notice.kind, notice)
+    return list(by_kind.values())

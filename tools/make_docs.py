@@ -1,0 +1,37 @@
+"""Regenerate what is generated: JSON Schemas, the command-line reference, the operator and catalogue pages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from stepscope.cli.reference import format_cli_reference  # noqa: E402
+from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
+from stepscope.store import format_tables_markdown  # noqa: E402
+from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
+
+
+def replace_between(path: Path, marker: str, content: str) -> None:
+    """The generated part stands between two equal markers."""
+    before, _, after = path.read_text(encoding="utf-8").split(f"<!-- {marker} -->")
+    path.write_text(f"<!-- {marker} -->".join([before, f"\n{content.strip()}\n", after]), encoding="utf-8")
+
+
+def main() -> None:
+    schemas = ROOT / "docs" / "schemas"
+    schemas.mkdir(exist_ok=True)
+    for name in RECORDS:
+        text = json.dumps(make_schema(name), indent=2, ensure_ascii=False)
+        (schemas / f"{name}.schema.json").write_text(text + "\n", encoding="utf-8")
+    (ROOT / "docs" / "cli.md").write_text(format_cli_reference(), encoding="utf-8")
+    replace_between(ROOT / "docs" / "system.md", "catalogue", format_catalogue_markdown())
+    replace_between(ROOT / "docs" / "store.md", "tables", format_tables_markdown())
+    print("docs are up to date")
+
+
+if __name__ == "__main__":
+    main()
