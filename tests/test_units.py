@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +70,7 @@ def test_factor_ranges_grow_to_their_end(first: int, extra: int, factor: int) ->
     points = parse_range(f"{first}:{first + extra}:x{factor}")
     assert points[0] == first
     assert points[-1] <= first + extra < points[-1] * factor
-    assert all(after == before * factor for before, after in zip(points, points[1:], strict=False))
+    assert all(after == before * factor for before, after in pairwise(points))
 
 
 @given(st.integers(0, 10**15), st.sampled_from(sorted(BINARY_SUFFIXES)))

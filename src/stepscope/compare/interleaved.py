@@ -20,12 +20,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from stepscope.compare.verdict import CaseComparison, Verdict
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.records import CaseResult, Notice, RankSamples
+from stepscope.stats import RatioEstimate, compare_paired, quiet_time
 from stepscope.store import MeasuredCase, RunWriter, StoredRun, create_run
+from stepscope.units import format_share
 
 KINDS = ("ops", "workload", "comms")
 CHILD_TIMEOUT_S = 600.0
+PAIR_LEVEL = 0.05
+"""One question is asked, so the usual level; `compare` asks many at once and is stricter."""
+LEAST_PAIRS = 3
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 
 
@@ -186,3 +192,76 @@ def _distinct(notices: Iterable[Notice]) -> list[Notice]:
     for notice in notices:
         by_kind.setdefault(notice.kind, notice)
     return list(by_kind.values())
+
+
+def compare_interleaved(a: StoredRun, b: StoredRun, *, level: float = PAIR_LEVEL) -> list[CaseComparison]:
+    """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
+
+    Each pair votes with the ratio of its two quiet times: what the machine did to both at that hour cancels.
+    """
+    cases_a, cases_b = a.cases(), b.cases()
+    keys_b = {case.key: case for case in cases_b}
+    if all(case.key in keys_b for case in cases_a):
+        pairs = [(case, keys_b[case.key]) for case in cases_a]
+    elif len(cases_a) == len(cases_b):
+        pairs = list(zip(cases_a, cases_b, strict=True))
+    else:
+        raise UsageError(
+            f"side A has {len(cases_a)} cases and side B has {len(cases_b)}, and they do not pair up",
+            hint="give both sides the same number of shapes or sizes",
+        )
+    return [_compare_case(one, other, level) for one, other in pairs]
+
+
+def _compare_case(a: MeasuredCase, b: MeasuredCase, level: float) -> CaseComparison:
+    same = a.key == b.key
+    label = a.result.case.label if same else f"{a.result.case.label} | {b.result.case.label}"
+    row = CaseComparison(
+        key=a.key,
+        label=label,
+        benchmark=a.result.case.benchmark.id,
+        verdict="not enough data",
+        reason="",
+        status_a=a.result.status,
+        status_b=b.result.status,
+    )
+    for side, case in (("A", a), ("B", b)):
+        if case.result.failure is not None:
+            return msgspec.structs.replace(
+                row, reason=f"the case {case.result.status} in {side}: {case.result.failure.message}"
+            )
+    processes_a, processes_b = a.seconds_by_process(), b.seconds_by_process()
+    quiet = [(quiet_time([one]), quiet_time([other])) for one, other in zip(processes_a, processes_b, strict=True)]
+    summary_a, summary_b = a.summary(), b.summary()
+    row = msgspec.structs.replace(
+        row,
+        n_a=sum(map(len, processes_a)),
+        n_b=sum(map(len, processes_b)),
+        processes_a=len(processes_a),
+        processes_b=len(processes_b),
+        median_a_s=summary_a.median_s if summary_a else None,
+        median_b_s=summary_b.median_s if summary_b else None,
+        score_a=a.score(),
+        score_b=b.score(),
+        unit=a.result.score.unit if a.result.score else None,
+    )
+    if len(quiet) < LEAST_PAIRS:
+        return msgspec.structs.replace(row, reason=f"{len(quiet)} pairs; at least {LEAST_PAIRS} are needed")
+    return _judge(row, compare_paired(quiet, level=level), level)
+
+
+def _judge(row: CaseComparison, estimate: RatioEstimate, level: float) -> CaseComparison:
+    verdict: Verdict = "no difference found"
+    reason = f"the interval of the ratio includes 1 at a level of {format_share(level)}"
+    if estimate.p_value <= level and not estimate.low <= 1 <= estimate.high:
+        verdict = "worse" if estimate.ratio > 1 else "better"
+        reason = f"the interval leaves out 1 at a level of {format_share(level)}"
+    return msgspec.structs.replace(
+        row,
+        verdict=verdict,
+        reason=reason,
+        ratio=estimate.ratio,
+        ci_low=estimate.low,
+        ci_high=estimate.high,
+        p_adjusted=estimate.p_value,
+    )

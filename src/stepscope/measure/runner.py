@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,6 +13,7 @@ from stepscope.errors import StepscopeError
 from stepscope.measure.clock import Clock, WallClock
 from stepscope.measure.device import Device
 from stepscope.measure.loop import Estimate, measure
+from stepscope.measure.neighbours import find_neighbours, read_cpu_use
 from stepscope.measure.settings import MeasureSettings
 from stepscope.records import (
     Case,
@@ -109,7 +111,9 @@ def run_case(
     readings = telemetry.read("start")
     try:
         prepared = prepare(case)
+        before = read_cpu_use()
         measurement = measure(prepared.body, settings=settings, clock=clock, device=device, watch=watch)
+        neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
         readings += telemetry.read("end")
         if prepared.check is not None:
             prepared.check()
@@ -127,7 +131,7 @@ def run_case(
         latency_target=prepared.latency_target,
         observed=prepared.observed,
         readings=readings,
-        notices=measurement.notices,
+        notices=[*measurement.notices, *([neighbours] if neighbours else [])],
     )
     return result, [samples]
 

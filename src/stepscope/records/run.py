@@ -59,4 +59,4 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="ru
     failures: list[Failure] = []
     """What ended the attempts before the last one."""
     files: dict[str, FileEntry] = {}
-    """Every other file of the folder with its hash."""
+    """Every file of evidence with its hash; logs of ranks are not evidence."""

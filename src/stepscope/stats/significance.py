@@ -52,6 +52,9 @@ TICK_TOLERANCE_S = 5e-5
 QUANTILE_INEFFICIENCY = 1.71
 """Standard error of the tenth percentile over that of the mean, for normal samples: √(0.1 × 0.9) / φ(z)."""
 
+MOST_REACH = 600.0
+"""As a logarithm: an interval that wide says nothing, and a wider one does not fit into a float."""
+
 LEAST_BLOCK = 5
 MOST_BLOCKS = 20
 
@@ -74,14 +77,14 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
     between_sd: float | None
     """Relative standard deviation of the quiet time between processes; None for pairs, which need none."""
     between_source: BetweenSource | None
-    method: Literal["quiet-time", "student", "signed-rank"]
+    method: Literal["quiet-time", "student", "sign"]
     noise: Noise | None = None
-    """None for the signed-rank test, which asks for no model of the noise."""
+    """None for the sign test, which asks for no model of the noise."""
 
     def interval_at(self, level: float) -> tuple[float, float]:
         """The same estimate's interval with another coverage, 1 − level."""
         if self.noise is None:
-            raise ValueError("an interval by ranks is bound to the level it was made for")
+            raise ValueError("an interval by votes is bound to the level it was made for")
         reach = self.noise.reach(level)
         return self.ratio * math.exp(-reach), self.ratio * math.exp(reach)
 
@@ -110,12 +113,12 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         if self.log_se == 0:
             return 0.0
         low, high = 0.0, self.log_se
-        while self.p_value(high) > level:
+        while self.p_value(high) > level and high < MOST_REACH:
             low, high = high, 2 * high
         while high - low > 1e-9 * high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.p_value(middle) > level else (low, middle)
-        return high
+        return min(high, MOST_REACH)
 
 
 def quiet_time(processes: Sequence[Sequence[float]]) -> float:
@@ -273,18 +276,18 @@ def _robust_sd(values: Sequence[float]) -> float:
 def compare_paired(pairs: Sequence[tuple[float, float]], *, level: float = 0.05) -> RatioEstimate:
     """Ratio B over A from pairs of fresh processes that ran one after the other (seconds of A, seconds of B).
 
-    Within a pair the two are exchangeable where nothing differs, so the logarithms of the ratios are symmetric
-    around zero, which is all that Wilcoxon's signed-rank test asks; a pair hit by other work costs it little. The
-    estimate is the median of all pairwise means (Hodges and Lehmann), the interval the same test turned round.
-    With too few pairs for the level (5 or fewer at 5 %) no test by ranks can decide; Student's t is used then,
-    which also asks for roughly normal noise. Raises ValueError below two pairs.
+    Give the quiet time of each process. The sign test asks for nothing but that, where nothing differs, either one
+    of a pair is as likely to be the slower; a pair spoilt by other work counts as one vote, however far out it lies.
+    The estimate is the median of the pairs' ratios, the interval the same test turned round (order statistics).
+    With too few pairs for the level (5 or fewer at 5 %) no vote can decide; Student's t on the logarithms is used
+    then, which also asks for roughly normal noise. Raises ValueError below two pairs.
     """
     if len(pairs) < 2:
         raise ValueError("a comparison by pairs needs at least two pairs")
     _checked([[value for pair in pairs for value in pair]])
     logs = [math.log(b / a) for a, b in pairs]
     if 2.0 ** (1 - len(logs)) <= level:
-        return _signed_rank(logs, level)
+        return _sign_test(logs, level)
     se = math.sqrt(math.fsum((value - fmean(logs)) ** 2 for value in logs) / (len(logs) - 1) / len(logs))
     noise = Noise(log_se=se, df=len(logs) - 1.0)
     centre, reach = fmean(logs), noise.reach(level)
@@ -293,30 +296,15 @@ def compare_paired(pairs: Sequence[tuple[float, float]], *, level: float = 0.05)
     )
 
 
-def _signed_rank(logs: Sequence[float], level: float) -> RatioEstimate:
-    means = sorted((x + y) / 2 for i, x in enumerate(logs) for y in logs[i:])
-    tail = _signed_rank_tail(len(logs))
-    # A tie at zero counts half to each side; rounding down keeps the test on the safe side.
-    below, level_at_zero = sum(m < 0 for m in means), sum(m == 0 for m in means)
-    least = min(below + level_at_zero // 2 + level_at_zero % 2, len(means) - below - level_at_zero // 2)
-    p_value = min(1.0, 2 * tail[least])
-    rank = max(index for index in range(len(means)) if 2 * tail[index] <= level)
-    return _paired_estimate(
-        median(means), (means[rank], means[-1 - rank]), p_value, level=level, pairs=len(logs), noise=None
-    )
-
-
-def _signed_rank_tail(n: int) -> list[float]:
-    """P(W ≤ w) for the sum W of those of the ranks 1 … n that fall on one side, each by the toss of a coin."""
-    counts = [1]
-    for rank in range(1, n + 1):
-        shifted = [0] * rank + counts
-        counts = [x + y for x, y in zip([*counts, *[0] * rank], shifted, strict=True)]
-    total, tail = 0, []
-    for count in counts:
-        total += count
-        tail.append(total / 2**n)
-    return tail
+def _sign_test(logs: Sequence[float], level: float) -> RatioEstimate:
+    ordered, n = sorted(logs), len(logs)
+    counts = [math.comb(n, k) / 2**n for k in range(n + 1)]
+    tail = [math.fsum(counts[: k + 1]) for k in range(n + 1)]
+    # A pair without any difference votes against both sides: that keeps the test on the safe side.
+    against = min(sum(value <= 0 for value in logs), sum(value >= 0 for value in logs))
+    rank = max(k for k in range(n) if 2 * tail[k] <= level)
+    interval = (ordered[rank], ordered[-1 - rank])
+    return _paired_estimate(median(ordered), interval, min(1.0, 2 * tail[against]), level=level, pairs=n, noise=None)
 
 
 def _paired_estimate(
@@ -334,7 +322,7 @@ def _paired_estimate(
         processes_b=pairs,
         between_sd=None,
         between_source=None,
-        method="signed-rank" if noise is None else "student",
+        method="sign" if noise is None else "student",
         noise=noise,
     )
 

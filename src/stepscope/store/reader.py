@@ -110,8 +110,11 @@ class StoredRun:
                 )
             yield line, where
 
+    def measured(self, result: CaseResult) -> MeasuredCase:
+        return MeasuredCase(result, self.samples(result))
+
     def cases(self) -> list[MeasuredCase]:
-        return [MeasuredCase(result, self.samples(result)) for result in self.results]
+        return [self.measured(result) for result in self.results]
 
     def _read(self, name: str) -> bytes:
         path = self.folder / name
@@ -141,7 +144,7 @@ class JournalTail:
             data = file.read()
         results, end = read_journal(data, where=str(self._path))
         self._offset += end
-        return [MeasuredCase(result, self._stored.samples(result)) for result in results]
+        return [self._stored.measured(result) for result in results]
 
 
 def find_run(store: Path, name: str) -> StoredRun:

@@ -210,11 +210,12 @@ def record_failure(folder: Path, failure: Failure) -> None:
 
 
 def hash_files(folder: Path) -> dict[str, FileEntry]:
-    """Every file of a run but run.json and the lock."""
+    """Every file of evidence: all but run.json, the lock, and what ranks write of themselves while they end."""
     entries = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in {layout.RUN_FILE, layout.LOCK_FILE} and not path.name.endswith(".tmp"):
+        of_the_run = name not in {layout.RUN_FILE, layout.LOCK_FILE} and not path.name.endswith(".tmp")
+        if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=digest)

@@ -1,0 +1,48 @@
+"""`stepscope ab`: two sides, interleaved, in repeated fresh processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from stepscope.cli.options import Duration, Share, json_option, store_option
+from stepscope.cli.output import emit, narrate
+from stepscope.errors import ExitCode
+
+
+@click.command("ab")
+@click.argument("side_a", metavar='"CASE A"')
+@click.argument("side_b", metavar='"CASE B"')
+@click.option("--pairs", type=click.IntRange(1), default=8, show_default=True, help="Fresh processes of each side.")
+@click.option("--max-time", type=Duration(), default="1s", show_default=True, help="Sampling time a case and process.")
+@click.option("--level", type=Share(), default="5%", show_default=True, help="Chance of a false alarm.")
+@store_option
+@json_option
+def command(*, side_a: str, side_b: str, pairs: int, max_time: float, level: float, store: Path, as_json: bool) -> int:
+    """Measure two sides interleaved, in repeated fresh processes, and say which is faster.
+
+    A CASE is what follows `stepscope bench`, with variables in front where the sides differ in them:
+
+    stepscope ab "OMP_NUM_THREADS=1 ops --op gemm" "OMP_NUM_THREADS=2 ops --op gemm"
+    """
+    from stepscope.compare import describe
+    from stepscope.compare.interleaved import compare_interleaved, measure_interleaved, parse_side
+
+    sides = (parse_side(side_a), parse_side(side_b))
+    limited = any(word.startswith(("--max-time", "--quick")) for side in sides for word in side.arguments)
+    a, b = measure_interleaved(
+        sides,
+        pairs=pairs,
+        store=store,
+        command=["stepscope", *sys.argv[1:]],
+        extra=() if limited else ("--max-time", f"{max_time}s"),
+        on_pair=lambda done, total: narrate(f"[{done}/{total}] pairs"),
+    )
+    rows = compare_interleaved(a, b, level=level)
+    lines = [describe(row) for row in rows]
+    failed = any("failed" in {row.status_a, row.status_b} for row in rows)
+    data = {"a": str(a.folder), "b": str(b.folder), "pairs": pairs, "level": level, "rows": rows}
+    emit(data, "\n".join([*lines, f"A: {a.folder}", f"B: {b.folder}"]), as_json=as_json)
+    return ExitCode.FAILED if failed else ExitCode.DONE

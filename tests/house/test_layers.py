@@ -1,0 +1,164 @@
+"""The house plan as a test: imports point down, readers never load torch, help loads nearly nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "stepscope"
+
+FLOORS: list[set[str]] = [
+    {"_version", "errors"},
+    {"units"},
+    {"records"},
+    {"stats"},
+    {"store"},
+    {"system"},
+    {"launch"},
+    {"traces"},
+    {"measure"},
+    {"ops", "comms", "workloads", "exchange", "replay"},
+    {"analyze"},
+    {"costs"},
+    {"predict"},
+    {"compare"},
+    {"report"},
+    {"cli"},
+    {"__main__", "__init__"},
+]
+"""From the ground up; rooms on one floor do not know each other."""
+
+PRODUCERS = {"ops", "comms", "workloads", "exchange", "replay", "measure"}
+READERS = {"analyze", "costs", "predict", "compare", "report"}
+MAY_USE_TORCH = {"launch", "traces", "measure", "ops", "comms", "workloads", "exchange", "replay", "system"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "polars",
+    "duckdb",
+    "numba",
+    "sklearn",
+    "lightgbm",
+    "transformers",
+    "jinja2",
+    "mpi4py",
+    "rich",
+}
+PLAIN = {"errors", "units", "records"}
+
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path: Path) -> str:
+    part = path.relative_to(SOURCE).parts[0]
+    return part.removesuffix(".py")
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports(tree: ast.AST, *, inside: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """Name, line and whether it is inside a function; imports for type checkers alone are left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative imports hide the room"
+            yield node.module or "", node.lineno, inside
+        elif not is_type_checking(node):
+            deeper = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports(node, inside=deeper)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    room = room_of(path)
+    assert room in FLOOR_OF, f"{room} is not a room of the plan"
+    for name, line, _ in imports(ast.parse(path.read_text())):
+        if name == "stepscope" or not name.startswith("stepscope."):
+            continue
+        other = name.split(".")[1]
+        place = f"{path.relative_to(SOURCE)}:{line} imports {name}"
+        assert other == room or FLOOR_OF[other] < FLOOR_OF[room], place
+        if room in READERS:
+            assert other not in PRODUCERS, f"{place}: readers never need producers"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_heavy_libraries_are_imported_where_they_are_used(path: Path) -> None:
+    room = room_of(path)
+    for name, line, inside in imports(ast.parse(path.read_text())):
+        library = name.split(".")[0]
+        place = f"{path.relative_to(SOURCE)}:{line} imports {name}"
+        if library in HEAVY:
+            assert inside, f"{place} at the top of the module"
+            assert room not in PLAIN, f"{place}: records are plain"
+        if library == "torch":
+            assert room in MAY_USE_TORCH, f"{place}: readers never import torch"
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"import sys\n{code}\nprint(' '.join(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_loads_neither_torch_nor_readers() -> None:
+    loaded = loaded_by("from stepscope.cli.main import run\nrun(['--help'])")
+    assert not loaded & HEAVY
+    assert not {"psutil", "pynvml", "yaml"} & loaded
+    assert not [name for name in loaded if name.startswith("stepscope.") and name.split(".")[1] in PRODUCERS | READERS]
+
+
+@pytest.mark.parametrize("verb", ["demo", "doctor", "bench", "runs", "report", "compare", "check", "ab", "launch"])
+def test_help_of_every_verb_loads_no_torch(verb: str) -> None:
+    assert "torch" not in loaded_by(f"from stepscope.cli.main import run\nassert run(['{verb}', '--help']) == 0")
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    """The whole reading side works where torch cannot be imported."""
+    code = (
+        "sys.modules['torch'] = None\n"
+        "from stepscope.cli.main import run\n"
+        f"assert run(['runs', 'list', '--store', {str(tmp_path)!r}]) == 0\n"
+        f"assert run(['runs', 'sql', 'SELECT 1', '--store', {str(tmp_path)!r}]) == 0\n"
+        "import stepscope.compare, stepscope.report, stepscope.store.sql\n"
+    )
+    loaded_by(code)
+
+
+def test_producing_needs_no_reader_library() -> None:
+    """On a frozen image without duckdb, jinja2 and numpy a measurement still runs and prints its table."""
+    code = (
+        "for name in ('duckdb', 'jinja2', 'polars', 'pandas', 'scipy'): sys.modules[name] = None\n"
+        "import tempfile\n"
+        "from stepscope.cli.main import run\n"
+        "store = tempfile.mkdtemp()\n"
+        "assert run(['bench', 'ops', '--op', 'gemm', '--shape', 'm=8', '--quick', '--store', store]) == 0\n"
+    )
+    loaded_by(code)
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    root = SOURCE.parents[1]
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    forbidden = ("/work/" + "main", "pypi" + ".org", "debian" + ".org/debian", ".library" + "/")
+    for name in listed.stdout.splitlines():
+        path = root / name
+        if path.suffix in {".py", ".md", ".toml", ".sh", ".yaml", ".txt"} and path.exists():
+            text = path.read_text(encoding="utf-8")
+            for word in forbidden:
+                assert word not in text, f"{name} mentions {word}"

@@ -1,0 +1,66 @@
+"""Worker functions that end badly, for test_local."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+from stepscope.comms.group import TorchGroup
+from stepscope.launch import RankSession
+
+
+def finish(session: RankSession) -> None:
+    print(f"rank {session.context.rank} of {session.context.world_size} was here")  # noqa: T201
+
+
+def join(session: RankSession) -> TorchGroup:
+    group = TorchGroup(session.context, "gloo", 60)
+    session.heartbeat.beat("measuring", "the-case")
+    group.barrier()
+    return group
+
+
+def kill_rank_1(session: RankSession) -> None:
+    group = join(session)
+    if session.context.rank == 1:
+        print("rank 1 is about to die", flush=True)  # noqa: T201
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.barrier()
+
+
+def raise_on_rank_1(session: RankSession) -> None:
+    group = join(session)
+    if session.context.rank == 1:
+        raise RuntimeError("the network is down")
+    group.barrier()
+
+
+def crash_rank_0(session: RankSession) -> None:
+    if session.context.rank == 0:
+        ctypes.string_at(0)
+    time.sleep(60)
+
+
+def oversleep() -> None:
+    time.sleep(120)
+
+
+def hang_rank_1(session: RankSession) -> None:
+    group = join(session)
+    if session.context.rank == 1:
+        oversleep()
+    group.barrier()
+
+
+def stop_rank_1(session: RankSession) -> None:
+    group = join(session)
+    if session.context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    group.barrier()
+
+
+def wait_long(session: RankSession) -> None:
+    session.heartbeat.beat("waiting")
+    time.sleep(120)

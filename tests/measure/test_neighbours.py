@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from stepscope.measure.neighbours import CpuUse, find_neighbours, read_cpu_use
+
+START = CpuUse(idle_s=100, total_s=200, own_s=10, stolen_s=0)
+
+
+def later(*, idle_s: float, own_s: float, stolen_s: float = 0.0) -> CpuUse:
+    """Ten seconds on two cores."""
+    return CpuUse(idle_s=100 + idle_s, total_s=220, own_s=10 + own_s, stolen_s=stolen_s)
+
+
+def test_a_quiet_machine_is_no_notice() -> None:
+    assert find_neighbours(START, later(idle_s=10, own_s=10), 2) is None
+    assert find_neighbours(START, later(idle_s=0.5, own_s=19), 2) is None
+
+
+def test_others_are_counted_in_cores() -> None:
+    notice = find_neighbours(START, later(idle_s=2, own_s=9), 2)
+    assert notice is not None
+    assert notice.message == "other processes used 0.9 of 2 cores while this was measured"
+    assert "OMP_NUM_THREADS" in (notice.hint or "")
+
+
+def test_stolen_time_is_told_apart() -> None:
+    notice = find_neighbours(START, later(idle_s=6, own_s=10, stolen_s=4), 2)
+    assert notice is not None
+    assert notice.message == "the hypervisor took 20.0 % of them away while this was measured"
+
+
+def test_a_span_below_the_tick_tells_nothing() -> None:
+    assert find_neighbours(START, CpuUse(idle_s=100, total_s=200.04, own_s=10, stolen_s=0), 2) is None
+
+
+def test_a_real_busy_process_is_seen() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.3)
+        before = read_cpu_use()
+        time.sleep(1.0)
+        notice = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
+    finally:
+        busy.kill()
+        busy.wait()
+    assert notice is not None
+    assert notice.kind == "neighbours"
