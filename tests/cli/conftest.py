@@ -1,36 +1,9 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        content = json.loads(self.out)
-        assert content["ok"] is True, content
-        return content["data"]
-
-    @property
-    def error(self) -> dict[str, Any]:
-        content = json.loads(self.out)
-        assert content["ok"] is False, content
-        found: dict[str, Any] = content["error"]
-        return found
-
-
-Stepscope = Callable[..., Answer]
+from cli_process import Stepscope, stepscope_in
 
 
 @pytest.fixture
@@ -40,18 +13,4 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stepscope(store: Path) -> Stepscope:
-    """Run the real command in a process of its own."""
-
-    def call(*arguments: str, timeout: float = 120, **variables: str) -> Answer:
-        done = subprocess.run(
-            [sys.executable, "-m", "stepscope", *arguments],
-            env={**os.environ, "STEPSCOPE_STORE": str(store), "PYTHONWARNINGS": "default", **variables},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr + done.stdout, done.stderr
-        return Answer(done.returncode, done.stdout, done.stderr)
-
-    return call
+    return stepscope_in(store)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stepscope
+from cli_process import Stepscope
 from test_bench_ops import start, wait_for_cases
 
 from stepscope.launch.watchdog import read_beat

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Stepscope
+from cli_process import Stepscope
 
 from stepscope.store import StoredRun, run_folders
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Stepscope
+from cli_process import Stepscope
 
 from stepscope.store import StoredRun, run_folders, verify_run
 

@@ -30,7 +30,7 @@ def test_others_are_counted_in_cores() -> None:
 def test_stolen_time_is_told_apart() -> None:
     notice = find_neighbours(START, later(idle_s=6, own_s=10, stolen_s=4), 2)
     assert notice is not None
-    assert notice.message == "the hypervisor took 20.0 % of them away while this was measured"
+    assert notice.message == "the hypervisor took 20.0 % of the cores away while this was measured"
 
 
 def test_a_span_below_the_tick_tells_nothing() -> None:

@@ -17,7 +17,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, narrate
 from stepscope.errors import ExitCode, UsageError
 from stepscope.store import StoredRun
 
@@ -65,10 +65,13 @@ def ops(
     job = None
     if names:
         cases = make_cases(names=names, shapes=shapes, dtypes=dtypes, directions=directions, device=device)
-        settings = make_settings(**limits)
-        request = {"device": device, "settings": msgspec.to_builtins(settings)}
+        request = {
+            "device": device,
+            "processes": limits.pop("processes"),
+            "settings": msgspec.to_builtins(make_settings(**limits)),
+        }
         job = Job("ops", "-".join(dict.fromkeys(names))[:40], cases, request)
-    return run_inline(open_job(job, store=store, resume=resume, verb="ops"), as_json=as_json)
+    return run_stored(open_job(job, store=store, resume=resume, verb="ops"), as_json=as_json)
 
 
 @command.command("workload")
@@ -87,13 +90,26 @@ def workload(
     job = None
     if benchmark_id:
         found = find_workload(benchmark_id)
-        request = {"device": device, "settings": msgspec.to_builtins(make_settings(**limits))}
+        request = {
+            "device": device,
+            "processes": limits.pop("processes"),
+            "settings": msgspec.to_builtins(make_settings(**limits)),
+        }
         job = Job("workload", found.benchmark.model, [found.make_case(device)], request)
-    return run_inline(open_job(job, store=store, resume=resume, verb="workload"), as_json=as_json)
+    return run_stored(open_job(job, store=store, resume=resume, verb="workload"), as_json=as_json)
 
 
-def run_inline(stored: StoredRun, *, as_json: bool) -> int:
-    measure_inline(stored)
+def run_stored(stored: StoredRun, *, as_json: bool) -> int:
+    """Measure what the run's plan still lacks, in the way its verb needs, and show it."""
+    processes = int(stored.plan.request.get("processes", 1))
+    if processes > 1:
+        from stepscope.launch import measure_in_processes
+
+        measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
+    elif stored.plan.verb == "comms":
+        measure_ranks(stored)
+    else:
+        measure_inline(stored)
     return show_run(stored.folder, as_json=as_json)
 
 
@@ -157,6 +173,12 @@ def comms(
 
     context = detect_rank_context()
     world_size = context.world_size if context.world_size > 1 else ranks or 2
+    if context.world_size > 1 and limits["processes"] > 1:
+        raise UsageError(
+            f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
+            hint="run the command several times, or use --ranks without the launcher",
+            where="--processes",
+        )
     if context.world_size > 1 and ranks not in {None, context.world_size}:
         raise UsageError(
             f"--ranks {ranks} disagrees with {context.launcher}, which started {context.world_size}",
@@ -170,24 +192,21 @@ def comms(
         cases = make_cases(
             collective=collective, sizes=points, dtype=dtype, backend=backend, world_size=world_size, device=device
         )
+        processes = limits.pop("processes")
         # One iteration a sample: what a rank waits for must not be averaged away.
         settings = msgspec.structs.replace(make_settings(**limits), iterations=1)
         request = {
             "backend": backend,
             "device": device,
             "hang_timeout_s": hang_timeout,
+            "processes": processes,
             "settings": msgspec.to_builtins(settings),
         }
         launcher = context.launcher if context.world_size > 1 else "self"
         job = Job("comms", collective, cases, request, launcher, world_size)
     if context.world_size > 1:
         return run_as_rank(job, store=store, resume=resume, hang_limit_s=hang_timeout, as_json=as_json)
-    return run_ranks(open_job(job, store=store, resume=resume, verb="comms"), as_json=as_json)
-
-
-def run_ranks(stored: StoredRun, *, as_json: bool) -> int:
-    measure_ranks(stored)
-    return show_run(stored.folder, as_json=as_json)
+    return run_stored(open_job(job, store=store, resume=resume, verb="comms"), as_json=as_json)
 
 
 def measure_ranks(stored: StoredRun) -> None:

@@ -66,6 +66,13 @@ class Share(FloatParameter):
 
 
 MEASURE_OPTIONS = (
+    click.option(
+        "--processes",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="Measure each case in this many fresh processes, so that noise between processes shows.",
+    ),
     click.option("--quick", is_flag=True, help="A fraction of a second a case; wider intervals."),
     click.option("--target-width", type=Share(), help="Stop when the interval is ± this share [default: 1%]."),
     click.option("--min-time", type=Duration(), help="Sample a case at least this long [default: 250ms]."),

@@ -158,12 +158,12 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 @json_option
 def resume(*, name: str, store: Path, as_json: bool) -> int:
     """Continue an interrupted run as it was asked for; finished cases are not measured again."""
-    from stepscope.cli.bench import run_inline, run_ranks
+    from stepscope.cli.bench import run_stored
 
     run = find_run(store, name)
     if run.status != "interrupted":
         raise UsageError(f"run {run.id} is {run.status}", hint="only interrupted runs can be continued")
-    return (run_ranks if run.plan.verb == "comms" else run_inline)(run, as_json=as_json)
+    return run_stored(run, as_json=as_json)
 
 
 @command.command("sql")

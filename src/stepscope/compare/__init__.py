@@ -2,6 +2,7 @@
 
 from stepscope.compare.gate import GateResult, GateRow, check_regression
 from stepscope.compare.verdict import (
+    CONFIRMING_PROCESSES,
     DEFAULT_FAMILY_LEVEL,
     MIN_EFFECT,
     MIN_SAMPLES,
@@ -17,6 +18,7 @@ from stepscope.compare.views import compare_implementations, compare_systems, pa
 from stepscope.compare.wording import describe, describe_comparison
 
 __all__ = [
+    "CONFIRMING_PROCESSES",
     "DEFAULT_FAMILY_LEVEL",
     "MIN_EFFECT",
     "MIN_SAMPLES",

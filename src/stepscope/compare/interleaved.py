@@ -7,24 +7,21 @@ stored run whose samples say which process took them.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from stepscope.compare.verdict import CaseComparison, Verdict
-from stepscope.errors import StepscopeError, UsageError
-from stepscope.records import CaseResult, Notice, RankSamples
+from stepscope.errors import UsageError
+from stepscope.launch import call_stepscope, merge_processes
 from stepscope.stats import RatioEstimate, compare_paired, quiet_time
-from stepscope.store import MeasuredCase, RunWriter, StoredRun, create_run
+from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.units import format_share
 
 KINDS = ("ops", "workload", "comms")
@@ -45,12 +42,6 @@ class Side(NamedTuple):
     @property
     def verb(self) -> str:
         return self.arguments[0]
-
-
-class ChildError(StepscopeError):
-    """A process of one side failed; its own message is passed on."""
-
-    kind = "child_failed"
 
 
 def parse_side(text: str) -> Side:
@@ -76,28 +67,8 @@ def parse_side(text: str) -> Side:
 
 def run_child(side: Side, extra: Sequence[str], store: Path) -> StoredRun:
     """One fresh process of one side; raises ChildError with what the process said."""
-    command = [sys.executable, "-m", "stepscope", "bench", *side.arguments, *extra, "--store", str(store), "--json"]
-    try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **side.environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=CHILD_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ChildError(f"{side.text!r} did not end within {CHILD_TIMEOUT_S:.0f} s", hint="measure less") from None
-    try:
-        answer = msgspec.json.decode(done.stdout)
-    except msgspec.DecodeError:
-        last = done.stderr.strip().splitlines()[-1:] or ["nothing"]
-        raise ChildError(f"{side.text!r} ended with {done.returncode} and said: {last[0]}") from None
-    if not answer["ok"]:
-        error = answer["error"]
-        raise ChildError(f"{side.text!r}: {error['message']}", hint=error["hint"], where=error["where"])
-    return StoredRun(Path(answer["data"]["run"]))
+    arguments = ["bench", *side.arguments, *extra, "--store", str(store)]
+    return call_stepscope(arguments, environment=side.environment, name=repr(side.text), timeout_s=CHILD_TIMEOUT_S)
 
 
 RunChild = Callable[[Side, Sequence[str], Path], StoredRun]
@@ -143,7 +114,6 @@ def _keep(
 
 
 def _merge(side: Side, letter: str, children: Sequence[StoredRun], store: Path, command: Sequence[str]) -> StoredRun:
-    """One run of all processes of a side: per case one result, its samples marked with their process."""
     plan = children[0].plan
     folder = create_run(
         store,
@@ -155,43 +125,7 @@ def _merge(side: Side, letter: str, children: Sequence[StoredRun], store: Path, 
         launcher=plan.launcher,
         world_size=plan.world_size,
     )
-    with RunWriter(folder) as writer:
-        system = children[0].system
-        if system is None:
-            raise ChildError(f"{side.text!r} left no system record")
-        writer.write_system(system)
-        by_process = [{case.key: case for case in child.cases()} for child in children]
-        for case in plan.cases:
-            writer.append(*_merge_case([process[case.key] for process in by_process]))
-        writer.finish()
-    return StoredRun(folder)
-
-
-def _merge_case(processes: Sequence[MeasuredCase]) -> tuple[CaseResult, list[RankSamples]]:
-    """The first process that failed speaks for all; otherwise the first one's result with everybody's samples."""
-    results = [process.result for process in processes]
-    failed = next((result for result in results if result.status != "ok"), None)
-    if failed is not None:
-        return failed, []
-    samples = [
-        msgspec.structs.replace(rank, process=number)
-        for number, process in enumerate(processes)
-        for rank in process.samples
-    ]
-    return msgspec.structs.replace(
-        results[0],
-        elapsed_s=sum(result.elapsed_s for result in results),
-        readings=[reading for result in results for reading in result.readings],
-        notices=_distinct(notice for result in results for notice in result.notices),
-    ), samples
-
-
-def _distinct(notices: Iterable[Notice]) -> list[Notice]:
-    """One of each kind: ten processes on a noisy machine say the same ten times."""
-    by_kind: dict[str, Notice] = {}
-    for notice in notices:
-        by_kind.setdefault(notice.kind, notice)
-    return list(by_kind.values())
+    return merge_processes(children, folder)
 
 
 def compare_interleaved(a: StoredRun, b: StoredRun, *, level: float = PAIR_LEVEL) -> list[CaseComparison]:

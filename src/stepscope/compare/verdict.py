@@ -32,6 +32,10 @@ MIN_EFFECT = 0.01
 RESOLUTION = 0.5
 """Where not even a change by this much would have been seen, the answer is "not enough data"."""
 
+CONFIRMING_PROCESSES = 2
+"""A side is called the slower one only when at least this many of its processes were measured: one process in
+twenty was starved of its cores for its whole life on the machine studied, and its samples do not always show it."""
+
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
 
@@ -92,6 +96,13 @@ class Pair(NamedTuple):
     label: str
 
 
+class _Limits(NamedTuple):
+    level: float
+    min_effect: float
+    resolution: float
+    confirming_processes: int
+
+
 class _Prepared(NamedTuple):
     pair: Pair
     estimate: RatioEstimate | None
@@ -106,15 +117,24 @@ def compare_cases(
     level: float = DEFAULT_FAMILY_LEVEL,
     min_effect: float = MIN_EFFECT,
     resolution: float = RESOLUTION,
+    confirming_processes: int = CONFIRMING_PROCESSES,
     history: Mapping[str, Sequence[float]] | None = None,
 ) -> Comparison:
     """Cases of two runs, paired by key; rows in the order of labels, whatever the order they were given in.
 
-    `history` has, by case key, the `quiet_time` of earlier runs on the same system (seconds).
+    `history` has, by case key, the `quiet_time` of earlier runs on the same system (seconds). On a machine that
+    runs nothing else, `confirming_processes=1` lets a single process a side decide.
     """
     by_key_a, by_key_b = {case.key: case for case in a}, {case.key: case for case in b}
     pairs = [Pair(case, by_key_b[key], case.result.case.label) for key, case in by_key_a.items() if key in by_key_b]
-    comparison = compare_pairs(pairs, level=level, min_effect=min_effect, resolution=resolution, history=history)
+    comparison = compare_pairs(
+        pairs,
+        level=level,
+        min_effect=min_effect,
+        resolution=resolution,
+        confirming_processes=confirming_processes,
+        history=history,
+    )
     return msgspec.structs.replace(
         comparison,
         only_a=sorted(case.result.case.label for key, case in by_key_a.items() if key not in by_key_b),
@@ -129,6 +149,7 @@ def compare_pairs(
     level: float = DEFAULT_FAMILY_LEVEL,
     min_effect: float = MIN_EFFECT,
     resolution: float = RESOLUTION,
+    confirming_processes: int = CONFIRMING_PROCESSES,
     history: Mapping[str, Sequence[float]] | None = None,
 ) -> Comparison:
     """The same for pairs that are already made; all of them are one family."""
@@ -140,12 +161,13 @@ def compare_pairs(
     decisions = {
         id(item): decision for item, *decision in zip(tested, holm(p_values), holm_levels(p_values, level), strict=True)
     }
+    limits = _Limits(level, min_effect, resolution, confirming_processes)
     rows = []
     for item in prepared:
         row = _describe_sides(item)
         if item.estimate is not None and item.obstacle is None:
             adjusted, own_level = decisions[id(item)]
-            row = _decide(row, item.estimate, adjusted, own_level, limits=(level, min_effect, resolution))
+            row = _decide(row, item.estimate, adjusted, own_level, limits)
         rows.append(row)
     return Comparison(
         rows=rows,
@@ -224,25 +246,26 @@ def _median(case: MeasuredCase) -> float | None:
 
 
 def _decide(
-    row: CaseComparison,
-    estimate: RatioEstimate,
-    adjusted: float,
-    own_level: float,
-    *,
-    limits: tuple[float, float, float],
+    row: CaseComparison, estimate: RatioEstimate, adjusted: float, own_level: float, limits: _Limits
 ) -> CaseComparison:
-    level, min_effect, resolution = limits
     low, high = estimate.interval_at(own_level)
     reach = math.log(high / estimate.ratio)
-    significant, distance = adjusted <= level, abs(math.log(estimate.ratio))
+    significant, distance = adjusted <= limits.level, abs(math.log(estimate.ratio))
+    slower = ("B", estimate.processes_b) if estimate.ratio > 1 else ("A", estimate.processes_a)
     seen = f"a change below {format_share(math.expm1(reach), 0)} would not have been seen"
     verdict: Verdict
-    if significant and distance >= math.log1p(min_effect):
-        verdict = "worse" if estimate.ratio > 1 else "better"
-        reason = f"the interval leaves out 1 at a family-wise level of {format_share(level)}"
+    if significant and distance < math.log1p(limits.min_effect):
+        verdict, reason = "no difference found", f"the difference is smaller than {format_share(limits.min_effect)}"
+    elif significant and slower[1] < limits.confirming_processes:
+        verdict = "not enough data"
+        reason = (
+            f"{slower[0]} looks slower, but was measured in {slower[1]} process only, which a busy machine can starve "
+            f"from start to end: confirm with {limits.confirming_processes} or more"
+        )
     elif significant:
-        verdict, reason = "no difference found", f"the difference is smaller than {format_share(min_effect)}"
-    elif reach > math.log1p(resolution):
+        verdict = "worse" if estimate.ratio > 1 else "better"
+        reason = f"the interval leaves out 1 at a family-wise level of {format_share(limits.level)}"
+    elif reach > math.log1p(limits.resolution):
         verdict, reason = "not enough data", f"{seen}; {MORE_PROCESSES}"
     else:
         verdict, reason = "no difference found", f"the interval includes 1; {seen}"

@@ -11,6 +11,7 @@ from stepscope.units import format_duration, format_share
 
 OUTLIER_SHARE = 0.02
 """A few slow samples are ordinary; more than this share is worth a word."""
+OUTLIER_FACTOR = 1.2
 DRIFT_SHARE = 0.05
 LONGEST_ADVICE_S = 120.0
 """More time than this is no advice: the noise has to go."""
@@ -78,10 +79,12 @@ def _outliers(times: Sequence[float]) -> Notice | None:
     if len(found) <= OUTLIER_SHARE * len(times):
         return None
     summary = summarize(times)
-    slowest = max(times[i] for i in found)
+    slowest = max(times[i] for i in found) / summary.median_s
+    if slowest < OUTLIER_FACTOR:
+        return None
     return Notice(
         kind="outliers",
-        message=f"{len(found)} of {summary.n} samples lie far out, the slowest {slowest / summary.median_s:.1f} times "
+        message=f"{len(found)} of {summary.n} samples lie far out, the slowest {slowest:.1f} times "
         "the median; all are kept",
         hint="look for periodic work on this machine (other processes, swap, power management)",
     )

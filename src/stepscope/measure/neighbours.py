@@ -11,7 +11,8 @@ from stepscope.records import Notice
 from stepscope.units import format_share
 
 NOTABLE_CORES = 0.1
-"""A tenth of one core's time taken by others is worth a word: with one thread a core it already delays every batch."""
+NOTABLE_SHARE = 0.02
+"""A tenth of one core, or a fiftieth of all, taken by others is worth a word: threads that fill the cores wait."""
 
 
 class CpuUse(NamedTuple):
@@ -45,10 +46,11 @@ def find_neighbours(before: CpuUse, after: CpuUse, cores: int) -> Notice | None:
     stolen = (after.stolen_s - before.stolen_s) / span_s
     busy = (after.total_s - before.total_s - (after.idle_s - before.idle_s)) / span_s
     others = busy - stolen - (after.own_s - before.own_s) / span_s
-    if max(others, stolen) < NOTABLE_CORES:
+    notable = max(NOTABLE_CORES, NOTABLE_SHARE * cores)
+    parts = [f"other processes used {others:.1f} of {cores} cores"] if others >= notable else []
+    parts += [f"the hypervisor took {format_share(stolen / cores)} of the cores away"] if stolen >= notable else []
+    if not parts:
         return None
-    parts = [f"other processes used {others:.1f} of {cores} cores"] if others >= NOTABLE_CORES else []
-    parts += [f"the hypervisor took {format_share(stolen / cores)} of them away"] if stolen >= NOTABLE_CORES else []
     return Notice(
         kind="neighbours",
         message=" and ".join(parts) + " while this was measured",

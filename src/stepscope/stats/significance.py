@@ -132,8 +132,8 @@ def quiet_time(processes: Sequence[Sequence[float]]) -> float:
 def is_disturbed(processes: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
     """Whether even the quietest of the processes was kept from its cores, judged by its shape beside the other side.
 
-    Two marks, each seen in every recording that was slowed several times over by a busy machine and in almost no
-    other: the fast end is not settled (the tenth percentile lies far above the fastest sample, and more than
+    Two marks, of which most recordings that were slowed several times over by a busy machine bear one, and almost
+    no others: the fast end is not settled (the tenth percentile lies far above the fastest sample, and more than
     twice as far as on the other side), or most samples end on the scheduler's tick.
     """
     own, theirs = _quietest(processes), _quietest(other)

@@ -1,0 +1,76 @@
+"""`stepscope bench comms` under a real two-node Slurm on loopback, by srun and by the generated batch script."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from cli_process import Stepscope
+from rank_reports import plain_environ
+from slurm_cluster import running_cluster, why_no_cluster
+from test_bench_comms import COMMS, check_rows
+
+from stepscope.cli.execute import case_to_dict
+from stepscope.store import StoredRun, run_folders, verify_run
+
+pytestmark = [pytest.mark.ranks, pytest.mark.services]
+
+
+def test_srun_and_the_generated_script_give_the_same_rows(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
+    reason = why_no_cluster()
+    if reason:
+        pytest.skip(reason)
+    variables = {"STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1"}
+    bench = [*COMMS, "--sizes", "1K,64K", "--quick", "--json", "--store", str(store)]
+    with running_cluster({**plain_environ(), **variables}) as cluster:
+        done = cluster.run(["srun", "-N2", "-n4", sys.executable, "-m", "stepscope", *bench])
+        assert done.returncode == 0, done.stderr
+        script = tmp_path / "job.sh"
+        made = stepscope("launch", "sbatch", "--nodes", "2", "--ranks-per-node", "2", "-o", str(script), "--", *bench)
+        assert made.code == 0
+        submitted = cluster.run(["sbatch", "--wait", f"--output={tmp_path / 'job.out'}", str(script)])
+        assert submitted.returncode == 0, (tmp_path / "job.out").read_text() + submitted.stderr
+    by_srun, by_script = (StoredRun(folder) for folder in run_folders(store))
+    for run in (by_srun, by_script):
+        assert run.plan.launcher == "slurm"
+        assert verify_run(run) == []
+        rows = [msgspec.to_builtins(case_to_dict(case, run.folder)) for case in run.cases()]
+        check_rows(rows, [1024, 65536], 4)
+        assert [samples.rank for samples in run.cases()[0].samples] == [0, 1, 2, 3]
+        assert run.system is not None
+        assert len(run.system.hosts) == 2
+    assert [r.case.key for r in by_srun.results] == [r.case.key for r in by_script.results]
+
+
+def test_a_killed_rank_ends_the_step(store: Path, tmp_path: Path) -> None:
+    reason = why_no_cluster()
+    if reason:
+        pytest.skip(reason)
+    import signal
+    import subprocess
+
+    from test_bench_ops import wait_for_cases
+
+    from stepscope.launch.watchdog import read_beat
+
+    variables = {"STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1"}
+    with running_cluster({**plain_environ(), **variables}) as cluster:
+        process = subprocess.Popen(
+            ["srun", "-N2", "-n4", "--kill-on-bad-exit=1", sys.executable, "-m", "stepscope", *COMMS,
+             "--sizes", "1K:32K:x2", "--min-time", "600ms", "--max-time", "600ms"],
+            env=cluster.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        folder = wait_for_cases(store, 1, process)
+        beat = read_beat(folder / "ranks", 2)
+        assert beat is not None
+        killed_at = time.monotonic()
+        os.kill(beat.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert time.monotonic() - killed_at < 30
+        assert process.returncode != 0
+    assert StoredRun(folder).status == "interrupted"
+    assert len(StoredRun(folder).results) >= 1

@@ -1,0 +1,157 @@
+"""`compare`, `check`, `ab`, `demo`, `doctor`, `launch` with the real command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_process import Stepscope
+
+from builders import make_case, make_folder, make_result, make_samples, make_system
+from stepscope.records import Failure
+from stepscope.store import RunWriter, StoredRun, run_folders, verify_run
+
+CASES = [make_case(m=m) for m in (1, 2)]
+
+
+def steady(seconds: float, count: int = 40) -> list[float]:
+    """Deterministic, with a spread of ±1 %."""
+    return [seconds * (1 + 0.01 * ((7 * i) % 11 - 5) / 5) for i in range(count)]
+
+
+def write_run(store: Path, seconds: list[float], *, processes: int = 6, fail: bool = False) -> str:
+    folder = make_folder(store, CASES)
+    with RunWriter(folder) as writer:
+        writer.write_system(make_system())
+        for case, median in zip(CASES, seconds, strict=True):
+            failure = Failure(kind="exception", message="boom") if fail else None
+            samples = [make_samples(case, steady(median * (1 + 0.002 * p)), process=p) for p in range(processes)]
+            writer.append(make_result(case, failure=failure), [] if fail else samples)
+        writer.finish()
+    return folder.name
+
+
+def test_compare_says_worse_better_and_nothing(stepscope: Stepscope, store: Path) -> None:
+    before, after = write_run(store, [0.1, 0.2]), write_run(store, [0.2, 0.2])
+    answer = stepscope("compare", before, after, "--json")
+    assert answer.code == 0
+    verdicts = {row["label"].rsplit("=", 1)[1]: row for row in answer.data["rows"]}
+    assert verdicts["1]"]["verdict"] == "worse"
+    assert verdicts["1]"]["ratio"] == pytest.approx(2, rel=0.02)
+    assert verdicts["1]"]["ci_low"] < 2 < verdicts["1]"]["ci_high"]
+    assert verdicts["2]"]["verdict"] == "no difference found"
+    swapped = stepscope("compare", after, before, "--json").data["rows"]
+    assert {row["verdict"] for row in swapped} == {"better", "no difference found"}
+    text = stepscope("compare", before, after).out
+    assert "worse" in text
+    assert "1.0 %" in text
+    assert "| worse" in stepscope("compare", before, after, "--format", "markdown").out.replace("**", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code", "outcome"),
+    [([0.1, 0.2], 0, "pass"), ([0.1, 0.204], 0, "pass"), ([0.1, 0.4], 3, "regression"), ([0.05, 0.1], 0, "pass")],
+)
+def test_check_has_three_outcomes(
+    stepscope: Stepscope, store: Path, seconds: list[float], code: int, outcome: str
+) -> None:
+    before = write_run(store, [0.1, 0.2])
+    after = write_run(store, seconds)
+    answer = stepscope("check", after, "--baseline", before, "--max-regression", "5%", "--json")
+    assert (answer.code, answer.data["outcome"], answer.data["exit_code"]) == (code, outcome, code)
+    assert stepscope("check", "--baseline", before).code == code, "the newest run is the candidate"
+
+
+def test_check_cannot_tell_from_too_little(stepscope: Stepscope, store: Path) -> None:
+    before = write_run(store, [0.1, 0.2])
+    folder = make_folder(store, CASES)
+    with RunWriter(folder) as writer:
+        writer.write_system(make_system())
+        for case in CASES:
+            writer.append(make_result(case), [make_samples(case, [0.1, 0.3])])
+        writer.finish()
+    answer = stepscope("check", folder.name, "--baseline", before, "--json")
+    assert (answer.code, answer.data["outcome"]) == (4, "undecided")
+
+
+def test_check_sees_a_case_that_now_fails(stepscope: Stepscope, store: Path) -> None:
+    before, after = write_run(store, [0.1, 0.2]), write_run(store, [0.1, 0.2], fail=True)
+    assert stepscope("check", after, "--baseline", before).code == 3
+
+
+def test_ab_runs_both_sides_in_turn_and_keeps_every_sample(stepscope: Stepscope, store: Path) -> None:
+    """A gemm with 64 times the work is slower on any machine in any mood."""
+    small, large = "m=64,n=64,k=64", "m=256,n=256,k=256"
+    answer = stepscope(
+        "ab",
+        f"OMP_NUM_THREADS=1 ops --op gemm --shape {small} --quick",
+        f"OMP_NUM_THREADS=1 bench ops --op gemm --shape {large} --quick",
+        "--pairs",
+        "6",
+        "--json",
+        timeout=240,
+    )
+    assert answer.code == 0
+    (row,) = answer.data["rows"]
+    assert row["verdict"] == "worse"
+    assert row["ratio"] > 3
+    for side in ("a", "b"):
+        run = StoredRun(Path(answer.data[side]))
+        assert verify_run(run) == []
+        assert [samples.process for samples in run.cases()[0].samples] == list(range(6))
+        assert run.plan.request["environment"] == {"OMP_NUM_THREADS": "1"}
+        assert run.system is not None
+        assert run.system.environment["OMP_NUM_THREADS"] == "1"
+    assert len(run_folders(store)) == 2
+
+
+def test_ab_passes_a_childs_message_on(stepscope: Stepscope, store: Path) -> None:
+    answer = stepscope("ab", "ops --op gemm", "ops --op gemn", "--pairs", "3", "--max-time", "100ms", "--json")
+    assert (answer.code, answer.error["kind"]) == (1, "child_failed")
+    assert "gemn" in answer.error["message"]
+    assert answer.error["hint"] == "did you mean gemm?"
+    assert run_folders(store) == []
+
+
+def test_several_processes_make_one_run_and_resume(stepscope: Stepscope, store: Path) -> None:
+    bench = ("bench", "ops", "--op", "gemm", "--shape", "m=16", "--quick", "--processes", "3")
+    answer = stepscope(*bench, "--json")
+    assert answer.code == 0
+    run = StoredRun(Path(answer.data["run"]))
+    assert [samples.process for samples in run.cases()[0].samples] == [0, 1, 2]
+    assert verify_run(run) == []
+    assert not (run.folder / "processes").exists()
+
+
+def test_the_demo_ends_with_a_page(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    answer = stepscope("demo", "-o", str(page), "--json", timeout=180)
+    assert answer.code == 0
+    assert answer.data["report"] == str(page)
+    content = page.read_text()
+    for name in ("gemm", "linear", "embedding_bag", "all_reduce", "dlrm"):
+        assert name in content
+    assert len(answer.data["runs"]) == 3
+    assert all(verify_run(StoredRun(Path(run))) == [] for run in answer.data["runs"])
+
+
+def test_doctor_answers_for_people_and_programs(stepscope: Stepscope) -> None:
+    data = stepscope("doctor", "--json").data
+    assert data["system"]["hosts"][0]["cpu"]["threads"] >= 1
+    assert any(one["name"] == "torch" and one["available"] for one in data["capabilities"])
+    assert stepscope("doctor", "--no-probe").code == 0
+
+
+def test_launch_writes_a_script(stepscope: Stepscope, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    arguments = ("--nodes", "2", "--ranks-per-node", "4", "--partition", "gpu", "-o", str(script))
+    answer = stepscope("launch", "sbatch", *arguments, "--json", "--", "bench", "comms", "--collective", "all_reduce")
+    assert answer.code == 0
+    text = script.read_text()
+    assert answer.data["script"] == text
+    assert "#SBATCH --nodes=2" in text
+    assert "--collective all_reduce" in text
+    wrong = stepscope("launch", "sbatch", "--nodes", "0", "--json", "--", "bench", "comms")
+    assert wrong.code == 2
+    assert json.loads(wrong.out)["ok"] is False

@@ -1,0 +1,52 @@
+"""Documentation that a machine can check."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.reference import format_cli_reference
+from stepscope.store import format_tables_markdown
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def test_the_cli_reference_is_current() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == format_cli_reference(), "run `make docs`"
+
+
+def test_the_table_list_is_current() -> None:
+    assert format_tables_markdown().strip() in (ROOT / "docs" / "store.md").read_text(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_docs_exist(page: Path) -> None:
+    """Every `stepscope VERB` that a page shows is one, and so are its options."""
+    reference = format_cli_reference()
+    for line in re.findall(r"^ {4}stepscope (.+)$", page.read_text(), flags=re.MULTILINE):
+        words = line.split("#")[0].split()
+        assert f"## `stepscope {words[0]}`" in reference, line
+        for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", " " + line.split('"')[0]):
+            assert option in reference, f"{line}: {option}"
+
+
+def test_make_help_lists_the_targets() -> None:
+    listed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("demo", "test", "lint", "bench", "docs", "clean"):
+        assert re.search(rf"^{target}\s+\S", listed, flags=re.MULTILINE), target
+
+
+def test_version_and_module_entry() -> None:
+    done = subprocess.run([sys.executable, "-m", "stepscope", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"stepscope, version \d+\.\d+\.\d+\n", done.stdout)
