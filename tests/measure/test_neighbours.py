@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from stepscope.measure.neighbours import CpuUse, find_neighbours, read_cpu_use
 
 START = CpuUse(idle_s=100, total_s=200, own_s=10, stolen_s=0)
@@ -15,22 +17,28 @@ def later(*, idle_s: float, own_s: float, stolen_s: float = 0.0) -> CpuUse:
     return CpuUse(idle_s=100 + idle_s, total_s=220, own_s=10 + own_s, stolen_s=stolen_s)
 
 
+def told(after: CpuUse) -> str | None:
+    found = find_neighbours(START, after, 2)
+    assert found is not None
+    notice = found.as_notice()
+    return notice.message if notice else None
+
+
 def test_a_quiet_machine_is_no_notice() -> None:
-    assert find_neighbours(START, later(idle_s=10, own_s=10), 2) is None
-    assert find_neighbours(START, later(idle_s=0.5, own_s=19), 2) is None
+    assert told(later(idle_s=10, own_s=10)) is None
+    assert told(later(idle_s=0.5, own_s=19)) is None
 
 
 def test_others_are_counted_in_cores() -> None:
-    notice = find_neighbours(START, later(idle_s=2, own_s=9), 2)
-    assert notice is not None
-    assert notice.message == "other processes used 0.9 of 2 cores while this was measured"
-    assert "OMP_NUM_THREADS" in (notice.hint or "")
+    found = find_neighbours(START, later(idle_s=2, own_s=9), 2)
+    assert found is not None
+    assert (found.other_cores, found.stolen_cores) == (pytest.approx(0.9), 0)
+    assert told(later(idle_s=2, own_s=9)) == "other processes used 0.9 of 2 cores while this was measured"
 
 
 def test_stolen_time_is_told_apart() -> None:
-    notice = find_neighbours(START, later(idle_s=6, own_s=10, stolen_s=4), 2)
-    assert notice is not None
-    assert notice.message == "the hypervisor took 20.0 % of the cores away while this was measured"
+    message = "the hypervisor took 20.0 % of the cores away while this was measured"
+    assert told(later(idle_s=6, own_s=10, stolen_s=4)) == message
 
 
 def test_a_span_below_the_tick_tells_nothing() -> None:
@@ -43,9 +51,10 @@ def test_a_real_busy_process_is_seen() -> None:
         time.sleep(0.3)
         before = read_cpu_use()
         time.sleep(1.0)
-        notice = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
+        found = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
     finally:
         busy.kill()
         busy.wait()
-    assert notice is not None
-    assert notice.kind == "neighbours"
+    assert found is not None
+    assert found.other_cores > 0.5
+    assert found.as_notice() is not None

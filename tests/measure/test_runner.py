@@ -81,7 +81,7 @@ def test_one_bad_case_does_not_end_the_others(tmp_path: Path) -> None:
     assert kinds == ["unsupported", "out_of_memory", "exception", "wrong_result"]
     assert states[4].failure is not None
     assert any("ZeroDivisionError" in line for line in states[4].failure.stack)
-    assert states[1].observed == {"x": 1}
+    assert states[1].observed["x"] == 1
     assert [reading.at for reading in states[1].readings] == ["start", "end"]
     assert run.run is not None
     assert (run.run.cases_ok, run.run.cases_failed, run.run.cases_skipped) == (1, 3, 1)

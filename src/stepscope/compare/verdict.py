@@ -16,7 +16,6 @@ from stepscope.stats import (
     holm,
     holm_levels,
     is_disturbed,
-    quiet_time,
 )
 from stepscope.store.view import MeasuredCase
 from stepscope.units import format_ratio, format_share
@@ -195,7 +194,7 @@ def _prepare(pair: Pair, history: Sequence[float], level: float) -> _Prepared:
     estimate = compare_processes(a, b, level=level, history=history)
     # Being kept from the cores only adds time, so it can spoil the case against the slower side and no other.
     slower, side, faster = (b, "B", a) if estimate.ratio > 1 else (a, "A", b)
-    if is_disturbed(slower, faster):
+    if estimate.p_value <= level and is_disturbed(slower, faster):
         return _Prepared(
             pair,
             estimate,
@@ -228,8 +227,8 @@ def _describe_sides(item: _Prepared) -> CaseComparison:
         processes_b=sum(1 for process in seconds_b if process),
         between_sd=estimate.between_sd if estimate else None,
         between_source=estimate.between_source if estimate else None,
-        quiet_a_s=quiet_time(seconds_a) if estimate else None,
-        quiet_b_s=quiet_time(seconds_b) if estimate else None,
+        quiet_a_s=estimate.quiet_a_s if estimate else None,
+        quiet_b_s=estimate.quiet_b_s if estimate else None,
         median_a_s=_median(a),
         median_b_s=_median(b),
         score_a=a.score() if same_unit else None,

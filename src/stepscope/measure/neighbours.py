@@ -13,6 +13,7 @@ from stepscope.units import format_share
 NOTABLE_CORES = 0.1
 NOTABLE_SHARE = 0.02
 """A tenth of one core, or a fiftieth of all, taken by others is worth a word: threads that fill the cores wait."""
+SHORTEST_SPAN_S = 0.05
 
 
 class CpuUse(NamedTuple):
@@ -35,24 +36,38 @@ def read_cpu_use() -> CpuUse:
     return CpuUse(idle_s=idle, total_s=total, own_s=own.user + own.system, stolen_s=stolen)
 
 
-def find_neighbours(before: CpuUse, after: CpuUse, cores: int) -> Notice | None:
-    """A notice with the cores' worth of time that others took between two readings, or None.
+class Neighbours(NamedTuple):
+    """Cores' worth of time that others took while something was measured."""
 
-    The kernel counts in ticks of some milliseconds: short spans tell nothing and give None.
-    """
+    other_cores: float
+    """By other processes of this host."""
+    stolen_cores: float
+    """By the hypervisor, for other machines."""
+    cores: int
+
+    def as_notice(self) -> Notice | None:
+        """None where they took too little to matter."""
+        notable = max(NOTABLE_CORES, NOTABLE_SHARE * self.cores)
+        parts = []
+        if self.other_cores >= notable:
+            parts.append(f"other processes used {self.other_cores:.1f} of {self.cores} cores")
+        if self.stolen_cores >= notable:
+            parts.append(f"the hypervisor took {format_share(self.stolen_cores / self.cores)} of the cores away")
+        if not parts:
+            return None
+        return Notice(
+            kind="neighbours",
+            message=" and ".join(parts) + " while this was measured",
+            hint="stop them, or leave them a core: threads that fill all cores (OMP_NUM_THREADS) wait for the busy one",
+        )
+
+
+def find_neighbours(before: CpuUse, after: CpuUse, cores: int) -> Neighbours | None:
+    """What others took between two readings; None for spans too short for the kernel's ticks to tell."""
     span_s = (after.total_s - before.total_s) / cores
-    if span_s < 0.05:
+    if span_s < SHORTEST_SPAN_S:
         return None
     stolen = (after.stolen_s - before.stolen_s) / span_s
     busy = (after.total_s - before.total_s - (after.idle_s - before.idle_s)) / span_s
     others = busy - stolen - (after.own_s - before.own_s) / span_s
-    notable = max(NOTABLE_CORES, NOTABLE_SHARE * cores)
-    parts = [f"other processes used {others:.1f} of {cores} cores"] if others >= notable else []
-    parts += [f"the hypervisor took {format_share(stolen / cores)} of the cores away"] if stolen >= notable else []
-    if not parts:
-        return None
-    return Notice(
-        kind="neighbours",
-        message=" and ".join(parts) + " while this was measured",
-        hint="stop them, or leave them a core: with OMP_NUM_THREADS below the number of cores no thread waits for one",
-    )
+    return Neighbours(max(0.0, others), max(0.0, stolen), cores)

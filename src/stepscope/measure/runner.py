@@ -13,7 +13,7 @@ from stepscope.errors import StepscopeError
 from stepscope.measure.clock import Clock, WallClock
 from stepscope.measure.device import Device
 from stepscope.measure.loop import Estimate, measure
-from stepscope.measure.neighbours import find_neighbours, read_cpu_use
+from stepscope.measure.neighbours import Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.settings import MeasureSettings
 from stepscope.records import (
     Case,
@@ -129,11 +129,20 @@ def run_case(
         elapsed_s=time.monotonic() - start,
         score=prepared.score,
         latency_target=prepared.latency_target,
-        observed=prepared.observed,
+        observed={**prepared.observed, **_observe(neighbours)},
         readings=readings,
-        notices=[*measurement.notices, *([neighbours] if neighbours else [])],
+        notices=[*measurement.notices, *([notice] if (notice := neighbours and neighbours.as_notice()) else [])],
     )
     return result, [samples]
+
+
+def _observe(neighbours: Neighbours | None) -> dict[str, Scalar]:
+    if neighbours is None:
+        return {}
+    return {
+        "other_cores": round(neighbours.other_cores, 3),
+        "stolen_cores": round(neighbours.stolen_cores, 3),
+    }
 
 
 def _without_samples(case: Case, status: str, started_at: str, start: float, failure: Failure) -> CaseResult:

@@ -77,6 +77,9 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
     between_sd: float | None
     """Relative standard deviation of the quiet time between processes; None for pairs, which need none."""
     between_source: BetweenSource | None
+    quiet_a_s: float | None = None
+    quiet_b_s: float | None = None
+    """Quiet times; None for pairs."""
     method: Literal["quiet-time", "student", "sign"]
     noise: Noise | None = None
     """None for the sign test, which asks for no model of the noise."""
@@ -175,14 +178,16 @@ def compare_processes(
     interval.
     """
     sides = [_checked(a), _checked(b)]
-    logs = [sorted(_log_quiet(process) for process in side) for side in sides]
+    quiet = [[_log_quiet(process) for process in side] for side in sides]
+    quietest = [side[values.index(min(values))] for side, values in zip(sides, quiet, strict=True)]
+    logs = [sorted(values) for values in quiet]
     prior = _prior(between_sd, spell_log, history)
     fast = [_fast_half_squares(side) for side in logs]
     df = prior.df + sum(half_df for _, half_df in fast)
     between = (prior.df * prior.variance + math.fsum(squares for squares, _ in fast)) / df
     # The variance of the least of k normal values falls about with the root of k, not with k as a mean's would.
     parts = [(between * math.fsum(len(side) ** -0.5 for side in logs), df)]
-    parts += [_within_variance(_quietest(side)) for side in sides]
+    parts += [_within_variance(process) for process in quietest]
     variance = math.fsum(part for part, _ in parts)
     noise = Noise(
         log_se=math.sqrt(variance),
@@ -204,6 +209,8 @@ def compare_processes(
         processes_b=len(sides[1]),
         between_sd=math.sqrt(between),
         between_source="estimated" if many else prior.source,
+        quiet_a_s=math.exp(logs[0][0]),
+        quiet_b_s=math.exp(logs[1][0]),
         method="quiet-time",
         noise=noise,
     )
