@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from stepscope.cli.compare import compare_runs
+from stepscope.cli.compare import compare_stored
 from stepscope.cli.options import Share, json_option, store_option
 from stepscope.cli.output import emit
 from stepscope.errors import RunNotFoundError
@@ -31,7 +31,7 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
 
     before = find_run(store, baseline)
     after = find_run(store, name) if name else _newest(store, before)
-    result = check_regression(compare_runs(before, after, store=store, level=level), max_regression)
+    result = check_regression(compare_stored(before, after, level=level), max_regression)
     lines = [f"# baseline {before.id}, candidate {after.id}"]
     lines += [f"{row.outcome:<10}  {row.label}: {row.reason}" for row in result.rows]
     lines.append(f"{result.outcome}: exit code {result.exit_code}")

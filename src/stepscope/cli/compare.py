@@ -11,43 +11,22 @@ import msgspec
 from stepscope.cli.options import Share, json_option, store_option
 from stepscope.cli.output import emit
 from stepscope.errors import ExitCode, UsageError
-from stepscope.store import StoredRun, find_run, run_folders
+from stepscope.store import StoredRun, find_run
 
 if TYPE_CHECKING:
     from stepscope.compare import Comparison
 
-HISTORY_RUNS = 30
-"""How many of the newest runs of the same system are asked how much runs differ there."""
 VIEWS = ("cases", "systems", "ootb-optimized")
-
-
-def read_history(store: Path, a: StoredRun, b: StoredRun) -> dict[str, list[float]]:
-    """Quiet times by case of other runs of the same system and settings; empty for two different systems."""
-    from stepscope.stats import quiet_time
-
-    if a.system is None or b.system is None or _place(a) != _place(b):
-        return {}
-    wanted = {result.case.key for result in a.results}
-    found: dict[str, list[float]] = {}
-    for folder in run_folders(store)[-HISTORY_RUNS:]:
-        run = StoredRun(folder)
-        if folder in {a.folder, b.folder} or run.run is None or _place(run) != _place(a):
-            continue
-        for result in run.results:
-            if result.status == "ok" and result.case.key in wanted:
-                processes = run.measured(result).seconds_by_process()
-                found.setdefault(result.case.key, []).append(quiet_time(processes))
-    return found
 
 
 def _place(run: StoredRun) -> tuple[str, str] | None:
     return (run.system.fingerprint, run.system.configuration) if run.system else None
 
 
-def compare_runs(a: StoredRun, b: StoredRun, *, store: Path, level: float) -> Comparison:
+def compare_stored(a: StoredRun, b: StoredRun, *, level: float) -> Comparison:
     from stepscope.compare import compare_cases
 
-    return compare_cases(a.cases(), b.cases(), level=level, history=read_history(store, a, b))
+    return compare_cases(a.cases(), b.cases(), level=level, same_system=_place(a) == _place(b))
 
 
 @click.command("compare")
@@ -80,7 +59,7 @@ def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: s
         table = compare_implementations([case for run in runs for case in run.cases()], level=level)
         comparison = table.comparison
     else:
-        comparison = compare_runs(runs[0], runs[1], store=store, level=level)
+        comparison = compare_stored(runs[0], runs[1], level=level)
     rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
     alone = [f"only in A: {label}" for label in comparison.only_a] + [f"only in B: {x}" for x in comparison.only_b]
     closing = [*alone, *(f"note: {note}" for note in comparison.notes), describe_comparison(comparison)]

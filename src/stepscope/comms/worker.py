@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,18 @@ import msgspec
 from stepscope.comms.collectives import DTYPE_BYTES, Collective, find_collective
 from stepscope.comms.group import Group, TorchGroup
 from stepscope.launch import Heartbeat, RankSession
-from stepscope.measure import Device, Measurement, MeasureSettings, WallClock, measure, open_device
+from stepscope.measure import (
+    CpuUse,
+    Device,
+    Measurement,
+    MeasureSettings,
+    Neighbours,
+    WallClock,
+    find_neighbours,
+    measure,
+    open_device,
+    read_cpu_use,
+)
 from stepscope.records import Case, CaseResult, Failure, RankSamples, Reading, Score, System
 from stepscope.store import RunWriter, utc_now
 from stepscope.system import collect_system, merge_systems, open_telemetry
@@ -43,6 +56,9 @@ class RankMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     measurement: Measurement | None
     wrong: int
     failure: Failure | None = None
+    host: str = ""
+    cpu_before: CpuUse | None = None
+    cpu_after: CpuUse | None = None
 
 
 def run(session: RankSession) -> None:
@@ -101,8 +117,16 @@ def _measure_case(
     if refusal.kind != "none":
         return RankMeasurement(rank=group.rank, measurement=None, wrong=0, failure=refusal)
     trial = Trial(case, find_collective(case.benchmark.model), group, device, heartbeat)
+    before = read_cpu_use()
     measurement = measure(trial.body, settings=settings, clock=WallClock(), device=device, peers=trial)
-    return RankMeasurement(rank=group.rank, measurement=measurement, wrong=trial.count_wrong())
+    return RankMeasurement(
+        rank=group.rank,
+        measurement=measurement,
+        wrong=trial.count_wrong(),
+        host=socket.gethostname(),
+        cpu_before=before,
+        cpu_after=read_cpu_use(),
+    )
 
 
 def _find_refusal(size_bytes: int, device: str) -> Failure | None:
@@ -173,7 +197,9 @@ def _fold(
     wrong = sum(rank.wrong for rank in ranks)
     size_bytes = int(str(case.parameters["size_bytes"]))
     factor = find_collective(case.benchmark.model).bus_factor(case.world_size)
-    measured = [(rank.rank, rank.measurement) for rank in ranks if rank.measurement is not None]
+    measured = [(rank, rank.measurement) for rank in ranks if rank.measurement is not None]
+    neighbours = _find_neighbours(ranks)
+    crowded = next((notice for one in neighbours.values() if one and (notice := one.as_notice())), None)
     failure = None
     if wrong:
         failure = Failure(
@@ -191,6 +217,22 @@ def _fold(
         timing="slowest_rank",
         observed={"size_bytes": size_bytes, "bus_factor": factor, "wrong": wrong},
         readings=readings,
-        notices=measured[0][1].notices,
+        notices=[*measured[0][1].notices, *([crowded] if crowded else [])],
     )
-    return result, [measurement.as_samples(case.key, rank=rank) for rank, measurement in measured]
+    samples = []
+    for rank, measurement in measured:
+        around = neighbours.get(rank.host)
+        share = around.share if around else None
+        samples.append(measurement.as_samples(case.key, rank=rank.rank, other_share=share))
+    return result, samples
+
+
+def _find_neighbours(ranks: Sequence[RankMeasurement]) -> dict[str, Neighbours | None]:
+    """By host: what others took there; the ranks of this run are not others."""
+    found: dict[str, Neighbours | None] = {}
+    for host in {rank.host for rank in ranks}:
+        uses = [(r.cpu_before, r.cpu_after) for r in ranks if r.host == host and r.cpu_before and r.cpu_after]
+        if uses:
+            own_s = sum(after.own_s - before.own_s for before, after in uses)
+            found[host] = find_neighbours(*uses[0], os.cpu_count() or 1, own_s=own_s)
+    return found

@@ -2,7 +2,7 @@
 
 from stepscope.compare.gate import GateResult, GateRow, check_regression
 from stepscope.compare.verdict import (
-    CONFIRMING_PROCESSES,
+    CROWDED_SHARE,
     DEFAULT_FAMILY_LEVEL,
     MIN_EFFECT,
     MIN_SAMPLES,
@@ -18,7 +18,7 @@ from stepscope.compare.views import compare_implementations, compare_systems, pa
 from stepscope.compare.wording import describe, describe_comparison
 
 __all__ = [
-    "CONFIRMING_PROCESSES",
+    "CROWDED_SHARE",
     "DEFAULT_FAMILY_LEVEL",
     "MIN_EFFECT",
     "MIN_SAMPLES",

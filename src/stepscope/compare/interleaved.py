@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.compare.verdict import CaseComparison, Verdict
+from stepscope.compare.verdict import CaseComparison, Pair, Verdict, describe_sides, read_sides
 from stepscope.errors import UsageError
 from stepscope.launch import call_stepscope, merge_processes
 from stepscope.stats import RatioEstimate, compare_paired, quiet_time
@@ -29,6 +29,8 @@ CHILD_TIMEOUT_S = 600.0
 PAIR_LEVEL = 0.05
 """One question is asked, so the usual level; `compare` asks many at once and is stricter."""
 LEAST_PAIRS = 3
+DECISIVE_PAIRS = 6
+"""With fewer the sign test cannot decide at that level."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 
 
@@ -131,7 +133,8 @@ def _merge(side: Side, letter: str, children: Sequence[StoredRun], store: Path, 
 def compare_interleaved(a: StoredRun, b: StoredRun, *, level: float = PAIR_LEVEL) -> list[CaseComparison]:
     """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
 
-    Each pair votes with the ratio of its two quiet times: what the machine did to both at that hour cancels.
+    Each pair votes with the ratio of its two quiet times: what the machine did to both at that hour cancels. Pairs
+    in which neither process was held up by others vote alone where they are enough for a decision.
     """
     cases_a, cases_b = a.cases(), b.cases()
     keys_b = {case.key: case for case in cases_b}
@@ -150,46 +153,29 @@ def compare_interleaved(a: StoredRun, b: StoredRun, *, level: float = PAIR_LEVEL
 def _compare_case(a: MeasuredCase, b: MeasuredCase, level: float) -> CaseComparison:
     same = a.key == b.key
     label = a.result.case.label if same else f"{a.result.case.label} | {b.result.case.label}"
-    row = CaseComparison(
-        key=a.key,
-        label=label,
-        benchmark=a.result.case.benchmark.id,
-        verdict="not enough data",
-        reason="",
-        status_a=a.result.status,
-        status_b=b.result.status,
-    )
-    for side, case in (("A", a), ("B", b)):
+    side_a, side_b = read_sides(a, b, same_system=False)
+    row = describe_sides(Pair(a, b, label), side_a, side_b)
+    for name, case in (("A", a), ("B", b)):
         if case.result.failure is not None:
-            return msgspec.structs.replace(
-                row, reason=f"the case {case.result.status} in {side}: {case.result.failure.message}"
-            )
-    processes_a, processes_b = a.seconds_by_process(), b.seconds_by_process()
-    quiet = [(quiet_time([one]), quiet_time([other])) for one, other in zip(processes_a, processes_b, strict=True)]
-    summary_a, summary_b = a.summary(), b.summary()
-    row = msgspec.structs.replace(
-        row,
-        n_a=sum(map(len, processes_a)),
-        n_b=sum(map(len, processes_b)),
-        processes_a=len(processes_a),
-        processes_b=len(processes_b),
-        median_a_s=summary_a.median_s if summary_a else None,
-        median_b_s=summary_b.median_s if summary_b else None,
-        score_a=a.score(),
-        score_b=b.score(),
-        unit=a.result.score.unit if a.result.score else None,
-    )
-    if len(quiet) < LEAST_PAIRS:
-        return msgspec.structs.replace(row, reason=f"{len(quiet)} pairs; at least {LEAST_PAIRS} are needed")
-    return _judge(row, compare_paired(quiet, level=level), level)
+            reason = f"the case {case.result.status} in {name}: {case.result.failure.message}"
+            return msgspec.structs.replace(row, reason=reason)
+    columns = (side_a.processes, side_b.processes, side_a.held_up, side_b.held_up)
+    rows = list(zip(*columns, strict=True))
+    quiet = [(one, other) for one, other, held_a, held_b in rows if not held_a and not held_b]
+    chosen = quiet if len(quiet) >= DECISIVE_PAIRS else [(one, other) for one, other, _, _ in rows]
+    if len(chosen) < LEAST_PAIRS:
+        return msgspec.structs.replace(row, reason=f"{len(chosen)} pairs; at least {LEAST_PAIRS} are needed")
+    estimate = compare_paired([(quiet_time(one), quiet_time(other)) for one, other in chosen], level=level)
+    voted = f"{len(chosen)} of {len(rows)} pairs voted" if len(chosen) < len(rows) else f"{len(rows)} pairs voted"
+    return _judge(row, estimate, level, voted)
 
 
-def _judge(row: CaseComparison, estimate: RatioEstimate, level: float) -> CaseComparison:
+def _judge(row: CaseComparison, estimate: RatioEstimate, level: float, voted: str) -> CaseComparison:
     verdict: Verdict = "no difference found"
-    reason = f"the interval of the ratio includes 1 at a level of {format_share(level)}"
+    reason = f"{voted}; the interval of the ratio includes 1 at a level of {format_share(level)}"
     if estimate.p_value <= level and not estimate.low <= 1 <= estimate.high:
         verdict = "worse" if estimate.ratio > 1 else "better"
-        reason = f"the interval leaves out 1 at a level of {format_share(level)}"
+        reason = f"{voted}; the interval leaves out 1 at a level of {format_share(level)}"
     return msgspec.structs.replace(
         row,
         verdict=verdict,

@@ -9,15 +9,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.stats import (
-    BetweenSource,
-    RatioEstimate,
-    compare_processes,
-    holm,
-    holm_levels,
-    is_disturbed,
-)
-from stepscope.store.view import MeasuredCase
+from stepscope.stats import SPELL_CHANCE, SPELL_LOG, RatioEstimate, compare_processes, holm, holm_levels
+from stepscope.store import MeasuredCase
 from stepscope.units import format_ratio, format_share
 
 Verdict = Literal["better", "worse", "no difference found", "not enough data"]
@@ -28,17 +21,22 @@ DEFAULT_FAMILY_LEVEL = 0.01
 MIN_EFFECT = 0.01
 """A difference smaller than this is not called one, however sure it is."""
 
-RESOLUTION = 0.5
+RESOLUTION = 1.0
 """Where not even a change by this much would have been seen, the answer is "not enough data"."""
-
-CONFIRMING_PROCESSES = 2
-"""A side is called the slower one only when at least this many of its processes were measured: one process in
-twenty was starved of its cores for its whole life on the machine studied, and its samples do not always show it."""
 
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
 
-MORE_PROCESSES = "measure in 6 or more fresh processes a side, or run the two side by side with `stepscope ab`"
+CROWDED_SHARE = 0.05
+"""A process from whose host others took this share of the cores was held up: its time is an upper bound at best."""
+
+BLIND_CHANCE = 0.005
+"""Where unseen slow spells are likelier than this to have held a side, a note says how to see more."""
+
+SLOW_PROBE = 1.1
+"""A process whose reference operation took this much longer than the fastest beside it ran on a slower machine."""
+
+NEXT_STEP = "repeat on a quiet machine, measure in more fresh processes (--processes), or use `stepscope ab`"
 
 
 class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +60,11 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     n_b: int = 0
     processes_a: int = 0
     processes_b: int = 0
+    held_up_a: int = 0
+    held_up_b: int = 0
+    """How many of the processes were held up by something else; they are left out where others remain."""
     between_sd: float | None = None
-    between_source: BetweenSource | None = None
-    quiet_a_s: float | None = None
-    quiet_b_s: float | None = None
+    """Relative standard deviation between processes that the interval allows for."""
     median_a_s: float | None = None
     median_b_s: float | None = None
     score_a: float | None = None
@@ -73,14 +72,13 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     unit: str | None = None
     status_a: str | None = None
     status_b: str | None = None
-    """`ok`, `failed` or `skipped`; None where the case is missing."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[CaseComparison]
     only_a: list[str]
     only_b: list[str]
-    """Labels of cases that the other side does not have."""
+    """Labels of cases without a partner."""
     level: float
     min_effect: float
     resolution: float
@@ -95,18 +93,58 @@ class Pair(NamedTuple):
     label: str
 
 
-class _Limits(NamedTuple):
-    level: float
-    min_effect: float
-    resolution: float
-    confirming_processes: int
+class Side(NamedTuple):
+    """The processes of one case on one side."""
+
+    processes: list[list[float]]
+    held_up: list[bool]
+    probed: bool
+    """Whether each process took the reference operation, which shows spells that samples alone do not."""
+
+    @property
+    def usable(self) -> list[list[float]]:
+        """Undisturbed processes, or all where there is none."""
+        quiet = [process for process, held in zip(self.processes, self.held_up, strict=True) if not held]
+        return quiet or self.processes
+
+    @property
+    def is_held_up(self) -> bool:
+        return bool(self.held_up) and all(self.held_up)
 
 
-class _Prepared(NamedTuple):
-    pair: Pair
-    estimate: RatioEstimate | None
-    obstacle: str | None
-    """Why there is no estimate, or why it must not be used."""
+class _Tested(NamedTuple):
+    row: CaseComparison
+    estimate: RatioEstimate
+    a: Side
+    b: Side
+
+
+def read_sides(a: MeasuredCase, b: MeasuredCase, *, same_system: bool = True) -> tuple[Side, Side]:
+    """Samples by process, and which processes something else held up.
+
+    Others on the cores show in the core time they took; a machine that was slower for its own reasons (a hypervisor
+    moved its processors, clocks fell) shows in the reference operation, which only means something on one system.
+    """
+    evidence = [_read_evidence(case) for case in (a, b)]
+    probes = [probe for side in evidence for _, probe in side if probe is not None]
+    limit = SLOW_PROBE * min(probes) if probes and same_system else math.inf
+    return (_judge_side(a, evidence[0], limit), _judge_side(b, evidence[1], limit))
+
+
+def _read_evidence(case: MeasuredCase) -> list[tuple[float, float | None]]:
+    """By process: the share others took, and the time of the reference operation; of several ranks the worst."""
+    shares: dict[int, float] = {}
+    probes: dict[int, float | None] = {}
+    for samples in case.samples:
+        number = samples.process
+        shares[number] = max(shares.get(number, 0.0), samples.other_share or 0.0)
+        probes[number] = max(filter(None, (probes.get(number), samples.probe_s)), default=None)
+    return [(shares[number], probes[number]) for number in sorted(shares)]
+
+
+def _judge_side(case: MeasuredCase, evidence: Sequence[tuple[float, float | None]], limit: float) -> Side:
+    held_up = [share >= CROWDED_SHARE or (probe is not None and probe > limit) for share, probe in evidence]
+    return Side(case.seconds_by_process(), held_up, probed=all(probe is not None for _, probe in evidence))
 
 
 def compare_cases(
@@ -116,23 +154,13 @@ def compare_cases(
     level: float = DEFAULT_FAMILY_LEVEL,
     min_effect: float = MIN_EFFECT,
     resolution: float = RESOLUTION,
-    confirming_processes: int = CONFIRMING_PROCESSES,
-    history: Mapping[str, Sequence[float]] | None = None,
+    same_system: bool = True,
 ) -> Comparison:
-    """Cases of two runs, paired by key; rows in the order of labels, whatever the order they were given in.
-
-    `history` has, by case key, the `quiet_time` of earlier runs on the same system (seconds). On a machine that
-    runs nothing else, `confirming_processes=1` lets a single process a side decide.
-    """
+    """Cases of two runs, paired by key; rows in the order of labels, whatever the order they were given in."""
     by_key_a, by_key_b = {case.key: case for case in a}, {case.key: case for case in b}
     pairs = [Pair(case, by_key_b[key], case.result.case.label) for key, case in by_key_a.items() if key in by_key_b]
     comparison = compare_pairs(
-        pairs,
-        level=level,
-        min_effect=min_effect,
-        resolution=resolution,
-        confirming_processes=confirming_processes,
-        history=history,
+        pairs, level=level, min_effect=min_effect, resolution=resolution, same_system=same_system
     )
     return msgspec.structs.replace(
         comparison,
@@ -148,26 +176,21 @@ def compare_pairs(
     level: float = DEFAULT_FAMILY_LEVEL,
     min_effect: float = MIN_EFFECT,
     resolution: float = RESOLUTION,
-    confirming_processes: int = CONFIRMING_PROCESSES,
-    history: Mapping[str, Sequence[float]] | None = None,
+    same_system: bool = True,
 ) -> Comparison:
     """The same for pairs that are already made; all of them are one family."""
     ordered = sorted(pairs, key=lambda pair: (pair.label, pair.a.key, pair.b.key))
-    prepared = [_prepare(pair, (history or {}).get(pair.a.key, ()), level) for pair in ordered]
-    tested = [item for item in prepared if item.estimate is not None]
-    # A case set aside still counts as one of the family: it was looked at before it was set aside.
-    p_values = [item.estimate.p_value if item.estimate and item.obstacle is None else 1.0 for item in tested]
-    decisions = {
-        id(item): decision for item, *decision in zip(tested, holm(p_values), holm_levels(p_values, level), strict=True)
-    }
-    limits = _Limits(level, min_effect, resolution, confirming_processes)
+    prepared = [_prepare(pair, level, same_system=same_system) for pair in ordered]
+    tested = [item for item in prepared if isinstance(item, _Tested)]
+    p_values = [item.estimate.p_value for item in tested]
+    decided = iter(zip(holm(p_values), holm_levels(p_values, level), strict=True))
     rows = []
     for item in prepared:
-        row = _describe_sides(item)
-        if item.estimate is not None and item.obstacle is None:
-            adjusted, own_level = decisions[id(item)]
-            row = _decide(row, item.estimate, adjusted, own_level, limits)
-        rows.append(row)
+        if isinstance(item, _Tested):
+            adjusted, own_level = next(decided)
+            rows.append(_decide(item, adjusted, own_level, level=level, min_effect=min_effect, resolution=resolution))
+        else:
+            rows.append(item)
     return Comparison(
         rows=rows,
         only_a=[],
@@ -175,60 +198,55 @@ def compare_pairs(
         level=level,
         min_effect=min_effect,
         resolution=resolution,
-        notes=_noise_notes([item.estimate for item in tested if item.estimate is not None]),
+        notes=_noise_notes(tested),
     )
 
 
-def _prepare(pair: Pair, history: Sequence[float], level: float) -> _Prepared:
-    for side, case in (("A", pair.a), ("B", pair.b)):
+def _prepare(pair: Pair, level: float, *, same_system: bool) -> _Tested | CaseComparison:
+    """What can be tested, or the row that says why it cannot."""
+    a, b = read_sides(pair.a, pair.b, same_system=same_system)
+    row = describe_sides(pair, a, b)
+    for name, case in (("A", pair.a), ("B", pair.b)):
         if case.result.status != "ok":
             cause = f": {case.result.failure.message}" if case.result.failure else ""
-            return _Prepared(pair, None, f"the case {_status_verb(case.result.status)} in {side}{cause}")
-    a, b = pair.a.seconds_by_process(), pair.b.seconds_by_process()
-    for side, processes in (("A", a), ("B", b)):
-        count = sum(len(process) for process in processes)
+            return msgspec.structs.replace(row, reason=f"the case {_told(case.result.status)} in {name}{cause}")
+    for name, side in (("A", a), ("B", b)):
+        count = sum(len(process) for process in side.usable)
         if count < MIN_SAMPLES:
-            return _Prepared(pair, None, f"{side} has {count} samples and {MIN_SAMPLES} are needed")
-        if any(not (value > 0 and math.isfinite(value)) for process in processes for value in process):
-            return _Prepared(pair, None, f"{side} holds a sample that is not a time above zero")
-    estimate = compare_processes(a, b, level=level, history=history)
-    # Being kept from the cores only adds time, so it can spoil the case against the slower side and no other.
-    slower, side, faster = (b, "B", a) if estimate.ratio > 1 else (a, "A", b)
-    if estimate.p_value <= level and is_disturbed(slower, faster):
-        return _Prepared(
-            pair,
-            estimate,
-            f"{side} is the slower one, and its samples bear the marks of a machine busy with other work: "
-            f"close other programs and measure again, or {MORE_PROCESSES}",
-        )
-    return _Prepared(pair, estimate, None)
+            return msgspec.structs.replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
+        if any(not (value > 0 and math.isfinite(value)) for process in side.processes for value in process):
+            return msgspec.structs.replace(row, reason=f"{name} holds a sample that is not a time above zero")
+    # Spells that nothing shows are a matter of the host's threads; where they are probed, or not used, there are none.
+    spells = not (a.probed and b.probed and same_system) and not _on_accelerator(pair)
+    chance = SPELL_CHANCE if spells else 0.0
+    return _Tested(row, compare_processes(a.usable, b.usable, level=level, spell_chance=chance), a, b)
 
 
-def _status_verb(status: str) -> str:
+def _on_accelerator(pair: Pair) -> bool:
+    return all(str(case.result.case.parameters.get("device", "cpu")) != "cpu" for case in (pair.a, pair.b))
+
+
+def _told(status: str) -> str:
     return "was skipped" if status == "skipped" else "failed"
 
 
-def _describe_sides(item: _Prepared) -> CaseComparison:
-    """The row with everything that needs no test; its verdict stands where there is an obstacle."""
-    a, b = item.pair.a, item.pair.b
-    estimate, score = item.estimate, a.result.score or b.result.score
-    seconds_a, seconds_b = a.seconds_by_process(), b.seconds_by_process()
+def describe_sides(pair: Pair, side_a: Side, side_b: Side) -> CaseComparison:
+    """The row with everything that needs no test."""
+    a, b = pair.a, pair.b
+    score = a.result.score or b.result.score
     same_unit = len({case.result.score.unit for case in (a, b) if case.result.score}) == 1
     return CaseComparison(
         key=a.key,
-        label=item.pair.label,
+        label=pair.label,
         benchmark=a.result.case.benchmark.id,
         verdict="not enough data",
-        reason=item.obstacle or "",
-        ratio=estimate.ratio if estimate else None,
-        n_a=sum(map(len, seconds_a)),
-        n_b=sum(map(len, seconds_b)),
-        processes_a=sum(1 for process in seconds_a if process),
-        processes_b=sum(1 for process in seconds_b if process),
-        between_sd=estimate.between_sd if estimate else None,
-        between_source=estimate.between_source if estimate else None,
-        quiet_a_s=estimate.quiet_a_s if estimate else None,
-        quiet_b_s=estimate.quiet_b_s if estimate else None,
+        reason="",
+        n_a=sum(map(len, side_a.processes)),
+        n_b=sum(map(len, side_b.processes)),
+        processes_a=len(side_a.processes),
+        processes_b=len(side_b.processes),
+        held_up_a=sum(side_a.held_up),
+        held_up_b=sum(side_b.held_up),
         median_a_s=_median(a),
         median_b_s=_median(b),
         score_a=a.score() if same_unit else None,
@@ -245,37 +263,35 @@ def _median(case: MeasuredCase) -> float | None:
 
 
 def _decide(
-    row: CaseComparison, estimate: RatioEstimate, adjusted: float, own_level: float, limits: _Limits
+    item: _Tested, adjusted: float, own_level: float, *, level: float, min_effect: float, resolution: float
 ) -> CaseComparison:
+    estimate = item.estimate
     low, high = estimate.interval_at(own_level)
     reach = math.log(high / estimate.ratio)
-    significant, distance = adjusted <= limits.level, abs(math.log(estimate.ratio))
-    slower = ("B", estimate.processes_b) if estimate.ratio > 1 else ("A", estimate.processes_a)
+    significant, distance = adjusted <= level, abs(math.log(estimate.ratio))
+    verdict: Verdict = "no difference found"
     seen = f"a change below {format_share(math.expm1(reach), 0)} would not have been seen"
-    verdict: Verdict
-    if significant and distance < math.log1p(limits.min_effect):
-        verdict, reason = "no difference found", f"the difference is smaller than {format_share(limits.min_effect)}"
-    elif significant and slower[1] < limits.confirming_processes:
-        verdict = "not enough data"
-        reason = (
-            f"{slower[0]} looks slower, but was measured in {slower[1]} process only, which a busy machine can starve "
-            f"from start to end: confirm with {limits.confirming_processes} or more"
-        )
-    elif significant:
+    if significant and distance >= math.log1p(min_effect):
         verdict = "worse" if estimate.ratio > 1 else "better"
-        reason = f"the interval leaves out 1 at a family-wise level of {format_share(limits.level)}"
-    elif reach > math.log1p(limits.resolution):
-        verdict, reason = "not enough data", f"{seen}; {MORE_PROCESSES}"
+        reason = f"the interval leaves out 1 at a family-wise level of {format_share(level)}"
+    elif significant:
+        reason = f"the difference is smaller than {format_share(min_effect)}"
+    elif reach > math.log1p(resolution):
+        verdict, reason = "not enough data", f"{seen}; {NEXT_STEP}"
     else:
-        verdict, reason = "no difference found", f"the interval includes 1; {seen}"
-    return msgspec.structs.replace(
-        row,
+        reason = f"the interval includes 1; {seen}"
+    reason += _median_remark(item.row, low, high)
+    row = msgspec.structs.replace(
+        item.row,
         verdict=verdict,
-        reason=reason + _median_remark(row, low, high),
+        reason=reason,
+        ratio=estimate.ratio,
         ci_low=low,
         ci_high=high,
         p_adjusted=adjusted,
+        between_sd=estimate.between_sd,
     )
+    return _weigh_disturbance(row, item)
 
 
 def _median_remark(row: CaseComparison, low: float, high: float) -> str:
@@ -286,20 +302,38 @@ def _median_remark(row: CaseComparison, low: float, high: float) -> str:
     return f"; the medians differ by {ratio}, so one side was disturbed or runs unevenly"
 
 
-def _noise_notes(tested: Sequence[RatioEstimate]) -> list[str]:
-    assumed = sum(estimate.between_source == "assumed" for estimate in tested)
-    if not assumed:
+def _weigh_disturbance(row: CaseComparison, item: _Tested) -> CaseComparison:
+    """Being held up only adds time: it can explain why a side is slower, never why it is faster."""
+    held_up = [name for name, side in (("A", item.a), ("B", item.b)) if side.is_held_up]
+    if not held_up:
+        return row
+    slower = "B" if item.estimate.ratio > 1 else "A"
+    if row.verdict in ("better", "worse") and slower not in held_up:
+        return msgspec.structs.replace(
+            row, reason=f"{row.reason}; {held_up[0]} was held up by other work, so the difference is larger still"
+        )
+    names = " and ".join(held_up)
+    return msgspec.structs.replace(
+        row,
+        verdict="not enough data",
+        reason=f"the machine was busy or slower while {names} was measured, which alone could explain it; {NEXT_STEP}",
+    )
+
+
+def _noise_notes(tested: Sequence[_Tested]) -> list[str]:
+    blind = [item for item in tested if item.estimate.noise and item.estimate.noise.spell_chance > BLIND_CHANCE]
+    if not blind:
         return []
-    count = f"{assumed} of {len(tested)} cases have too few processes to show how much processes differ"
-    return [f"{count}; slow spells of 17 % are allowed for, so smaller changes cannot be told there: {MORE_PROCESSES}"]
+    size = format_share(math.expm1(SPELL_LOG), 0)
+    return [f"{len(blind)} of {len(tested)} cases: a slow spell of up to {size} may have held them: use --processes 5"]
 
 
 def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase]) -> list[str]:
+    """Two versions of a benchmark compute different things: their cases never pair, and that should not puzzle."""
     versions_a = {case.result.case.benchmark.id: case.result.case.benchmark.version for case in a.values()}
     versions_b = {case.result.case.benchmark.id: case.result.case.benchmark.version for case in b.values()}
     return [
-        f"{name} is version {versions_a[name]} in A and {versions_b[name]} in B: they compute different things "
-        "and are not compared"
+        f"{name} has version {versions_a[name]} in A and {versions_b[name]} in B, and is not compared"
         for name in sorted(versions_a.keys() & versions_b.keys())
         if versions_a[name] != versions_b[name]
     ]

@@ -8,7 +8,7 @@ import msgspec
 
 from stepscope.compare.verdict import DEFAULT_FAMILY_LEVEL, Comparison, Pair, compare_cases, compare_pairs
 from stepscope.records import Case
-from stepscope.store.view import MeasuredCase
+from stepscope.store import MeasuredCase
 
 
 class SystemTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from stepscope.measure.clock import Clock, FakeClock, WallClock
 from stepscope.measure.device import CpuDevice, CudaDevice, Device, FakeDevice, open_device
 from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure
+from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
 from stepscope.measure.runner import (
     CaseSkipped,
@@ -21,6 +22,7 @@ __all__ = [
     "CaseSkipped",
     "Clock",
     "CpuDevice",
+    "CpuUse",
     "CudaDevice",
     "Device",
     "Estimate",
@@ -29,16 +31,19 @@ __all__ = [
     "LineProgress",
     "MeasureSettings",
     "Measurement",
+    "Neighbours",
     "Peers",
     "Prepared",
     "Progress",
     "SilentProgress",
     "WallClock",
     "WrongResultError",
+    "find_neighbours",
     "format_case_line",
     "measure",
     "open_device",
     "open_progress",
+    "read_cpu_use",
     "run_case",
     "run_cases",
 ]

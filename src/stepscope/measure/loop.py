@@ -63,7 +63,9 @@ class Measurement(msgspec.Struct, kw_only=True):
     warmups: int
     notices: list[Notice]
 
-    def as_samples(self, case_key: str, *, rank: int = 0) -> RankSamples:
+    def as_samples(
+        self, case_key: str, *, rank: int = 0, other_share: float | None = None, probe_s: float | None = None
+    ) -> RankSamples:
         count = len(self.duration_s)
         return RankSamples(
             case=case_key,
@@ -72,6 +74,8 @@ class Measurement(msgspec.Struct, kw_only=True):
             iterations=self.iterations,
             warmup=[i < self.warmups for i in range(count)],
             device_s=self.device_s,
+            other_share=other_share,
+            probe_s=probe_s,
         )
 
 

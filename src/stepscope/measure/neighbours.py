@@ -10,9 +10,8 @@ import psutil
 from stepscope.records import Notice
 from stepscope.units import format_share
 
-NOTABLE_CORES = 0.1
-NOTABLE_SHARE = 0.02
-"""A tenth of one core, or a fiftieth of all, taken by others is worth a word: threads that fill the cores wait."""
+NOTABLE_SHARE = 0.05
+"""From here on others are worth a word: threads that fill the cores wait for the one that is busy."""
 SHORTEST_SPAN_S = 0.05
 
 
@@ -45,9 +44,14 @@ class Neighbours(NamedTuple):
     """By the hypervisor, for other machines."""
     cores: int
 
+    @property
+    def share(self) -> float:
+        """Of all core time of the host."""
+        return round((self.other_cores + self.stolen_cores) / self.cores, 4)
+
     def as_notice(self) -> Notice | None:
         """None where they took too little to matter."""
-        notable = max(NOTABLE_CORES, NOTABLE_SHARE * self.cores)
+        notable = NOTABLE_SHARE * self.cores
         parts = []
         if self.other_cores >= notable:
             parts.append(f"other processes used {self.other_cores:.1f} of {self.cores} cores")
@@ -62,12 +66,15 @@ class Neighbours(NamedTuple):
         )
 
 
-def find_neighbours(before: CpuUse, after: CpuUse, cores: int) -> Neighbours | None:
-    """What others took between two readings; None for spans too short for the kernel's ticks to tell."""
+def find_neighbours(before: CpuUse, after: CpuUse, cores: int, *, own_s: float | None = None) -> Neighbours | None:
+    """What others took between two readings; None for spans too short for the kernel's ticks to tell.
+
+    `own_s` is what the measuring processes of this host used together, where there are several.
+    """
     span_s = (after.total_s - before.total_s) / cores
     if span_s < SHORTEST_SPAN_S:
         return None
     stolen = (after.stolen_s - before.stolen_s) / span_s
     busy = (after.total_s - before.total_s - (after.idle_s - before.idle_s)) / span_s
-    others = busy - stolen - (after.own_s - before.own_s) / span_s
+    others = busy - stolen - (after.own_s - before.own_s if own_s is None else own_s) / span_s
     return Neighbours(max(0.0, others), max(0.0, stolen), cores)

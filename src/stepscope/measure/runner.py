@@ -13,7 +13,8 @@ from stepscope.errors import StepscopeError
 from stepscope.measure.clock import Clock, WallClock
 from stepscope.measure.device import Device
 from stepscope.measure.loop import Estimate, measure
-from stepscope.measure.neighbours import Neighbours, find_neighbours, read_cpu_use
+from stepscope.measure.neighbours import find_neighbours, read_cpu_use
+from stepscope.measure.probe import NoProbe, SpeedProbe, open_probe
 from stepscope.measure.settings import MeasureSettings
 from stepscope.records import (
     Case,
@@ -80,7 +81,7 @@ def run_cases(
     clock: Clock | None = None,
 ) -> None:
     """Measure what the writer's plan still lacks. A case that fails is recorded and the next one begins."""
-    clock = clock or WallClock()
+    clock, probe = clock or WallClock(), open_probe(device.name)
     remaining, total = writer.remaining(), len(writer.plan.cases)
     for index, case in enumerate(remaining, start=total - len(remaining) + 1):
         progress.case_started(case, index, total)
@@ -91,6 +92,7 @@ def run_cases(
             device=device,
             telemetry=telemetry,
             clock=clock,
+            probe=probe,
             watch=progress.estimate,
         )
         writer.append(result, samples)
@@ -105,15 +107,17 @@ def run_case(
     device: Device,
     telemetry: Readings,
     clock: Clock,
+    probe: SpeedProbe | NoProbe,
     watch: Callable[[Estimate], None],
 ) -> tuple[CaseResult, list[RankSamples]]:
     started_at, start = utc_now(), time.monotonic()
     readings = telemetry.read("start")
     try:
         prepared = prepare(case)
-        before = read_cpu_use()
+        probed, before = [probe.read()], read_cpu_use()
         measurement = measure(prepared.body, settings=settings, clock=clock, device=device, watch=watch)
         neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
+        probed.append(probe.read())
         readings += telemetry.read("end")
         if prepared.check is not None:
             prepared.check()
@@ -121,7 +125,12 @@ def run_case(
         return _without_samples(case, "skipped", started_at, start, skip.failure), []
     except Exception as error:  # noqa: BLE001 - the border of a case: one that fails must not end the others
         return _without_samples(case, "failed", started_at, start, describe_exception(error)), []
-    samples = measurement.as_samples(case.key)
+    samples = measurement.as_samples(
+        case.key,
+        other_share=neighbours.share if neighbours else None,
+        # The quiet time is that of the best stretch: one fast reading vouches for it.
+        probe_s=min((value for value in probed if value is not None), default=None),
+    )
     result = CaseResult(
         case=case,
         status="ok",
@@ -129,20 +138,11 @@ def run_case(
         elapsed_s=time.monotonic() - start,
         score=prepared.score,
         latency_target=prepared.latency_target,
-        observed={**prepared.observed, **_observe(neighbours)},
+        observed=prepared.observed,
         readings=readings,
         notices=[*measurement.notices, *([notice] if (notice := neighbours and neighbours.as_notice()) else [])],
     )
     return result, [samples]
-
-
-def _observe(neighbours: Neighbours | None) -> dict[str, Scalar]:
-    if neighbours is None:
-        return {}
-    return {
-        "other_cores": round(neighbours.other_cores, 3),
-        "stolen_cores": round(neighbours.stolen_cores, 3),
-    }
 
 
 def _without_samples(case: Case, status: str, started_at: str, start: float, failure: Failure) -> CaseResult:

@@ -1,15 +1,18 @@
 """Summaries, intervals, significance: pure functions on numbers."""
 
 from stepscope.stats.significance import (
-    BetweenSource,
+    ASSUMED_BETWEEN_SD,
+    SPELL_CHANCE,
+    SPELL_LOG,
     Noise,
     RatioEstimate,
     compare_paired,
     compare_processes,
     holm,
     holm_levels,
-    is_disturbed,
     quiet_time,
+    t_quantile,
+    t_two_sided,
 )
 from stepscope.stats.summary import (
     DEFAULT_LEVEL,
@@ -22,8 +25,10 @@ from stepscope.stats.summary import (
 )
 
 __all__ = [
+    "ASSUMED_BETWEEN_SD",
     "DEFAULT_LEVEL",
-    "BetweenSource",
+    "SPELL_CHANCE",
+    "SPELL_LOG",
     "Noise",
     "RatioEstimate",
     "Summary",
@@ -33,9 +38,10 @@ __all__ = [
     "find_outliers",
     "holm",
     "holm_levels",
-    "is_disturbed",
     "median_interval",
     "quantile_sorted",
     "quiet_time",
     "summarize",
+    "t_quantile",
+    "t_two_sided",
 ]
