@@ -56,7 +56,11 @@ def collect(store: Path) -> dict[str, list[dict[str, Any]]]:
         for case in StoredRun(folder).cases():
             (samples,) = case.samples
             found[case.result.case.benchmark.model].append(
-                {"other_share": samples.other_share, "probe_s": samples.probe_s, "seconds": thin(samples.seconds())}
+                {
+                    "other_share": samples.other_share,
+                    "probes_s": [float(f"{p:.3g}") for p in samples.probes_s],
+                    "seconds": thin(samples.seconds()),
+                }
             )
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from cli_process import Stepscope
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
-from stepscope.records import Failure
+from stepscope.records import Benchmark, Case, Failure
 from stepscope.store import RunWriter, StoredRun, run_folders, verify_run
 
 CASES = [make_case(m=m) for m in (1, 2)]
@@ -78,6 +78,25 @@ def test_check_cannot_tell_from_too_little(stepscope: Stepscope, store: Path) ->
 def test_check_sees_a_case_that_now_fails(stepscope: Stepscope, store: Path) -> None:
     before, after = write_run(store, [0.1, 0.2]), write_run(store, [0.1, 0.2], fail=True)
     assert stepscope("check", after, "--baseline", before).code == 3
+
+
+def test_ootb_stands_beside_optimized_in_one_run(stepscope: Stepscope, store: Path) -> None:
+    cases = [
+        Case(benchmark=Benchmark(model="dlrm", implementation=kind, mode="train", config="A"), batch_size=8)
+        for kind in ("ootb", "optimized")
+    ]
+    folder = make_folder(store, cases)
+    with RunWriter(folder) as writer:
+        writer.write_system(make_system())
+        for case, median in zip(cases, (0.4, 0.1), strict=True):
+            samples = [make_samples(case, steady(median), process=p) for p in range(6)]
+            writer.append(make_result(case), samples)
+        writer.finish()
+    answer = stepscope("compare", folder.name, "--view", "ootb-optimized", "--json")
+    (row,) = answer.data["rows"]
+    assert (row["verdict"], row["ratio"]) == ("better", pytest.approx(0.25, rel=0.02))
+    missing = stepscope("compare", folder.name, "--json")
+    assert (missing.code, missing.error["where"]) == (2, "B")
 
 
 def test_ab_runs_both_sides_in_turn_and_keeps_every_sample(stepscope: Stepscope, store: Path) -> None:

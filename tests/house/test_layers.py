@@ -162,3 +162,14 @@ def test_the_project_speaks_of_itself_alone() -> None:
             text = path.read_text(encoding="utf-8")
             for word in forbidden:
                 assert word not in text, f"{name} mentions {word}"
+
+
+def test_the_python_api_is_what_it_says() -> None:
+    import stepscope
+
+    for name in stepscope.__all__:
+        assert getattr(stepscope, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        stepscope.nothing  # noqa: B018
+    loaded = loaded_by("import stepscope")
+    assert not [name for name in loaded if name.startswith("stepscope.") and name != "stepscope._version"]

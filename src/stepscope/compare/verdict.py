@@ -9,7 +9,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.stats import SPELL_CHANCE, SPELL_LOG, RatioEstimate, compare_processes, holm, holm_levels
+from stepscope.stats import (
+    SPELL_CHANCE,
+    SPELL_CHANCE_PROBED,
+    SPELL_LOG,
+    RatioEstimate,
+    compare_processes,
+    holm,
+    holm_levels,
+)
 from stepscope.store import MeasuredCase
 from stepscope.units import format_ratio, format_share
 
@@ -30,7 +38,7 @@ MIN_SAMPLES = 5
 CROWDED_SHARE = 0.05
 """A process from whose host others took this share of the cores was held up: its time is an upper bound at best."""
 
-BLIND_CHANCE = 0.005
+BLIND_CHANCE = 0.006
 """Where unseen slow spells are likelier than this to have held a side, a note says how to see more."""
 
 SLOW_PROBE = 1.1
@@ -132,13 +140,14 @@ def read_sides(a: MeasuredCase, b: MeasuredCase, *, same_system: bool = True) ->
 
 
 def _read_evidence(case: MeasuredCase) -> list[tuple[float, float | None]]:
-    """By process: the share others took, and the time of the reference operation; of several ranks the worst."""
+    """By process: the share others took, and the slowest reading of the reference operation; of all ranks the worst."""
     shares: dict[int, float] = {}
     probes: dict[int, float | None] = {}
     for samples in case.samples:
         number = samples.process
         shares[number] = max(shares.get(number, 0.0), samples.other_share or 0.0)
-        probes[number] = max(filter(None, (probes.get(number), samples.probe_s)), default=None)
+        readings = [*samples.probes_s, *filter(None, [probes.get(number)])]
+        probes[number] = max(readings, default=None)
     return [(shares[number], probes[number]) for number in sorted(shares)]
 
 
@@ -216,13 +225,13 @@ def _prepare(pair: Pair, level: float, *, same_system: bool) -> _Tested | CaseCo
             return msgspec.structs.replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
         if any(not (value > 0 and math.isfinite(value)) for process in side.processes for value in process):
             return msgspec.structs.replace(row, reason=f"{name} holds a sample that is not a time above zero")
-    # Spells that nothing shows are a matter of the host's threads; where they are probed, or not used, there are none.
-    spells = not (a.probed and b.probed and same_system) and not _on_accelerator(pair)
-    chance = SPELL_CHANCE if spells else 0.0
+    seen = (a.probed and b.probed and same_system) or _on_accelerator(pair)
+    chance = SPELL_CHANCE_PROBED if seen else SPELL_CHANCE
     return _Tested(row, compare_processes(a.usable, b.usable, level=level, spell_chance=chance), a, b)
 
 
 def _on_accelerator(pair: Pair) -> bool:
+    """Kernels on a device of their own do not hang on the host's threads."""
     return all(str(case.result.case.parameters.get("device", "cpu")) != "cpu" for case in (pair.a, pair.b))
 
 
@@ -324,8 +333,10 @@ def _noise_notes(tested: Sequence[_Tested]) -> list[str]:
     blind = [item for item in tested if item.estimate.noise and item.estimate.noise.spell_chance > BLIND_CHANCE]
     if not blind:
         return []
-    size = format_share(math.expm1(SPELL_LOG), 0)
-    return [f"{len(blind)} of {len(tested)} cases: a slow spell of up to {size} may have held them: use --processes 5"]
+    count, size = f"{len(blind)} of {len(tested)} cases", format_share(math.expm1(SPELL_LOG), 0)
+    return [
+        f"{count}: a slow spell of up to {size} may have held a side, smaller changes cannot be told: use --processes 5"
+    ]
 
 
 def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase]) -> list[str]:

@@ -6,7 +6,7 @@ Every reading of the clock is kept. The loop's own work between samples is outsi
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from typing import Protocol
@@ -64,7 +64,7 @@ class Measurement(msgspec.Struct, kw_only=True):
     notices: list[Notice]
 
     def as_samples(
-        self, case_key: str, *, rank: int = 0, other_share: float | None = None, probe_s: float | None = None
+        self, case_key: str, *, rank: int = 0, other_share: float | None = None, probes_s: Sequence[float] = ()
     ) -> RankSamples:
         count = len(self.duration_s)
         return RankSamples(
@@ -75,7 +75,7 @@ class Measurement(msgspec.Struct, kw_only=True):
             warmup=[i < self.warmups for i in range(count)],
             device_s=self.device_s,
             other_share=other_share,
-            probe_s=probe_s,
+            probes_s=list(probes_s),
         )
 
 

@@ -28,13 +28,13 @@ class SpeedProbe:
         self._read_at_s = -1.0
         self._last_s = 0.0
 
-    def read(self) -> float:
-        """Seconds of one reference operation; comparable between processes of one machine and setting."""
+    def read(self) -> list[float]:
+        """One reading: seconds of the reference operation, comparable between processes of one machine and setting."""
         now_s = time.monotonic()
         if self._read_at_s < 0 or now_s - self._read_at_s > REST_S:
             self._last_s = _time(lambda: self._values.mul_(1.0))
             self._read_at_s = time.monotonic()
-        return self._last_s
+        return [self._last_s]
 
 
 def _time(operation: Callable[[], object]) -> float:
@@ -50,8 +50,8 @@ def _time(operation: Callable[[], object]) -> float:
 class NoProbe:
     """For devices whose speed does not hang on the host's threads."""
 
-    def read(self) -> None:
-        return None
+    def read(self) -> list[float]:
+        return []
 
 
 def open_probe(device: str) -> SpeedProbe | NoProbe:

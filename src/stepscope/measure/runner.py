@@ -114,10 +114,10 @@ def run_case(
     readings = telemetry.read("start")
     try:
         prepared = prepare(case)
-        probed, before = [probe.read()], read_cpu_use()
+        probed, before = probe.read(), read_cpu_use()
         measurement = measure(prepared.body, settings=settings, clock=clock, device=device, watch=watch)
         neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
-        probed.append(probe.read())
+        probed += probe.read()
         readings += telemetry.read("end")
         if prepared.check is not None:
             prepared.check()
@@ -128,8 +128,7 @@ def run_case(
     samples = measurement.as_samples(
         case.key,
         other_share=neighbours.share if neighbours else None,
-        # The quiet time is that of the best stretch: one fast reading vouches for it.
-        probe_s=min((value for value in probed if value is not None), default=None),
+        probes_s=probed,
     )
     result = CaseResult(
         case=case,

@@ -37,8 +37,8 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     device_s: list[float] | None = None
     other_share: float | None = None
     """Share of the host's core time that others took (processes, other machines) meanwhile; None: unknown."""
-    probe_s: float | None = None
-    """Time of a fixed reference operation around these samples, the faster of two readings; None: not taken."""
+    probes_s: list[float] = []
+    """Times of a fixed reference operation just before and just after these samples; empty: not taken."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.duration_s), len(self.iterations), len(self.warmup)}

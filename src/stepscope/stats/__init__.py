@@ -3,6 +3,7 @@
 from stepscope.stats.significance import (
     ASSUMED_BETWEEN_SD,
     SPELL_CHANCE,
+    SPELL_CHANCE_PROBED,
     SPELL_LOG,
     Noise,
     RatioEstimate,
@@ -28,6 +29,7 @@ __all__ = [
     "ASSUMED_BETWEEN_SD",
     "DEFAULT_LEVEL",
     "SPELL_CHANCE",
+    "SPELL_CHANCE_PROBED",
     "SPELL_LOG",
     "Noise",
     "RatioEstimate",

@@ -19,7 +19,7 @@ from stepscope.stats.summary import quantile_sorted
 QUIET_QUANTILE = 0.1
 """Low enough to stand while most samples are disturbed, high enough not to hang on one sample."""
 
-ASSUMED_BETWEEN_SD = 0.02
+ASSUMED_BETWEEN_SD = 0.03
 """Relative standard deviation of the quiet time between processes outside slow spells, before any is seen."""
 
 ASSUMED_WEIGHT = 10
@@ -30,6 +30,9 @@ SPELL_LOG = 0.3
 
 SPELL_CHANCE = 0.2
 """How likely a process is to be in such a spell. A side is misjudged only when every one of its processes was."""
+
+SPELL_CHANCE_PROBED = 0.05
+"""The same for processes whose probe shows no spell: most spells show in it, not all."""
 
 QUANTILE_INEFFICIENCY = 1.71
 """Standard error of the tenth percentile over that of the mean, for normal samples: √(0.1 × 0.9) / φ(z)."""
