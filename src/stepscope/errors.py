@@ -5,6 +5,9 @@ The exit code belongs to the kind of error, so that scripts can tell wrong use f
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ExitCode:
     """What a process ends with; the same for every verb."""
@@ -40,6 +43,14 @@ class UsageError(StepscopeError):
 
     kind = "usage"
     exit_code = ExitCode.USAGE
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> UsageError:
+    """The error for a name that is not there, with the nearest one that is."""
+    choices = list(known)
+    near = difflib.get_close_matches(name, choices, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(choices)}"
+    return UsageError(f"there is no {what} {name!r}", hint=hint, where=where)
 
 
 class MissingDependencyError(UsageError):

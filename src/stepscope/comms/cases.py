@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.comms.collectives import DTYPE_BYTES, find_collective
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
 
 OWNER = "communication"
@@ -18,7 +18,7 @@ def make_cases(
     """One case a size. Sizes that are no whole number of elements are refused: what is measured is what was asked."""
     found = find_collective(collective)
     if dtype not in DTYPE_BYTES:
-        raise UsageError(f"{dtype!r} is not a dtype", hint=f"one of: {', '.join(DTYPE_BYTES)}", where="--dtype")
+        raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--dtype")
     for size in sizes:
         if size < DTYPE_BYTES[dtype] or size % DTYPE_BYTES[dtype] or size > LARGEST_SIZE_BYTES:
             raise UsageError(

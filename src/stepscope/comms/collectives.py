@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.errors import UsageError
+from stepscope.errors import unknown_name
 
 if TYPE_CHECKING:
     import torch
@@ -66,11 +65,6 @@ COLLECTIVES: dict[str, Collective] = {
 
 
 def find_collective(name: str) -> Collective:
-    if name in COLLECTIVES:
-        return COLLECTIVES[name]
-    near = difflib.get_close_matches(name, COLLECTIVES, n=1)
-    raise UsageError(
-        f"there is no collective {name!r}",
-        hint=f"did you mean {near[0]}?" if near else f"one of: {', '.join(COLLECTIVES)}",
-        where="--collective",
-    )
+    if name not in COLLECTIVES:
+        raise unknown_name("collective", name, COLLECTIVES, where="--collective")
+    return COLLECTIVES[name]

@@ -22,6 +22,7 @@ from stepscope.measure import (
     Neighbours,
     WallClock,
     find_neighbours,
+    free_memory_bytes,
     measure,
     open_device,
     read_cpu_use,
@@ -130,13 +131,7 @@ def _measure_case(
 
 
 def _find_refusal(size_bytes: int, device: str) -> Failure | None:
-    import psutil
-
-    free_bytes = int(psutil.virtual_memory().available)
-    if device.startswith("cuda"):
-        import torch
-
-        free_bytes = int(torch.cuda.mem_get_info(device)[0])
+    free_bytes = free_memory_bytes(device)
     if COPIES * size_bytes <= MEMORY_SHARE * free_bytes:
         return None
     return Failure(

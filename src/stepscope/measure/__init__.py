@@ -1,7 +1,7 @@
 """The measuring loop: plan, warm up, synchronise, time (the clock is injected), stop rule, write."""
 
 from stepscope.measure.clock import Clock, FakeClock, WallClock
-from stepscope.measure.device import CpuDevice, CudaDevice, Device, FakeDevice, open_device
+from stepscope.measure.device import CpuDevice, CudaDevice, Device, FakeDevice, free_memory_bytes, open_device
 from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure
 from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
@@ -40,6 +40,7 @@ __all__ = [
     "WrongResultError",
     "find_neighbours",
     "format_case_line",
+    "free_memory_bytes",
     "measure",
     "open_device",
     "open_progress",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import psutil
+
 from stepscope.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
@@ -112,3 +114,12 @@ def open_device(name: str) -> CpuDevice | CudaDevice:
     if int(index or 0) >= torch.cuda.device_count():
         raise UsageError(f"{name} is not there: {torch.cuda.device_count()} CUDA devices are visible", where="--device")
     return CudaDevice(int(index or 0))
+
+
+def free_memory_bytes(device: str) -> int:
+    """What a case may still allocate there."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

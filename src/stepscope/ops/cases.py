@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, unknown_name
 from stepscope.ops.operator import DTYPE_BYTES, Operator, Shape
 from stepscope.ops.registry import find_operator
 from stepscope.records import Benchmark, Case
@@ -56,15 +56,12 @@ def make_cases(
     for name in names:
         operator = find_operator(name)
         for shape_text, dtype, direction in product(shapes or [""], dtypes, directions):
-            check_choice(dtype, tuple(DTYPE_BYTES), "dtype", "--dtype")
-            check_choice(direction, operator.passes, "pass", "--pass")
+            if dtype not in DTYPE_BYTES:
+                raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--dtype")
+            if direction not in operator.passes:
+                raise unknown_name("pass", direction, operator.passes, where="--pass")
             cases.append(_make_case(operator, parse_shape(shape_text, operator), dtype, direction, device))
     return cases
-
-
-def check_choice(value: str, known: Sequence[str], what: str, where: str) -> None:
-    if value not in known:
-        raise UsageError(f"{value!r} is not a {what}", hint=f"one of: {', '.join(known)}", where=where)
 
 
 def _make_case(operator: Operator, shape: Shape, dtype: str, direction: str, device: str) -> Case:

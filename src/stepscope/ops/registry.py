@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from importlib.metadata import entry_points
 
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, unknown_name
 from stepscope.ops.embedding import EmbeddingBag
 from stepscope.ops.gemm import Gemm, Linear
 from stepscope.ops.operator import Operator
@@ -33,11 +32,6 @@ def operators() -> dict[str, Operator]:
 
 def find_operator(name: str) -> Operator:
     known = operators()
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    raise UsageError(
-        f"there is no operator {name!r}",
-        hint=f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}",
-        where="--op",
-    )
+    if name not in known:
+        raise unknown_name("operator", name, known, where="--op")
+    return known[name]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.measure import BarProgress, CaseSkipped, LineProgress, MeasureSettings, Prepared
+from stepscope.measure import (
+    BarProgress,
+    CaseSkipped,
+    LineProgress,
+    MeasureSettings,
+    Prepared,
+    free_memory_bytes,
+)
 from stepscope.measure.session import measure_run
 from stepscope.ops.operator import Operator
 from stepscope.ops.registry import find_operator
@@ -59,20 +66,10 @@ def _require_dtype(operator: Operator, dtype: str, device: str) -> None:
 
 
 def _require_memory(needed_bytes: int, device: str) -> None:
-    free_bytes = _free_memory_bytes(device)
+    free_bytes = free_memory_bytes(device)
     if needed_bytes > MEMORY_SHARE * free_bytes:
         raise CaseSkipped(
             "does_not_fit",
             f"needs {format_bytes(needed_bytes)}, {format_bytes(free_bytes)} are free on {device}",
             "use a smaller shape",
         )
-
-
-def _free_memory_bytes(device: str) -> int:
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
