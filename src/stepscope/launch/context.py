@@ -8,7 +8,6 @@ libraries, so its ranks carry PMI_RANK; a batch script carries SLURM_NTASKS alth
 from __future__ import annotations
 
 import os
-import socket
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
@@ -17,7 +16,7 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.launch.hostlist import expand_hostlist, parse_tasks_per_node
-from stepscope.launch.slurm import read_enclosing_step, read_node_address
+from stepscope.launch.lookups import LOOPBACK, Lookups, MpiWorld
 
 Launcher = Literal["inline", "self", "torchrun", "mpirun", "slurm"]
 
@@ -27,7 +26,6 @@ SELF_LAUNCH_VARIABLE = "STEPSCOPE_SELF_LAUNCH"
 _EXPORTED_VARIABLE = "STEPSCOPE_RENDEZVOUS"
 """Left by `export_rendezvous`, so that asking twice gives the same answer for a process without a launcher."""
 
-_LOOPBACK = "127.0.0.1"
 
 # Below the range from which Linux takes the ports of outgoing connections (32768 and up), so that a port derived
 # from a job's name is not in use by chance.
@@ -56,71 +54,6 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher's name for the whole run, the same on all ranks; None where it has none."""
     source: str
     """The variables that decided, for the record."""
-
-
-class MpiWorld(NamedTuple):
-    """What the MPI library itself says, after all ranks talked to each other."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    address: str
-    """Rank 0's host."""
-    port: int
-    """Was free on rank 0's host a moment ago."""
-
-
-def read_mpi_world() -> MpiWorld | None:
-    """Asks MPI through mpi4py; None where mpi4py or its MPI library cannot be loaded.
-
-    Starts MPI in this process and waits for all other ranks to do the same. On one host the variables of the
-    launcher are enough, so this is only called where they are not.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    world = MPI.COMM_WORLD
-    local = world.Split_type(MPI.COMM_TYPE_SHARED)
-    meeting_point = (_read_own_address(), _read_free_port()) if world.rank == 0 else None
-    address, port = world.bcast(meeting_point, root=0)
-    return MpiWorld(world.rank, world.size, local.rank, local.size, address, port)
-
-
-def read_hydra_proxy() -> str | None:
-    """A name for the MPICH (hydra) job on this host: hydra puts none into the variables.
-
-    All ranks of one job on one host are children of one proxy process; its id and start time name the job.
-    """
-    import psutil
-
-    try:
-        for process in psutil.Process().parents():
-            if "pmi_proxy" in process.name():
-                return f"hydra-{process.pid}-{process.create_time():.0f}"
-    except psutil.Error:
-        return None
-    return None
-
-
-def name_resolves(host: str) -> bool:
-    """Whether this host knows an address for the name; may ask a name server."""
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return True
-
-
-class Lookups(NamedTuple):
-    """What variables cannot tell and has to be asked for; tests put their own answers here."""
-
-    name_resolves: Callable[[str], bool] = name_resolves
-    node_address: Callable[[str], str | None] = read_node_address
-    enclosing_step: Callable[[], str | None] = read_enclosing_step
-    hydra_proxy: Callable[[], str | None] = read_hydra_proxy
-    mpi_world: Callable[[], MpiWorld | None] = read_mpi_world
 
 
 def detect_rank_context(environ: Mapping[str, str] | None = None, *, lookups: Lookups | None = None) -> RankContext:
@@ -230,7 +163,7 @@ def _from_plain_variables(environ: Mapping[str, str]) -> RankContext:
     """Variables set by hand or by a cluster manager, by the convention of `env://`."""
     if environ.get(_EXPORTED_VARIABLE) == "inline":
         return _inline(environ)
-    meeting = _Meeting(_LOOPBACK, 0)
+    meeting = _Meeting(LOOPBACK, 0)
     if _read_count(environ, "WORLD_SIZE") > 1 or "MASTER_PORT" in environ:
         meeting = _Meeting(_required(environ, "MASTER_ADDR"), _read_port(environ))
     # Ranks that meet on loopback share one host; otherwise the convention is one process a host.
@@ -282,7 +215,7 @@ def _mpi_meeting(
 ) -> _Meeting:
     address, port = _given_meeting(environ)
     if address is None and place.on_one_host:
-        address = _LOOPBACK
+        address = LOOPBACK
     if address is None:
         # Address and port come from the same host, so both are taken from the answer unless they were given.
         answer = mpi_world("the ranks are on several hosts and MASTER_ADDR is not set")
@@ -349,7 +282,7 @@ def _from_slurm(environ: Mapping[str, str], ask: Lookups) -> RankContext:
     return _context(
         place,
         _Meeting(
-            (_LOOPBACK if place.on_one_host else _find_first_host(environ, ask)) if address is None else address,
+            (LOOPBACK if place.on_one_host else _find_first_host(environ, ask)) if address is None else address,
             _derive_port(job) if port is None else port,
         ),
         launcher="slurm",
@@ -386,7 +319,7 @@ def _inline(environ: Mapping[str, str]) -> RankContext:
         local_rank=0,
         local_world_size=1,
         launcher="inline",
-        master_addr=_LOOPBACK,
+        master_addr=LOOPBACK,
         master_port=0,
         job=None,
         source="no launcher" if slurm_job is None else f"no launcher (a shell of Slurm job {slurm_job})",
@@ -486,28 +419,3 @@ def _given_meeting(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
 def _derive_port(job: str) -> int:
     """The same number on all ranks without talking, and another one for another job (nearly always)."""
     return _FIRST_PORT + zlib.crc32(job.encode()) % (_LAST_PORT - _FIRST_PORT + 1)
-
-
-def _read_own_address() -> str:
-    """An address other hosts can reach: what the host's name stands for, else that of the outgoing interface."""
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        address = _LOOPBACK
-    if not address.startswith("127."):
-        return address
-    # Connecting a datagram socket sends nothing; it only makes the kernel choose the interface. The address is
-    # from the block reserved for documentation, so it belongs to nobody.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("198.51.100.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return address
-
-
-def _read_free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
