@@ -219,12 +219,18 @@ SWEEP = (
 )
 
 
+def restore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(store: Path, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "stepscope", *arguments],
         env={**os.environ, "STEPSCOPE_STORE": str(store)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A test run started in the background inherits an ignored SIGINT and would pass it on.
+        preexec_fn=restore_interrupts,  # noqa: PLW1509 - no threads here
     )
 
 
