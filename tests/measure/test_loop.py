@@ -54,7 +54,9 @@ def test_fast_bodies_are_batched_until_the_clock_is_fine_enough() -> None:
 
 
 def test_slow_bodies_are_not_batched() -> None:
-    assert set(run(steady(0.01)).iterations) == {1}
+    result = run(steady(0.01))
+    assert set(result.iterations) == {1}
+    assert result.host_share is None
 
 
 def test_the_first_call_does_not_choose_the_batch() -> None:
@@ -157,6 +159,7 @@ def test_device_work_is_waited_for_and_timed_on_the_device() -> None:
     for wall_s, device_s, count in zip(result.duration_s, result.device_s, result.iterations, strict=True):
         assert wall_s == pytest.approx(count * 1e-3, rel=0.02)
         assert device_s == pytest.approx(count * 1e-3, rel=0.02)
+    assert result.host_share == pytest.approx(0.005, abs=0.002)
 
 
 def test_host_bound_work_shows_in_the_wall_time() -> None:
@@ -164,6 +167,8 @@ def test_host_bound_work_shows_in_the_wall_time() -> None:
     device = FakeDevice(clock, launch_s=1e-3)
     result = measure(lambda: device.submit(1e-4), settings=SETTINGS, clock=clock, device=device)
     assert sampled(result)[0] == pytest.approx(1.0e-3, rel=0.15)
+    assert result.host_share is not None
+    assert result.host_share > 0.85
 
 
 def test_earlier_device_work_is_in_no_sample() -> None:

@@ -13,6 +13,7 @@ from stepscope.measure import (
     CaseSkipped,
     CpuDevice,
     FakeClock,
+    FakeDevice,
     LineProgress,
     Prepared,
     SilentProgress,
@@ -197,3 +198,15 @@ def test_without_torch_the_next_step_is_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MissingDependencyError) as caught:
         open_device("cpu")
     assert "stepscope[produce]" in (caught.value.hint or "")
+
+
+def test_the_probe_reads_alike_and_rests_in_between() -> None:
+    from stepscope.measure.probe import SpeedProbe, open_probe
+
+    probe = open_probe(CpuDevice())
+    assert isinstance(probe, SpeedProbe)
+    first = probe.read()
+    assert len(first) == 1
+    assert 0 < first[0] < 0.1
+    assert probe.read() == first, "a reading is used again for a while"
+    assert open_probe(FakeDevice(FakeClock())).read() == []

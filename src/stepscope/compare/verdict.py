@@ -41,6 +41,9 @@ CROWDED_SHARE = 0.05
 BLIND_CHANCE = 0.006
 """Where unseen slow spells are likelier than this to have held a side, a note says how to see more."""
 
+HOST_BOUND_SHARE = 0.8
+"""Of a sample's time spent issuing it: below, a device works on while the host may be slow or fast."""
+
 SLOW_PROBE = 1.1
 """A process whose reference operation took this much longer than the fastest beside it ran on a slower machine."""
 
@@ -134,7 +137,7 @@ def read_sides(a: MeasuredCase, b: MeasuredCase, *, same_system: bool = True) ->
     moved its processors, clocks fell) shows in the reference operation, which only means something on one system.
     """
     evidence = [_read_evidence(case) for case in (a, b)]
-    probes = [probe for side in evidence for _, probe in side if probe is not None]
+    probes = [probe for side in evidence for _, probe in side if probe]
     limit = SLOW_PROBE * min(probes) if probes and same_system else math.inf
     return (_judge_side(a, evidence[0], limit), _judge_side(b, evidence[1], limit))
 
@@ -146,7 +149,9 @@ def _read_evidence(case: MeasuredCase) -> list[tuple[float, float | None]]:
     for samples in case.samples:
         number = samples.process
         shares[number] = max(shares.get(number, 0.0), samples.other_share or 0.0)
-        readings = [*samples.probes_s, *filter(None, [probes.get(number)])]
+        # A host that issues faster than the device works cannot hold it up: its probe is as good as the best.
+        matters = samples.host_share is None or samples.host_share >= HOST_BOUND_SHARE
+        readings = [*(samples.probes_s if matters else [0.0]), *filter(None, [probes.get(number)])]
         probes[number] = max(readings, default=None)
     return [(shares[number], probes[number]) for number in sorted(shares)]
 
@@ -225,14 +230,9 @@ def _prepare(pair: Pair, level: float, *, same_system: bool) -> _Tested | CaseCo
             return msgspec.structs.replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
         if any(not (value > 0 and math.isfinite(value)) for process in side.processes for value in process):
             return msgspec.structs.replace(row, reason=f"{name} holds a sample that is not a time above zero")
-    seen = (a.probed and b.probed and same_system) or _on_accelerator(pair)
+    seen = a.probed and b.probed and same_system
     chance = SPELL_CHANCE_PROBED if seen else SPELL_CHANCE
     return _Tested(row, compare_processes(a.usable, b.usable, level=level, spell_chance=chance), a, b)
-
-
-def _on_accelerator(pair: Pair) -> bool:
-    """Kernels on a device of their own do not hang on the host's threads."""
-    return all(str(case.result.case.parameters.get("device", "cpu")) != "cpu" for case in (pair.a, pair.b))
 
 
 def _told(status: str) -> str:

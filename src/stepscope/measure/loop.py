@@ -60,6 +60,7 @@ class Measurement(msgspec.Struct, kw_only=True):
     duration_s: list[float]
     iterations: list[int]
     device_s: list[float] | None
+    host_share: float | None
     warmups: int
     notices: list[Notice]
 
@@ -75,6 +76,7 @@ class Measurement(msgspec.Struct, kw_only=True):
             warmup=[i < self.warmups for i in range(count)],
             device_s=self.device_s,
             other_share=other_share,
+            host_share=self.host_share,
             probes_s=list(probes_s),
         )
 
@@ -117,6 +119,7 @@ class _Loop:
         self._durations: list[float] = []
         self._counts: list[int] = []
         self._device_times: list[float] = []
+        self._host_shares: list[float] = []
         self._warmups = 0
         self._watched_at_ns = 0
 
@@ -180,6 +183,7 @@ class _Loop:
             duration_s=self._durations,
             iterations=self._counts,
             device_s=self._device_times if has_events else None,
+            host_share=quantile_sorted(sorted(self._host_shares[self._warmups :]), 0.5) if has_events else None,
             warmups=self._warmups,
             notices=find_notices(
                 self._per_iteration(0)[: self._warmups],
@@ -201,6 +205,7 @@ class _Loop:
         for _ in repeat(None, count):
             body()
         ended = device.mark()
+        issued_ns = clock.now_ns()
         device.synchronize()
         stop_ns = clock.now_ns()
         took_s = (stop_ns - start_ns) * 1e-9
@@ -208,6 +213,7 @@ class _Loop:
         self._counts.append(count)
         if device.has_events:
             self._device_times.append(device.elapsed_s(began, ended))
+            self._host_shares.append((issued_ns - start_ns) / max(stop_ns - start_ns, 1))
         return took_s
 
     def _per_iteration(self, start: int) -> list[float]:

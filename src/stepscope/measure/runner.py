@@ -81,7 +81,7 @@ def run_cases(
     clock: Clock | None = None,
 ) -> None:
     """Measure what the writer's plan still lacks. A case that fails is recorded and the next one begins."""
-    clock, probe = clock or WallClock(), open_probe(device.name)
+    clock, probe = clock or WallClock(), open_probe(device)
     remaining, total = writer.remaining(), len(writer.plan.cases)
     for index, case in enumerate(remaining, start=total - len(remaining) + 1):
         progress.case_started(case, index, total)

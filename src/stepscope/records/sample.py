@@ -37,6 +37,9 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     device_s: list[float] | None = None
     other_share: float | None = None
     """Share of the host's core time that others took (processes, other machines) meanwhile; None: unknown."""
+    host_share: float | None = None
+    """On a device with a queue: the share of a sample's time the host needed to issue it, in the median. Near 1 the
+    device waits for the host; None where work is done when the call returns."""
     probes_s: list[float] = []
     """Times of a fixed reference operation just before and just after these samples; empty: not taken."""
 
