@@ -173,8 +173,13 @@ def test_a_rank_killed_under_mpirun_ends_the_job_and_keeps_the_cases(store: Path
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    check_that_killing_ends_the_job(store, process, rank=1)
+
+
+def check_that_killing_ends_the_job(store: Path, process: subprocess.Popen[bytes], *, rank: int) -> None:
+    """Kill one rank after the first case: the launcher ends within thirty seconds, and the case is kept."""
     folder = wait_for_cases(store, 1, process)
-    beat = read_beat(folder / "ranks", 1)
+    beat = read_beat(folder / "ranks", rank)
     assert beat is not None
     killed_at = time.monotonic()
     os.kill(beat.pid, signal.SIGKILL)

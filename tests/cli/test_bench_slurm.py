@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ import pytest
 from cli_process import Stepscope
 from rank_reports import plain_environ
 from slurm_cluster import running_cluster, why_no_cluster
-from test_bench_comms import COMMS, check_rows
+from test_bench_comms import COMMS, check_rows, check_that_killing_ends_the_job
 
 from stepscope.cli.execute import case_to_dict
 from stepscope.store import StoredRun, run_folders, verify_run
@@ -50,13 +49,6 @@ def test_a_killed_rank_ends_the_step(store: Path, tmp_path: Path) -> None:
     reason = why_no_cluster()
     if reason:
         pytest.skip(reason)
-    import signal
-    import subprocess
-
-    from test_bench_ops import wait_for_cases
-
-    from stepscope.launch.watchdog import read_beat
-
     variables = {"STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1"}
     with running_cluster({**plain_environ(), **variables}) as cluster:
         process = subprocess.Popen(
@@ -64,13 +56,4 @@ def test_a_killed_rank_ends_the_step(store: Path, tmp_path: Path) -> None:
              "--sizes", "1K:32K:x2", "--min-time", "600ms", "--max-time", "600ms"],
             env=cluster.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        folder = wait_for_cases(store, 1, process)
-        beat = read_beat(folder / "ranks", 2)
-        assert beat is not None
-        killed_at = time.monotonic()
-        os.kill(beat.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
-        assert time.monotonic() - killed_at < 30
-        assert process.returncode != 0
-    assert StoredRun(folder).status == "interrupted"
-    assert len(StoredRun(folder).results) >= 1
+        check_that_killing_ends_the_job(store, process, rank=2)

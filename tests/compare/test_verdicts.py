@@ -299,6 +299,9 @@ def test_two_systems_side_by_side() -> None:
     table = compare_systems([calm_case(1e-3)], [calm_case(0.5e-3)], system_a=("old", "f1"), system_b=("new", "f2"))
     assert (table.system_a, table.system_b, table.same_system) == ("old", "new", False)
     assert table.comparison.rows[0].verdict == "better"
+    slower_host = one_process(2.0, probe_s=9e-6)
+    across = compare_systems([one_process(1.0)], [slower_host], system_a=("old", "f1"), system_b=("new", "f2"))
+    assert across.comparison.rows[0].held_up_b == 0, "a probe means nothing between two systems"
 
 
 def test_sentences() -> None:

@@ -40,8 +40,18 @@ def launch(folder: Path, name: str, *, ranks: int = 2, hang_limit_s: float = 60)
     return took_s
 
 
+BEFORE: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def processes_of_other_tests_are_known() -> None:
+    """multiprocessing keeps a helper process for the whole session; it is nobody's rank."""
+    BEFORE.clear()
+    BEFORE.update(process.pid for process in psutil.Process().children(recursive=True))
+
+
 def children_of_this_test() -> list[str]:
-    found = psutil.Process().children(recursive=True)
+    found = [process for process in psutil.Process().children(recursive=True) if process.pid not in BEFORE]
     return [" ".join(process.cmdline()) for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -46,7 +46,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What rank 0 tells the others: everybody measures the same cases in the same way."""
 
     cases: list[Case]
-    total: int
     settings: MeasureSettings
 
 
@@ -86,7 +85,7 @@ def _lead(folder: Path, group: Group, device: Device, heartbeat: Heartbeat, syst
         writer.write_system(merge_systems(list(systems)))
         settings = msgspec.convert(writer.plan.request["settings"], MeasureSettings)
         remaining = writer.remaining()
-        assignment = Assignment(cases=remaining, total=len(writer.plan.cases), settings=settings)
+        assignment = Assignment(cases=remaining, settings=settings)
         group.broadcast_value(msgspec.json.encode(assignment))
         telemetry = open_telemetry(device.name)
         for case in remaining:

@@ -38,11 +38,12 @@ def compare_systems(
     level: float = DEFAULT_FAMILY_LEVEL,
 ) -> SystemTable:
     """Each system is given as its name and fingerprint."""
+    same_system = system_a[1] == system_b[1]
     return SystemTable(
         system_a=system_a[0],
         system_b=system_b[0],
-        same_system=system_a[1] == system_b[1],
-        comparison=compare_cases(a, b, level=level),
+        same_system=same_system,
+        comparison=compare_cases(a, b, level=level, same_system=same_system),
     )
 
 

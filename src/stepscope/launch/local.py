@@ -107,14 +107,10 @@ def _start(folder: Path, target: str, ranks: int, hang_limit_s: float, log: IO[b
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_stop_with_parent,  # noqa: PLW1509 - only calls prctl
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - only calls prctl
         )
     except OSError as error:
         raise LaunchError(f"cannot start the ranks: {error.strerror}", where=sys.executable) from error
-
-
-def _stop_with_parent() -> None:
-    die_with_parent()
 
 
 def _torch_is_installed() -> bool:
