@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
+from stepscope.ops.describe import format_operator_page  # noqa: E402
 from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
 from stepscope.store import format_tables_markdown  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
@@ -28,6 +29,7 @@ def main() -> None:
         text = json.dumps(make_schema(name), indent=2, ensure_ascii=False)
         (schemas / f"{name}.schema.json").write_text(text + "\n", encoding="utf-8")
     (ROOT / "docs" / "cli.md").write_text(format_cli_reference(), encoding="utf-8")
+    (ROOT / "docs" / "operators.md").write_text(format_operator_page(), encoding="utf-8")
     replace_between(ROOT / "docs" / "system.md", "catalogue", format_catalogue_markdown())
     replace_between(ROOT / "docs" / "store.md", "tables", format_tables_markdown())
     print("docs are up to date")

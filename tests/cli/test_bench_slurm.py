@@ -37,7 +37,7 @@ def test_srun_and_the_generated_script_give_the_same_rows(stepscope: Stepscope, 
     for run in (by_srun, by_script):
         assert run.plan.launcher == "slurm"
         assert verify_run(run) == []
-        rows = [msgspec.to_builtins(case_to_dict(case, run.folder)) for case in run.cases()]
+        rows = [msgspec.to_builtins(case_to_dict(case, run.folder, {})) for case in run.cases()]
         check_rows(rows, [1024, 65536], 4)
         assert [samples.rank for samples in run.cases()[0].samples] == [0, 1, 2, 3]
         assert run.system is not None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.measure import QUICK, CudaDevice, MeasureSettings, SilentProgress, WallClock, measure
-from stepscope.ops import make_cases
+from stepscope.ops import find_operator, make_cases, operators
 from stepscope.ops.worker import run_ops
-from stepscope.records import Reading
-from stepscope.store import StoredRun, create_run
+from stepscope.records import Case, Reading
+from stepscope.stats import median
+from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.system import collect_system, find_device_peak, open_telemetry
 
 torch = pytest.importorskip("torch")
@@ -35,26 +38,87 @@ def test_a_kernel_is_timed_by_events_and_by_the_wall() -> None:
         assert wall_s - device_s < 1e-3
 
 
-@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context")
-def test_operators_run_on_the_gpu_and_readings_are_kept(tmp_path: Path) -> None:
+def run_on_gpu(tmp_path: Path, cases: list[Case], **request: Any) -> list[MeasuredCase]:
+    asked = {"device": "cuda", "settings": msgspec.to_builtins(QUICK), **request}
+    folder = create_run(tmp_path, verb="ops", name="gpu", command=[], request=asked, cases=cases)
+    run_ops(folder, request=asked, progress=SilentProgress())
+    return StoredRun(folder).cases()
+
+
+@pytest.mark.parametrize("name", list(operators()))
+def test_every_operator_runs_on_the_gpu(tmp_path: Path, name: str) -> None:
+    """Every pass and dtype at the tiny shape, checked against float64; what is skipped says why."""
+    operator = find_operator(name)
     cases = make_cases(
-        names=["gemm", "linear", "embedding_bag"],
-        shapes=[],
-        dtypes=["float32", "bfloat16"],
-        directions=["forward", "backward"],
+        names=[name], shapes=[], sets=["tiny"], dtypes=operator.dtypes, directions=operator.passes, device="cuda",
+        caches=["cold"],
+    )  # fmt: skip
+    measured = run_on_gpu(tmp_path, cases, graph=True, kernels=True)
+    failed = [(one.result.case.label, one.result.failure) for one in measured if one.result.status == "failed"]
+    assert failed == []
+    skipped = {one.result.case.parameters["dtype"] for one in measured if one.result.status == "skipped"}
+    assert not skipped & {"float32", "bfloat16", "tf32"} or name == "call", skipped
+    for one in measured:
+        if one.result.status == "ok":
+            assert one.result.timing == "device"
+            assert one.result.kernels
+            assert one.extra_seconds("kernel")
+            summary = one.summary()
+            assert summary is not None
+            # Marks and gaps are in device time, not in the kernels' own.
+            assert median(one.extra_seconds("kernel")) <= 1.1 * summary.median_s
+
+
+def test_device_time_is_free_of_launches(tmp_path: Path) -> None:
+    """A product of some microseconds, launched in some more: wall, device, graph and kernel time stand in order."""
+    cases = make_cases(
+        names=["gemm"], shapes=["m=64,n=64,k=64"], dtypes=["float32"], directions=["forward", "backward"],
         device="cuda",
+    )  # fmt: skip
+    for one in run_on_gpu(tmp_path, cases, graph=True, kernels=True):
+        summary, wall_s = one.summary(), median(one.wall_seconds())
+        graph_s, kernel_s = median(one.extra_seconds("graph")), median(one.extra_seconds("kernel"))
+        assert summary is not None
+        assert wall_s is not None
+        assert graph_s is not None
+        assert kernel_s is not None
+        assert kernel_s <= 1.1 * graph_s
+        assert graph_s <= 1.1 * summary.median_s
+        assert not [notice for notice in one.result.notices if notice.kind == "queue_ran_dry"]
+
+
+def test_a_cold_cache_is_slower_and_never_beats_the_datasheet(tmp_path: Path) -> None:
+    cases = make_cases(
+        names=["elementwise"], shapes=["rows=1024,cols=2048,chain=mul"], dtypes=["float32"], directions=["forward"],
+        device="cuda", caches=["warm", "cold"],
+    )  # fmt: skip
+    warm, cold = run_on_gpu(tmp_path, cases)
+    warm_s, cold_s = median(warm.seconds()), median(cold.seconds())
+    assert warm_s is not None
+    assert cold_s is not None
+    assert cold_s > 1.1 * warm_s
+    peak = find_device_peak(torch.cuda.get_device_name(0))
+    if peak is not None and peak.memory_bytes_per_s:
+        assert float(cold.result.observed["moved_bytes"]) / cold_s < peak.memory_bytes_per_s
+
+
+def test_float32_is_not_tf32(tmp_path: Path) -> None:
+    cases = make_cases(
+        names=["gemm", "conv2d"], shapes=[], dtypes=["float32", "tf32"], directions=["forward"], device="cuda"
     )
-    folder = create_run(tmp_path, verb="ops", name="gpu", command=[], request={}, cases=cases)
-    run_ops(folder, settings=QUICK, device_name="cuda", progress=SilentProgress())
-    run = StoredRun(folder)
-    assert [(r.case.label, r.failure) for r in run.results if r.status != "ok"] == []
-    for case in run.cases():
-        device_s = case.device_seconds()
-        assert device_s is not None
-        assert all(value > 0 for value in device_s)
-    gpu_readings = [reading for reading in run.results[-1].readings if reading.device.startswith("cuda")]
-    assert {reading.at for reading in gpu_readings} >= {"start", "end"}
-    assert all(isinstance(reading, Reading) and reading.clock_hz for reading in gpu_readings)
+    for one in run_on_gpu(tmp_path, cases, kernels=True):
+        assert one.result.status == "ok", one.result.failure
+        names = " ".join(use.name for use in one.result.kernels)
+        if one.result.case.benchmark.model == "gemm":
+            assert ("tf32" in names) == (one.result.case.parameters["dtype"] == "tf32"), names
+
+
+def test_readings_are_kept(tmp_path: Path) -> None:
+    cases = make_cases(names=["gemm"], shapes=[], dtypes=["float32"], directions=["forward"], device="cuda")
+    (one,) = run_on_gpu(tmp_path, cases)
+    readings = [reading for reading in one.result.readings if reading.device.startswith("cuda")]
+    assert {reading.at for reading in readings} >= {"start", "end"}
+    assert all(isinstance(reading, Reading) and reading.clock_hz for reading in readings)
 
 
 def test_the_system_knows_its_gpu_and_its_peak() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.reference import format_cli_reference
+from stepscope.ops.describe import format_operator_page
 from stepscope.store import format_tables_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,10 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 def test_the_cli_reference_is_current() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == format_cli_reference(), "run `make docs`"
+
+
+def test_the_page_of_operators_is_current() -> None:
+    assert (ROOT / "docs" / "operators.md").read_text() == format_operator_page(), "run `make docs`"
 
 
 def test_the_table_list_is_current() -> None:

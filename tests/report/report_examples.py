@@ -14,6 +14,7 @@ from stepscope.records import (
     Git,
     Gpu,
     Host,
+    KernelUse,
     LatencyTarget,
     Link,
     Load,
@@ -185,4 +186,94 @@ def rich_runs() -> list[ReportRun]:
         make_run([train, infer, *gemms, failed, skipped, *make_comms(0)], gpu),
         make_run(make_comms(100), gpu, "20250302-091500-cd34", command=["stepscope", "comms", "all_reduce"]),
         make_run([cpu_gemm], cpu, "20250303-120000-ef56", status="interrupted"),
+    ]
+
+
+def make_op(
+    operator: str = "gemm",
+    config: str = "custom",
+    *,
+    seconds: float | list[float],
+    flops: float,
+    moved: float,
+    unit: str = "TFLOP/s",
+    dtype: str = "bfloat16",
+    device: str = "cuda",
+    cache: str = "cold",
+    wall_s: float | None = None,
+    extra_s: dict[str, list[float]] | None = None,
+    parameters: dict[str, Any] | None = None,
+    observed: dict[str, Any] | None = None,
+    **changes: Any,
+) -> MeasuredCase:
+    """An operator's case. With `wall_s` its own times are device times, and those by the host's clock are `wall_s`."""
+    values = seconds if isinstance(seconds, list) else [seconds] * 7
+    built = make_case(
+        f"{operator}/micro/forward/{config}", values_s=values,
+        parameters={**(parameters or {}), "dtype": dtype, "device": device, "cache": cache},
+        score=Score(unit=unit, work=flops if unit == "TFLOP/s" else moved),
+        observed={"flops": flops, "moved_bytes": moved, "input_sets": 1, **(observed or {})},
+        timing="device" if wall_s is not None else "own", **changes,
+    )  # fmt: skip
+    samples = RankSamples(
+        case=built.key, duration_s=values if wall_s is None else [wall_s] * len(values),
+        device_s=values if wall_s is not None else None, iterations=[1] * len(values), warmup=[False] * len(values),
+        extra_s=extra_s or {},
+    )  # fmt: skip
+    return MeasuredCase(built.result, [samples])
+
+
+def make_ceilings(
+    *, copy: float | None = 4e12, read: float | None = None, device: str = "cuda", **matrix: float
+) -> list[MeasuredCase]:
+    """Ceilings with exactly these rates; `matrix` by dtype."""
+    cases = [
+        make_op("gemm", "ceiling", seconds=1e12 / rate, flops=1e12, moved=1e9, dtype=dtype, device=device)
+        for dtype, rate in matrix.items()
+    ]
+    for operator, rate, dtype in (("read", read, "float32"), ("memcpy", copy, "int8")):
+        if rate is not None:
+            cases.append(
+                make_op(operator, "ceiling", seconds=1e9 / rate, flops=0, moved=1e9, unit="GB/s", dtype=dtype,
+                        device=device)
+            )  # fmt: skip
+    return cases
+
+
+def ops_runs() -> list[ReportRun]:
+    """Operators on a GPU, whose times, rates and kernels all differ, and on a CPU."""
+    peaks = {"bfloat16": 7.2e14, "float16": 7.0e14, "tf32": 3.6e14, "float32": 5.1e13}
+    cases = make_ceilings(copy=3.9e12, read=4.3e12, **peaks)
+    for number, (dtype, peak) in enumerate(peaks.items()):
+        for power in range(5, 14):
+            m, width = 1 << power, 2 if dtype.endswith("16") else 4
+            flops, moved = 2.0 * m * m * m, 3.0 * width * m * m
+            for cache, bandwidth in (("cold", 3.5e12), ("warm", 7.5e12)):
+                device_s = max(flops / (0.9 * peak), moved / bandwidth) + 2.5e-6
+                cases.append(
+                    make_op(
+                        seconds=spread(device_s, 40, seed=power + number), flops=flops, moved=moved, dtype=dtype,
+                        cache=cache, wall_s=device_s + 4e-6, parameters={"m": m, "n": m, "k": m},
+                        extra_s={"graph": [device_s - 1e-6], "kernel": [device_s - 1.5e-6]},
+                        kernels=[KernelUse(name=f"void gemm<{dtype}>(int)", count=1.0, duration_s=device_s * 0.8),
+                                 KernelUse(name="splitKreduce_kernel", count=0.5, duration_s=device_s * 0.1)],
+                    )
+                )  # fmt: skip
+    for power in range(12, 29, 2):
+        elements = 1 << power
+        cases += [
+            make_op(
+                "relu", seconds=8 * elements / bandwidth + 2e-6, flops=elements, moved=8 * elements, unit="GB/s",
+                dtype="float32", cache=cache, wall_s=8 * elements / bandwidth + 7e-6, parameters={"n": elements},
+                observed={"compile_s": 3.25},
+            )
+            for cache, bandwidth in (("cold", 3.6e12), ("warm", 8e12))
+        ]  # fmt: skip
+    cpu_cases = [
+        *make_ceilings(copy=2e10, device="cpu", float32=3e11),
+        make_op(seconds=spread(1e-3, 50, seed=1), flops=1.3e8, moved=1e6, dtype="float32", device="cpu", cache="warm"),
+    ]
+    return [
+        make_run(cases, make_system(gpus=1), "20250304-080000-aa01", command=["stepscope", "bench", "ops"]),
+        make_run(cpu_cases, make_system(), "20250304-090000-bb02", command=["stepscope", "bench", "ops"]),
     ]

@@ -11,14 +11,20 @@ from hypothesis import strategies as st
 from report_examples import make_case, make_run, make_system
 from test_report_html import check
 
-from stepscope.records import Failure, LatencyTarget, Notice, RankSamples, Reading, Score
+from stepscope.records import Failure, KernelUse, LatencyTarget, Notice, RankSamples, Reading, Score
 from stepscope.report import ReportRun, build_report, render_csv, render_html, render_json, render_markdown, render_text
 from stepscope.store.view import MeasuredCase
 
 texts = st.text(max_size=12)
 scalars = st.booleans() | st.integers(-(2**40), 2**40) | st.floats(-1e12, 1e12) | texts
 times = st.floats(0, 1e6)
-names = st.sampled_from(["gemm/micro/forward/custom", "dlrm/ootb/train/A", "all_reduce/micro/nccl/x"])
+names = st.sampled_from(
+    ["gemm/micro/forward/custom", "dlrm/ootb/train/A", "all_reduce/micro/nccl/x", "gemm/micro/forward/ceiling",
+     "memcpy/micro/forward/ceiling"]
+)  # fmt: skip
+placed = st.sampled_from([{}, {"device": "cpu"}, {"device": "cpu", "dtype": "float32", "cache": "cold"}])
+kernels = st.lists(st.builds(KernelUse, name=texts, count=st.floats(0, 1e6), duration_s=times), max_size=2)
+work = st.dictionaries(st.sampled_from(["flops", "moved_bytes"]), st.integers(1, 2**40) | scalars)
 facts = st.dictionaries(
     st.sampled_from(["size_bytes", "busbw_bytes_per_s", "algbw_bytes_per_s", "bus_factor", "wrong", "x_s"]) | texts,
     scalars,
@@ -44,7 +50,8 @@ def cases(draw: st.DrawFn) -> MeasuredCase:
         values_s=[1.0],
         parameters=draw(
             st.dictionaries(texts | st.just("size_bytes"), scalars | st.lists(scalars, max_size=3), max_size=3)
-        ),
+        )
+        | draw(placed),
         batch_size=draw(st.none() | st.integers(1, 2**20)),
         world_size=draw(st.integers(1, 9)),
         version=draw(st.integers(1, 3)),
@@ -52,15 +59,21 @@ def cases(draw: st.DrawFn) -> MeasuredCase:
         failure=None if status == "ok" else draw(failures),
         score=draw(st.none() | st.builds(Score, unit=st.sampled_from(["TFLOP/s", "GB/s"]), work=st.floats(0, 1e15))),
         latency_target=draw(st.none() | st.builds(LatencyTarget, limit_s=times, percentile=st.floats(0, 100))),
-        observed=draw(facts),
+        observed=draw(facts) | draw(work),
+        kernels=draw(kernels),
         notices=draw(notices),
         readings=draw(readings),
-        timing=draw(st.sampled_from(["own", "slowest_rank"])),
+        timing=draw(st.sampled_from(["own", "slowest_rank", "device"])),
+    )
+    on_device, extra_s = (
+        draw(st.booleans()),
+        draw(st.dictionaries(st.sampled_from(["graph", "kernel"]), st.lists(times))),
     )
     samples = [
         RankSamples(
             case=built.key, rank=rank, process=process, duration_s=[row[0] for row in rows],
             iterations=[row[1] for row in rows], warmup=[row[2] for row in rows],
+            device_s=[row[0] / 2 for row in rows] if on_device else None, extra_s=extra_s,
         )
         for process in range(draw(st.integers(0, 2)))
         for rank in range(2)

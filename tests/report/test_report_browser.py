@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from report_examples import rich_runs
+from report_examples import ops_runs, rich_runs
 
 from stepscope.report import build_report, render_html
 
@@ -119,6 +119,63 @@ def test_a_row_leads_to_its_unfolded_details(opened: Opened) -> None:
     page.locator('a[href="#case-2"]').click()
     details.locator(".inside").wait_for(state="visible")
     assert "p95" in details.inner_text()
+
+
+@pytest.fixture
+def ops_file(tmp_path: Path) -> Path:
+    path = tmp_path / "ops.html"
+    path.write_text(render_html(build_report(ops_runs())), encoding="utf-8")
+    return path
+
+
+def test_a_point_of_the_roofline_leads_to_its_case(browser: Browser, ops_file: Path) -> None:
+    context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900})
+    opened = Opened(context.new_page(), ops_file)
+    plot = opened.page.locator("svg.roofline").first
+    assert plot.is_visible()
+    frame = plot.bounding_box()
+    assert frame is not None
+    boxes = [point.bounding_box() for point in plot.locator("circle").all()]
+    assert len(boxes) == 90
+    for box in boxes:
+        assert box is not None
+        assert frame["x"] < box["x"] < box["x"] + box["width"] < frame["x"] + frame["width"]
+        assert frame["y"] < box["y"] < box["y"] + box["height"] < frame["y"] + frame["height"]
+    # Nothing of the plot is cut off, whatever the width of the letters here.
+    cut = """svg => [...svg.querySelectorAll("text")].map((t) => t.getBoundingClientRect()).filter((t) => {
+        const whole = svg.getBoundingClientRect();
+        return t.left < whole.left - 1 || t.right > whole.right + 1 || t.top < whole.top - 1 || t.bottom > whole.bottom;
+    }).length"""
+    assert plot.evaluate(cut) == 0
+    last = plot.locator("a").last
+    target = opened.page.locator(last.get_attribute("href") or "")
+    assert target.get_attribute("open") is None
+    last.locator("circle").click()
+    target.locator(".inside").wait_for(state="visible")
+    assert "flop per byte" in target.inner_text()
+    assert opened.complaints == []
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_roofline_can_be_seen_in_light_and_dark(browser: Browser, ops_file: Path, scheme: str) -> None:
+    context = browser.new_context(offline=True, color_scheme=scheme)  # type: ignore[arg-type]
+    page = Opened(context.new_page(), ops_file).page
+    style = "(e, name) => getComputedStyle(e)[name]"
+    card = page.locator("section.system").first.evaluate(style, "backgroundColor")
+    plot = page.locator("svg.roofline").first
+    seen = {roof.evaluate(style, "stroke") for roof in plot.locator("path.roof").all()}
+    assert len(seen) == 5  # four dtypes, and one for both bandwidths
+    seen |= {plot.locator("circle:not(.hollow)").first.evaluate(style, "fill")}
+    seen |= {plot.locator("circle.hollow").first.evaluate(style, "stroke")}
+    assert card not in seen
+    assert "none" not in seen
+    context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_operators_never_scroll_sideways(browser: Browser, ops_file: Path, width: int) -> None:
+    test_page_never_scrolls_sideways(browser, ops_file, width)
 
 
 @pytest.mark.parametrize("width", [390, 768, 1440])

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
-from report_examples import make_case, make_comms, make_run, make_system, rich_runs, spread
+from report_examples import (
+    make_case,
+    make_ceilings,
+    make_comms,
+    make_op,
+    make_run,
+    make_system,
+    ops_runs,
+    rich_runs,
+    spread,
+)
 
-from stepscope.records import Failure, Notice, Score
-from stepscope.report import build_report, render_html
+from stepscope.records import Failure, KernelUse, Notice, Score
+from stepscope.report import ReportRun, build_report, render_html
 from stepscope.report.html import MAX_FULL_PLOTS
 
 VOID = {"meta", "link", "input", "br", "img"}
@@ -54,8 +65,9 @@ def check(page: str) -> Checker:
     return checker
 
 
-def test_page_is_well_formed_and_complete_in_itself() -> None:
-    page = render_html(build_report(rich_runs()))
+@pytest.mark.parametrize("runs", [rich_runs, ops_runs])
+def test_page_is_well_formed_and_complete_in_itself(runs: Callable[[], list[ReportRun]]) -> None:
+    page = render_html(build_report(runs()))
     checker = check(page)
     for reference in ("http://", "https://", "src=", "@import", "url("):
         assert reference not in page
@@ -66,8 +78,9 @@ def test_page_is_well_formed_and_complete_in_itself() -> None:
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
 
 
-def test_page_is_accessible() -> None:
-    checker = check(render_html(build_report(rich_runs())))
+@pytest.mark.parametrize("runs", [rich_runs, ops_runs])
+def test_page_is_accessible(runs: Callable[[], list[ReportRun]]) -> None:
+    checker = check(render_html(build_report(runs())))
     assert all(attrs.get("scope") in {"col", "row"} for tag, attrs in checker.found if tag == "th")
     assert all(attrs.get("aria-label") for tag, attrs in checker.found if tag == "svg")
     assert checker.count("caption") == checker.count("table")
@@ -106,11 +119,20 @@ def test_hostile_text_stays_text() -> None:
         for group in range(2)
         for size in (1024, 2048)
     ]  # fmt: skip
+    cases += make_ceilings(copy=1e9, device=attack, **{attack: 1e12})
+    cases += [
+        make_op(
+            seconds=1e-3, flops=1e6, moved=1e6, dtype=attack, device=attack, cache=attack, parameters={"m": m},
+            kernels=[KernelUse(name=attack, count=1, duration_s=1e-3)],
+        )
+        for m in range(2)
+    ]  # fmt: skip
     failure = Failure(kind=attack, message=attack, hint=attack, where=attack, last_lines=[attack], stack=[attack])
     system = make_system(libraries={attack: attack}, environment={attack: attack}, settings={attack: attack})
     run = make_run([*cases, make_case(failure=failure)], system, attack, command=[attack], status=attack)
     page = render_html(build_report([run]))
     checker = check(page)
+    assert checker.count("svg", "roofline") == 1
     assert checker.count("script") == 1
     assert checker.count("img") == 0
     assert "<script>alert" not in page

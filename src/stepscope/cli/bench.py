@@ -8,7 +8,8 @@ from typing import Any
 import click
 import msgspec
 
-from stepscope.cli.execute import Job, open_job, show_run
+from stepscope.cli.execute import Job, open_job, run_stored, show_run
+from stepscope.cli.ops import ops, suite
 from stepscope.cli.options import (
     Duration,
     json_option,
@@ -17,12 +18,10 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit
 from stepscope.errors import ExitCode, UsageError
-from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
-COMMS_WORKER = "stepscope.comms.worker:run"
 
 
 @click.group("bench")
@@ -30,48 +29,8 @@ def command() -> None:
     """Measure operators, collectives and workloads."""
 
 
-@command.command("ops")
-@click.option("--op", "names", multiple=True, metavar="NAME", help="Operator to measure; may be given several times.")
-@click.option("--shape", "shapes", multiple=True, metavar="a=1,b=2", help="Shape; may be given several times.")
-@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE")
-@click.option("--pass", "directions", multiple=True, default=["forward"], show_default=True, metavar="PASS")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
-@click.option("--list", "listing", is_flag=True, help="List the operators and their parameters.")
-@measure_options
-@resume_option
-@store_option
-@json_option
-def ops(
-    *,
-    names: tuple[str, ...],
-    shapes: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    directions: tuple[str, ...],
-    device: str,
-    listing: bool,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
-    **limits: Any,
-) -> int:
-    """Measure operators: time, and TFLOP/s or GB/s from their declared work.
-
-    Example: stepscope bench ops --op gemm --shape m=512,n=512,k=512 --pass forward --pass backward
-    """
-    if listing:
-        return list_operators(as_json)
-    from stepscope.ops import make_cases
-
-    job = None
-    if names:
-        cases = make_cases(names=names, shapes=shapes, dtypes=dtypes, directions=directions, device=device)
-        request = {
-            "device": device,
-            "processes": limits.pop("processes"),
-            "settings": msgspec.to_builtins(make_settings(**limits)),
-        }
-        job = Job("ops", "-".join(dict.fromkeys(names))[:40], cases, request)
-    return run_stored(open_job(job, store=store, resume=resume, verb="ops"), as_json=as_json)
+command.add_command(ops)
+command.add_command(suite)
 
 
 @command.command("workload")
@@ -97,43 +56,6 @@ def workload(
         }
         job = Job("workload", found.benchmark.model, [found.make_case(device)], request)
     return run_stored(open_job(job, store=store, resume=resume, verb="workload"), as_json=as_json)
-
-
-def run_stored(stored: StoredRun, *, as_json: bool) -> int:
-    """Measure what the run's plan still lacks, in the way its verb needs, and show it."""
-    processes = int(stored.plan.request.get("processes", 1))
-    if processes > 1:
-        from stepscope.launch import measure_in_processes
-
-        measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
-    elif stored.plan.verb == "comms":
-        measure_ranks(stored)
-    else:
-        measure_inline(stored)
-    return show_run(stored.folder, as_json=as_json)
-
-
-def measure_inline(stored: StoredRun) -> None:
-    """Measure in this process; an interrupted run goes on where it stopped."""
-    from stepscope.launch import detect_rank_context
-    from stepscope.measure import MeasureSettings, open_progress
-    from stepscope.ops.worker import run_ops
-    from stepscope.workloads.worker import run_workloads
-
-    context = detect_rank_context()
-    if context.world_size > 1:
-        raise UsageError(
-            f"`bench {stored.plan.verb}` measures in one process; {context.launcher} started {context.world_size}",
-            hint="start it without the launcher",
-        )
-    worker = {"ops": run_ops, "workload": run_workloads}[stored.plan.verb]
-    request = stored.plan.request
-    worker(
-        stored.folder,
-        settings=msgspec.convert(request["settings"], MeasureSettings),
-        device_name=request["device"],
-        progress=open_progress(),
-    )
 
 
 @command.command("comms")
@@ -209,33 +131,6 @@ def comms(
     return run_stored(open_job(job, store=store, resume=resume, verb="comms"), as_json=as_json)
 
 
-def measure_ranks(stored: StoredRun) -> None:
-    """Start the ranks here and follow what rank 0 writes."""
-    from stepscope.launch import launch_local
-    from stepscope.measure import open_progress
-    from stepscope.store import JournalTail
-
-    plan = stored.plan
-    tail = JournalTail(stored)
-    done, total = len(stored.results), len(plan.cases)
-    with open_progress() as progress:
-
-        def show_finished() -> None:
-            nonlocal done
-            for case in tail.read_new():
-                done += 1
-                progress.case_started(case.result.case, done, total)
-                progress.case_done(case.result, case.samples)
-
-        launch_local(
-            folder=stored.folder,
-            target=COMMS_WORKER,
-            ranks=plan.world_size,
-            hang_limit_s=float(plan.request["hang_timeout_s"]),
-            on_poll=show_finished,
-        )
-
-
 def run_as_rank(job: Job | None, *, store: Path, resume: str | None, hang_limit_s: float, as_json: bool) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
     from stepscope.comms.worker import run
@@ -266,30 +161,4 @@ def list_benchmarks(*, as_json: bool) -> int:
     benchmarks = [{**msgspec.structs.asdict(found.benchmark), "id": found.benchmark.id} for found in WORKLOADS.values()]
     text = "\n".join(f"{one['id']}  v{one['version']}  {one['owner']}: {one['description']}" for one in benchmarks)
     emit({"benchmarks": benchmarks}, text, as_json=as_json)
-    return ExitCode.DONE
-
-
-def list_operators(as_json: bool) -> int:
-    from stepscope.ops import operators
-
-    listed = [
-        {
-            "name": operator.name,
-            "summary": operator.summary,
-            "parameters": [parameter._asdict() for parameter in operator.parameters],
-            "dtypes": operator.dtypes,
-            "passes": operator.passes,
-            "unit": operator.unit,
-        }
-        for operator in operators().values()
-    ]
-    lines = []
-    for operator in operators().values():
-        defaults = ",".join(f"{parameter.name}={parameter.default}" for parameter in operator.parameters)
-        lines += [
-            f"{operator.name}: {operator.summary}",
-            f"    --shape {defaults}",
-            f"    {', '.join(operator.dtypes)}",
-        ]
-    emit({"ops": listed}, "\n".join(lines), as_json=as_json)
     return ExitCode.DONE

@@ -31,7 +31,7 @@ HANG_TIMEOUT_S = 60.0
 @json_option
 def command(*, output: Path | None, store: Path, as_json: bool) -> int:
     """Measure operators, a collective and a small model; keep the evidence; end with one page to open."""
-    from stepscope.cli.bench import measure_inline, measure_ranks
+    from stepscope.cli.execute import measure_inline, measure_ranks
 
     runs: list[StoredRun] = []
     steps: list[tuple[str, Job, Callable[[StoredRun], None]]] = [

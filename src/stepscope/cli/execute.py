@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,19 @@ from stepscope.cli.options import NEWEST
 from stepscope.cli.output import emit, narrate
 from stepscope.errors import ExitCode, UsageError
 from stepscope.records import Case
-from stepscope.store import MeasuredCase, StoredRun, create_run, find_run, list_runs
+from stepscope.stats import median
+from stepscope.store import (
+    Ceilings,
+    MeasuredCase,
+    StoredRun,
+    create_run,
+    find_ceilings,
+    find_run,
+    list_runs,
+    rate_case,
+)
+
+COMMS_WORKER = "stepscope.comms.worker:run"
 
 
 class Job(NamedTuple):
@@ -72,13 +85,82 @@ def _is_same(stored: StoredRun, job: Job) -> bool:
     return plan.verb == job.verb and plan.request == asked and keys == [case.key for case in job.cases]
 
 
-def show_run(folder: Path, *, as_json: bool) -> int:
+class Addition(NamedTuple):
+    """What a verb shows beside the cases of its run."""
+
+    data: dict[str, Any]
+    text: str
+
+
+def add_nothing(run: StoredRun) -> Addition:
+    return Addition({}, "")
+
+
+def run_stored(stored: StoredRun, *, as_json: bool, finish: Callable[[StoredRun], Addition] = add_nothing) -> int:
+    """Measure what the run's plan still lacks, in the way its verb needs; `finish` with it, and show it."""
+    processes = int(stored.plan.request.get("processes", 1))
+    if processes > 1:
+        from stepscope.launch import measure_in_processes
+
+        measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
+    elif stored.plan.verb == "comms":
+        measure_ranks(stored)
+    else:
+        measure_inline(stored)
+    return show_run(stored.folder, as_json=as_json, addition=finish(StoredRun(stored.folder)))
+
+
+def measure_inline(stored: StoredRun) -> None:
+    """Measure in this process; an interrupted run goes on where it stopped."""
+    from stepscope.launch import detect_rank_context
+    from stepscope.measure import open_progress
+    from stepscope.ops.worker import run_ops
+    from stepscope.workloads.worker import run_workloads
+
+    context = detect_rank_context()
+    if context.world_size > 1:
+        raise UsageError(
+            f"`bench {stored.plan.verb}` measures in one process; {context.launcher} started {context.world_size}",
+            hint="start it without the launcher",
+        )
+    worker = {"ops": run_ops, "workload": run_workloads}[stored.plan.verb]
+    worker(stored.folder, request=stored.plan.request, progress=open_progress())
+
+
+def measure_ranks(stored: StoredRun) -> None:
+    """Start the ranks here and follow what rank 0 writes."""
+    from stepscope.launch import launch_local
+    from stepscope.measure import open_progress
+    from stepscope.store import JournalTail
+
+    plan = stored.plan
+    tail = JournalTail(stored)
+    done, total = len(stored.results), len(plan.cases)
+    with open_progress() as progress:
+
+        def show_finished() -> None:
+            nonlocal done
+            for case in tail.read_new():
+                done += 1
+                progress.case_started(case.result.case, done, total)
+                progress.case_done(case.result, case.samples)
+
+        launch_local(
+            folder=stored.folder,
+            target=COMMS_WORKER,
+            ranks=plan.world_size,
+            hang_limit_s=float(plan.request["hang_timeout_s"]),
+            on_poll=show_finished,
+        )
+
+
+def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -> int:
     """Print the results; the exit code is 1 when a case failed, 0 with skips alone."""
     stored = StoredRun(folder)
     cases = stored.cases()
-    text = "" if as_json else _format_run(stored)
-    emit({"run": str(folder), "id": stored.id, "cases": [case_to_dict(case, folder) for case in cases]}, text,
-         as_json=as_json)  # fmt: skip
+    more = addition or add_nothing(stored)
+    text = "" if as_json else "\n".join(filter(None, [_format_run(stored), more.text]))
+    emit({"run": str(folder), "id": stored.id, **cases_to_dict(cases, folder), **more.data}, text, as_json=as_json)
     failed = any(case.result.status == "failed" for case in cases)
     return ExitCode.FAILED if failed else ExitCode.DONE
 
@@ -89,8 +171,15 @@ def _format_run(stored: StoredRun) -> str:
     return f"{render(report_of([stored]), 'text').rstrip()}\nrun: {stored.folder}"
 
 
-def case_to_dict(measured: MeasuredCase, folder: Path) -> dict[str, Any]:
-    """One case as programs see it; times in seconds, sizes in bytes."""
+def cases_to_dict(cases: Sequence[MeasuredCase], folder: Path) -> dict[str, Any]:
+    """The cases of one run as programs see them, with the ceilings measured in it."""
+    ceilings = find_ceilings(cases)
+    listed = [case_to_dict(case, folder, ceilings) for case in cases]
+    return {"cases": listed, "ceilings": {device: one._asdict() for device, one in ceilings.items()}}
+
+
+def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ceilings]) -> dict[str, Any]:
+    """One case; times in seconds, sizes in bytes."""
     result, summary = measured.result, measured.summary()
     case = result.case
     content: dict[str, Any] = {
@@ -111,9 +200,17 @@ def case_to_dict(measured: MeasuredCase, folder: Path) -> dict[str, Any]:
         "notices": result.notices,
         "failure": result.failure,
         "readings": result.readings,
+        "timing": result.timing,
+        "wall_median_s": median(measured.wall_seconds()),
+        "graph_median_s": median(measured.extra_seconds("graph")),
+        "kernel_median_s": median(measured.extra_seconds("kernel")),
+        "kernels": result.kernels,
         "run": str(folder),
         **result.observed,
     }
+    if summary is not None and "moved_bytes" in result.observed:
+        rates = rate_case(measured, summary.median_s, ceilings.get(str(case.parameters.get("device"))))
+        content.update(rates._asdict())
     if "bus_factor" in result.observed:
         size_bytes, factor = float(result.observed["size_bytes"]), float(result.observed["bus_factor"])
         algbw = size_bytes / summary.median_s if summary else None

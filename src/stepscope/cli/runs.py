@@ -10,12 +10,25 @@ from typing import Any
 
 import click
 
-from stepscope.cli.execute import case_to_dict
+from stepscope.cli.execute import cases_to_dict
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.report import chosen_runs, render, report_of, write_text
 from stepscope.errors import ExitCode, UsageError
-from stepscope.store import TABLES, StoredRun, find_run, list_runs, query_runs, remove_run, verify_run
+from stepscope.store import (
+    TABLES,
+    KernelRow,
+    StoredRun,
+    find_run,
+    list_runs,
+    query_runs,
+    read_kernel_table,
+    remove_run,
+    rows_of_run,
+    verify_run,
+    write_kernel_table,
+    write_parquet,
+)
 
 
 @click.group("runs")
@@ -75,7 +88,7 @@ def show(*, name: str, store: Path, as_json: bool) -> int:
     run = find_run(store, name)
     data = {
         **_describe(run),
-        "cases": [case_to_dict(case, run.folder) for case in run.cases()],
+        **cases_to_dict(run.cases(), run.folder),
         "system_record": run.system,
         "failures": run.failures,
     }
@@ -99,12 +112,18 @@ def _format_show(run: StoredRun) -> str:
 
 @command.command("export")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
-@click.option("--format", "kind", type=click.Choice(["csv", "json", "markdown"]), default="csv", show_default=True)
+@click.option("--format", "kind", type=click.Choice(["csv", "json", "markdown", "table", "parquet"]), default="csv",
+              show_default=True, help="table and parquet: the kernel table of operator runs.")  # fmt: skip
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 @store_option
 @json_option
 def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
-    """Export runs (all where none is named) for other programs."""
+    """Export runs (all where none is named) for other programs.
+
+    For `parquet`, RUN may also be a kernel table (.csv, .csv.gz).
+    """
+    if kind in {"table", "parquet"}:
+        return export_table(names, kind, output, store, as_json)
     content = render(report_of(chosen_runs(names, store)), kind)
     if output is not None:
         write_text(output, content)
@@ -113,6 +132,20 @@ def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Pat
         emit({"format": kind, "content": content}, "", as_json=True)
     else:
         click.echo(content, nl=not content.endswith("\n"))
+    return ExitCode.DONE
+
+
+def export_table(names: Sequence[str], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
+    """The operator runs' cases as one kernel table; a table that is already a file can be made Parquet too."""
+    if output is None:
+        raise UsageError(f"--format {kind} makes a file", hint="name it with --output", where="--output")
+    rows: list[KernelRow] = []
+    for name in names or [run.id for run in list_runs(store)[0] if run.plan.verb == "ops"]:
+        is_table = name.endswith((".csv", ".csv.gz"))
+        rows += read_kernel_table(Path(name)) if is_table else rows_of_run(find_run(store, name))
+    count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
+    data = {"output": str(output), "format": kind, "rows": count}
+    emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
     return ExitCode.DONE
 
 
@@ -158,7 +191,7 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 @json_option
 def resume(*, name: str, store: Path, as_json: bool) -> int:
     """Continue an interrupted run as it was asked for; finished cases are not measured again."""
-    from stepscope.cli.bench import run_stored
+    from stepscope.cli.execute import run_stored
 
     run = find_run(store, name)
     if run.status != "interrupted":

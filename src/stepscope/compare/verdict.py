@@ -150,7 +150,8 @@ def _read_evidence(case: MeasuredCase) -> list[tuple[float, float | None]]:
         number = samples.process
         shares[number] = max(shares.get(number, 0.0), samples.other_share or 0.0)
         # A host that issues faster than the device works cannot hold it up: its probe is as good as the best.
-        matters = samples.host_share is None or samples.host_share >= HOST_BOUND_SHARE
+        on_host = case.result.timing != "device"
+        matters = on_host and (samples.host_share is None or samples.host_share >= HOST_BOUND_SHARE)
         readings = [*(samples.probes_s if matters else [0.0]), *filter(None, [probes.get(number)])]
         probes[number] = max(readings, default=None)
     return [(shares[number], probes[number]) for number in sorted(shares)]

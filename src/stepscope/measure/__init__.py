@@ -1,12 +1,23 @@
 """The measuring loop: plan, warm up, synchronise, time (the clock is injected), stop rule, write."""
 
 from stepscope.measure.clock import Clock, FakeClock, WallClock
-from stepscope.measure.device import CpuDevice, CudaDevice, Device, FakeDevice, free_memory_bytes, open_device
+from stepscope.measure.device import (
+    CpuDevice,
+    CudaDevice,
+    Device,
+    FakeDevice,
+    device_kind,
+    free_memory_bytes,
+    keep_freed_memory,
+    last_level_cache_bytes,
+    open_device,
+)
 from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure
 from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
 from stepscope.measure.runner import (
     CaseSkipped,
+    Further,
     Prepared,
     Progress,
     WrongResultError,
@@ -28,6 +39,7 @@ __all__ = [
     "Estimate",
     "FakeClock",
     "FakeDevice",
+    "Further",
     "LineProgress",
     "MeasureSettings",
     "Measurement",
@@ -38,9 +50,12 @@ __all__ = [
     "SilentProgress",
     "WallClock",
     "WrongResultError",
+    "device_kind",
     "find_neighbours",
     "format_case_line",
     "free_memory_bytes",
+    "keep_freed_memory",
+    "last_level_cache_bytes",
     "measure",
     "open_device",
     "open_progress",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import resource
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
@@ -25,6 +27,15 @@ class Device(Protocol):
     def elapsed_s(self, start: Any, stop: Any) -> float:
         """Device time between two marks; only after `synchronize`."""
 
+    def hold(self, seconds: float) -> None:
+        """Keep the device busy for about so long, so that what is given to it next queues up behind."""
+
+    def has_reached(self, mark: Any) -> bool:
+        """Whether the device has got as far as the mark."""
+
+    def allocations(self) -> int:
+        """How often memory had to be fetched from below so far: calls to the driver, or page faults of the host."""
+
 
 class CpuDevice:
     """Work is done when the call returns."""
@@ -41,6 +52,15 @@ class CpuDevice:
     def elapsed_s(self, start: object, stop: object) -> float:
         raise TypeError("a CPU has no device events")
 
+    def hold(self, seconds: float) -> None:
+        return
+
+    def has_reached(self, mark: object) -> bool:
+        return True
+
+    def allocations(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
 
 class CudaDevice:
     """Work is queued: wall time needs a wait at both ends, device time comes from events in the queue."""
@@ -54,17 +74,34 @@ class CudaDevice:
         self._cuda: Any = torch.cuda
         self._index = index
         self._cuda.set_device(index)
+        self._stream = self._cuda.current_stream(index)
+        # The spin counts clock ticks; at a lower clock it lasts longer, which does no harm.
+        self._clock_hz = getattr(self._cuda.get_device_properties(index), "clock_rate", 2_000_000) * 1e3
+
+    def use_own_stream(self) -> None:
+        """Leave the default stream, which no graph can be captured on, for the rest of the process."""
+        self._stream = self._cuda.Stream(self._index)
+        self._cuda.set_stream(self._stream)
 
     def synchronize(self) -> None:
         self._cuda.synchronize(self._index)
 
     def mark(self) -> Any:
         event = self._cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._stream)  # named: finding the current one takes longer than recording
         return event
 
     def elapsed_s(self, start: Any, stop: Any) -> float:
         return float(start.elapsed_time(stop)) * 1e-3
+
+    def hold(self, seconds: float) -> None:
+        self._cuda._sleep(int(seconds * self._clock_hz))
+
+    def has_reached(self, mark: Any) -> bool:
+        return bool(mark.query())
+
+    def allocations(self) -> int:
+        return int(self._cuda.memory_stats(self._index).get("num_device_alloc", 0))
 
 
 class FakeDevice:
@@ -94,12 +131,27 @@ class FakeDevice:
     def elapsed_s(self, start: float, stop: float) -> float:
         return stop - start
 
+    def hold(self, seconds: float) -> None:
+        self._free_at_s = max(self._free_at_s, self._clock.now_ns() * 1e-9) + seconds
 
-def open_device(name: str) -> CpuDevice | CudaDevice:
-    """`cpu`, `cuda` or `cuda:1`. Refuses what is not there: nothing falls back to another device."""
+    def has_reached(self, mark: float) -> bool:
+        return self._clock.now_ns() * 1e-9 >= mark
+
+    def allocations(self) -> int:
+        return 0
+
+
+def device_kind(name: str) -> str:
+    """`cpu` or `cuda`; refuses what is no device's name, without looking whether it is there."""
     kind, _, index = name.partition(":")
     if kind not in {"cpu", "cuda"} or (index and not index.isdecimal()) or (kind == "cpu" and index):
         raise UsageError(f"{name!r} is not a device", hint="write cpu, cuda or cuda:0", where="--device")
+    return kind
+
+
+def open_device(name: str) -> CpuDevice | CudaDevice:
+    """`cpu`, `cuda` or `cuda:1`. Refuses what is not there: nothing falls back to another device."""
+    kind, index = device_kind(name), name.partition(":")[2]
     try:
         import torch
     except ImportError:
@@ -123,3 +175,30 @@ def free_memory_bytes(device: str) -> int:
 
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def last_level_cache_bytes(device: str) -> int:
+    """Of the cache behind which only memory is; 0 where nobody tells."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    from stepscope.system import read_last_level_cache
+
+    return read_last_level_cache() or 0
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_LARGEST_INT = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to keep what is freed, so that large results do not fault their pages in on every call.
+
+    False where the C library does not listen (it is not glibc): timed regions then contain page faults, and say so.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))

@@ -38,6 +38,28 @@ def find_notices(
     return [notice for notice in candidates if notice is not None]
 
 
+def find_held_notices(dry: int, allocations: int, iterations: int) -> list[Notice]:
+    """What was in the timed region that does not belong there: the host, and fetching memory."""
+    notices = []
+    if dry:
+        notices.append(
+            Notice(
+                kind="queue_ran_dry",
+                message=f"the device waited for the host in {dry} samples: device time contains launches",
+                hint="the call waits for the device inside; compare its wall time and its kernels",
+            )
+        )
+    if allocations >= max(1, iterations):
+        notices.append(
+            Notice(
+                kind="allocations",
+                message=f"memory was fetched {allocations / iterations:.0f} times an iteration while timing",
+                hint="results are larger than what is kept of freed memory; the time contains fetching it",
+            )
+        )
+    return notices
+
+
 def _unsettled(warmups: Sequence[float], settled: bool, settings: MeasureSettings) -> Notice | None:
     if settled or len(warmups) < 2 * settings.window:
         return None

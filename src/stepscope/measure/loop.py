@@ -5,9 +5,11 @@ Every reading of the clock is kept. The loop's own work between samples is outsi
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import repeat
 from typing import Protocol
 
@@ -21,6 +23,11 @@ from stepscope.records import Notice, RankSamples
 from stepscope.stats import median_interval, quantile_sorted
 
 MAX_ITERATIONS = 1 << 24
+MAX_HELD_ITERATIONS = 128
+"""Of one sample on a held device: launches and marks must fit into the device's queue."""
+HOLD_MARGIN_S, HOLD_FACTOR, LARGEST_HOLD_FACTOR, LONGEST_HOLD_S = 30e-6, 1.5, 20.0, 0.1
+"""A hold lasts as long as the host needed to issue the sample, with some to spare; twice that where it was too short,
+until it is clear that the call itself waits for the device."""
 
 
 class Peers(Protocol):
@@ -60,12 +67,26 @@ class Measurement(msgspec.Struct, kw_only=True):
     duration_s: list[float]
     iterations: list[int]
     device_s: list[float] | None
+    dry: int
+    """Samples in which a held device had to wait for the host after all: their device time contains launches."""
+    allocations: int
+    """Times memory was fetched from the driver or the kernel while sampling: none is the aim."""
     host_share: float | None
     warmups: int
     notices: list[Notice]
 
+    @property
+    def sampled_iterations(self) -> int:
+        return sum(self.iterations[self.warmups :])
+
     def as_samples(
-        self, case_key: str, *, rank: int = 0, other_share: float | None = None, probes_s: Sequence[float] = ()
+        self,
+        case_key: str,
+        *,
+        rank: int = 0,
+        other_share: float | None = None,
+        probes_s: Sequence[float] = (),
+        extra_s: dict[str, list[float]] | None = None,
     ) -> RankSamples:
         count = len(self.duration_s)
         return RankSamples(
@@ -77,6 +98,7 @@ class Measurement(msgspec.Struct, kw_only=True):
             device_s=self.device_s,
             other_share=other_share,
             host_share=self.host_share,
+            extra_s=extra_s or {},
             probes_s=list(probes_s),
         )
 
@@ -89,9 +111,25 @@ def measure(
     device: Device,
     peers: Peers | None = None,
     watch: Watch | None = None,
+    freshen: Callable[[], object] | None = None,
+    held: bool = False,
 ) -> Measurement:
-    """Time `body`; one call is one iteration. What `body` raises passes through."""
-    loop = _Loop(body=body, settings=settings, clock=clock, device=device, peers=peers or Alone(), watch=watch)
+    """Time `body`; one call is one iteration. What `body` raises passes through.
+
+    `freshen` is called before each timed stretch, outside it (it empties caches). `held` is for devices with a queue:
+    each sample is taken twice, once by the host's clock and once by marks on the device behind a full queue, so that
+    device time does not contain the host's launching; the stop rule then looks at device time.
+    """
+    loop = _Loop(
+        body=body,
+        settings=settings,
+        clock=clock,
+        device=device,
+        peers=peers or Alone(),
+        watch=watch,
+        freshen=freshen,
+        held=held and device.has_events,
+    )
     with _no_garbage_collection():
         iterations = loop.calibrate()
         settled = loop.warm_up(iterations)
@@ -109,8 +147,15 @@ class _Loop:
         device: Device,
         peers: Peers,
         watch: Watch | None,
+        freshen: Callable[[], object] | None,
+        held: bool,
     ) -> None:
         self._body = body
+        self._freshen = freshen
+        self._held = held
+        self._hold_factor = HOLD_FACTOR
+        self._dry: list[bool] = []
+        self._allocations = 0
         self._settings = settings
         self._clock = clock
         self._device = device
@@ -133,8 +178,9 @@ class _Loop:
         count = 1
         while True:
             took_s = self._take(count)
-            enough = took_s >= wanted_s or count >= MAX_ITERATIONS
-            grown = count * 10 if took_s <= 0 else min(count * 10, int(count * wanted_s * 1.2 / took_s) + 1)
+            most = MAX_HELD_ITERATIONS if self._held else MAX_ITERATIONS
+            enough = took_s >= wanted_s or count >= most
+            grown = count * 10 if took_s <= 0 else min(count * 10, int(count * wanted_s * 1.2 / took_s) + 1, most)
             following = self._peers.agree(count if enough else max(grown, count + 1))
             if following == count:
                 return count
@@ -158,6 +204,7 @@ class _Loop:
     def sample(self, count: int) -> None:
         """The stop rule is looked at when the number of samples has grown by a tenth, not after each."""
         start_ns, look_at = self._clock.now_ns(), self._settings.few_samples
+        fetched = self._device.allocations()
         while True:
             self._take(count)
             taken = len(self._durations) - self._warmups
@@ -165,6 +212,7 @@ class _Loop:
                 continue
             look_at = taken + max(1, taken // 10)
             if self._peers.agree(int(self._is_enough(taken, self._seconds_since(start_ns)))):
+                self._allocations = self._device.allocations() - fetched
                 return
 
     def _is_enough(self, taken: int, elapsed_s: float) -> bool:
@@ -185,6 +233,8 @@ class _Loop:
             device_s=self._device_times if has_events else None,
             host_share=quantile_sorted(sorted(self._host_shares[self._warmups :]), 0.5) if has_events else None,
             warmups=self._warmups,
+            dry=sum(self._dry[self._warmups :]),
+            allocations=self._allocations,
             notices=find_notices(
                 self._per_iteration(0)[: self._warmups],
                 self._per_iteration(self._warmups),
@@ -199,6 +249,8 @@ class _Loop:
         """One sample: both ends wait for the device, so that neither earlier nor later work is in it."""
         body, clock, device = self._body, self._clock, self._device
         self._peers.align()
+        if self._freshen is not None:
+            self._freshen()
         device.synchronize()
         began = device.mark()
         start_ns = clock.now_ns()
@@ -211,13 +263,41 @@ class _Loop:
         took_s = (stop_ns - start_ns) * 1e-9
         self._durations.append(took_s)
         self._counts.append(count)
-        if device.has_events:
+        if self._held:
+            self._take_held(count, (issued_ns - start_ns) * 1e-9)
+        elif device.has_events:
             self._device_times.append(device.elapsed_s(began, ended))
+        if device.has_events:
             self._host_shares.append((issued_ns - start_ns) / max(stop_ns - start_ns, 1))
         return took_s
 
+    def _take_held(self, count: int, issue_s: float) -> None:
+        """Device time of as many iterations behind a full queue; again with a longer hold where it ran dry."""
+        while True:
+            took_s, ran_dry = self._time_held(count, issue_s)
+            if not ran_dry or self._hold_factor > LARGEST_HOLD_FACTOR:
+                break
+            self._hold_factor *= 2
+        self._dry.append(ran_dry)
+        self._device_times.append(took_s)
+
+    def _time_held(self, count: int, issue_s: float) -> tuple[float, bool]:
+        body, device = self._body, self._device
+        if self._freshen is not None:
+            self._freshen()
+        device.hold(min(issue_s * self._hold_factor + HOLD_MARGIN_S, LONGEST_HOLD_S))
+        marks = [device.mark()]
+        for _ in repeat(None, count):
+            body()
+            marks.append(device.mark())
+        ran_dry = device.has_reached(marks[0])
+        device.synchronize()
+        return device.elapsed_s(marks[0], marks[-1]), ran_dry
+
     def _per_iteration(self, start: int) -> list[float]:
-        return [d / n for d, n in zip(self._durations[start:], self._counts[start:], strict=True)]
+        """The times that are looked at: device time where the device is held, wall time elsewhere."""
+        times = self._device_times if self._held else self._durations
+        return [d / n for d, n in zip(times[start:], self._counts[start:], strict=True)]
 
     def _seconds_since(self, start_ns: int) -> float:
         return (self._clock.now_ns() - start_ns) * 1e-9
@@ -243,11 +323,22 @@ def _windows_agree(times: list[float], settings: MeasureSettings) -> bool:
     return abs(quantile_sorted(after, 0.5) - middle) <= max(settings.stable_share * middle, spread / 2)
 
 
+@cache
+def _freeze_once() -> None:
+    """What is alive by now (torch, mostly) stays: later collections pass over it, a thousand times faster.
+
+    Until the process ends: then it is collected like anything else, or libraries complain of leaks.
+    """
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+
+
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """A collection in the middle of a sample would be measured as part of it."""
     was_enabled = gc.isenabled()
     gc.collect()
+    _freeze_once()
     gc.disable()
     try:
         yield

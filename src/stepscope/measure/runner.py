@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import msgspec
@@ -12,7 +13,8 @@ import msgspec
 from stepscope.errors import StepscopeError
 from stepscope.measure.clock import Clock, WallClock
 from stepscope.measure.device import Device
-from stepscope.measure.loop import Estimate, measure
+from stepscope.measure.instability import find_held_notices
+from stepscope.measure.loop import Estimate, Measurement, measure
 from stepscope.measure.neighbours import find_neighbours, read_cpu_use
 from stepscope.measure.probe import NoProbe, SpeedProbe, open_probe
 from stepscope.measure.settings import MeasureSettings
@@ -20,7 +22,9 @@ from stepscope.records import (
     Case,
     CaseResult,
     Failure,
+    KernelUse,
     LatencyTarget,
+    Notice,
     RankSamples,
     Reading,
     Scalar,
@@ -29,6 +33,9 @@ from stepscope.records import (
 )
 from stepscope.records.result import ReadingMoment
 from stepscope.store import RunWriter, utc_now
+
+READINGS_REST_S = 0.25
+"""A case that begins sooner than this after the last reading has none: a GPU takes 10 ms to tell of itself."""
 
 
 class CaseSkipped(Exception):  # noqa: N818 - a skip is a result, not an error
@@ -45,6 +52,15 @@ class WrongResultError(StepscopeError):
     kind = "wrong_result"
 
 
+class Further(msgspec.Struct, kw_only=True):
+    """What is learned of a case after its samples were taken."""
+
+    extra_s: dict[str, list[float]] = {}
+    kernels: list[KernelUse] = []
+    observed: dict[str, Scalar] = {}
+    notices: list[Notice] = []
+
+
 class Prepared(msgspec.Struct, kw_only=True):
     """A case made ready: nothing in `body` allocates its inputs or knows the clock."""
 
@@ -54,10 +70,40 @@ class Prepared(msgspec.Struct, kw_only=True):
     observed: dict[str, Scalar] = {}
     check: Callable[[], None] | None = None
     """Called after the timing; raises WrongResultError."""
+    scope: AbstractContextManager[object] | None = None
+    """Entered around timing and check: modes that the case needs and the next one must not inherit."""
+    freshen: Callable[[], object] | None = None
+    """Called before each timed stretch, outside it."""
+    held: bool = False
+    """Whether device time is taken behind a full queue and is the case's time; see `measure`."""
+    steady_memory: bool = False
+    """Whether memory fetched while timing is worth a notice: single operators should run in what they have."""
+    settings: MeasureSettings | None = None
+    """Of this case alone, instead of the run's."""
+    further: Callable[[], Further] | None = None
+    """Called after the timing, before the check."""
 
 
 class Readings(Protocol):
     def read(self, at: ReadingMoment) -> list[Reading]: ...
+
+
+class RestedReadings:
+    """Readings for a case only where the last case with readings began long enough ago."""
+
+    def __init__(self, readings: Readings, rest_s: float = READINGS_REST_S) -> None:
+        self._readings = readings
+        self._rest_s = rest_s
+        self._read_at_s: float | None = None
+        self._resting = False
+
+    def read(self, at: ReadingMoment) -> list[Reading]:
+        if at == "start":
+            now_s = time.monotonic()
+            self._resting = self._read_at_s is not None and now_s - self._read_at_s < self._rest_s
+            if not self._resting:
+                self._read_at_s = now_s
+        return [] if self._resting else self._readings.read(at)
 
 
 class Progress(Protocol):
@@ -81,7 +127,7 @@ def run_cases(
     clock: Clock | None = None,
 ) -> None:
     """Measure what the writer's plan still lacks. A case that fails is recorded and the next one begins."""
-    clock, probe = clock or WallClock(), open_probe(device)
+    clock, probe, readings = clock or WallClock(), open_probe(device), RestedReadings(telemetry)
     remaining, total = writer.remaining(), len(writer.plan.cases)
     for index, case in enumerate(remaining, start=total - len(remaining) + 1):
         progress.case_started(case, index, total)
@@ -90,7 +136,7 @@ def run_cases(
             prepare=prepare,
             settings=settings,
             device=device,
-            telemetry=telemetry,
+            telemetry=readings,
             clock=clock,
             probe=probe,
             watch=progress.estimate,
@@ -114,13 +160,15 @@ def run_case(
     readings = telemetry.read("start")
     try:
         prepared = prepare(case)
-        probed, before = probe.read(), read_cpu_use()
-        measurement = measure(prepared.body, settings=settings, clock=clock, device=device, watch=watch)
-        neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
-        probed += probe.read()
-        readings += telemetry.read("end")
-        if prepared.check is not None:
-            prepared.check()
+        with prepared.scope or nullcontext():
+            probed, before = probe.read(), read_cpu_use()
+            measurement = _measure_prepared(prepared, settings, clock=clock, device=device, watch=watch)
+            neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
+            probed += probe.read()
+            readings += telemetry.read("end")
+            further = prepared.further() if prepared.further is not None else Further()
+            if prepared.check is not None:
+                prepared.check()
     except CaseSkipped as skip:
         return _without_samples(case, "skipped", started_at, start, skip.failure), []
     except Exception as error:  # noqa: BLE001 - the border of a case: one that fails must not end the others
@@ -129,7 +177,9 @@ def run_case(
         case.key,
         other_share=neighbours.share if neighbours else None,
         probes_s=probed,
+        extra_s=further.extra_s,
     )
+    crowd = neighbours.as_notice() if neighbours else None
     result = CaseResult(
         case=case,
         status="ok",
@@ -137,11 +187,41 @@ def run_case(
         elapsed_s=time.monotonic() - start,
         score=prepared.score,
         latency_target=prepared.latency_target,
-        observed=prepared.observed,
+        timing="device" if prepared.held and device.has_events else "own",
+        observed={**prepared.observed, **further.observed},
+        kernels=further.kernels,
         readings=readings,
-        notices=[*measurement.notices, *([notice] if (notice := neighbours and neighbours.as_notice()) else [])],
+        notices=[
+            *measurement.notices,
+            *find_held_notices(
+                measurement.dry,
+                measurement.allocations if prepared.steady_memory else 0,
+                measurement.sampled_iterations,
+            ),
+            *further.notices,
+            *([crowd] if crowd else []),
+        ],
     )
     return result, [samples]
+
+
+def _measure_prepared(
+    prepared: Prepared,
+    settings: MeasureSettings,
+    *,
+    clock: Clock,
+    device: Device,
+    watch: Callable[[Estimate], None],
+) -> Measurement:
+    return measure(
+        prepared.body,
+        settings=prepared.settings or settings,
+        clock=clock,
+        device=device,
+        watch=watch,
+        freshen=prepared.freshen,
+        held=prepared.held,
+    )
 
 
 def _without_samples(case: Case, status: str, started_at: str, start: float, failure: Failure) -> CaseResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.measure.device import open_device
+from stepscope.measure.device import Device
 from stepscope.measure.progress import BarProgress, LineProgress
 from stepscope.measure.runner import Prepared, run_cases
 from stepscope.measure.settings import MeasureSettings
@@ -19,11 +19,10 @@ def measure_run(
     *,
     prepare: Callable[[Case], Prepared],
     settings: MeasureSettings,
-    device_name: str,
+    device: Device,
     progress: LineProgress | BarProgress,
 ) -> Run:
     """Measure what the plan in `folder` still lacks, then seal the run."""
-    device = open_device(device_name)
     with RunWriter(folder) as writer:
         writer.write_system(collect_system())
         with progress:

@@ -49,12 +49,13 @@ class MeasureSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 QUICK = MeasureSettings(
     target_width=0.05,
-    min_time_s=0.02,
+    min_time_s=2e-3,
     max_time_s=0.2,
     min_samples=5,
     few_samples=3,
-    warmup_max_time_s=0.1,
+    min_sample_s=3e-4,
+    warmup_max_time_s=0.05,
     warmup_min_samples=2,
     window=2,
 )
-"""For sweeps and smoke tests: bounded to a fraction of a second a case."""
+"""For sweeps and smoke tests: a few hundredths of a second a case."""

@@ -1,18 +1,28 @@
 """Compute micro-benchmarks: one small class an operator."""
 
-from stepscope.ops.cases import make_cases, parse_shape
-from stepscope.ops.operator import DTYPE_BYTES, Built, Operator, Shape, ShapeParameter, Work
+from stepscope.ops.case_files import read_case_file
+from stepscope.ops.cases import call_cases, cases_of_requests, make_cases, parse_shape
+from stepscope.ops.ceilings import make_ceiling_cases
+from stepscope.ops.language import expand_shape
+from stepscope.ops.operator import DTYPE_BYTES, DTYPES, Operator, Parameter, Shape, Work
 from stepscope.ops.registry import find_operator, operators
+from stepscope.ops.shape_sets import shape_sets
 
 __all__ = [
+    "DTYPES",
     "DTYPE_BYTES",
-    "Built",
     "Operator",
+    "Parameter",
     "Shape",
-    "ShapeParameter",
     "Work",
+    "call_cases",
+    "cases_of_requests",
+    "expand_shape",
     "find_operator",
     "make_cases",
+    "make_ceiling_cases",
     "operators",
     "parse_shape",
+    "read_case_file",
+    "shape_sets",
 ]

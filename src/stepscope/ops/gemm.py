@@ -1,78 +1,180 @@
-"""Matrix products: plain and as a linear layer."""
+"""Matrix products: plain, with an addend, batched, and as layers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from stepscope.ops.operator import DTYPE_BYTES, Built, Operator, Shape, ShapeParameter, Work
-from stepscope.ops.reference import check_close
+from stepscope.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
 
 if TYPE_CHECKING:
     import torch
 
-SEED = 20211013
+    from stepscope.ops.inputs import Maker
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+_LAYOUT = Parameter(
+    "layout", "", "nn", "how left and right lie in memory: n as multiplied, t transposed (a view turns them)", LAYOUTS
+)
+_M = Parameter("m", "rows", 1024, "rows of the left matrix")
+_N = Parameter("n", "columns", 1024, "columns of the right matrix")
+_K = Parameter("k", "elements", 1024, "inner dimension")
+
+FLOAT8_MULTIPLE = 16
+"""torch's scaled product takes dimensions that are multiples of this."""
+
+
+def _laid(maker: Maker, rows: int, columns: int, turned: bool) -> torch.Tensor:
+    """A (rows, columns) matrix; `turned` lies in memory as its transpose."""
+    return maker.values(columns, rows).t() if turned else maker.values(rows, columns)
+
+
+def _output_bytes(dtype: str) -> int:
+    """float8 products are written as bfloat16, those of int8 as int32."""
+    return {"float8_e4m3fn": 2, "int8": 4}.get(dtype, DTYPE_BYTES[dtype])
 
 
 class Gemm(Operator):
     name = "gemm"
-    summary = "torch.mm: (m, k) · (k, n) → (m, n)"
-    parameters = (
-        ShapeParameter("m", "rows", 1024, "rows of the left matrix"),
-        ShapeParameter("n", "columns", 1024, "columns of the right matrix"),
-        ShapeParameter("k", "elements", 1024, "inner dimension"),
-    )
+    summary = "torch.mm: (m, k) · (k, n) → (m, n); float8 by torch._scaled_mm into bfloat16, int8 into int32"
+    parameters = (_M, _N, _K, _LAYOUT)
+    dtypes = (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
     unit = "TFLOP/s"
+    differentiable = ("left", "right")
+    tiny = {"m": 64, "n": 48, "k": 32}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        size, out = DTYPE_BYTES[dtype], _output_bytes(dtype)
+        if direction == "forward":
+            return Work(flops=2 * m * n * k, bytes=size * (m * k + k * n) + out * m * n)
+        # Two products, dC·Bᵀ and Aᵀ·dC: dC, A and B read, dA and dB written.
+        return Work(flops=4 * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
+        return {
+            "left": _laid(maker, m, k, left_turned),
+            # cuBLASLt multiplies float8 only where the right matrix lies by columns.
+            "right": _laid(maker, k, n, right_turned or maker.dtype_name == "float8_e4m3fn"),
+        }
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        left, right = inputs["left"], inputs["right"]
+        if left.dtype == torch.float8_e4m3fn:
+            one = torch.ones((), device=left.device)
+            return lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        if left.dtype == torch.int8:
+            return lambda: torch._int_mm(left, right)
+        return lambda: torch.mm(left, right)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        left, right = inputs["left"].double(), inputs["right"].double()
+        return lambda: left @ right
+
+
+class AddMm(Operator):
+    name = "addmm"
+    summary = "torch.addmm: (m, n) + (m, k) · (k, n) → (m, n)"
+    parameters = (_M, _N, _K, _LAYOUT)
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    differentiable = ("addend", "left", "right")
+    tiny = Gemm.tiny
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         m, n, k = shape["m"], shape["n"], shape["k"]
         size = DTYPE_BYTES[dtype]
         if direction == "forward":
-            return Work(flops=2 * m * n * k, bytes=size * (m * k + k * n + m * n))
-        # Two products, dC·Bᵀ and Aᵀ·dC: dC, A and B read, dA and dB written.
+            return Work(flops=2 * m * n * k + m * n, bytes=size * (m * k + k * n + 2 * m * n))
+        # The addend's gradient is the upstream itself: nothing is computed or moved for it.
         return Work(flops=4 * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
 
-    def memory_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         m, n, k = shape["m"], shape["n"], shape["k"]
-        elements = m * k + k * n + m * n
-        return elements * (DTYPE_BYTES[dtype] * (2 if direction == "backward" else 1) + 8)
+        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
+        return {
+            "addend": maker.values(m, n),
+            "left": _laid(maker, m, k, left_turned),
+            "right": _laid(maker, k, n, right_turned),
+        }
 
-    def build(self, shape: Shape, dtype: torch.dtype, device: str, direction: str) -> Built:
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        m, n, k = shape["m"], shape["n"], shape["k"]
-        generator = torch.Generator(device).manual_seed(SEED)
-        left = torch.randn(m, k, dtype=dtype, device=device, generator=generator)
-        right = torch.randn(k, n, dtype=dtype, device=device, generator=generator)
+        addend, left, right = inputs["addend"], inputs["left"], inputs["right"]
+        return lambda: torch.addmm(addend, left, right)
+
+
+class Bmm(Operator):
+    name = "bmm"
+    summary = "torch.bmm: batch products (m, k) · (k, n), packed or strided as in attention"
+    parameters = (
+        Parameter("batch", "matrices", 16, "products in one call"),
+        Parameter("m", "rows", 512, "rows of a left matrix"),
+        Parameter("n", "columns", 512, "columns of a right matrix"),
+        Parameter("k", "elements", 64, "inner dimension"),
+        _LAYOUT,
+        Parameter(
+            "batching", "", "packed", "packed: one matrix after the other; strided: rows of all matrices interleaved",
+            ("packed", "strided"),
+        ),
+    )  # fmt: skip
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    differentiable = ("left", "right")
+    tiny = {"batch": 3, "m": 16, "n": 24, "k": 8}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        batch, m, n, k = shape["batch"], shape["m"], shape["n"], shape["k"]
+        size = DTYPE_BYTES[dtype] * batch
         if direction == "forward":
-            out = torch.empty(m, n, dtype=dtype, device=device)
-            return Built(
-                body=lambda: torch.mm(left, right, out=out),
-                check=lambda: check_close("gemm", torch.mm(left, right, out=out), left.double() @ right.double()),
-            )
-        upstream = torch.randn(m, n, dtype=dtype, device=device, generator=generator)
-        product = torch.mm(left.requires_grad_(), right.requires_grad_())
+            return Work(flops=2 * batch * m * n * k, bytes=size * (m * k + k * n + m * n))
+        return Work(flops=4 * batch * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
 
-        def gradients() -> tuple[torch.Tensor, ...]:
-            return torch.autograd.grad(product, (left, right), upstream, retain_graph=True)
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        batch, m, n, k = shape["batch"], shape["m"], shape["n"], shape["k"]
 
-        def check() -> None:
-            left_gradient, right_gradient = gradients()
-            with torch.no_grad():
-                check_close("gemm backward (left)", left_gradient, upstream.double() @ right.double().T)
-                check_close("gemm backward (right)", right_gradient, left.double().T @ upstream.double())
+        def laid(rows: int, columns: int, turned: bool) -> torch.Tensor:
+            rows, columns = (columns, rows) if turned else (rows, columns)
+            if shape["batching"] == "strided":
+                matrices = maker.values(rows, batch, columns).transpose(0, 1)
+            else:
+                matrices = maker.values(batch, rows, columns)
+            return matrices.transpose(1, 2) if turned else matrices
 
-        return Built(body=gradients, check=check)
+        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
+        return {"left": laid(m, k, left_turned), "right": laid(k, n, right_turned)}
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        left, right = inputs["left"], inputs["right"]
+        return lambda: torch.bmm(left, right)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        left, right = inputs["left"], inputs["right"]
+        return lambda: torch.einsum("bmk,bkn->bmn", left, right)
 
 
 class Linear(Operator):
     name = "linear"
     summary = "torch.nn.functional.linear with bias: (batch, in) → (batch, out)"
     parameters = (
-        ShapeParameter("batch", "rows", 512, "rows of the input"),
-        ShapeParameter("in", "elements", 1024, "input features"),
-        ShapeParameter("out", "elements", 1024, "output features"),
+        Parameter("batch", "rows", 512, "rows of the input"),
+        Parameter("in", "elements", 1024, "input features"),
+        Parameter("out", "elements", 1024, "output features"),
     )
+    dtypes = MATRIX_FLOATS
     unit = "TFLOP/s"
+    differentiable = ("input", "weight", "bias")
+    tiny = {"batch": 16, "in": 32, "out": 24}
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         batch, wide, out = shape["batch"], shape["in"], shape["out"]
@@ -84,40 +186,85 @@ class Linear(Operator):
         traffic = batch * out + 2 * batch * wide + 2 * wide * out + out
         return Work(flops=4 * batch * wide * out + batch * out, bytes=size * traffic)
 
-    def memory_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         batch, wide, out = shape["batch"], shape["in"], shape["out"]
-        elements = batch * wide + wide * out + out + batch * out
-        return elements * (DTYPE_BYTES[dtype] * (2 if direction == "backward" else 1) + 8)
+        return {"input": maker.values(batch, wide), "weight": maker.values(out, wide), "bias": maker.values(out)}
 
-    def build(self, shape: Shape, dtype: torch.dtype, device: str, direction: str) -> Built:
-        import torch
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         from torch.nn.functional import linear
 
-        batch, wide, out = shape["batch"], shape["in"], shape["out"]
-        generator = torch.Generator(device).manual_seed(SEED)
-        inputs = torch.randn(batch, wide, dtype=dtype, device=device, generator=generator)
-        weight = torch.randn(out, wide, dtype=dtype, device=device, generator=generator) / wide**0.5
-        bias = torch.randn(out, dtype=dtype, device=device, generator=generator)
+        tensor, weight, bias = inputs["input"], inputs["weight"], inputs["bias"]
+        return lambda: linear(tensor, weight, bias)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        return lambda: inputs["input"] @ inputs["weight"].T + inputs["bias"]
+
+
+class Mlp(Operator):
+    name = "mlp"
+    summary = "a stack of linear layers with bias, ReLU between them: (batch, first width) → (batch, last width)"
+    parameters = (
+        Parameter("batch", "rows", 512, "rows of the input"),
+        Parameter("widths", "elements", "1024-1024-1024-1024", "input, hidden and output widths"),
+    )
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    tiny = {"batch": 8, "widths": "16-32-8"}
+
+    def gradient_names(self, shape: Shape) -> tuple[str, ...]:
+        layers = range(len(self.widths(shape)) - 1)
+        return ("input", *(f"weight{i}" for i in layers), *(f"bias{i}" for i in layers))
+
+    @staticmethod
+    def widths(shape: Shape) -> list[int]:
+        """Raises ValueError for what is no list of widths."""
+        parts = str(shape["widths"]).split("-")
+        if len(parts) < 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(f"widths={shape['widths']} is not a list of widths such as 512-256-64")
+        return [int(part) for part in parts]
+
+    def check_shape(self, shape: Shape) -> None:
+        self.widths(shape)
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        widths, batch, size = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype]
+        weights = sum(wide * out for wide, out in pairwise(widths))
+        outputs, hidden, biases = sum(widths[1:]), sum(widths[1:-1]), sum(widths[1:])
         if direction == "forward":
-            return Built(
-                body=lambda: linear(inputs, weight, bias),
-                check=lambda: check_close(
-                    "linear", linear(inputs, weight, bias), linear(inputs.double(), weight.double(), bias.double())
-                ),
-            )
-        upstream = torch.randn(batch, out, dtype=dtype, device=device, generator=generator)
-        leaves = (inputs.requires_grad_(), weight.requires_grad_(), bias.requires_grad_())
-        product = linear(*leaves)
+            flops = 2 * batch * weights + batch * outputs + batch * hidden
+            return Work(flops=flops, bytes=size * (batch * widths[0] + weights + biases + batch * widths[-1]))
+        # Two products a layer, a bias sum a layer, and the mask of each ReLU; hidden outputs were kept and are read.
+        flops = 4 * batch * weights + batch * outputs + batch * hidden
+        traffic = batch * widths[-1] + 2 * batch * widths[0] + 2 * weights + biases + batch * hidden
+        return Work(flops=flops, bytes=size * traffic)
 
-        def gradients() -> tuple[torch.Tensor, ...]:
-            return torch.autograd.grad(product, leaves, upstream, retain_graph=True)
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        hidden = sum(self.widths(shape)[1:-1])
+        return 2 * int(shape["batch"]) * hidden * DTYPE_BYTES[dtype]
 
-        def check() -> None:
-            input_gradient, weight_gradient, bias_gradient = gradients()
-            with torch.no_grad():
-                wide_upstream = upstream.double()
-                check_close("linear backward (input)", input_gradient, wide_upstream @ weight.double())
-                check_close("linear backward (weight)", weight_gradient, wide_upstream.T @ inputs.double())
-                check_close("linear backward (bias)", bias_gradient, wide_upstream.sum(0))
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        widths = self.widths(shape)
+        inputs = {"input": maker.values(shape["batch"], widths[0])}
+        for i, (wide, out) in enumerate(pairwise(widths)):
+            # Scaled so that a deep stack neither vanishes nor overflows.
+            inputs[f"weight{i}"] = maker.values(out, wide, scale=(2 / wide) ** 0.5)
+            inputs[f"bias{i}"] = maker.values(out)
+        return inputs
 
-        return Built(body=gradients, check=check)
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        from torch.nn.functional import linear, relu
+
+        first = inputs["input"]
+        layers = [(inputs[f"weight{i}"], inputs[f"bias{i}"]) for i in range(len(self.widths(shape)) - 1)]
+        *hidden, (last_weight, last_bias) = layers
+
+        def stack() -> torch.Tensor:
+            value = first
+            for weight, bias in hidden:
+                value = relu(linear(value, weight, bias))
+            return linear(value, last_weight, last_bias)
+
+        return stack
+
+
+OPERATORS: tuple[type[Operator], ...] = (Gemm, AddMm, Bmm, Linear, Mlp)

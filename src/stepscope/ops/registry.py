@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from stepscope.errors import UsageError, unknown_name
-from stepscope.ops.embedding import EmbeddingBag
-from stepscope.ops.gemm import Gemm, Linear
 from stepscope.ops.operator import Operator
 
 ENTRY_POINT_GROUP = "stepscope.ops"
-BUILT_IN: tuple[type[Operator], ...] = (Gemm, Linear, EmbeddingBag)
+FAMILIES = (
+    "gemm",
+    "training",
+    "convolution",
+    "attention",
+    "recurrent",
+    "normalisation",
+    "pointwise",
+    "embedding",
+    "interaction",
+    "indexing",
+    "movement",
+    "optimizers",
+    "call",
+)
+"""Modules of this room, each with its `OPERATORS`, in the order in which they are listed."""
 
 
 @cache
 def operators() -> dict[str, Operator]:
     """Name → operator. An entry point's value is a subclass of Operator; its name must be new."""
-    found = {kind.name: kind() for kind in BUILT_IN}
+    found = {kind.name: kind() for family in FAMILIES for kind in import_module(f"stepscope.ops.{family}").OPERATORS}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         kind = entry.load()
         if kind.name in found:

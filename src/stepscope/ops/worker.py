@@ -2,62 +2,208 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from stepscope.measure import (
     BarProgress,
     CaseSkipped,
+    CudaDevice,
+    Device,
+    Further,
     LineProgress,
     MeasureSettings,
     Prepared,
     free_memory_bytes,
+    keep_freed_memory,
+    last_level_cache_bytes,
+    open_device,
 )
 from stepscope.measure.session import measure_run
+from stepscope.ops.build import Built, build
+from stepscope.ops.caches import CacheFlush, Rotation
+from stepscope.ops.ceilings import CEILING_SETTINGS
+from stepscope.ops.graphs import CaptureError, time_replays
+from stepscope.ops.inputs import Arenas
+from stepscope.ops.kernels import profile_kernels
+from stepscope.ops.modes import math_mode
 from stepscope.ops.operator import Operator
-from stepscope.ops.registry import find_operator
-from stepscope.records import Case, Run, Score
+from stepscope.ops.operator_case import OperatorCase, read_case
+from stepscope.records import Case, Notice, Run, Scalar, Score
 from stepscope.system import bfloat16_works
 from stepscope.units import format_bytes
 
 MEMORY_SHARE = 0.9
 """Of what is free: the rest belongs to the allocator and to others."""
+TF32_CAPABILITY = (8, 0)
+
+_LACKING = re.compile(
+    r"not implemented|not supported|only supports?|not support|No available kernel|Could not run|only implemented"
+    r"|requires? .*(compute capability|device)|unsupported|must be divisible by|floating point dtype can require",
+    re.IGNORECASE,
+)
+"""How torch says that it lacks an operator for a dtype or device; anything else is a failure of the case."""
 
 
-def run_ops(folder: Path, *, settings: MeasureSettings, device_name: str, progress: LineProgress | BarProgress) -> Run:
-    return measure_run(folder, prepare=prepare_case, settings=settings, device_name=device_name, progress=progress)
+class OpsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of operator cases was asked for, apart from its cases."""
+
+    settings: MeasureSettings
+    device: str = "cpu"
+    check: bool = True
+    """Compare each case's result with float64."""
+    kernels: bool = False
+    """Look with the profiler which kernels ran."""
+    graph: bool = False
+    """Time graph replays too, where the device has graphs."""
 
 
-def prepare_case(case: Case) -> Prepared:
-    """Raises CaseSkipped for what this machine cannot do: nothing falls back to another dtype or device."""
-    import torch
-
-    operator = find_operator(case.benchmark.model)
-    shape = {parameter.name: _whole(case, parameter.name) for parameter in operator.parameters}
-    dtype, device = str(case.parameters["dtype"]), str(case.parameters["device"])
-    direction = case.benchmark.mode
-    _require_dtype(operator, dtype, device)
-    _require_memory(operator.memory_bytes(shape, dtype, direction), device)
-    built = operator.build(shape, getattr(torch, dtype), device, direction)
-    work = operator.work(shape, dtype, direction)
-    return Prepared(
-        body=built.body,
-        check=built.check,
-        score=Score(unit=operator.unit, work=work.flops if operator.unit == "TFLOP/s" else work.bytes),
-        observed={"flops": work.flops, "moved_bytes": work.bytes},
+def run_ops(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
+    asked = msgspec.convert(
+        {name: request[name] for name in OpsRequest.__struct_fields__ if name in request}, OpsRequest
+    )
+    bench = OpsBench(asked, open_device(asked.device))
+    return measure_run(
+        folder,
+        prepare=bench.prepare,
+        settings=asked.settings,
+        device=bench.device,
+        progress=progress,
     )
 
 
-def _whole(case: Case, name: str) -> int:
-    value = case.parameters[name]
-    if not isinstance(value, int):
-        raise TypeError(f"{name} of {case.label} is not a whole number")
-    return value
+class OpsBench:
+    """Prepares cases one after the other in one process; what they can share (inputs, flush buffer) is kept."""
+
+    def __init__(self, request: OpsRequest, device: Device) -> None:
+        self.device = device
+        self._request = request
+        self._arenas = Arenas()
+        self._flush: CacheFlush | None = None
+        self._cache_bytes = last_level_cache_bytes(device.name)
+        if isinstance(device, CudaDevice):
+            device.use_own_stream()
+            _wake_autograd(device.name)
+        else:
+            keep_freed_memory()
+
+    def prepare(self, case: Case) -> Prepared:
+        """Raises CaseSkipped for what this machine cannot do: nothing falls back to another dtype or device."""
+        asked = read_case(case)
+        _require_form(asked, self.device.name)
+        if asked.cold and not self._cache_bytes:
+            raise CaseSkipped("unknown_cache", f"nobody tells how large the last-level cache of {self.device.name} is")
+        rotation = asked.rotation(self._cache_bytes)
+        self._require_memory(asked, rotation)
+        self._arenas.rewind()
+        with math_mode(asked.dtype, asked.direction):
+            built = self._build(asked, rotation)
+        work, unit = asked.work, asked.operator.unit
+        observed: dict[str, Scalar] = {"flops": work.flops, "moved_bytes": work.bytes, "input_sets": rotation.sets}
+        if built.compile_s is not None:
+            observed["compile_s"] = built.compile_s
+        freshen = self._open_flush() if rotation.flush else None
+        return Prepared(
+            body=built.calls[0] if rotation.sets == 1 else _rotate(built),
+            check=built.check if self._request.check and not asked.is_ceiling else None,
+            score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
+            observed=observed,
+            scope=math_mode(asked.dtype, asked.direction),
+            freshen=freshen,
+            held=self.device.has_events,
+            steady_memory=True,
+            settings=self._choose_settings(asked, rotation),
+            further=lambda: self._look_further(asked.operator, built, freshen),
+        )
+
+    def _choose_settings(self, asked: OperatorCase, rotation: Rotation) -> MeasureSettings:
+        """Behind a flush a sample is one lap: a second one would find its inputs in the cache."""
+        settings = CEILING_SETTINGS if asked.is_ceiling else self._request.settings
+        return msgspec.structs.replace(settings, iterations=rotation.sets) if rotation.flush else settings
+
+    def _require_memory(self, asked: OperatorCase, rotation: Rotation) -> None:
+        needed, name = asked.memory_bytes(rotation, check=self._request.check), self.device.name
+        if needed > MEMORY_SHARE * free_memory_bytes(name):
+            self._arenas.release()
+            _give_back_memory(name)
+        free = free_memory_bytes(name)
+        if needed > MEMORY_SHARE * free:
+            raise CaseSkipped(
+                "does_not_fit",
+                f"needs {format_bytes(needed)}, {format_bytes(free)} are free on {name}",
+                "use a smaller shape" + (", or --no-check" if self._request.check else ""),
+            )
+
+    def _build(self, asked: OperatorCase, rotation: Rotation) -> Built:
+        """With a first call on every set, so that what torch lacks shows now."""
+        try:
+            built = build(
+                asked.operator,
+                asked.shape,
+                dtype=asked.dtype,
+                device=self.device.name,
+                direction=asked.direction,
+                sets=rotation.sets,
+                compiled=asked.compiled,
+                arenas=self._arenas,
+            )
+            for call in built.calls:
+                call()
+            self.device.synchronize()
+        except NotImplementedError as error:
+            raise CaseSkipped("unsupported", _first_line(error)) from error
+        except RuntimeError as error:
+            if asked.compiled or not _LACKING.search(str(error)):
+                raise
+            raise CaseSkipped("unsupported", _first_line(error)) from error
+        return built
+
+    def _open_flush(self) -> CacheFlush:
+        if self._flush is None:
+            self._flush = CacheFlush(self.device.name, self._cache_bytes)
+        return self._flush
+
+    def _look_further(self, operator: Operator, built: Built, freshen: Callable[[], object] | None) -> Further:
+        further = Further()
+        cuda = self.device.name.startswith("cuda")
+        if self._request.graph and cuda and operator.captures:
+            try:
+                further.extra_s["graph"] = time_replays(built.calls, self.device, freshen=freshen)
+            except CaptureError as error:
+                further.notices.append(Notice(kind="not_captured", message=f"no graph could be captured: {error}"))
+        if self._request.kernels:
+            further.kernels, times = profile_kernels(built.calls, cuda=cuda, freshen=freshen)
+            if times:
+                further.extra_s["kernel"] = times
+        return further
 
 
-def _require_dtype(operator: Operator, dtype: str, device: str) -> None:
-    if dtype not in operator.dtypes:
-        raise CaseSkipped("unsupported_dtype", f"{operator.name} has no {dtype} form")
-    if dtype == "bfloat16" and device == "cpu" and not bfloat16_works():
+def _rotate(built: Built) -> Callable[[], object]:
+    """Each call on the next set of inputs."""
+    turn = cycle(built.calls)
+
+    def call_next() -> object:
+        return next(turn)()
+
+    return call_next
+
+
+def _require_form(asked: OperatorCase, device: str) -> None:
+    kind = device.partition(":")[0]
+    lacking = asked.lacks()
+    if lacking is not None:
+        raise CaseSkipped(*lacking)
+    if kind not in asked.operator.devices:
+        raise CaseSkipped("unsupported_device", f"{asked.operator.name} does not run on {kind}")
+    if asked.dtype == "tf32" and not _has_tf32(device):
+        raise CaseSkipped("unsupported_dtype", f"{device} has no tf32 mode", "ask for float32")
+    if asked.dtype == "bfloat16" and kind == "cpu" and not bfloat16_works():
         raise CaseSkipped(
             "unsupported_dtype",
             "bfloat16 ends the process here: this CPU advertises instructions that it does not run",
@@ -65,11 +211,28 @@ def _require_dtype(operator: Operator, dtype: str, device: str) -> None:
         )
 
 
-def _require_memory(needed_bytes: int, device: str) -> None:
-    free_bytes = free_memory_bytes(device)
-    if needed_bytes > MEMORY_SHARE * free_bytes:
-        raise CaseSkipped(
-            "does_not_fit",
-            f"needs {format_bytes(needed_bytes)}, {format_bytes(free_bytes)} are free on {device}",
-            "use a smaller shape",
-        )
+def _has_tf32(device: str) -> bool:
+    import torch
+
+    return device.startswith("cuda") and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
+
+
+def _wake_autograd(device: str) -> None:
+    """The backward thread meets its CUDA context on its first product, and warns of it; that is not a case's affair."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        leaf = torch.ones(2, 2, device=device, requires_grad=True)
+        torch.autograd.grad(leaf @ leaf, leaf, torch.ones(2, 2, device=device))
+
+
+def _give_back_memory(device: str) -> None:
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -3,7 +3,7 @@
 from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar, parse_benchmark_id
 from stepscope.records.codec import encode_document, parse_document, parse_samples
 from stepscope.records.failure import Failure, Notice, describe_exception
-from stepscope.records.result import CaseResult, LatencyTarget, Reading, SampleSlice, Score, Status
+from stepscope.records.result import CaseResult, KernelUse, LatencyTarget, Reading, SampleSlice, Score, Status
 from stepscope.records.run import FileEntry, Plan, Run, RunKind
 from stepscope.records.sample import RankSamples, Sample, slowest_rank_seconds
 from stepscope.records.system import (
@@ -32,6 +32,7 @@ __all__ = [
     "Gpu",
     "Host",
     "Implementation",
+    "KernelUse",
     "LatencyTarget",
     "Link",
     "Load",

@@ -44,6 +44,16 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Runnable processes on the host, averaged over a minute."""
 
 
+class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel that ran in an iteration, as the profiler names it."""
+
+    name: str
+    count: float
+    """Launches an iteration."""
+    duration_s: float
+    """Of all its launches in one iteration."""
+
+
 class SampleSlice(msgspec.Struct, frozen=True, kw_only=True):
     """Where one line of samples stands, so that what a crash left behind is never read as evidence."""
 
@@ -66,10 +76,13 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     score: Score | None = None
     latency_target: LatencyTarget | None = None
     samples: list[SampleSlice] = []
-    timing: Literal["own", "slowest_rank"] = "own"
-    """How the ranks' samples become the case's: a single process's own, or the slowest rank of each sample."""
+    timing: Literal["own", "slowest_rank", "device"] = "own"
+    """Which times are the case's: a process's own wall times, those of the slowest rank of each sample, or device
+    times."""
     observed: dict[str, Scalar] = {}
     """Further measured facts by name with unit (`size_bytes`, `wrong`, `peak_memory_bytes`)."""
+    kernels: list[KernelUse] = []
+    """What ran, where the profiler was asked; empty: not asked."""
     readings: list[Reading] = []
     notices: list[Notice] = []
     failure: Failure | None = None

@@ -14,7 +14,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of all the iterations together."""
     iterations: int
     device_s: float | None = None
-    """Time between two device events around the same iterations, where the device has them."""
+    """Time between two device events around the same iterations, where the device has them; of as many iterations
+    behind a full queue, where the device was held."""
     warmup: bool = False
     """Kept as evidence, left out of statistics."""
 
@@ -40,6 +41,9 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     host_share: float | None = None
     """On a device with a queue: the share of a sample's time the host needed to issue it, in the median. Near 1 the
     device waits for the host; None where work is done when the call returns."""
+    extra_s: dict[str, list[float]] = {}
+    """Further times by their name, seconds per iteration: `graph` (replayed without launches), `kernel` (the kernels
+    alone, by the profiler)."""
     probes_s: list[float] = []
     """Times of a fixed reference operation just before and just after these samples; empty: not taken."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from stepscope.report.labels import format_percent
 from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
 from stepscope.report.view import CaseView, SystemView
 from stepscope.units import format_bytes, format_duration, format_significant
@@ -50,6 +51,7 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
         Column("Batch Size", lambda case: _number(case.batch_size, str), numeric=True),
         Column("Score", score_cell, numeric=True, hint="Work per second at the median time; more is better"),
         Column("Units", lambda case: _text(case.unit or NONE)),
+        *_share_columns(cases),
         *_time_columns(cases, scale),
         *_observed_columns(cases),
     ]
@@ -68,7 +70,23 @@ def _time_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Co
         Column("Median", lambda case: _median(case, scale), True, unit, True, _MEDIAN_HINT),
         Column("Interval", lambda case: _interval(case, scale), True, unit, True, _INTERVAL_HINT),
         Column("n", _sample_count, True, "", True, "Samples measured, warm-ups not counted"),
+        *(
+            Column(title, _time_cell(read, scale), True, unit, True, hint)
+            for title, read, hint in _FURTHER_TIMES
+            if any(read(case) is not None for case in cases)
+        ),
     ]
+
+
+def _share_columns(cases: Sequence[CaseView]) -> list[Column]:
+    columns = []
+    if any(case.compute_share is not None for case in cases):
+        columns.append(
+            Column("Of matrix peak", lambda case: _number(case.compute_share, format_percent), True, hint=_MATRIX_HINT)
+        )
+    if any(case.memory_share is not None for case in cases):
+        columns.append(Column("Of copy", _memory_share, numeric=True, hint=_COPY_HINT))
+    return columns
 
 
 def _observed_columns(cases: Sequence[CaseView]) -> list[Column]:
@@ -83,7 +101,25 @@ def _observed_columns(cases: Sequence[CaseView]) -> list[Column]:
 
 _MEDIAN_HINT = "Time of one iteration: half of the samples took longer"
 _INTERVAL_HINT = "Where the true median lies, with at least 95 % confidence where n allows"
-_BANDWIDTHS: tuple[tuple[str, Callable[[CaseView], float | None], str], ...] = (
+_MATRIX_HINT = "Share of the rate of a large matrix product in the same dtype, measured on this machine in the same run"
+_COPY_HINT = (
+    "Share of the bandwidth of a large copy, measured on this machine in the same run; "
+    "(cache) marks what warm caches lift above it"
+)
+
+Quantity = tuple[str, Callable[[CaseView], float | None], str]
+"""Title, value and hint."""
+
+_FURTHER_TIMES: tuple[Quantity, ...] = (
+    (
+        "Wall",
+        lambda case: case.wall_median_s,
+        "Time of one iteration by the host's clock, launching included; the median beside it is device time",
+    ),
+    ("Graph", lambda case: case.graph_median_s, "Time of one iteration replayed as a graph, without launches"),
+    ("Kernel", lambda case: case.kernel_median_s, "Time of the kernels of one iteration alone, by the profiler"),
+)
+_BANDWIDTHS: tuple[Quantity, ...] = (
     ("AlgBW", lambda case: case.algbw_bytes_per_s, "Message size over time"),
     ("BusBW", lambda case: case.busbw_bytes_per_s, "Rate each link has to carry; comparable between numbers of ranks"),
 )
@@ -123,6 +159,35 @@ def _interval(case: CaseView, scale: TimeScale | None) -> Cell:
 
 def _sample_count(case: CaseView) -> Cell:
     return _number(case.timing.summary.n if case.timing is not None else None, str)
+
+
+def _time_cell(read: Callable[[CaseView], float | None], scale: TimeScale | None) -> Callable[[CaseView], Cell]:
+    return lambda case: _number(read(case), scale.format if scale is not None else format_duration)
+
+
+def _memory_share(case: CaseView) -> Cell:
+    return _number(case.memory_share, lambda _: format_memory_share(case))
+
+
+def format_memory_share(case: CaseView) -> str:
+    """`82.1 %`; `137 % (cache)` where only a cache can have been so fast."""
+    share = case.memory_share or 0.0
+    return format_percent(share) + (" (cache)" if _is_cached(case) else "")
+
+
+def _is_cached(case: CaseView) -> bool:
+    return case.memory_share is not None and case.memory_share > 1 and case.cache != "cold"
+
+
+def explain_shares(cases: Sequence[CaseView]) -> list[str]:
+    """Sentences without a full stop, for below a table that has shares."""
+    titles = [column.title for column in _share_columns(cases)]
+    if not titles:
+        return []
+    lines = [f"{' and '.join(titles)}: shares of the ceilings that the same run measured on this machine"]
+    if any(_is_cached(case) for case in cases):
+        lines.append("(cache): faster than a copy, since warm caches hold some of the data")
+    return lines
 
 
 def _bandwidth_cell(read: Callable[[CaseView], float | None]) -> Callable[[CaseView], Cell]:

@@ -19,9 +19,18 @@ def render_json(report: Report) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """One line a case, SI units, no rounding, empty where there is no value; `parameters` and `observed` are JSON."""
+    """One line a case, SI units, no rounding, empty where there is no value.
+
+    `parameters`, `observed` and `kernels` are JSON.
+    """
     rows = [
-        {**_run_fields(runs[case.run_id], system), **_case_fields(case), **_time_fields(case), **_other_fields(case)}
+        {
+            **_run_fields(runs[case.run_id], system),
+            **_case_fields(case),
+            **_time_fields(case),
+            **_other_fields(case),
+            **_operator_fields(case),
+        }
         for system in report.systems
         for runs in [{run.id: run for run in system.runs}]
         for case in system.cases
@@ -87,6 +96,22 @@ def _other_fields(case: CaseView) -> dict[str, CsvValue]:
     }
 
 
+def _operator_fields(case: CaseView) -> dict[str, CsvValue]:
+    return {
+        "timing": case.timing_kind,
+        "wall_median_s": case.wall_median_s,
+        "graph_median_s": case.graph_median_s,
+        "kernel_median_s": case.kernel_median_s,
+        "intensity_flops_per_byte": case.intensity,
+        "flops_per_s": case.flops_per_s,
+        "bytes_per_s": case.bytes_per_s,
+        "compute_share": case.compute_share,
+        "memory_share": case.memory_share,
+        "is_ceiling": _yes_no(case.is_ceiling),
+        "kernels": msgspec.json.encode(case.kernels).decode(),
+    }
+
+
 def _whole(value: float | None) -> float | None:
     return int(value) if value is not None and value.is_integer() else value
 
@@ -103,5 +128,7 @@ CSV_COLUMNS = (
     "outliers", "drift", "device_median_s",
     "size_bytes", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong",
     "observed", "notices", "started_at", "elapsed_s", "failure_kind", "failure_message",
+    "timing", "wall_median_s", "graph_median_s", "kernel_median_s",
+    "intensity_flops_per_byte", "flops_per_s", "bytes_per_s", "compute_share", "memory_share", "is_ceiling", "kernels",
 )  # fmt: skip
 """In this order; columns may be added at the end, never moved: readers may count on it."""

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
-from stepscope.report.labels import format_fact, format_frequency, format_parameter, strip_unit
+from stepscope.report.columns import format_memory_share
+from stepscope.report.labels import (
+    format_byte_rate,
+    format_fact,
+    format_flop_rate,
+    format_frequency,
+    format_parameter,
+    format_percent,
+    name_fact,
+)
+from stepscope.report.rooflines import Roofline
 from stepscope.report.text import describe_target
 from stepscope.report.view import CaseView, RunView
 from stepscope.units import format_bytes, format_duration, format_share, format_significant
@@ -142,7 +153,9 @@ def _describe_load(load: Load) -> str:
 def describe_timing(case: CaseView) -> list[Fact]:
     if case.timing is None:
         return []
-    summary, device = case.timing.summary, case.timing.device_median_s
+    summary = case.timing.summary
+    # Where device times are the case's own, their median is the one above.
+    device = case.timing.device_median_s if case.timing_kind != "device" else None
     return _facts(
         ("Median", format_duration(summary.median_s)),
         (
@@ -155,8 +168,21 @@ def describe_timing(case: CaseView) -> list[Fact]:
         ("Samples", str(summary.n)),
         ("Outliers", str(summary.outliers)),
         ("Drift", format_share(case.timing.drift, 2)),
-        ("Device median", format_duration(device) if device is not None else None),
+        ("Device median", _optional(device, format_duration)),
+        ("Wall median", _optional(case.wall_median_s, format_duration)),
+        ("Graph median", _optional(case.graph_median_s, format_duration)),
+        ("Kernel median", _optional(case.kernel_median_s, format_duration)),
     )
+
+
+def _optional(value: float | None, format_value: Callable[[float], str]) -> str | None:
+    return None if value is None else format_value(value)
+
+
+def describe_ceilings(roofline: Roofline) -> list[Fact]:
+    """Every ceiling that was measured, those without a roof included."""
+    rates = [Fact(f"{dtype} matrix", format_flop_rate(value)) for dtype, value in roofline.matrix_flops_per_s.items()]
+    return rates + [Fact(f"{name} bandwidth", format_byte_rate(value)) for name, value in roofline.bytes_per_s.items()]
 
 
 def describe_case(case: CaseView) -> list[Fact]:
@@ -164,9 +190,14 @@ def describe_case(case: CaseView) -> list[Fact]:
     facts = [Fact(*format_parameter(name, value).split("=", 1)) for name, value in case.parameters.items()]
     if case.world_size > 1:
         facts.append(Fact("ranks", str(case.world_size)))
-    facts += [
-        Fact(strip_unit(name).replace("_", " "), format_fact(name, value)) for name, value in case.observed.items()
-    ]
+    facts += [Fact(name_fact(name), format_fact(name, value)) for name, value in case.observed.items()]
+    facts += _facts(
+        ("compute rate", _optional(case.flops_per_s, format_flop_rate)),
+        ("memory rate", _optional(case.bytes_per_s, format_byte_rate)),
+        ("intensity", _optional(case.intensity, lambda value: f"{format_significant(value)} flop per byte")),
+        ("of matrix peak", _optional(case.compute_share, format_percent)),
+        ("of copy", format_memory_share(case) if case.memory_share is not None else None),
+    )
     missed = {True: " (missed)", False: " (kept)", None: ""}[case.missed_latency]
     target = describe_target(case)
     return facts + _facts(

@@ -11,21 +11,30 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.report.columns import Cell, Column, choose_columns
-from stepscope.report.facts import Fact, FactGroup, describe_case, describe_run, describe_system, describe_timing
+from stepscope.report.columns import Cell, Column, choose_columns, explain_shares
+from stepscope.report.facts import (
+    Fact,
+    FactGroup,
+    describe_case,
+    describe_ceilings,
+    describe_run,
+    describe_system,
+    describe_timing,
+)
 from stepscope.report.labels import format_frequency
+from stepscope.report.rooflines import Roofline
 from stepscope.report.svg import (
     BUS_BANDWIDTH,
     LATENCY,
-    MAX_DRAWN_POINTS,
-    MAX_SERIES,
     draw_distribution,
     draw_sparkline,
     draw_sweep,
     draw_timeline,
 )
+from stepscope.report.svg_parts import MAX_DRAWN_POINTS, MAX_SERIES
+from stepscope.report.svg_roofline import draw_roofline
 from stepscope.report.sweeps import Sweep
-from stepscope.report.text import case_name, describe_target
+from stepscope.report.text import describe_target
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 from stepscope.units import format_duration, format_significant
 
@@ -34,6 +43,10 @@ if TYPE_CHECKING:
 
 MAX_FULL_PLOTS = 80
 """Cases with full plots in one page; those that missed a target or carry notices come first."""
+MAX_KERNELS = 12
+"""Listed for one case, the longest ones."""
+MAX_ROOFLINES = 8
+"""Drawn for one system."""
 OPEN_CASES = 4
 """A page with no more cases than this shows them unfolded."""
 
@@ -42,6 +55,12 @@ class PageRow(NamedTuple):
     case: CaseView
     cells: list[Cell]
     spark: Markup | None
+
+
+class PageKernel(NamedTuple):
+    name: str
+    launches: str
+    time: str
 
 
 class PageCase(NamedTuple):
@@ -53,6 +72,8 @@ class PageCase(NamedTuple):
     timeline: Markup | None
     percentiles: list[Fact]
     readings: list[list[str]]
+    kernels: list[PageKernel]
+    kernels_left_out: int
 
 
 class PageSweep(NamedTuple):
@@ -60,6 +81,16 @@ class PageSweep(NamedTuple):
     plots: list[tuple[str, Markup]]
     legend: list[str]
     left_out: int
+
+
+class PageRoofline(NamedTuple):
+    view: Roofline
+    plot: Markup
+    legend: list[tuple[str, str]]
+    """Class of the colour and name, of each dtype that is drawn."""
+    caches: list[str]
+    left_out: int
+    ceilings: list[Fact]
 
 
 class PageRun(NamedTuple):
@@ -73,6 +104,9 @@ class PageSystem(NamedTuple):
     rows: list[PageRow]
     cases: list[PageCase]
     sweeps: list[PageSweep]
+    rooflines: list[PageRoofline]
+    rooflines_left_out: int
+    remarks: list[str]
     groups: list[FactGroup]
     runs: list[PageRun]
 
@@ -99,7 +133,6 @@ def render_html(report: Report) -> str:
         measured=sum(case.timing is not None for case in report.cases),
         max_dots=MAX_DRAWN_POINTS,
         open_cases=len(report.cases) <= OPEN_CASES,
-        case_name=case_name,
         describe_target=describe_target,
         format_duration=format_duration,
     )
@@ -129,12 +162,16 @@ def _totals(cases: Sequence[CaseView]) -> dict[str, int]:
 
 def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
     columns = choose_columns(system)
+    rooflines = [page for roofline in system.rooflines if (page := _page_roofline(roofline)) is not None]
     return PageSystem(
         view=system,
         columns=columns,
         rows=[PageRow(case, [column.cell(case) for column in columns], _spark(case)) for case in system.cases],
         cases=[_page_case(case, full=case.anchor in plotted) for case in system.cases],
         sweeps=[_page_sweep(sweep) for sweep in system.sweeps],
+        rooflines=rooflines[:MAX_ROOFLINES],
+        rooflines_left_out=max(0, len(rooflines) - MAX_ROOFLINES),
+        remarks=explain_shares(system.cases),
         groups=describe_system(system.system) if system.system is not None else [],
         runs=[PageRun(run, describe_run(run)) for run in system.runs],
     )
@@ -149,7 +186,7 @@ def _spark(case: CaseView) -> Markup | None:
 def _page_case(case: CaseView, *, full: bool) -> PageCase:
     from markupsafe import Markup
 
-    name, timing = case_name(case), case.timing
+    name, timing = case.name, case.timing
     distribution = timeline = None
     if full and timing is not None:
         drawn = draw_distribution(timing.histogram, timing.summary, case.series, f"Distribution of {name}")
@@ -166,7 +203,14 @@ def _page_case(case: CaseView, *, full: bool) -> PageCase:
         timeline=timeline,
         percentiles=[Fact(f"p{p.percent:g}", format_duration(p.seconds)) for p in timing.percentiles] if timing else [],
         readings=_readings(case),
+        kernels=_kernels(case),
+        kernels_left_out=max(0, len(case.kernels) - MAX_KERNELS),
     )
+
+
+def _kernels(case: CaseView) -> list[PageKernel]:
+    longest = sorted(case.kernels, key=lambda use: -use.duration_s)[:MAX_KERNELS]
+    return [PageKernel(use.name, f"{use.count:.3g}", format_duration(use.duration_s)) for use in longest]
 
 
 def _readings(case: CaseView) -> list[list[str]]:
@@ -198,4 +242,20 @@ def _page_sweep(sweep: Sweep) -> PageSweep:
         plots=plots,
         legend=[line.label for line in sweep.series[:MAX_SERIES]],
         left_out=max(0, len(sweep.series) - MAX_SERIES),
+    )
+
+
+def _page_roofline(roofline: Roofline) -> PageRoofline | None:
+    from markupsafe import Markup
+
+    drawn = draw_roofline(roofline, f"Roofline of {roofline.device} in run {roofline.run_id}")
+    if drawn is None:
+        return None
+    return PageRoofline(
+        view=roofline,
+        plot=Markup(drawn.markup),
+        legend=[(colour, dtype or "no dtype") for dtype, colour in drawn.colours.items()],
+        caches=sorted({point.cache for point in roofline.points}),
+        left_out=len(roofline.points) - drawn.drawn,
+        ceilings=describe_ceilings(roofline),
     )

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from stepscope.records import Case, Parameter, Scalar
-from stepscope.units import format_bytes, format_duration, format_significant
+from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
 _ABSENT = object()
 
@@ -55,10 +55,17 @@ def format_scalar(value: Scalar) -> str:
     return format_significant(value) if isinstance(value, float) else str(value)
 
 
+def read_number(facts: Mapping[str, Parameter], name: str) -> float | None:
+    value = facts.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def format_fact(name: str, value: Scalar) -> str:
     """An observed fact's value in the unit that its name carries."""
     if _is_number(value):
         number = float(value)
+        if name == "flops":
+            return format_flops(number)
         if name.endswith("_bytes_per_s"):
             return f"{format_bytes(number)}/s" if abs(number) < 1e6 else f"{format_significant(number / 1e9)} GB/s"
         if name.endswith("_bytes"):
@@ -68,8 +75,15 @@ def format_fact(name: str, value: Scalar) -> str:
     return format_scalar(value)
 
 
+_FACT_NAMES = {"flops": "work", "moved_bytes": "compulsory bytes", "compile_s": "compile time"}
+
+
+def name_fact(name: str) -> str:
+    """`peak_memory_bytes` → `peak memory`, beside a value that shows its unit."""
+    return _FACT_NAMES.get(name) or strip_unit(name).replace("_", " ")
+
+
 def strip_unit(name: str) -> str:
-    """`peak_memory_bytes` → `peak_memory`, beside a value that shows its unit."""
     for suffix in ("_bytes_per_s", "_bytes", "_s"):
         if name.endswith(suffix):
             return name.removesuffix(suffix)
@@ -78,6 +92,27 @@ def strip_unit(name: str) -> str:
 
 def format_frequency(hertz: float) -> str:
     return f"{format_significant(hertz / 1e9)} GHz" if hertz >= 1e9 else f"{format_significant(hertz / 1e6)} MHz"
+
+
+def format_flops(flops: float, digits: int = 4) -> str:
+    """Powers of 1000: `2.147 GFLOP`."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(flops) >= scale:
+            return f"{format_significant(flops / scale, digits)} {prefix}FLOP"
+    return f"{format_significant(flops, digits)} FLOP"
+
+
+def format_flop_rate(flops_per_s: float, digits: int = 4) -> str:
+    return f"{format_flops(flops_per_s, digits)}/s"
+
+
+def format_byte_rate(bytes_per_s: float, digits: int = 4) -> str:
+    return f"{format_significant(bytes_per_s / 1e9, digits)} GB/s"
+
+
+def format_percent(share: float) -> str:
+    """One decimal, so that a column can be read down; what that would show as nothing says so."""
+    return format_share(share) if share >= 0.0005 else "<0.1 %"
 
 
 def _is_number(value: Parameter) -> bool:

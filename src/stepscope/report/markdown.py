@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.report.columns import Column, choose_columns
-from stepscope.report.text import case_name, plain
+from stepscope.report.columns import Column, choose_columns, explain_shares
+from stepscope.report.text import plain
 from stepscope.report.view import CaseView, Report, SystemView
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "|": "\\|", "*": "\\*", "`": "\\`", "[": "\\[", "]": "\\]"} | {
@@ -40,6 +40,8 @@ def _results(system: SystemView) -> list[str]:
     lines = [*markdown_table(_titles(columns), _rows(columns, system.cases), [c.numeric for c in columns]), ""]
     if any(case.missed_latency for case in system.cases):
         lines += ["\\* missed its latency target.", ""]
+    for remark in explain_shares(system.cases):
+        lines += [f"{escape(remark)}.", ""]
     remarks = [remark for case in system.cases for remark in _remarks(case)]
     return lines + ([*remarks, ""] if remarks else [])
 
@@ -57,10 +59,10 @@ def _remarks(case: CaseView) -> list[str]:
     if case.failure is not None:
         hint = f" Next: {escape(case.failure.hint)}" if case.failure.hint else ""
         cause = f"{escape(case.failure.kind)}: {escape(case.failure.message)}"
-        lines.append(f"- **{case.status}** {escape(case_name(case))}: {cause}{hint}")
+        lines.append(f"- **{case.status}** {escape(case.name)}: {cause}{hint}")
     for notice in case.notices:
         hint = f" Next: {escape(notice.hint)}" if notice.hint else ""
-        lines.append(f"- **notice** {escape(case_name(case))}: {escape(notice.message)}{hint}")
+        lines.append(f"- **notice** {escape(case.name)}: {escape(notice.message)}{hint}")
     return lines
 
 

@@ -56,7 +56,7 @@ def read_series(measured: MeasuredCase, limit: int = MAX_SERIES_POINTS) -> Sampl
     for samples in measured.samples:
         ranks_of[samples.process].append(samples)
     for number in sorted(ranks_of):
-        values, marks = _fold_ranks(ranks_of[number], slowest=measured.result.timing == "slowest_rank")
+        values, marks = _fold_ranks(ranks_of[number], measured.result.timing)
         seconds += values
         warmup += marks
         process += [number] * len(values)
@@ -70,15 +70,23 @@ def read_series(measured: MeasuredCase, limit: int = MAX_SERIES_POINTS) -> Sampl
     )
 
 
-def _fold_ranks(ranks: list[RankSamples], *, slowest: bool) -> tuple[list[float], list[bool]]:
+def _fold_ranks(ranks: list[RankSamples], timing: str) -> tuple[list[float], list[bool]]:
     columns = [
-        [duration / number for duration, number in zip(rank.duration_s, rank.iterations, strict=True)] for rank in ranks
+        [
+            duration / number
+            for duration, number in zip(_durations(rank, timing == "device"), rank.iterations, strict=True)
+        ]
+        for rank in ranks
     ]
-    if not slowest:
+    if timing != "slowest_rank":
         return [value for column in columns for value in column], [mark for rank in ranks for mark in rank.warmup]
     # Ranks of a case that failed half-way may differ in length: what all of them have is shown.
     rows = [max(row) for row in zip(*columns, strict=False)]
     return rows, [any(row) for row in zip(*(rank.warmup for rank in ranks), strict=False)]
+
+
+def _durations(rank: RankSamples, on_device: bool) -> list[float]:
+    return rank.device_s if on_device and rank.device_s is not None else rank.duration_s
 
 
 def even_positions(total: int, limit: int) -> list[int]:

@@ -6,21 +6,30 @@ Every function returns markup in which all text is escaped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from html import escape
 from typing import NamedTuple
 
-from stepscope.report.axes import Axis, Tick, decade_values, linear_axis, log_axis, size_ticks, time_ticks
+from stepscope.report.axes import Axis, decade_values, linear_axis, log_axis, size_ticks, time_ticks
+from stepscope.report.labels import format_byte_rate
 from stepscope.report.samples import Histogram, SampleSeries, even_positions
+from stepscope.report.svg_parts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    MAX_DRAWN_POINTS,
+    MAX_SERIES,
+    RIGHT,
+    TOP,
+    WIDTH,
+    draw_grid_line,
+    draw_text,
+    draw_tick_below,
+    wrap_svg,
+)
 from stepscope.report.sweeps import SweepPoint, SweepSeries
 from stepscope.stats import Summary
-from stepscope.units import format_bytes, format_duration, format_significant
-
-WIDTH, HEIGHT = 440, 190
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 24
-MAX_DRAWN_POINTS = 600
-"""Dots in one plot; more would only cover each other."""
-MAX_SERIES = 6
-"""Lines in one plot, one colour each."""
+from stepscope.units import format_bytes, format_duration
 
 
 def draw_sparkline(histogram: Histogram, summary: Summary) -> str:
@@ -54,9 +63,9 @@ def draw_distribution(histogram: Histogram, summary: Summary, series: SampleSeri
     parts.append(f'<path class="median" d="M{median:.1f} {TOP}V{floor + strip}"/>')
     anchor, shift = ("start", 5) if median < WIDTH * 0.6 else ("end", -5)
     label = f"median {format_duration(summary.median_s)}"
-    parts.append(_text(median + shift, TOP + 2, label, "strong", anchor))
+    parts.append(draw_text(median + shift, TOP + 2, label, "strong", anchor))
     parts += [_beyond(histogram, x, floor), _time_axis_below(x, floor + strip)]
-    return _svg("distribution", name, parts)
+    return wrap_svg("distribution", name, parts)
 
 
 def _interval_band(x: Axis, summary: Summary, bottom: float) -> str:
@@ -94,9 +103,9 @@ def _strip(series: SampleSeries, x: Axis, top: float, bottom: float) -> str:
 def _beyond(histogram: Histogram, x: Axis, floor: float) -> str:
     parts = []
     if histogram.above:
-        parts.append(_text(x.end, TOP + 16, f"{histogram.above} beyond →", "quiet", "end"))
+        parts.append(draw_text(x.end, TOP + 16, f"{histogram.above} beyond →", "quiet", "end"))
     if histogram.below:
-        parts.append(_text(x.start, TOP + 16, f"← {histogram.below} below", "quiet", "start"))
+        parts.append(draw_text(x.start, TOP + 16, f"← {histogram.below} below", "quiet", "start"))
     return "".join(parts)
 
 
@@ -107,7 +116,7 @@ def _time_axis_below(x: Axis, y: float) -> str:
         place = x.place(tick.value)
         unit = f" {scale.unit}" if number == len(ticks) - 1 else ""
         parts.append(f'<path class="axis" d="M{place:.1f} {y}v4"/>')
-        parts.append(_text(place, y + 16, tick.text + unit, "", "middle"))
+        parts.append(draw_text(place, y + 16, tick.text + unit, "", "middle"))
     return "".join(parts)
 
 
@@ -129,9 +138,9 @@ def draw_timeline(series: SampleSeries, summary: Summary | None, name: str) -> s
     parts += [_dots(inside[False], "dot"), _dots(inside[True], "dot warm")]
     parts += [_dots(above[False], "dot far"), _dots(above[True], "dot warm far")]
     parts.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
-    parts.append(_text(LEFT, HEIGHT - 8, "first sample", "", "start"))
-    parts.append(_text(WIDTH - RIGHT, HEIGHT - 8, f"sample {series.total:,}", "", "end"))
-    return _svg("timeline", name, parts)
+    parts.append(draw_text(LEFT, HEIGHT - 8, "first sample", "", "start"))
+    parts.append(draw_text(WIDTH - RIGHT, HEIGHT - 8, f"sample {series.total:,}", "", "end"))
+    return wrap_svg("timeline", name, parts)
 
 
 def _timeline_axis(series: SampleSeries) -> Axis:
@@ -152,7 +161,7 @@ def _time_axis_left(y: Axis) -> str:
         place = y.place(tick.value)
         parts.append(f'<path class="grid" d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}"/>')
         unit = f" {scale.unit}" if number == len(ticks) - 1 else ""
-        parts.append(_text(LEFT - 5, place + 4, tick.text + unit, "", "end"))
+        parts.append(draw_text(LEFT - 5, place + 4, tick.text + unit, "", "end"))
     return "".join(parts)
 
 
@@ -174,12 +183,10 @@ class SweepQuantity(NamedTuple):
     format: Callable[[float], str]
 
 
-def _format_gigabytes(bytes_per_s: float) -> str:
-    return f"{format_significant(bytes_per_s / 1e9, 3)} GB/s"
-
-
 LATENCY = SweepQuantity("Time", lambda point: point.median_s, format_duration)
-BUS_BANDWIDTH = SweepQuantity("Bus bandwidth", lambda point: point.busbw_bytes_per_s, _format_gigabytes)
+BUS_BANDWIDTH = SweepQuantity(
+    "Bus bandwidth", lambda point: point.busbw_bytes_per_s, partial(format_byte_rate, digits=3)
+)
 
 
 def draw_sweep(lines: Sequence[SweepSeries], quantity: SweepQuantity, name: str) -> str | None:
@@ -201,45 +208,19 @@ def draw_sweep(lines: Sequence[SweepSeries], quantity: SweepQuantity, name: str)
         for (px, py), (point, value) in zip(places, line, strict=True):
             tip = f"{format_bytes(point.size_bytes)}: {quantity.format(value)}"
             parts.append(f'<circle class="s{number}" cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{tip}</title></circle>')
-    return _svg("sweep", name, parts)
+    return wrap_svg("sweep", name, parts)
 
 
 def _log_axes(x: Axis, y: Axis, quantity: SweepQuantity) -> str:
     parts = []
     for value in decade_values(y):
-        place = y.place(value)
-        parts.append(f'<path class="grid" d="M{x.start:.1f} {place:.1f}H{x.end:.1f}"/>')
-        parts.append(_text(x.start - 5, place + 4, _short(quantity.format(value)), "", "end"))
+        parts.append(draw_grid_line(x, y.place(value), quantity.format(value)))
     parts.append(f'<path class="axis" d="M{x.start:.1f} {y.start:.1f}H{x.end:.1f}"/>')
-    parts += [_below(tick, x, y.start) for tick in size_ticks(x)]
+    parts += [draw_tick_below(tick, x, y.start) for tick in size_ticks(x)]
     return "".join(parts)
-
-
-def _short(text: str) -> str:
-    """`1.000 ms` → `1 ms`: an axis label needs no more digits than it has."""
-    number, _, unit = text.partition(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
-
-
-def _below(tick: Tick, x: Axis, y: float) -> str:
-    place = x.place(tick.value)
-    anchor = "end" if place > x.end - 16 else "middle"
-    return f'<path class="axis" d="M{place:.1f} {y}v4"/>' + _text(place, y + 16, tick.text, "", anchor)
 
 
 def _dots(points: Iterable[tuple[float, float]], kind: str) -> str:
     """Lines of no length with round ends: one element for all dots, each drawn once."""
     places = dict.fromkeys(f"M{px:.1f} {py:.1f}h0" for px, py in points)
     return f'<path class="{kind}" d="{"".join(places)}"/>' if places else ""
-
-
-def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
-    classes = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{classes}>{escape(text)}</text>'
-
-
-def _svg(kind: str, name: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg class="plot {kind}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">'
-        f"<title>{escape(name)}</title>{''.join(parts)}</svg>"
-    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.records import Notice
-from stepscope.report.columns import Column, choose_columns
+from stepscope.report.columns import Column, choose_columns, explain_shares
 from stepscope.report.scale import TimeScale, choose_time_scale
 from stepscope.report.view import CaseView, Report, RunView, SystemView
-from stepscope.units import format_bytes, format_duration
+from stepscope.units import format_duration
 
 _GAP = "  "
 
@@ -47,6 +47,7 @@ def _body(system: SystemView, width: int | None) -> list[str]:
         lines.append(f"# left out for width: {', '.join(left_out)}")
     if any(case.missed_latency for case in system.cases):
         lines.append("# * missed its latency target")
+    lines += [f"# {remark}" for remark in explain_shares(system.cases)]
     lines += [line for case in system.cases for line in _describe_failure(case)]
     return lines + _describe_notices(system.cases)
 
@@ -88,7 +89,7 @@ def _describe_failure(case: CaseView) -> list[str]:
         return []
     failure = case.failure
     rank = f" (rank {failure.rank})" if failure.rank is not None else ""
-    lines = [f"# {case.status}: {plain(case_name(case))}{rank}: {plain(failure.kind)}: {plain(failure.message)}"]
+    lines = [f"# {case.status}: {plain(case.name)}{rank}: {plain(failure.kind)}: {plain(failure.message)}"]
     return lines + ([f"#   next: {plain(failure.hint)}"] if failure.hint else [])
 
 
@@ -102,17 +103,9 @@ def _describe_notices(cases: Sequence[CaseView]) -> list[str]:
     for said in by_kind.values():
         case, notice = said[0]
         count = f"{len(said)} cases, for example " if len(said) > 1 else ""
-        lines.append(f"# notice: {count}{plain(case_name(case))}: {plain(notice.message)}")
+        lines.append(f"# notice: {count}{plain(case.name)}: {plain(notice.message)}")
         lines += [f"#   next: {plain(notice.hint)}"] if notice.hint else []
     return lines
-
-
-def case_name(case: CaseView) -> str:
-    """Benchmark, what sets the case apart, and its batch: enough to find its row."""
-    size = f"size={format_bytes(case.size_bytes)}" if case.size_bytes is not None else ""
-    batch = f"batch={case.batch_size}" if case.batch_size is not None else ""
-    rest = " ".join(part for part in (case.difference, size, batch) if part)
-    return f"{case.benchmark} [{rest}]" if rest else case.benchmark
 
 
 def describe_target(case: CaseView) -> str | None:

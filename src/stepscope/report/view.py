@@ -16,6 +16,7 @@ from stepscope._version import __version__
 from stepscope.records import (
     CaseResult,
     Failure,
+    KernelUse,
     LatencyTarget,
     Load,
     Notice,
@@ -25,14 +26,24 @@ from stepscope.records import (
     Status,
     System,
 )
-from stepscope.report.labels import describe_differences
+from stepscope.report.labels import describe_differences, read_number
+from stepscope.report.rooflines import (
+    Roofline,
+    RooflineInput,
+    RooflinePoint,
+    find_rooflines,
+    intensity_of,
+    rate,
+    read_ceilings,
+)
 from stepscope.report.samples import Histogram, SampleSeries, count_bins, read_series
 from stepscope.report.sweeps import Sweep, SweepInput, SweepPoint, find_sweeps
-from stepscope.stats import Summary, drift, quantile_sorted, summarize
-from stepscope.store.view import MeasuredCase
-from stepscope.units import scale_score
+from stepscope.stats import Summary, drift, median, quantile_sorted, summarize
+from stepscope.store import Ceilings, MeasuredCase, Rates, is_ceiling
+from stepscope.units import format_bytes, scale_score
 
 RunStatus = Literal["complete", "interrupted", "running"]
+TimingKind = Literal["own", "slowest_rank", "device"]
 
 SIZE_COLUMN = frozenset({"size_bytes"})
 """The parameter that tables show in a column of its own."""
@@ -93,9 +104,29 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     missed_latency: bool | None
     started_at: str
     elapsed_s: float
+    is_ceiling: bool
+    """Measured to know what the machine can do at best."""
+    timing_kind: TimingKind
+    """Whose times are the case's: those of the host's clock, of the slowest rank, or of the device."""
     timing: Timing | None
     """None for a case that failed or was skipped."""
     series: SampleSeries
+    wall_median_s: float | None
+    """By the host's clock, launching included; only where the case's own times are the device's."""
+    graph_median_s: float | None
+    """Replayed as a graph, without launches."""
+    kernel_median_s: float | None
+    """The kernels alone, by the profiler."""
+    kernels: list[KernelUse]
+    intensity: float | None
+    """Flop per byte of compulsory traffic."""
+    flops_per_s: float | None
+    bytes_per_s: float | None
+    """Compulsory bytes over median time."""
+    compute_share: float | None
+    """Of the matrix rate that this run measured on this device in this dtype."""
+    memory_share: float | None
+    """Of the copy bandwidth that this run measured on this device; may exceed 1 with warm caches."""
     algbw_bytes_per_s: float | None
     """Message size over median time; None for what is no collective."""
     busbw_bytes_per_s: float | None
@@ -113,13 +144,20 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
             return observed
         return read_number(self.parameters, "size_bytes")
 
+    @property
+    def name(self) -> str:
+        """Benchmark, what sets the case apart, and its batch: enough to find its row."""
+        size = f"size={format_bytes(self.size_bytes)}" if self.size_bytes is not None else ""
+        batch = f"batch={self.batch_size}" if self.batch_size is not None else ""
+        rest = " ".join(part for part in (self.difference, size, batch) if part)
+        return f"{self.benchmark} [{rest}]" if rest else self.benchmark
+
+    @property
+    def cache(self) -> str:
+        return str(self.parameters.get("cache", "warm"))
+
     def observed_number(self, name: str) -> float | None:
         return read_number(self.observed, name)
-
-
-def read_number(facts: Mapping[str, Parameter], name: str) -> float | None:
-    value = facts.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class HostMoment(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +191,7 @@ class SystemView(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[RunView]
     cases: list[CaseView]
     sweeps: list[Sweep]
+    rooflines: list[Roofline]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="report"):
@@ -180,7 +219,18 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
     system = runs[0].system
     pairs = _order_cases(runs)
     differences = describe_differences((measured.result.case for _, measured in pairs), hidden=SIZE_COLUMN)
-    cases = [_view_case(run, measured, differences[measured.key], f"case-{next(numbers)}") for run, measured in pairs]
+    ceilings = [read_ceilings(run.cases) for run in runs]
+    cases = [
+        _view_case(
+            runs[place],
+            measured,
+            difference=differences[measured.key],
+            anchor=f"case-{next(numbers)}",
+            ceilings=ceilings[place].get(_device(measured.result.case.parameters)),
+        )
+        for place, measured in pairs
+    ]
+    places = [place for place, _ in pairs]
     return SystemView(
         fingerprint=system.fingerprint if system is not None else None,
         name=system.name if system is not None else "unknown system",
@@ -188,12 +238,17 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         runs=[_view_run(run) for run in runs],
         cases=cases,
         sweeps=find_sweeps(_sweep_inputs(cases, several_runs=len(runs) > 1)),
+        rooflines=find_rooflines([run.id for run in runs], ceilings, _roofline_inputs(places, cases)),
     )
 
 
-def _order_cases(runs: Sequence[ReportRun]) -> list[tuple[ReportRun, MeasuredCase]]:
-    """By benchmark, then case, then run: what is read side by side stands side by side."""
-    pairs = [(run, measured) for run in runs for measured in run.cases]
+def _device(parameters: Mapping[str, Parameter]) -> str:
+    return str(parameters.get("device", ""))
+
+
+def _order_cases(runs: Sequence[ReportRun]) -> list[tuple[int, MeasuredCase]]:
+    """By benchmark, then case, then run: what is read side by side stands side by side. With the run's place."""
+    pairs = [(place, measured) for place, run in enumerate(runs) for measured in run.cases]
     benchmarks: dict[str, int] = {}
     keys: dict[str, int] = {}
     for _, measured in pairs:
@@ -202,11 +257,14 @@ def _order_cases(runs: Sequence[ReportRun]) -> list[tuple[ReportRun, MeasuredCas
     return sorted(pairs, key=lambda pair: (benchmarks[pair[1].result.case.benchmark.id], keys[pair[1].key]))
 
 
-def _view_case(run: ReportRun, measured: MeasuredCase, difference: str, anchor: str) -> CaseView:
+def _view_case(
+    run: ReportRun, measured: MeasuredCase, *, difference: str, anchor: str, ceilings: Ceilings | None
+) -> CaseView:
     result = measured.result
     case, benchmark = result.case, result.case.benchmark
     timing = _view_timing(measured) if result.status == "ok" else None
     algbw, busbw = _bandwidths(result, timing)
+    rates = rate(measured, timing.summary.median_s, ceilings) if timing is not None else Rates(None, None, None, None)
     return CaseView(
         anchor=anchor,
         run_id=run.id,
@@ -228,8 +286,19 @@ def _view_case(run: ReportRun, measured: MeasuredCase, difference: str, anchor: 
         missed_latency=measured.missed_latency() if timing is not None else None,
         started_at=result.started_at,
         elapsed_s=result.elapsed_s,
+        is_ceiling=is_ceiling(measured),
+        timing_kind=result.timing,
         timing=timing,
         series=read_series(measured),
+        wall_median_s=median(measured.wall_seconds()) if timing is not None and result.timing == "device" else None,
+        graph_median_s=median(measured.extra_seconds("graph")) if timing is not None else None,
+        kernel_median_s=median(measured.extra_seconds("kernel")) if timing is not None else None,
+        kernels=result.kernels,
+        intensity=intensity_of(result.observed),
+        flops_per_s=rates.flops_per_s,
+        bytes_per_s=rates.bytes_per_s,
+        compute_share=rates.compute_share,
+        memory_share=rates.memory_share,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=busbw,
         observed=result.observed,
@@ -249,7 +318,7 @@ def _view_timing(measured: MeasuredCase) -> Timing | None:
         summary=summarize(ordered),
         percentiles=[Percentile(percent=p, seconds=quantile_sorted(ordered, p / 100)) for p in PERCENTILES],
         drift=drift(values),
-        device_median_s=quantile_sorted(sorted(device), 0.5) if device else None,
+        device_median_s=median(device) if device else None,
         histogram=count_bins(ordered),
     )
 
@@ -313,4 +382,30 @@ def _sweep_point(case: CaseView) -> SweepPoint | None:
         ci_high_s=summary.ci_high_s,
         algbw_bytes_per_s=case.algbw_bytes_per_s,
         busbw_bytes_per_s=case.busbw_bytes_per_s,
+    )
+
+
+def _roofline_inputs(places: Sequence[int], cases: Sequence[CaseView]) -> list[RooflineInput]:
+    return [
+        RooflineInput(place, _device(case.parameters), point)
+        for place, case in zip(places, cases, strict=True)
+        if not case.is_ceiling and (point := _roofline_point(case)) is not None
+    ]
+
+
+def _roofline_point(case: CaseView) -> RooflinePoint | None:
+    if case.timing is None or case.intensity is None or case.flops_per_s is None or case.bytes_per_s is None:
+        return None
+    return RooflinePoint(
+        anchor=case.anchor,
+        label=case.name,
+        operator=str(case.parameters.get("op", case.model)),
+        dtype=str(case.parameters.get("dtype", "")),
+        cache=case.cache,
+        intensity=case.intensity,
+        median_s=case.timing.summary.median_s,
+        flops_per_s=case.flops_per_s,
+        bytes_per_s=case.bytes_per_s,
+        compute_share=case.compute_share,
+        memory_share=case.memory_share,
     )

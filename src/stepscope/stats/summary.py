@@ -71,6 +71,11 @@ def quantile_sorted(ordered: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
+def median(values: Sequence[float]) -> float | None:
+    """None where there are no values."""
+    return quantile_sorted(sorted(values), 0.5) if values else None
+
+
 def median_interval(ordered: Sequence[float], level: float = DEFAULT_LEVEL) -> tuple[float, float, float]:
     """Low, high and true coverage of an interval for the median from order statistics.
 

@@ -1,6 +1,14 @@
 """Run folders: journal, resume, hashes, index and SQL."""
 
+from stepscope.store.ceilings import Ceilings, Rates, find_ceilings, is_ceiling, rate_case
 from stepscope.store.folder import RANKS_FOLDER, resolve_store, utc_now
+from stepscope.store.kernel_table import (
+    KernelRow,
+    read_kernel_table,
+    rows_of_run,
+    write_kernel_table,
+    write_parquet,
+)
 from stepscope.store.reader import (
     Damage,
     JournalTail,
@@ -19,22 +27,32 @@ from stepscope.store.writer import RunWriter, create_run, record_failure
 __all__ = [
     "RANKS_FOLDER",
     "TABLES",
+    "Ceilings",
     "Damage",
     "JournalTail",
+    "KernelRow",
     "MeasuredCase",
     "QueryResult",
+    "Rates",
     "RunStatus",
     "RunWriter",
     "StoredRun",
     "create_run",
+    "find_ceilings",
     "find_run",
     "format_tables_markdown",
+    "is_ceiling",
     "list_runs",
     "query_runs",
+    "rate_case",
+    "read_kernel_table",
     "record_failure",
     "remove_run",
     "resolve_store",
+    "rows_of_run",
     "run_folders",
     "utc_now",
     "verify_run",
+    "write_kernel_table",
+    "write_parquet",
 ]

@@ -30,10 +30,20 @@ class MeasuredCase(NamedTuple):
     def _fold(self, ranks: list[RankSamples]) -> list[float]:
         if self.result.timing == "slowest_rank":
             return slowest_rank_seconds(ranks)
+        if self.result.timing == "device":
+            return [value for rank in ranks for value in rank.device_seconds() or []]
         return [value for rank in ranks for value in rank.seconds()]
 
     def seconds(self) -> list[float]:
         return [value for process in self.seconds_by_process() for value in process]
+
+    def wall_seconds(self) -> list[float]:
+        """By the host's clock, launching included, whatever the case's own times are."""
+        return [value for samples in self.samples for value in samples.seconds()]
+
+    def extra_seconds(self, name: str) -> list[float]:
+        """Further times that were taken (`graph`, `kernel`); empty where they were not."""
+        return [value for samples in self.samples for value in samples.extra_s.get(name, [])]
 
     def device_seconds(self) -> list[float] | None:
         columns = [samples.device_seconds() for samples in self.samples]

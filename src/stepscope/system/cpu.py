@@ -170,6 +170,11 @@ def _list_policies(folder: Path) -> list[Path]:
     return list_folder(folder / "cpufreq", "policy[0-9]*") or list_folder(folder, "cpu[0-9]*/cpufreq")
 
 
+def read_last_level_cache(root: Path = ROOT) -> int | None:
+    """Bytes of this host's last-level caches together; None where the kernel does not tell."""
+    return _read_last_level_cache_bytes(root / "sys/devices/system/cpu")
+
+
 def _read_last_level_cache_bytes(folder: Path) -> int | None:
     """All instances of the highest level together; each is counted once though many processors share it."""
     sizes: dict[tuple[int, str], int] = {}

@@ -1,0 +1,276 @@
+"""`stepscope bench ops` and `bench suite`: operators, one by one and as sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from stepscope.cli.execute import Addition, Job, open_job, run_stored
+from stepscope.cli.options import json_option, make_settings, measure_options, resume_option, store_option
+from stepscope.cli.output import emit, narrate
+from stepscope.errors import ExitCode, UsageError
+from stepscope.records import Case
+from stepscope.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from stepscope.store import StoredRun
+
+SHOWN_CASES = 40
+"""Of a dry run on a terminal; `--json` lists them all."""
+
+
+def ops_options(function: Any) -> Any:
+    """What `ops` and `suite` share: how a case is measured beyond the loop's limits."""
+    for option in reversed(
+        (
+            click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
+            click.option("--compile", "compiled", is_flag=True, help="Through torch.compile; its time is kept apart."),
+            click.option("--no-check", is_flag=True, help="Do not compare results with float64."),
+            click.option("--kernels", is_flag=True, help="Profile each case: which kernels ran, how long each."),
+            click.option("--graph", is_flag=True, help="Also time graph replays, free of launches (CUDA)."),
+            click.option(
+                "--ceilings",
+                is_flag=True,
+                help="Measure this machine's matrix rate and bandwidths first: shares of them, and a roofline.",
+            ),
+            click.option(
+                "--table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+                help="Write a kernel table (.csv or .csv.gz), one row a case.",
+            ),
+            click.option("--dry-run", is_flag=True, help="List the cases with estimates of time and memory."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.command("ops")
+@click.option("--op", "names", multiple=True, metavar="NAME", help="Operator, or `all`; may be given several times.")
+@click.option("--shape", "shapes", multiple=True, metavar="a=1,b=2", help="Shape, grid, range or draw; see the docs.")
+@click.option("--preset", "--set", "sets", multiple=True, metavar="NAME", help="Named shape set: tiny, A, llama3-8b, …")
+@click.option("--draws", type=click.IntRange(1), help="Draw so many shapes at random from each --shape.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
+@click.option("--cases", "case_files", multiple=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Cases from a TOML, YAML or JSON file, PARAM's operator files included.")  # fmt: skip
+@click.option("--call", "target", metavar="TARGET", help="Any operator: aten::NAME, a schema, or torch.NAME.")
+@click.option("--args", "arguments", metavar="TEXT", help="Arguments of --call: 'float32[128,64] float32[64,8] 2'.")
+@click.option("--build", "building", metavar="TEXT", help="Arguments that build the module of --call torch.nn.NAME.")
+@click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="[default: the preset's own, else float32]")
+@click.option("--pass", "directions", multiple=True, metavar="PASS", help="[default: the preset's own, else forward]")
+@click.option("--cache", "caches", multiple=True, type=click.Choice(["warm", "cold"]),
+              help="Inputs in the last-level cache, or not [default: warm].")  # fmt: skip
+@click.option("--list", "listing", is_flag=True, help="List the operators and their parameters.")
+@ops_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def ops(
+    *,
+    names: tuple[str, ...],
+    shapes: tuple[str, ...],
+    sets: tuple[str, ...],
+    draws: int | None,
+    seed: int,
+    case_files: tuple[Path, ...],
+    target: str | None,
+    arguments: str | None,
+    building: str | None,
+    dtypes: tuple[str, ...],
+    directions: tuple[str, ...],
+    caches: tuple[str, ...],
+    listing: bool,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **how: Any,
+) -> int:
+    """Measure operators: time, TFLOP/s or GB/s from their declared work, and shares of this machine's ceilings.
+
+    Example: stepscope bench ops --op gemm --shape m=512,n=512,k=512 --pass forward --pass backward
+    """
+    if listing:
+        return list_operators(as_json)
+    from stepscope.ops import call_cases, cases_of_requests, make_cases, read_case_file
+
+    if (arguments is not None or building is not None) and target is None:
+        raise UsageError("--args and --build belong to --call", hint="name it: --call aten::mm", where="--call")
+    common: dict[str, Any] = {"device": how["device"], "caches": caches, "compiled": how["compiled"]}
+    cases: list[Case] = []
+    if names:
+        cases += make_cases(
+            names=names, shapes=shapes, sets=sets, draws=draws, seed=seed, dtypes=dtypes, directions=directions,
+            **common,
+        )  # fmt: skip
+    elif shapes or sets:
+        raise UsageError("a shape needs its operator", hint="name it with --op; --list shows them", where="--op")
+    for path in case_files:
+        requests = read_case_file(path, seed=seed)
+        cases += cases_of_requests(requests, dtypes=dtypes, directions=directions, draws=draws, seed=seed, **common)
+    if target is not None:
+        cases += call_cases(
+            target, arguments or "", build=building or "", dtypes=dtypes, directions=directions, **common
+        )
+    title = "-".join(dict.fromkeys([*names, *(path.stem for path in case_files), *(["call"] if target else [])]))
+    return measure_cases(cases, title, resume=resume, store=store, as_json=as_json, **how)
+
+
+@click.command("suite")
+@click.argument("name", type=click.Choice(["micro"]))
+@click.option("--benchmark", "wanted", multiple=True, metavar="ID", help="Only this one; --list shows them.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE")
+@click.option("--list", "listing", is_flag=True, help="List the suite's benchmarks.")
+@ops_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def suite(
+    *,
+    name: str,
+    wanted: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    listing: bool,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **how: Any,
+) -> int:
+    """Measure a suite: `micro` gives the linear and embedding rows of Proxy Workloads, one score a benchmark.
+
+    Example: stepscope bench suite micro --benchmark dlrm/micro/linear/linear_small.1dev
+    """
+    from stepscope.ops.suites import MICRO, find_rows
+
+    if listing:
+        benchmarks = [{"id": row.id, "unit": row.unit, "description": row.description} for row in MICRO]
+        text = "\n".join(f"{row.id}  {row.unit}: {row.description}" for row in MICRO)
+        emit({"suite": name, "benchmarks": benchmarks}, text, as_json=as_json)
+        return ExitCode.DONE
+    rows = find_rows(wanted)
+    cases = [
+        case
+        for row in rows
+        for dtype in dtypes
+        for case in row.cases(dtype=dtype, device=how["device"], compiled=how["compiled"])
+    ]
+    return measure_cases(cases, f"suite-{name}", resume=resume, store=store, as_json=as_json, **how)
+
+
+def measure_cases(
+    cases: Sequence[Case],
+    title: str,
+    *,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    device: str,
+    no_check: bool,
+    kernels: bool,
+    graph: bool,
+    ceilings: bool,
+    table: Path | None,
+    dry_run: bool,
+    **limits: Any,
+) -> int:
+    """Measure the cases (ceilings first), or only list them; then write the table that was asked for."""
+    limits.pop("compiled")
+    processes = limits.pop("processes")
+    settings = make_settings(**limits)
+    listed = list(cases)
+    if listed and ceilings:
+        from stepscope.ops import make_ceiling_cases
+
+        listed = make_ceiling_cases([str(case.parameters["dtype"]) for case in cases], device) + listed
+    if dry_run:
+        return show_plan(listed, device=device, settings=settings, check=not no_check, as_json=as_json)
+    job = None
+    if listed:
+        request = {
+            "device": device,
+            "processes": processes,
+            "settings": msgspec.to_builtins(settings),
+            "check": not no_check,
+            "kernels": kernels,
+            "graph": graph,
+        }
+        job = Job("ops", title[:40], listed, request)
+    stored = open_job(job, store=store, resume=resume, verb="ops")
+    return run_stored(stored, as_json=as_json, finish=lambda run: finish_run(run, table))
+
+
+def finish_run(run: StoredRun, table: Path | None) -> Addition:
+    """The kernel table that was asked for, and one score for each benchmark of a suite that the run holds."""
+    from stepscope.ops.suites import format_rows, score_rows
+    from stepscope.store import rows_of_run, write_kernel_table
+
+    data: dict[str, Any] = {}
+    if table is not None:
+        data["table"] = {"path": str(table), "rows": write_kernel_table(table, rows_of_run(run))}
+        narrate(f"{data['table']['rows']} rows: {table.resolve()}")
+    scores = score_rows(run.cases())
+    if scores:
+        data["suite"] = [score._asdict() for score in scores]
+    return Addition(data, format_rows(scores))
+
+
+def show_plan(cases: Sequence[Case], *, device: str, settings: Any, check: bool, as_json: bool) -> int:
+    from stepscope.ops.estimate import estimate_cases
+
+    if not cases:
+        raise UsageError("nothing to measure was named", hint="stepscope bench ops --help")
+    planned = estimate_cases(cases, device=device, settings=settings, check=check)
+    total_s = sum(one.case_s for one in planned)
+    lines = [
+        f"{one.case.label}: {format_duration(one.iteration_s)} an iteration, {format_bytes(one.memory_bytes)}"
+        + (f"; skipped: {one.skip}" if one.skip else "")
+        for one in planned[:SHOWN_CASES]
+    ]
+    if len(planned) > SHOWN_CASES:
+        lines.append(f"… and {len(planned) - SHOWN_CASES} more (--json lists them all)")
+    lines.append(f"{len(planned)} cases, about {format_duration(total_s)} in all; estimates, nothing was measured")
+    data = [
+        {
+            "key": one.case.key,
+            "label": one.case.label,
+            "parameters": one.case.parameters,
+            "iteration_s": one.iteration_s,
+            "case_s": one.case_s,
+            "memory_bytes": one.memory_bytes,
+            "skip": one.skip,
+        }
+        for one in planned
+    ]
+    emit({"cases": data, "total_s": total_s}, "\n".join(lines), as_json=as_json)
+    return ExitCode.DONE
+
+
+def list_operators(as_json: bool) -> int:
+    from stepscope.ops import operators, shape_sets
+
+    listed = [
+        {
+            "name": operator.name,
+            "summary": operator.summary,
+            "parameters": [parameter._asdict() for parameter in operator.parameters],
+            "dtypes": operator.dtypes,
+            "passes": operator.passes,
+            "unit": operator.unit,
+            "presets": list(shape_sets(operator)),
+        }
+        for operator in operators().values()
+    ]
+    lines = []
+    for operator in operators().values():
+        defaults = ",".join(f"{parameter.name}={parameter.default}" for parameter in operator.parameters)
+        lines += [
+            f"{operator.name}: {operator.summary}",
+            f"    --shape {defaults}",
+            f"    {', '.join(operator.dtypes)}; presets {', '.join(shape_sets(operator))}",
+        ]
+    emit({"ops": listed}, "\n".join(lines), as_json=as_json)
+    return ExitCode.DONE

@@ -1,0 +1,155 @@
+"""Inputs: seeded random numbers, made once a process and handed out in slices, so that a sweep never waits for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+SEED = 20211013
+CHUNK_ELEMENTS = 1 << 20
+"""The arena's content is drawn chunk by chunk, each with its own seed: what stands at a place never depends on how
+large the arena had to become."""
+ALIGN_BYTES = 512
+WHOLE_LOW, WHOLE_HIGH = -100, 100
+"""Integers are drawn from here, low included."""
+
+_STORAGE = {"tf32": "float32", "int4": "int8"}
+_NARROW_FLOATS = frozenset({"float8_e4m3fn"})
+"""No random numbers are drawn in these: they are rounded from bfloat16."""
+
+
+def storage_dtype(dtype: str) -> torch.dtype:
+    """The torch dtype that holds values of a dtype of this room."""
+    import torch
+
+    found = getattr(torch, _STORAGE.get(dtype, dtype))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+class Arena:
+    """One growing buffer of random values of one dtype on one device; what is taken from it must not be written to."""
+
+    def __init__(self, dtype: torch.dtype, device: str) -> None:
+        import torch
+
+        self._dtype = dtype
+        self._device = device
+        self._values = torch.empty(0, dtype=dtype, device=device)
+        self._next = 0
+        self._align = max(1, ALIGN_BYTES // self._values.element_size())
+
+    def rewind(self) -> None:
+        """Begin anew: called between cases."""
+        self._next = 0
+
+    def take(self, count: int) -> torch.Tensor:
+        """`count` values that no other slice since the last rewind shares."""
+        start = self._next
+        self._next = start + -(-count // self._align) * self._align
+        if self._next > len(self._values):
+            self._grow(self._next)
+        return self._values[start : start + count]
+
+    def _grow(self, needed: int) -> None:
+        import torch
+
+        chunks = -(-needed // CHUNK_ELEMENTS)
+        values = torch.empty(chunks * CHUNK_ELEMENTS, dtype=self._dtype, device=self._device)
+        values[: len(self._values)] = self._values
+        for chunk in range(len(self._values) // CHUNK_ELEMENTS, chunks):
+            generator = torch.Generator(self._device).manual_seed(SEED + chunk)
+            piece = values[chunk * CHUNK_ELEMENTS : (chunk + 1) * CHUNK_ELEMENTS]
+            if self._dtype.is_floating_point:
+                piece.normal_(generator=generator)
+            else:
+                piece.random_(WHOLE_LOW, WHOLE_HIGH, generator=generator)
+        self._values = values
+
+    @property
+    def size_bytes(self) -> int:
+        return self._values.nbytes
+
+
+class Arenas:
+    """The arenas of a process."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[tuple[torch.dtype, str], Arena] = {}
+
+    def get(self, dtype: torch.dtype, device: str) -> Arena:
+        key = (dtype, device)
+        if key not in self._arenas:
+            self._arenas[key] = Arena(dtype, device)
+        return self._arenas[key]
+
+    def rewind(self) -> None:
+        for arena in self._arenas.values():
+            arena.rewind()
+
+    def release(self) -> None:
+        """Give all memory back: a large case needs it more than the next small one."""
+        self._arenas.clear()
+
+    def size_bytes(self, device: str) -> int:
+        return sum(arena.size_bytes for (_, place), arena in self._arenas.items() if place == device)
+
+
+class Maker:
+    """Makes one case's inputs in its dtype on its device. Two makers with the same seed make the same inputs."""
+
+    def __init__(self, dtype: str, device: str, arenas: Arenas | None = None) -> None:
+        import torch
+
+        self.dtype_name = dtype
+        self.dtype = storage_dtype(dtype)
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(SEED)
+        self._arenas = arenas or Arenas()
+
+    def values(self, *size: int, scale: float = 1.0) -> torch.Tensor:
+        """Normal for floats (times `scale`), whole numbers of −100…99 for integers. Read-only: see `own`."""
+        import torch
+
+        narrow = self.dtype_name in _NARROW_FLOATS
+        source = torch.bfloat16 if narrow else self.dtype
+        taken = self._arenas.get(source, self.device).take(math.prod(size)).view(size)
+        if scale != 1.0:
+            taken = taken * scale
+        return taken.to(self.dtype) if narrow else taken
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that may be written to."""
+        return tensor.clone()
+
+    def empty(self, *size: int) -> torch.Tensor:
+        import torch
+
+        return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    def uniform(self, *size: int) -> torch.Tensor:
+        """0…1, in the case's dtype."""
+        import torch
+
+        return torch.rand(size, device=self.device, generator=self.generator).to(self.dtype)
+
+    def indices(self, high: int, *size: int) -> torch.Tensor:
+        """Uniform over 0 … high − 1, int64."""
+        import torch
+
+        return torch.randint(high, size, device=self.device, generator=self.generator)
+
+    def permutation(self, count: int) -> torch.Tensor:
+        """0 … count − 1 in random order, int64."""
+        import torch
+
+        return torch.randperm(count, device=self.device, generator=self.generator)
+
+    def tensor(self, numbers: Sequence[int], dtype: str = "int64") -> torch.Tensor:
+        import torch
+
+        return torch.tensor(numbers, dtype=storage_dtype(dtype), device=self.device)

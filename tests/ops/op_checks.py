@@ -1,0 +1,47 @@
+"""What every operator's test does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.ops.build import build
+from stepscope.ops.inputs import Maker
+from stepscope.ops.operator import Operator
+from stepscope.ops.reference import as_tensors
+from stepscope.system import bfloat16_works
+
+
+def full_shape(operator: Operator, **changes: Any) -> dict[str, Any]:
+    """The tiny shape with some parameters changed."""
+    shape = {parameter.name: parameter.default for parameter in operator.parameters}
+    unknown = changes.keys() - shape.keys()
+    assert not unknown, f"{operator.name} has no {unknown}"
+    return {**shape, **operator.tiny, **changes}
+
+
+def run_and_check(operator: Operator, direction: str = "forward", dtype: str = "float32", **changes: Any) -> None:
+    """Build two sets of inputs, call both twice, compare with float64."""
+    import torch
+
+    if dtype == "bfloat16" and not bfloat16_works():
+        pytest.skip("bfloat16 ends the process here: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")
+    shape = full_shape(operator, **changes)
+    operator.check_shape(shape)
+    built = build(operator, shape, dtype=dtype, device="cpu", direction=direction, sets=2)
+    with torch.set_grad_enabled(direction == "backward"):
+        for call in built.calls * 2:
+            call()
+    built.check()
+
+
+def moved_by_hand(operator: Operator, dtype: str = "float32", **changes: Any) -> int:
+    """Bytes of all inputs and outputs of one forward call, as torch made them."""
+    import torch
+
+    shape = full_shape(operator, **changes)
+    inputs = operator.make_inputs(shape, Maker(dtype, "cpu"))
+    with torch.no_grad():
+        outputs = as_tensors(operator.bind(shape, inputs)())
+    return sum(tensor.numel() * tensor.element_size() for tensor in [*inputs.values(), *outputs])

@@ -1,0 +1,252 @@
+"""The worker on the CPU: what it skips and why, how it rotates, what it looks at beyond the time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.errors import UsageError
+from stepscope.measure import QUICK, CaseSkipped, CpuDevice, MeasureSettings, Prepared, SilentProgress
+from stepscope.ops import Operator, find_operator, make_cases, make_ceiling_cases, operators
+from stepscope.ops import registry as registry_module
+from stepscope.ops.estimate import estimate_cases
+from stepscope.ops.gemm import Gemm
+from stepscope.ops.modes import math_mode
+from stepscope.ops.worker import OpsBench, OpsRequest, run_ops
+from stepscope.records import Case
+from stepscope.store import MeasuredCase, StoredRun, create_run, find_ceilings, rate_case
+
+TINY = MeasureSettings(
+    min_time_s=0.0, max_time_s=0.05, min_samples=3, few_samples=2, min_sample_s=1e-5, warmup_max_time_s=0.02, window=2
+)
+
+
+def one_case(name: str, shape: str = "", *, direction: str = "forward", dtype: str = "float32", **more: Any) -> Case:
+    sets = [] if shape else ["tiny"]
+    shapes = [shape] if shape else []
+    (case,) = make_cases(
+        names=[name], shapes=shapes, sets=sets, dtypes=[dtype], directions=[direction], device="cpu", **more
+    )
+    return case
+
+
+def open_bench(**changes: Any) -> OpsBench:
+    return OpsBench(OpsRequest(settings=TINY, **changes), CpuDevice())
+
+
+def prepare(case: Case, **changes: Any) -> Prepared:
+    return open_bench(**changes).prepare(case)
+
+
+def measure_all(tmp_path: Path, cases: list[Case], **request: Any) -> list[MeasuredCase]:
+    folder = create_run(tmp_path, verb="ops", name="x", command=["x"], request={}, cases=cases)
+    settings = {"settings": json.loads(json.dumps({"min_samples": 3, "few_samples": 2, "min_time_s": 0.0,
+                "max_time_s": 0.05, "min_sample_s": 1e-5, "warmup_max_time_s": 0.02, "window": 2}))}  # fmt: skip
+    run_ops(folder, request={"device": "cpu", **settings, **request}, progress=SilentProgress())
+    return StoredRun(folder).cases()
+
+
+@pytest.mark.parametrize("name", list(operators()))
+def test_every_operator_runs_at_its_tiny_shape(name: str, tmp_path: Path) -> None:
+    operator = find_operator(name)
+    dtype = "float32" if "float32" in operator.dtypes else operator.dtypes[0]
+    cases = make_cases(
+        names=[name], shapes=[], sets=["tiny"], dtypes=[dtype], directions=operator.passes, device="cpu",
+        caches=["warm", "cold"],
+    )  # fmt: skip
+    assert cases
+    for measured in measure_all(tmp_path, cases):
+        assert measured.result.status == "ok", measured.result.failure
+        assert measured.result.score is not None
+        assert measured.result.observed["moved_bytes"] > 0
+        assert measured.score() is not None
+
+
+@pytest.mark.parametrize("operator", list(operators().values()), ids=lambda operator: operator.name)
+def test_every_operator_declares_itself(operator: Operator) -> None:
+    assert operator.summary
+    assert operator.unit in {"TFLOP/s", "GB/s"}
+    assert set(operator.passes) <= {"forward", "backward"}
+    names = [parameter.name for parameter in operator.parameters]
+    assert len(set(names)) == len(names)
+    assert set(operator.tiny) <= set(names)
+    for parameter in operator.parameters:
+        assert parameter.meaning, parameter.name
+        assert not parameter.choices or parameter.default in parameter.choices
+    shape = {parameter.name: parameter.default for parameter in operator.parameters}
+    operator.check_shape(shape)
+    dtype = next(one for one in operator.dtypes if one not in {"int4"})
+    assert operator.work(shape, dtype, "forward").bytes > 0
+    assert operator.footprint_bytes(shape, dtype) > 0
+
+
+SKIPS = [
+    (one_case("gemm", "m=1M,n=1M,k=1M"), "does_not_fit", "needs"),
+    (one_case("gemm", dtype="int4"), "unsupported_dtype", "no int4 form"),
+    (one_case("gemm", dtype="tf32"), "unsupported_dtype", "no tf32 mode"),
+    (one_case("memset", direction="backward", dtype="int8"), "unsupported_pass", "no backward pass"),
+    (one_case("gemm", dtype="float8_e4m3fn", direction="backward"), "unsupported", "not implemented"),
+    (one_case("memcpy", "size=64,kind=h2d_pinned", dtype="int8"), "unsupported", "device"),
+]
+
+
+@pytest.mark.parametrize(("case", "kind", "words"), SKIPS, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_cannot_run_here_is_a_skip_with_its_reason(case: Case, kind: str, words: str) -> None:
+    with pytest.raises(CaseSkipped, match=words) as caught:
+        prepare(case)
+    assert caught.value.failure.kind == kind
+
+
+def test_bfloat16_is_skipped_where_it_would_kill_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.ops.worker.bfloat16_works", lambda: False)
+    with pytest.raises(CaseSkipped, match="ends the process") as caught:
+        prepare(one_case("gemm", dtype="bfloat16"))
+    assert "ONEDNN_MAX_CPU_ISA" in (caught.value.failure.hint or "")
+
+
+def test_a_skip_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    cases = [one_case("gemm", dtype="tf32"), one_case("gemm")]
+    statuses = [(one.result.status, one.result.failure) for one in measure_all(tmp_path, cases)]
+    assert [status for status, _ in statuses] == ["skipped", "ok"]
+    assert statuses[0][1] is not None
+
+
+def test_a_cold_case_rotates_and_flushes() -> None:
+    warm, cold = prepare(one_case("gemm")), prepare(one_case("gemm", caches=["cold"]))
+    assert warm.freshen is None
+    assert warm.observed["input_sets"] == 1
+    assert cold.freshen is not None
+    assert cold.settings is not None
+    assert cold.settings.iterations == cold.observed["input_sets"] == 8
+
+
+def test_inputs_larger_than_the_cache_need_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
+    prepared = prepare(one_case("elementwise", "rows=256,cols=64,chain=add", caches=["cold"]))
+    assert prepared.freshen is None
+    # 3 × 64 KiB a set against four times 64 KiB of cache
+    assert prepared.observed["input_sets"] == 2
+    prepared = prepare(one_case("elementwise", "rows=512,cols=64,chain=add", caches=["cold"]))
+    assert prepared.observed["input_sets"] == 1
+    assert prepared.freshen is None
+
+
+def test_a_cache_of_unknown_size_is_never_called_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.ops.worker.last_level_cache_bytes", lambda device: 0)
+    with pytest.raises(CaseSkipped, match="nobody tells"):
+        prepare(one_case("gemm", caches=["cold"]))
+
+
+def test_a_wrong_result_is_a_failed_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Gemm.bind_reference
+    monkeypatch.setattr(Gemm, "bind_reference", lambda *args: lambda: right(*args)() + 1)
+    (measured,) = measure_all(tmp_path, [one_case("gemm")])
+    assert measured.result.status == "failed"
+    assert measured.result.failure is not None
+    assert measured.result.failure.kind == "wrong_result"
+    (unchecked,) = measure_all(tmp_path / "again", [one_case("gemm")], check=False)
+    assert unchecked.result.status == "ok"
+
+
+def test_kernels_are_named_and_counted(tmp_path: Path) -> None:
+    (measured,) = measure_all(tmp_path, [one_case("linear", direction="backward")], kernels=True)
+    uses = {use.name: use.count for use in measured.result.kernels}
+    assert uses["aten::mm"] == 2
+    assert measured.extra_seconds("kernel") == []  # a profiled CPU is slower: its times are not published
+
+
+def test_modes_are_set_for_the_case_and_put_back() -> None:
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32)
+    with math_mode("tf32", "forward"):
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (True, True)
+        assert not torch.is_grad_enabled()
+        with math_mode("float32", "backward"):
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
+            assert torch.is_grad_enabled()
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == before
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_compiled_cases_keep_the_compiler_apart(tmp_path: Path) -> None:
+    case = one_case("elementwise", "rows=64,cols=64,chain=add-mul-relu", compiled=True)
+    assert case.parameters["compile"] is True
+    (measured,) = measure_all(tmp_path, [case])
+    assert measured.result.status == "ok", measured.result.failure
+    compile_s = float(measured.result.observed["compile_s"])
+    summary = measured.summary()
+    assert summary is not None
+    assert compile_s > 100 * summary.median_s
+
+
+def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> None:
+    ceilings = make_ceiling_cases(["float32", "float32"], "cpu")
+    assert [case.benchmark.model for case in ceilings] == ["gemm", "read", "memset", "memcpy"]
+    small = [
+        Case(benchmark=case.benchmark, parameters={**case.parameters, "m": 64, "n": 64, "k": 64, "size": 1 << 16})
+        for case in ceilings
+    ]
+    cases = measure_all(tmp_path, [*small, one_case("gemm")], check=False)
+    found = find_ceilings(cases)["cpu"]
+    assert found.matrix_flops_per_s.keys() == {"float32"}
+    assert found.bytes_per_s.keys() == {"read", "write", "copy"}
+    summary = cases[-1].summary()
+    assert summary is not None
+    rates = rate_case(cases[-1], summary.median_s, found)
+    flops = cases[-1].result.observed["flops"]
+    assert rates.compute_share == pytest.approx(float(flops) / summary.median_s / found.matrix_flops_per_s["float32"])
+
+
+def test_a_copy_moves_twice_its_size() -> None:
+    case = make_ceiling_cases([], "cpu")[-1]
+    operator = find_operator("memcpy")
+    assert operator.work(case.parameters, "int8", "forward").bytes == 2 * case.parameters["size"]
+
+
+def test_estimates_name_what_would_be_skipped() -> None:
+    backward = one_case("memset", direction="backward", dtype="int8")
+    cases = [one_case("gemm"), one_case("gemm", "m=1M,n=1M,k=1M"), backward]
+    fits, large, absent = estimate_cases(cases, device="cpu", settings=QUICK, check=True)
+    assert fits.skip is None
+    assert 0 < fits.iteration_s < fits.case_s < 10
+    # 64·32 + 32·48 + 64·48 floats, once in float32, once more for the check and once in float64
+    elements = 64 * 32 + 32 * 48 + 64 * 48
+    assert fits.memory_bytes == elements * (4 + 4 + 8)
+    assert "needs" in (large.skip or "")
+    assert "no backward pass" in (absent.skip or "")
+
+
+def test_operators_of_other_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(Gemm):
+        name = "other_gemm"
+
+    class Entry:
+        name, value = "other", "package:Other"
+
+        def __init__(self, kind: type[Operator]) -> None:
+            self._kind = kind
+
+        def load(self) -> type[Operator]:
+            return self._kind
+
+    monkeypatch.setattr(registry_module, "entry_points", lambda group: [Entry(Other)])
+    registry_module.operators.cache_clear()
+    assert "other_gemm" in registry_module.operators()
+    monkeypatch.setattr(registry_module, "entry_points", lambda group: [Entry(Gemm)])
+    registry_module.operators.cache_clear()
+    with pytest.raises(UsageError, match="already taken"):
+        registry_module.operators()
+    registry_module.operators.cache_clear()
+    monkeypatch.undo()
+
+
+def test_unknown_operators_are_refused_with_a_suggestion() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_operator("gem")
+    assert "gemm" in (caught.value.hint or "")
