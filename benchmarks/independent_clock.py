@@ -4,7 +4,8 @@
 
 On CUDA: cold-cache device time against do_bench's median, which overwrites the cache before each call. On the CPU:
 warm wall time against torch.utils.benchmark.Timer, blocked. Both clocks time the same calls on the same inputs in one
-process, turn by turn. The cases were fixed before the first comparison; those under 20 µs are left out and named.
+process, turn by turn. Cases under 20 µs are left out and named. Backward cases are larger than what the host needs to
+issue them (some 150 µs): do_bench does not hold the device, and would time the host.
 Exit code 1 when the median ratio is more than 2 % off or one case more than 10 %.
 """
 
@@ -36,11 +37,11 @@ CASES: dict[str, list[tuple[str, str, str, str]]] = {
         ("bmm", "batch=64,m=512,n=512,k=64", "float32", "forward"),
         ("bmm", "batch=192,m=512,n=64,k=512", "bfloat16", "forward"),
         ("linear", "batch=4096,in=1024,out=4096", "float32", "forward"),
-        ("linear", "batch=2048,in=4096,out=1024", "bfloat16", "backward"),
+        ("linear", "batch=8192,in=4096,out=4096", "bfloat16", "backward"),
         ("softmax", "rows=16384,cols=2048", "float32", "forward"),
-        ("softmax", "rows=32768,cols=1024", "bfloat16", "backward"),
+        ("softmax", "rows=65536,cols=2048", "bfloat16", "backward"),
         ("layer_norm", "rows=16384,cols=4096", "float32", "forward"),
-        ("layer_norm", "rows=8192,cols=4096", "bfloat16", "backward"),
+        ("layer_norm", "rows=32768,cols=4096", "bfloat16", "backward"),
         ("rms_norm", "rows=16384,cols=4096", "float32", "forward"),
         ("activation", "rows=16384,cols=4096,function=gelu", "float32", "forward"),
         ("activation", "rows=8192,cols=8192,function=relu", "bfloat16", "forward"),

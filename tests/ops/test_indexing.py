@@ -225,3 +225,25 @@ def test_a_wrong_gradient_is_found(operator: Operator, monkeypatch: pytest.Monke
     operator.check(shape, inputs, "float32", "forward")
     with pytest.raises(WrongResultError, match=f"{operator.name} backward"):
         operator.check(shape, inputs, "float32", "backward")
+
+
+def repeated(operator: Operator, direction: str, index: list[int] | list[list[int]], **changes: Any) -> int:
+    """Repeated bytes in float32 with these indices instead of drawn ones."""
+    import torch
+
+    shape = full_shape(operator, **changes)
+    return operator.repeated_bytes(shape, "float32", direction, {"index": torch.tensor(index)})
+
+
+def test_what_is_touched_twice_is_not_unique() -> None:
+    # rows 3 and 1 are each looked up again: two rows of 8 floats come from the cache
+    assert repeated(IndexSelect(), "forward", [3, 1, 3, 1, 0], dim=8, count=5) == 2 * 8 * 4
+    assert repeated(Embedding(), "forward", [0, 1, 2], dim=8, count=3) == 0
+    # a dense gradient is cleared first: reading and writing its rows again is not unique
+    assert repeated(IndexSelect(), "backward", [3, 1, 3], dim=8, count=3) == 2 * 3 * 8 * 4
+    # by column: (0, 0) twice, (1, 1) twice
+    assert repeated(Gather(), "forward", [[0, 1], [0, 1]], columns=2, count=2) == 2 * 4
+    assert repeated(Gather(), "forward", [[0, 1], [1, 0]], columns=2, count=2) == 0
+    assert repeated(Scatter(), "forward", [[0, 1]], columns=2, count=1) == 2 * 2 * 4
+    assert repeated(IndexPut(), "forward", [5, 6], dim=8, count=2) == 2 * 8 * 4
+    assert repeated(IndexPut(), "backward", [5, 5], dim=8, count=2, accumulate="yes") == 8 * 4

@@ -78,7 +78,8 @@ def test_rotation_by_example() -> None:
     mib = 1 << 20
     assert plan_rotation(250 * mib, 250 * mib, 60 * mib) == (1, False)
     assert plan_rotation(200 * mib, 200 * mib, 60 * mib) == (2, False)
-    assert plan_rotation(50 * mib, 50 * mib, 60 * mib) == (5, False)
+    assert plan_rotation(70 * mib, 70 * mib, 60 * mib) == (4, False)
+    assert plan_rotation(50 * mib, 50 * mib, 60 * mib) == (MAX_SETS, True)
     assert plan_rotation(mib, mib, 60 * mib) == (MAX_SETS, True)
     # few rows looked up in a large table: no second table, a flush instead
     assert plan_rotation(8 * mib, 7000 * mib, 60 * mib) == (1, True)

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.measure import QUICK, CaseSkipped, CpuDevice, MeasureSettings, Prepared, SilentProgress
+from stepscope.measure import QUICK, CaseSkipped, CpuDevice, Further, MeasureSettings, Prepared, SilentProgress
 from stepscope.ops import Operator, find_operator, make_cases, make_ceiling_cases, operators
 from stepscope.ops import registry as registry_module
 from stepscope.ops.estimate import estimate_cases
 from stepscope.ops.gemm import Gemm
 from stepscope.ops.modes import math_mode
+from stepscope.ops.profiled import KERNELS_FILE, read_profiled
+from stepscope.ops.profiling import profile_cases
 from stepscope.ops.worker import OpsBench, OpsRequest, run_ops
 from stepscope.records import Case
 from stepscope.store import MeasuredCase, StoredRun, create_run, find_ceilings, rate_case
@@ -120,7 +122,7 @@ def test_a_cold_case_rotates_and_flushes() -> None:
     assert warm.observed["input_sets"] == 1
     assert cold.freshen is not None
     assert cold.settings is not None
-    assert cold.settings.iterations == cold.observed["input_sets"] == 8
+    assert cold.settings.iterations == cold.observed["input_sets"] == 4
 
 
 def test_inputs_larger_than_the_cache_need_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +158,30 @@ def test_kernels_are_named_and_counted(tmp_path: Path) -> None:
     uses = {use.name: use.count for use in measured.result.kernels}
     assert uses["aten::mm"] == 2
     assert measured.extra_seconds("kernel") == []  # a profiled CPU is slower: its times are not published
+
+
+def test_the_profiling_process_leaves_kernels_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    cases = [one_case("gemm"), one_case("gemm", dtype="tf32"), one_case("linear")]
+    request = {"device": "cpu", "settings": {}}
+    folder = create_run(tmp_path, verb="ops", name="x", command=["x"], request=request, cases=cases)
+    profile_cases(folder)
+    found = read_profiled(folder)
+    assert found.keys() == {case.key for case in cases}
+    assert "aten::mm" in {use.name for use in found[cases[0].key].kernels}
+    assert found[cases[1].key].kernels == []  # skipped here: the run says why
+    path = folder / KERNELS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2][:20])
+    profile_cases(folder)
+    again = path.read_bytes().splitlines(keepends=True)
+    assert again[0] == lines[0]
+    assert read_profiled(folder).keys() == found.keys()
+    bench = OpsBench(OpsRequest(settings=TINY, kernels=True), CpuDevice(), found)
+    further = Further()
+    bench._add_profiled(further, cases[0])
+    assert further.kernels == found[cases[0].key].kernels
+    bench._add_profiled(further, one_case("softmax"))
+    assert [notice.kind for notice in further.notices] == ["not_profiled"]
 
 
 def test_modes_are_set_for_the_case_and_put_back() -> None:

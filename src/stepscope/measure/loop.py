@@ -118,7 +118,8 @@ def measure(
 
     `freshen` is called before each timed stretch, outside it (it empties caches). `held` is for devices with a queue:
     each sample is taken twice, once by the host's clock and once by marks on the device behind a full queue, so that
-    device time does not contain the host's launching; the stop rule then looks at device time.
+    device time does not contain the host's launching; the stop rule then looks at device time, and `freshen` is called
+    before every single call that is marked.
     """
     loop = _Loop(
         body=body,
@@ -282,9 +283,10 @@ class _Loop:
         self._device_times.append(took_s)
 
     def _time_held(self, count: int, issue_s: float) -> tuple[float, bool]:
-        body, device = self._body, self._device
+        """Seconds of all calls, each between two marks, and whether the device reached one before it was issued."""
         if self._freshen is not None:
-            self._freshen()
+            return self._time_freshened(count, issue_s / count)
+        body, device = self._body, self._device
         device.hold(min(issue_s * self._hold_factor + HOLD_MARGIN_S, LONGEST_HOLD_S))
         marks = [device.mark()]
         for _ in repeat(None, count):
@@ -293,6 +295,21 @@ class _Loop:
         ran_dry = device.has_reached(marks[0])
         device.synchronize()
         return device.elapsed_s(marks[0], marks[-1]), ran_dry
+
+    def _time_freshened(self, count: int, issue_s: float) -> tuple[float, bool]:
+        """Freshened before every call: that and a short hold keep the device busy while the call is issued."""
+        body, device, ran_dry = self._body, self._device, False
+        pairs = []
+        for _ in repeat(None, count):
+            if self._freshen is not None:
+                self._freshen()
+            device.hold(min(issue_s * (self._hold_factor - 1) + HOLD_MARGIN_S, LONGEST_HOLD_S / count))
+            began = device.mark()
+            body()
+            pairs.append((began, device.mark()))
+            ran_dry |= device.has_reached(began)
+        device.synchronize()
+        return sum(device.elapsed_s(began, ended) for began, ended in pairs), ran_dry
 
     def _per_iteration(self, start: int) -> list[float]:
         """The times that are looked at: device time where the device is held, wall time elsewhere."""

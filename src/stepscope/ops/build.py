@@ -20,6 +20,8 @@ REFERENCE_BYTES = 8
 class Built(NamedTuple):
     """Ready to be timed."""
 
+    inputs: Mapping[str, torch.Tensor]
+    """The first set."""
     calls: list[Call]
     """One for each set of inputs; each keeps its last output, so that outputs rotate as inputs do."""
     check: Call
@@ -49,7 +51,7 @@ def build(
         _call_each(binds, device)
         compile_s = time.perf_counter() - start
     calls = binds if sets == 1 else [_keeping(call) for call in binds]
-    return Built(calls, lambda: operator.check(shape, inputs[0], dtype, direction), compile_s)
+    return Built(inputs[0], calls, lambda: operator.check(shape, inputs[0], dtype, direction), compile_s)
 
 
 def _bind(

@@ -16,7 +16,7 @@ CACHES = ("warm", "cold")
 EVICTION_FACTOR = 4
 """Caches hash addresses and do not evict strictly by age: on an H200, of a stream of twice the cache's size that comes
 round again an eighth is still found; of four times nothing that could be measured."""
-MAX_SETS = 8
+MAX_SETS = 4
 MAX_SETS_BYTES = 1 << 30
 """Beyond this, a flush is cheaper than more sets."""
 

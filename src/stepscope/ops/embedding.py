@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.errors import BadInputError
-from stepscope.ops.indexing import check_added_gradients
+from stepscope.ops.indexing import check_added_gradients, count_repeats
 from stepscope.ops.inputs import SEED
 from stepscope.ops.operator import DTYPE_BYTES, FLOATS, INDEX_BYTES, Call, Operator, Parameter, Shape, Work
 
@@ -152,6 +152,13 @@ class _EmbeddingBags(Operator):
         # The gradient of the whole table is cleared, then each lookup reads and writes a row of it.
         elements = len(self.tables(shape)) * shape["rows"] * dim + 2 * lookups * dim + bags * dim
         return Work(flops=lookups * dim, bytes=size * elements + INDEX_BYTES * (lookups + bags))
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        if direction == "forward":
+            return count_repeats(inputs["indices"]) * _row_bytes(dtype, shape["dim"])
+        # Rows of a dense gradient were written when it was cleared; a sparse one has a row for each lookup.
+        row = int(shape["dim"]) * DTYPE_BYTES[dtype]
+        return 0 if shape["gradient"] == "sparse" else 2 * self.lookups(shape) * row
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         """The whole table, of which a call reads only what is looked up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 from stepscope.measure import Device
@@ -28,13 +29,15 @@ def time_replays(
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     try:
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for call in lap:
-                call()
-        finally:
-            graph.capture_end()
-    except RuntimeError as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The CUDA Graph is empty")
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for call in lap:
+                    call()
+            finally:
+                graph.capture_end()
+    except (RuntimeError, UserWarning) as error:
         raise CaptureError(str(error).splitlines()[0]) from error
     times = []
     for _ in range(replays + 1):

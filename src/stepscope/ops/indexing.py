@@ -57,6 +57,20 @@ def _whole(inputs: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[s
     return {name: tensor.sign() if name in names else tensor for name, tensor in inputs.items()}
 
 
+def count_repeats(index: torch.Tensor) -> int:
+    """How many of the indices name a place that another one named before."""
+    import torch
+
+    return index.numel() - int(torch.unique(index).numel())
+
+
+def _count_repeated_places(index: torch.Tensor) -> int:
+    """The same where each column has indices of its own."""
+    import torch
+
+    return count_repeats(index * index.shape[1] + torch.arange(index.shape[1], device=index.device))
+
+
 class _Summed(Operator):
     """One whose gradient adds up where an index repeats."""
 
@@ -88,6 +102,12 @@ class Gather(_Summed):
         # The table's gradient is cleared, then each element of the upstream is added to a place in it.
         table = shape["rows"] * shape["columns"]
         return Work(flops=picked, bytes=size * (table + 3 * picked) + INDEX_BYTES * picked)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        size = DTYPE_BYTES[dtype]
+        if direction == "forward":
+            return _count_repeated_places(inputs["index"]) * size
+        return int(2 * shape["count"] * shape["columns"] * size)  # what is added to was written when it was cleared
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         picked, table = shape["count"] * shape["columns"], shape["rows"] * shape["columns"]
@@ -133,6 +153,12 @@ class Scatter(Operator):
         # The base's gradient is the upstream itself; the source's is gathered from it.
         return Work(flops=0, bytes=added * (2 * size + INDEX_BYTES))
 
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        size = DTYPE_BYTES[dtype]
+        if direction == "backward":
+            return _count_repeated_places(inputs["index"]) * size
+        return int(2 * shape["count"] * shape["columns"] * size)  # what is added to was written by the copy
+
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         added, base = shape["count"] * shape["columns"], shape["rows"] * shape["columns"]
         return int(DTYPE_BYTES[dtype] * (2 * base + added) + INDEX_BYTES * added)
@@ -177,6 +203,12 @@ class _PickRows(_Summed):
             return Work(flops=0, bytes=2 * size * picked + index)
         # The dense gradient is cleared, then each row of the upstream is added to a row of it.
         return Work(flops=picked, bytes=size * (shape["rows"] * shape["dim"] + 3 * picked) + index)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        row = shape["dim"] * DTYPE_BYTES[dtype]
+        if direction == "forward":
+            return int(count_repeats(inputs["index"]) * row)
+        return int(2 * shape["count"] * row)  # what is added to was written when it was cleared
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         elements = (shape["rows"] + shape["count"]) * shape["dim"]
@@ -245,6 +277,12 @@ class IndexPut(Operator):
         # The values' gradient is picked from the upstream. The base's is the upstream itself where values were added;
         # where they replaced, it is a copy of the upstream with zeros put in their places.
         return Work(flops=0, bytes=size * (2 * put + (0 if adds else 2 * base + put)) + index)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        row, adds = shape["dim"] * DTYPE_BYTES[dtype], shape["accumulate"] == "yes"
+        if direction == "forward":
+            return int((2 if adds else 1) * shape["count"] * row)  # the places were written by the copy
+        return int(count_repeats(inputs["index"]) * row if adds else shape["count"] * row)
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         elements = (2 * shape["rows"] + shape["count"]) * shape["dim"]

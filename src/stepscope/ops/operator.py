@@ -97,6 +97,13 @@ class Operator(ABC):
         """What it needs beside inputs, outputs and gradients."""
         return 0
 
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        """Of the traffic, what touches again what the same call has touched: rows that are looked up twice.
+
+        The rest is unique: it has to come from memory where the cache is cold.
+        """
+        return 0
+
     def added_terms(self, shape: Shape) -> int:
         """How many numbers one result adds up in its own precision; the check allows for their rounding."""
         return 1

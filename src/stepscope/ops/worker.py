@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from stepscope.measure import (
     LineProgress,
     MeasureSettings,
     Prepared,
+    device_kind,
     free_memory_bytes,
     keep_freed_memory,
     last_level_cache_bytes,
@@ -33,8 +34,8 @@ from stepscope.ops.graphs import CaptureError, time_replays
 from stepscope.ops.inputs import Arenas
 from stepscope.ops.kernels import profile_kernels
 from stepscope.ops.modes import math_mode
-from stepscope.ops.operator import Operator
 from stepscope.ops.operator_case import OperatorCase, read_case
+from stepscope.ops.profiled import ProfiledCase, profile_in_child
 from stepscope.records import Case, Notice, Run, Scalar, Score
 from stepscope.system import bfloat16_works
 from stepscope.units import format_bytes
@@ -64,11 +65,16 @@ class OpsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Time graph replays too, where the device has graphs."""
 
 
+def read_request(request: dict[str, Any]) -> OpsRequest:
+    """From a stored plan, which may say more than this room needs."""
+    known = {name: request[name] for name in OpsRequest.__struct_fields__ if name in request}
+    return msgspec.convert(known, OpsRequest)
+
+
 def run_ops(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
-    asked = msgspec.convert(
-        {name: request[name] for name in OpsRequest.__struct_fields__ if name in request}, OpsRequest
-    )
-    bench = OpsBench(asked, open_device(asked.device))
+    asked = read_request(request)
+    profiled = profile_in_child(folder) if asked.kernels and device_kind(asked.device) == "cuda" else {}
+    bench = OpsBench(asked, open_device(asked.device), profiled)
     return measure_run(
         folder,
         prepare=bench.prepare,
@@ -78,23 +84,61 @@ def run_ops(folder: Path, *, request: dict[str, Any], progress: LineProgress | B
     )
 
 
+class Ready(NamedTuple):
+    """A case built, before anything is timed."""
+
+    asked: OperatorCase
+    built: Built
+    freshen: CacheFlush | None
+
+
 class OpsBench:
     """Prepares cases one after the other in one process; what they can share (inputs, flush buffer) is kept."""
 
-    def __init__(self, request: OpsRequest, device: Device) -> None:
+    def __init__(self, request: OpsRequest, device: Device, profiled: Mapping[str, ProfiledCase] | None = None) -> None:
         self.device = device
         self._request = request
+        self._profiled = profiled or {}
         self._arenas = Arenas()
         self._flush: CacheFlush | None = None
         self._cache_bytes = last_level_cache_bytes(device.name)
         if isinstance(device, CudaDevice):
             device.use_own_stream()
             _wake_autograd(device.name)
+            # torch lays the weights of short floats apart and cuDNN gathers them on every call: that is their time.
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
         else:
             keep_freed_memory()
 
     def prepare(self, case: Case) -> Prepared:
         """Raises CaseSkipped for what this machine cannot do: nothing falls back to another dtype or device."""
+        ready = self.build(case)
+        asked, built = ready.asked, ready.built
+        sets, work, unit = len(built.calls), asked.work, asked.operator.unit
+        repeated = asked.operator.repeated_bytes(asked.shape, asked.dtype, asked.direction, built.inputs)
+        observed: dict[str, Scalar] = {
+            "flops": work.flops,
+            "moved_bytes": work.bytes,
+            "unique_bytes": work.bytes - repeated,
+            "input_sets": sets,
+        }
+        if built.compile_s is not None:
+            observed["compile_s"] = built.compile_s
+        return Prepared(
+            body=built.calls[0] if sets == 1 else _rotate(built),
+            check=built.check if self._request.check and not asked.is_ceiling else None,
+            score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
+            observed=observed,
+            scope=math_mode(asked.dtype, asked.direction),
+            freshen=ready.freshen,
+            held=self.device.has_events,
+            steady_memory=True,
+            settings=self._choose_settings(asked, asked.rotation(self._cache_bytes)),
+            further=lambda: self._look_further(case, ready),
+        )
+
+    def build(self, case: Case) -> Ready:
+        """Raises CaseSkipped, as `prepare` does."""
         asked = read_case(case)
         _require_form(asked, self.device.name)
         if asked.cold and not self._cache_bytes:
@@ -104,23 +148,9 @@ class OpsBench:
         self._arenas.rewind()
         with math_mode(asked.dtype, asked.direction):
             built = self._build(asked, rotation)
-        work, unit = asked.work, asked.operator.unit
-        observed: dict[str, Scalar] = {"flops": work.flops, "moved_bytes": work.bytes, "input_sets": rotation.sets}
-        if built.compile_s is not None:
-            observed["compile_s"] = built.compile_s
-        freshen = self._open_flush() if rotation.flush else None
-        return Prepared(
-            body=built.calls[0] if rotation.sets == 1 else _rotate(built),
-            check=built.check if self._request.check and not asked.is_ceiling else None,
-            score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
-            observed=observed,
-            scope=math_mode(asked.dtype, asked.direction),
-            freshen=freshen,
-            held=self.device.has_events,
-            steady_memory=True,
-            settings=self._choose_settings(asked, rotation),
-            further=lambda: self._look_further(asked.operator, built, freshen),
-        )
+        # A GPU's marks leave room for a flush before every call, so that what lies in the cache is always the same.
+        flushes = rotation.flush or (asked.cold and self.device.has_events)
+        return Ready(asked, built, self._open_flush() if flushes else None)
 
     def _choose_settings(self, asked: OperatorCase, rotation: Rotation) -> MeasureSettings:
         """Behind a flush a sample is one lap: a second one would find its inputs in the cache."""
@@ -169,19 +199,29 @@ class OpsBench:
             self._flush = CacheFlush(self.device.name, self._cache_bytes)
         return self._flush
 
-    def _look_further(self, operator: Operator, built: Built, freshen: Callable[[], object] | None) -> Further:
-        further = Further()
+    def _look_further(self, case: Case, ready: Ready) -> Further:
+        further, calls, freshen = Further(), ready.built.calls, ready.freshen
         cuda = self.device.name.startswith("cuda")
-        if self._request.graph and cuda and operator.captures:
+        if self._request.graph and cuda and ready.asked.operator.captures:
             try:
-                further.extra_s["graph"] = time_replays(built.calls, self.device, freshen=freshen)
+                further.extra_s["graph"] = time_replays(calls, self.device, freshen=freshen)
             except CaptureError as error:
                 further.notices.append(Notice(kind="not_captured", message=f"no graph could be captured: {error}"))
-        if self._request.kernels:
-            further.kernels, times = profile_kernels(built.calls, cuda=cuda, freshen=freshen)
-            if times:
-                further.extra_s["kernel"] = times
+        if self._request.kernels and not cuda:
+            further.kernels, _ = profile_kernels(calls, cuda=False, freshen=freshen)
+        elif self._request.kernels:
+            self._add_profiled(further, case)
         return further
+
+    def _add_profiled(self, further: Further, case: Case) -> None:
+        found = self._profiled.get(case.key)
+        if found is None or found.failure is not None:
+            reason = found.failure if found is not None else "the profiling process ended before it"
+            further.notices.append(Notice(kind="not_profiled", message=f"its kernels are not known: {reason}"))
+            return
+        further.kernels = found.kernels
+        if found.kernel_s:
+            further.extra_s["kernel"] = found.kernel_s
 
 
 def _rotate(built: Built) -> Callable[[], object]:

@@ -31,7 +31,8 @@ class Rates(NamedTuple):
     compute_share: float | None
     """Of the matrix rate in the same dtype; only for operators that are scored in TFLOP/s."""
     memory_share: float | None
-    """Of the copy bandwidth. With warm caches it may exceed 1: the data does not come from memory."""
+    """Of the copy bandwidth, by unique bytes: what a call touches twice counts once. With warm caches it may exceed 1:
+    the data does not come from memory."""
 
 
 def is_ceiling(measured: MeasuredCase) -> bool:
@@ -60,6 +61,7 @@ def rate_case(measured: MeasuredCase, median_s: float, ceilings: Ceilings | None
     """`median_s` is that of the case's own times."""
     observed, rule = measured.result.observed, measured.result.score
     flops_per_s, bytes_per_s = (_rate(observed.get(name), median_s) for name in ("flops", "moved_bytes"))
+    unique_per_s = _rate(observed.get("unique_bytes", observed.get("moved_bytes")), median_s)
     if ceilings is None:
         return Rates(flops_per_s, bytes_per_s, None, None)
     top = ceilings.matrix_flops_per_s.get(str(measured.result.case.parameters.get("dtype")))
@@ -69,7 +71,7 @@ def rate_case(measured: MeasuredCase, median_s: float, ceilings: Ceilings | None
         flops_per_s,
         bytes_per_s,
         flops_per_s / top if computes and flops_per_s and top else None,
-        bytes_per_s / copy if bytes_per_s and copy else None,
+        unique_per_s / copy if unique_per_s and copy else None,
     )
 
 

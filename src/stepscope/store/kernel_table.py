@@ -36,6 +36,7 @@ TRAILING = (
     "kernel_s",
     "flops",
     "bytes",
+    "unique_bytes",
     "kernels",
     "system",
 )
@@ -67,6 +68,8 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     kernel_s: float | None = None
     flops: int | None = None
     bytes: int | None = None
+    unique_bytes: int | None = None
+    """Without what a call touches again."""
     kernels: dict[str, float] = {}
     """Name → launches an iteration."""
     system: str | None = None
@@ -105,6 +108,7 @@ def _row(measured: MeasuredCase, system: System | None) -> KernelRow:
         kernel_s=median(measured.extra_seconds("kernel")),
         flops=int(observed["flops"]),
         bytes=int(observed["moved_bytes"]),
+        unique_bytes=int(observed.get("unique_bytes", observed["moved_bytes"])),
         kernels={use.name: use.count for use in measured.result.kernels},
         system=system.fingerprint if system else None,
     )
@@ -163,6 +167,7 @@ def _cells(row: KernelRow, names: Sequence[str]) -> list[str]:
         *(_text(value) for value in (row.wall_s, row.graph_s, row.kernel_s)),
         _text(row.flops),
         _text(row.bytes),
+        _text(row.unique_bytes),
         kernels,
         row.system or "",
     ]
@@ -229,7 +234,7 @@ def _own_row(cells: Mapping[str, str]) -> KernelRow:
         for name in ("latency_low_s", "latency_high_s", "wall_s", "graph_s", "kernel_s")
     }
     wholes: dict[str, Any] = {
-        name: int(cells[name]) if cells.get(name) else None for name in ("samples", "flops", "bytes")
+        name: int(cells[name]) if cells.get(name) else None for name in ("samples", "flops", "bytes", "unique_bytes")
     }
     return KernelRow(
         op=cells["op"],
