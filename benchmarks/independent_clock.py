@@ -88,7 +88,7 @@ CASES: dict[str, list[tuple[str, str, str, str]]] = {
     ],
 }  # fmt: skip
 SHORTEST_S = 20e-6
-TURNS = 3
+TURNS = 5
 SETTINGS = MeasureSettings(min_time_s=0.05, max_time_s=0.5, min_samples=20)
 
 

@@ -1,0 +1,214 @@
+"""Sweeps of operators with the real command: lists, presets, files, tables, suites, dry runs, resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_process import Stepscope
+
+from stepscope.store import StoredRun, read_kernel_table, run_folders
+
+OPS = ("bench", "ops")
+
+
+def test_the_list_tells_programs_what_there_is(stepscope: Stepscope) -> None:
+    ops = {one["name"]: one for one in stepscope(*OPS, "--list", "--json").data["ops"]}
+    assert len(ops) >= 40
+    gemm = ops["gemm"]
+    assert [parameter["name"] for parameter in gemm["parameters"]] == ["m", "n", "k", "layout"]
+    assert gemm["parameters"][3]["choices"] == ["nn", "nt", "tn", "tt"]
+    assert {"float32", "tf32", "bfloat16", "float8_e4m3fn"} <= set(gemm["dtypes"])
+    assert gemm["passes"] == ["forward", "backward"]
+    assert {"tiny", "A", "B", "C"} <= set(gemm["presets"])
+    assert all("tiny" in one["presets"] for one in ops.values())
+
+
+def test_every_operator_has_the_tiny_preset_and_it_runs(stepscope: Stepscope) -> None:
+    answer = stepscope(*OPS, "--op", "all", "--preset", "tiny", "--quick", "--json", timeout=280)
+    assert answer.code == 0
+    states = {case["benchmark"].split("/")[0]: case["status"] for case in answer.data["cases"]}
+    assert set(states.values()) == {"ok"}
+    listed = stepscope(*OPS, "--list", "--json").data["ops"]
+    assert states.keys() == {one["name"] for one in listed}
+
+
+def test_a_dry_run_estimates_and_measures_nothing(stepscope: Stepscope, store: Path) -> None:
+    answer = stepscope(*OPS, "--op", "gemm", "--shape", "m=64:256:x2,n=m,k=2*m", "--shape", "m=1M,n=1M,k=1M",
+                       "--dry-run", "--json")  # fmt: skip
+    assert answer.code == 0
+    *fit, large = answer.data["cases"]
+    assert [case["parameters"]["k"] for case in fit] == [128, 256, 512]
+    assert all(case["iteration_s"] > 0 and case["memory_bytes"] > 0 and case["skip"] is None for case in fit)
+    assert "needs" in large["skip"]
+    assert answer.data["total_s"] > 0
+    assert not store.exists() or run_folders(store) == []
+
+
+def test_what_is_lacking_is_a_recorded_skip(stepscope: Stepscope) -> None:
+    answer = stepscope(*OPS, "--op", "gemm", "--preset", "tiny", "--dtype", "tf32", "--dtype", "int4", "--quick",
+                       "--json")  # fmt: skip
+    assert answer.code == 0
+    assert [case["status"] for case in answer.data["cases"]] == ["skipped", "skipped"]
+    assert "tf32" in answer.data["cases"][0]["failure"]["message"]
+
+
+def test_a_sweep_becomes_a_table_and_parquet(stepscope: Stepscope, tmp_path: Path) -> None:
+    table = tmp_path / "out.csv.gz"
+    answer = stepscope(*OPS, "--op", "linear", "--shape", "batch=4~64,in=8~64,out=8~64", "--draws", "6", "--seed", "3",
+                       "--pass", "forward", "--pass", "backward", "--cache", "warm", "--cache", "cold", "--kernels",
+                       "--quick", "--json", "--table", str(table))  # fmt: skip
+    assert answer.code == 0
+    assert answer.data["table"]["rows"] == 24
+    rows = read_kernel_table(table)
+    assert len(rows) == 24
+    assert {(row.direction, row.cache) for row in rows} == {
+        (direction, cache) for direction in ("forward", "backward") for cache in ("warm", "cold")
+    }
+    assert all(row.latency_s == pytest.approx(row.wall_s) for row in rows)  # on a CPU they are the same
+    assert all(row.kernels and row.flops and row.bytes == row.unique_bytes for row in rows)
+    system = StoredRun(Path(answer.data["run"])).system
+    assert system is not None
+    assert {row.system for row in rows} == {system.fingerprint}
+
+    import duckdb
+
+    for source in (answer.data["id"], str(table)):
+        made = tmp_path / "t.parquet"
+        exported = stepscope("runs", "export", source, "--format", "parquet", "--output", str(made), "--json")
+        assert exported.data["rows"] == 24
+        assert duckdb.sql(f"SELECT count(*), sum(\"in\") FROM read_parquet('{made}')").fetchall() == [
+            (24, sum(int(row.parameters["in"]) for row in rows))
+        ]
+
+
+def test_ceilings_give_shares_and_a_roofline(stepscope: Stepscope, tmp_path: Path) -> None:
+    answer = stepscope(*OPS, "--op", "gemm", "--shape", "m=256,n=256,k=256", "--ceilings", "--quick", "--json",
+                       timeout=200)  # fmt: skip
+    ceilings = answer.data["ceilings"]["cpu"]
+    assert ceilings["bytes_per_s"].keys() == {"read", "write", "copy"}
+    case = answer.data["cases"][-1]
+    assert case["compute_share"] == pytest.approx(case["flops_per_s"] / ceilings["matrix_flops_per_s"]["float32"])
+    assert case["memory_share"] > 0
+    page = tmp_path / "r.html"
+    assert stepscope("report", answer.data["id"], "--format", "html", "--output", str(page)).code == 0
+    assert "oofline" in page.read_text()
+
+
+def test_cases_from_files(stepscope: Stepscope, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[[cases]]\nop = "softmax"\nshape = "rows=4/8,cols=16"\npasses = ["forward", "backward"]\n')
+    param = tmp_path / "param.json"
+    tensor = {"type": "tensor", "dtype": "float", "shape": [8, 4]}
+    swept = {"type": "tensor", "dtype": "float", "shape": [-1, [2, 4, 1]], "__range__": ["shape"]}
+    content = {"torch.mm": {"input_data_generator": "PyTorch:DefaultDataGenerator", "config": [
+        {"input": [{"args": [tensor, {**swept, "shape": [4, [2, 4, 1]]}], "kwargs": {}}]}]}}  # fmt: skip
+    content["torch.mm"]["input_iterator"] = "RangeConfigIterator"  # type: ignore[assignment,index]
+    param.write_text(json.dumps(content))
+    answer = stepscope(*OPS, "--cases", str(own), "--cases", str(param), "--quick", "--json")
+    assert answer.code == 0
+    models = [case["benchmark"].split("/")[0] for case in answer.data["cases"]]
+    assert models == ["softmax"] * 4 + ["call"] * 3
+    assert {case["status"] for case in answer.data["cases"]} == {"ok"}
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[[cases]]\nop = "softmax"\nshap = "rows=4"\n')
+    error = stepscope(*OPS, "--cases", str(bad), "--json").error
+    assert "shap" in error["message"]
+    assert str(bad) in (error["where"] or "")
+
+
+def test_any_aten_operator_by_its_schema(stepscope: Stepscope) -> None:
+    schema = "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+    arguments = ("--call", schema, "--args", "float32[4,6] float32[4,5] float32[5,6]")
+    answer = stepscope(*OPS, *arguments, "--pass", "forward", "--pass", "backward", "--quick", "--json")
+    assert answer.code == 0
+    assert [case["status"] for case in answer.data["cases"]] == ["ok", "ok"]
+    absent = stepscope(*OPS, "--call", "aten::no_such_thing", "--args", "float32[4]", "--quick", "--json")
+    assert absent.code == 0
+    (case,) = absent.data["cases"]
+    assert case["status"] == "skipped"
+    assert "no_such_thing" in case["failure"]["message"]
+
+
+def test_the_micro_suite_gives_one_score_a_row(stepscope: Stepscope) -> None:
+    ids = ("dlrm/micro/linear/linear_tiny.1dev", "dlrm/micro/embedding_bag/emb_tiny.1dev")
+    wanted = [word for one in ids for word in ("--benchmark", one)]
+    answer = stepscope("bench", "suite", "micro", *wanted, "--quick", "--json")
+    assert answer.code == 0
+    linear, bag = answer.data["suite"]
+    assert (linear["id"], linear["unit"], bag["id"], bag["unit"]) == (ids[0], "TFLOP/s", ids[1], "GB/s")
+    (case,) = (one for one in answer.data["cases"] if one["benchmark"] == ids[1])
+    shape = case["parameters"]
+    gathered = shape["batch"] * shape["pooling"] * shape["dim"] * 4
+    assert bag["score"] == pytest.approx(gathered / case["summary"]["median_s"] / 1e9)
+    listed = stepscope("bench", "suite", "micro", "--list", "--json").data["benchmarks"]
+    assert {"dlrm/micro/linear/linear_A.1dev", "dlrm/micro/embedding_bag/emb_A.1dev"} <= {one["id"] for one in listed}
+    plan = stepscope("bench", "suite", "micro", "--dry-run", "--json").data["cases"]
+    assert len(plan) == 12 + 16  # PARAM's linear list A and embedding list A
+    assert stepscope("bench", "suite", "micro", "--benchmark", "dlrm/micro/none/x", "--json").code == 2
+
+
+def test_a_killed_sweep_resumes_and_its_table_is_whole(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    sweep = [
+        *OPS,
+        "--op",
+        "gemm",
+        "--shape",
+        "m=8~64,n=8~64,k=8~64",
+        "--draws",
+        "150",
+        "--quick",
+        "--table",
+        str(table),
+    ]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "stepscope", *sweep, "--store", str(store)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ),
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        folders = run_folders(store) if store.exists() else []
+        if folders and len(StoredRun(folders[0]).results) >= 20:
+            break
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    kept = len(StoredRun(run_folders(store)[0]).results)
+    assert 20 <= kept < 150
+    assert not table.exists()
+    answer = stepscope(*sweep, "--resume", "--json")
+    assert answer.code == 0
+    assert len(run_folders(store)) == 1
+    assert len(read_kernel_table(table)) == 150
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--shape", "m=8"),
+        ("--op", "gemm", "--preset", "Z"),
+        ("--op", "gemm", "--shape", "m=8~64"),
+        ("--op", "gemm", "--draws", "5"),
+        ("--op", "gemm", "--shape", "m=8~9,n=1,k=1", "--draws", "50"),
+        ("--op", "gemm", "--args", "float32[2]"),
+        ("--op", "gemm", "--cache", "lukewarm"),
+        ("--op", "gemm", "--dtype", "float31"),
+        ("--op", "gemm", "--pass", "sideways"),
+        ("--cases", "nothing.toml"),
+        ("--op", "conv2d", "--shape", "in=3,groups=2"),
+        ("--op", "elementwise", "--shape", "chain=frobnicate"),
+        ("--dry-run",),
+    ],
+)
+def test_bad_requests(stepscope: Stepscope, arguments: tuple[str, ...]) -> None:
+    answer = stepscope(*OPS, *arguments, "--json")
+    assert answer.code == 2
+    assert answer.error["message"]
+    assert answer.error["hint"]
