@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.ops.build import build
 from stepscope.ops.inputs import Maker
-from stepscope.ops.operator import Operator
+from stepscope.ops.operator import Operator, Work
 from stepscope.ops.reference import as_tensors
 from stepscope.system import bfloat16_works
 
@@ -45,3 +45,13 @@ def moved_by_hand(operator: Operator, dtype: str = "float32", **changes: Any) ->
     with torch.no_grad():
         outputs = as_tensors(operator.bind(shape, inputs)())
     return sum(tensor.numel() * tensor.element_size() for tensor in [*inputs.values(), *outputs])
+
+
+def count_by_hand(kind: type[Operator], shape: dict[str, Any], dtype: str, direction: str, work: Work) -> None:
+    """The declared work is what the test counted."""
+    assert kind().work(full_shape(kind(), **shape), dtype, direction) == work
+
+
+def traffic_is_that_of_the_tensors(kind: type[Operator], dtype: str) -> None:
+    operator = kind()
+    assert moved_by_hand(operator, dtype) == operator.work(full_shape(operator), dtype, "forward").bytes

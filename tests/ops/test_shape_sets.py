@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
@@ -9,26 +7,11 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.ops.embedding import EmbeddingBag
 from stepscope.ops.gemm import Gemm, Linear, Mlp
-from stepscope.ops.operator import DTYPES, Operator
+from stepscope.ops.operator import DTYPES
 from stepscope.ops.registry import operators
 from stepscope.ops.shape_sets import TINY, ShapeSet, all_sets, find_set, shape_sets
 
-MODULES = (
-    "gemm", "training", "embedding", "movement", "indexing", "interaction", "convolution", "normalisation", "pointwise",
-    "attention", "optimizers", "recurrent", "call",
-)  # fmt: skip
-
-
-def every_operator() -> dict[str, Operator]:
-    """Those registered, and those whose modules are there already."""
-    found = dict(operators())
-    for module in MODULES:
-        if find_spec(f"stepscope.ops.{module}") is not None:
-            found |= {kind.name: kind() for kind in import_module(f"stepscope.ops.{module}").OPERATORS}
-    return found
-
-
-OPERATORS = every_operator()
+OPERATORS = operators()
 SETS = [(operator, name) for operator, sets in all_sets().items() for name in sets]
 
 

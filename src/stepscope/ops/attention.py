@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepscope.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
+from stepscope.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, UnsupportedError, Work
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ def _require_kernel(call: Call, backend: str) -> None:
             if not any(words in str(error) for words in _NO_KERNEL):
                 raise
             reasons = "; ".join(str(one.message).split(" (Triggered")[0].strip() for one in given)
-            raise NotImplementedError(
+            raise UnsupportedError(
                 f"No available kernel: torch's {backend} attention does not serve this case"
                 + f" ({reasons})" * bool(reasons)
             ) from error

@@ -22,7 +22,7 @@ from stepscope.ops.call_targets import (
     read_plan,
     require_target,
 )
-from stepscope.ops.operator import MATRIX_FLOATS, Call, Operator, Parameter, Shape, Value, Work
+from stepscope.ops.operator import MATRIX_FLOATS, Call, Operator, Parameter, Shape, UnsupportedError, Value, Work
 
 if TYPE_CHECKING:
     import torch
@@ -99,13 +99,13 @@ class CallAny(Operator):
     def gradient_names(self, shape: Shape) -> tuple[str, ...]:
         plan = read_plan(shape)
         if base_name(plan.target).endswith("_"):
-            raise NotImplementedError(f"{plan.target} works in place: it has no backward pass")
+            raise UnsupportedError(f"{plan.target} works in place: it has no backward pass")
         names = [spec.name for spec in plan.tensors() if spec.grad and spec.dtype in (None, *MATRIX_FLOATS)]
         if is_module(plan.target):
             module = build_module(plan, "meta")
             names += [f"{MODULE_PREFIX}{name}" for name, one in module.named_parameters() if one.is_floating_point()]
         if not names:
-            raise NotImplementedError(f"no tensor of this call of {plan.target} takes a gradient")
+            raise UnsupportedError(f"no tensor of this call of {plan.target} takes a gradient")
         return tuple(names)
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.ops.arguments import TensorSpec, fill, find_tensors, read_list, read_object
-from stepscope.ops.operator import Call, Shape
+from stepscope.ops.operator import Call, Shape, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -88,9 +88,9 @@ def make_tensor(spec: TensorSpec, maker: Maker) -> torch.Tensor:
 def require_target(plan: Plan) -> None:
     for prefix, reason in _ELSEWHERE.items():
         if plan.target.startswith(prefix):
-            raise NotImplementedError(f"{plan.target} {reason}")
+            raise UnsupportedError(f"{plan.target} {reason}")
     if not plan.target.startswith((ATEN, FUNCTION)):
-        raise NotImplementedError(f"{plan.target} is neither aten:: nor of torch, torch.nn.functional or torch.nn")
+        raise UnsupportedError(f"{plan.target} is neither aten:: nor of torch, torch.nn.functional or torch.nn")
     if not is_module(plan.target):
         _find_function(plan.target)
 
@@ -103,7 +103,7 @@ def _find_function(target: str) -> Callable[..., Any]:
         return _as_function(_find_aten(target))
     owner, _, name = target.rpartition(".")
     if name.startswith("_"):
-        raise NotImplementedError(f"{target} is private")
+        raise UnsupportedError(f"{target} is private")
     if owner == "torch.nn.functional":
         found = getattr(torch.nn.functional, name, None)
         if callable(found) and getattr(found, "__module__", "") in {"torch.nn.functional", "torch", "torch._C._nn"}:
@@ -114,7 +114,7 @@ def _find_function(target: str) -> Callable[..., Any]:
         # Not torch's every function: load and save would open files that a case file names.
         if name != "from_file" and (hasattr(torch._C._VariableFunctions, name) or name in torch.functional.__all__):
             return _as_function(getattr(torch, name))
-    raise NotImplementedError(f"torch {torch.__version__} has no function {target} that computes with tensors")
+    raise UnsupportedError(f"torch {torch.__version__} has no function {target} that computes with tensors")
 
 
 def _as_function(found: Any) -> Callable[..., Any]:
@@ -130,12 +130,12 @@ def _find_aten(target: str) -> Any:
     match = _ATEN.fullmatch(schema[1] if schema else target)
     packet = getattr(torch.ops.aten, match[1], None) if match and not match[1].startswith("__") else None
     if match is None or not isinstance(packet, torch._ops.OpOverloadPacket):
-        raise NotImplementedError(f"torch {torch.__version__} has no operator {target}")
+        raise UnsupportedError(f"torch {torch.__version__} has no operator {target}")
     overload = match[2] or ("default" if schema else None)
     if overload is None:
         return packet
     if overload not in _overloads(packet):
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"torch {torch.__version__} has no overload {overload} of aten::{match[1]}: {', '.join(_overloads(packet))}"
         )
     found = getattr(packet, overload)
@@ -155,9 +155,9 @@ def _require_schema(target: str, overload: Any) -> None:
     try:
         given = torch._C.parse_schema(target)
     except RuntimeError as error:
-        raise NotImplementedError(f"the schema of {overload} cannot be read: {str(error).splitlines()[0]}") from None
+        raise UnsupportedError(f"the schema of {overload} cannot be read: {str(error).splitlines()[0]}") from None
     if given != overload._schema:
-        raise NotImplementedError(f"the schema given is not torch {torch.__version__}'s, which is {overload._schema}")
+        raise UnsupportedError(f"the schema given is not torch {torch.__version__}'s, which is {overload._schema}")
 
 
 def _require_tensors(overload: Any) -> None:
@@ -165,7 +165,7 @@ def _require_tensors(overload: Any) -> None:
     schema = overload._schema
     types = [str(one.type) for one in (*schema.arguments, *schema.returns)]
     if any(one.name == "filename" for one in schema.arguments) or not any("Tensor" in one for one in types):
-        raise NotImplementedError(f"{schema} does not compute with tensors")
+        raise UnsupportedError(f"{schema} does not compute with tensors")
 
 
 def _resolve(packet: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
@@ -180,7 +180,7 @@ def _resolve(packet: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any,
         except (RuntimeError, TypeError):
             continue
         return getattr(packet, overload or "default"), some_args, some_kwargs
-    raise NotImplementedError(f"no overload of {name} takes these arguments: {', '.join(_overloads(packet))}")
+    raise UnsupportedError(f"no overload of {name} takes these arguments: {', '.join(_overloads(packet))}")
 
 
 def _fold(overload: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -206,7 +206,7 @@ def _same_device(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.device:
 
     kinds = {tensor.device.type for tensor in inputs.values()} - {"meta"}
     if kinds and name.partition(":")[0] not in kinds:
-        raise NotImplementedError(f"the call names the device {name}, the case runs on {', '.join(kinds)}")
+        raise UnsupportedError(f"the call names the device {name}, the case runs on {', '.join(kinds)}")
     return torch.device(name)
 
 
@@ -234,7 +234,7 @@ def build_module(plan: Plan, device: str) -> torch.nn.Module:
     name = plan.target.removeprefix(MODULE)
     found = getattr(torch.nn, name, None) if name.isidentifier() and not name.startswith("_") else None
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise NotImplementedError(f"torch {torch.__version__} has no module {plan.target}")
+        raise UnsupportedError(f"torch {torch.__version__} has no module {plan.target}")
     special = {"dtype": lambda one: getattr(torch, one), "device": torch.device}
     args = [fill(value, "", {}, special) for value in plan.build_args]
     kwargs = {key: fill(value, "", {}, special) for key, value in plan.build_kwargs.items()}

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.errors import BadInputError
 from stepscope.ops.indexing import check_added_gradients, count_repeats
 from stepscope.ops.inputs import SEED
-from stepscope.ops.operator import DTYPE_BYTES, FLOATS, INDEX_BYTES, Call, Operator, Parameter, Shape, Work
+from stepscope.ops.operator import (
+    DTYPE_BYTES,
+    FLOATS,
+    INDEX_BYTES,
+    Call,
+    Operator,
+    Parameter,
+    Shape,
+    UnsupportedError,
+    Work,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +148,7 @@ class _EmbeddingBags(Operator):
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         lookups, bags, dim = self.lookups(shape), self.bags(shape), shape["dim"]
         if dtype in PACKED and direction != "forward":
-            raise NotImplementedError(f"{self.name} in {dtype} has no backward pass: quantised tables do not train")
+            raise UnsupportedError(f"{self.name} in {dtype} has no backward pass: quantised tables do not train")
         if direction == "forward":
             # A quantised element is scaled and shifted before it is added.
             flops = lookups * dim * (3 if dtype in PACKED else 1)
@@ -403,7 +413,7 @@ def _packed_table(rows: int, dim: int, maker: Maker) -> torch.Tensor:
 
     packing = PACKED[maker.dtype_name]
     if dim % packing.per_byte:
-        raise NotImplementedError(f"torch packs {maker.dtype_name} rows only where dim is even; dim={dim}")
+        raise UnsupportedError(f"torch packs {maker.dtype_name} rows only where dim is even; dim={dim}")
     pack = getattr(torch.ops.quantized, f"embedding_bag_{packing.name}_prepack")
     count = min(rows, PACKED_ROWS)
     packed: torch.Tensor = pack(torch.randn(count, dim, device=maker.device, generator=maker.generator))

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stepscope.measure import WrongResultError
-from stepscope.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Work
+from stepscope.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, UnsupportedError, Work
 
 if TYPE_CHECKING:
     import torch
@@ -183,7 +183,7 @@ class MemCopy(Operator):
 
         size, kind = shape["size"], shape["kind"]
         if kind != "d2d" and maker.device == "cpu":
-            raise NotImplementedError(f"kind={kind} copies between a host and its device: the CPU has only d2d")
+            raise UnsupportedError(f"kind={kind} copies between a host and its device: the CPU has only d2d")
         source = maker.values(size)
         if kind == "d2d":
             return {"source": source, "destination": maker.empty(size)}

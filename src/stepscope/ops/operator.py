@@ -40,6 +40,10 @@ MATRIX_FLOATS = ("float32", "tf32", "bfloat16", "float16", "float64")
 INDEX_BYTES = 8
 
 
+class UnsupportedError(NotImplementedError):
+    """This operator cannot do what a case asks for, here or at all; the case is skipped with these words."""
+
+
 class Parameter(NamedTuple):
     """Its kind is its default's type: int for a size, float for a number, str for a word or a text."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Work
+from stepscope.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, UnsupportedError, Work
 from stepscope.ops.reference import check_close, widen
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class OptimizerStep(Operator):
         return optimizer.step
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        raise NotImplementedError("a step has no value: `check` compares the parameters after it")
+        raise UnsupportedError("a step has no value: `check` compares the parameters after it")
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Two steps from the state of zero, the one of `bind` and a timed one, against the formulas in float64."""

@@ -18,6 +18,8 @@ FAMILIES = (
     "recurrent",
     "normalisation",
     "pointwise",
+    "elementwise",
+    "reduction",
     "embedding",
     "interaction",
     "indexing",
