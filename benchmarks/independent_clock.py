@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from stepscope.measure import MeasureSettings, WallClock, measure, open_device
@@ -153,7 +154,7 @@ def main() -> int:
           f"{'kept' if kept else 'MISSED'} (2 %, 10 %)")  # fmt: skip
     if options.output:
         content = {"device": options.device, "peer": name, "rows": rows, "median": median, "worst": worst}
-        system = json.loads(__import__("msgspec").json.encode(collect_system()))
+        system = msgspec.to_builtins(collect_system())
         options.output.write_text(json.dumps({**content, "system": system}, indent=1))
     return 0 if kept else 1
 

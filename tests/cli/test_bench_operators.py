@@ -151,7 +151,8 @@ def test_the_micro_suite_gives_one_score_a_row(stepscope: Stepscope) -> None:
     assert {"dlrm/micro/linear/linear_A.1dev", "dlrm/micro/embedding_bag/emb_A.1dev"} <= {one["id"] for one in listed}
     plan = stepscope("bench", "suite", "micro", "--dry-run", "--json").data["cases"]
     assert len(plan) == 12 + 16  # PARAM's linear list A and embedding list A
-    assert stepscope("bench", "suite", "micro", "--benchmark", "dlrm/micro/none/x", "--json").code == 2
+    for wrong in (("--benchmark", "dlrm/micro/none/x"), ("--dtype", "float31")):
+        assert stepscope("bench", "suite", "micro", *wrong, "--json").code == 2
 
 
 def test_a_killed_sweep_resumes_and_its_table_is_whole(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
@@ -183,10 +184,23 @@ def test_a_killed_sweep_resumes_and_its_table_is_whole(stepscope: Stepscope, sto
     kept = len(StoredRun(run_folders(store)[0]).results)
     assert 20 <= kept < 150
     assert not table.exists()
-    answer = stepscope(*sweep, "--resume", "--json")
+    run = run_folders(store)[0].name
+    answer = stepscope("runs", "resume", run, "--json")
     assert answer.code == 0
     assert len(run_folders(store)) == 1
     assert len(read_kernel_table(table)) == 150
+
+
+def test_places_and_devices_that_are_not_there_are_refused_before_anything_is_measured(
+    stepscope: Stepscope, store: Path, tmp_path: Path
+) -> None:
+    gemm = (*OPS, "--op", "gemm", "--preset", "tiny", "--quick", "--json")
+    for wrong in (("--table", "/proc/t.csv"), ("--table", str(tmp_path / "t.parquet")), ("--device", "cuda:99"),
+                  ("--device", "abacus")):  # fmt: skip
+        answer = stepscope(*gemm, *wrong)
+        assert answer.code == 2, wrong
+        assert answer.error["where"] == wrong[0] or wrong[1] in (answer.error["where"] or "")
+    assert not store.exists() or run_folders(store) == []
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,16 @@ def test_what_can_be_compiled() -> None:
 
 def test_scores_are_counted_where_they_are_written() -> None:
     operator = Attention()
-    for backend, scores in (("auto", 2 * 4 * 6 * 10), ("math", 2 * 4 * 6 * 10), ("flash", 0), ("cudnn", 0)):
-        assert (
-            operator.scratch_bytes(full_shape(operator, **PLAIN, backend=backend), "float16", "forward") == 2 * scores
-        )
+    for backend, dtype, written in (
+        ("auto", "float16", 0),
+        ("auto", "float32", 0),
+        ("auto", "float64", 8 * (2 * 4 * 6 * 10)),
+        ("math", "float16", 2 * (2 * 4 * 6 * 10)),
+        ("flash", "float64", 0),
+        ("cudnn", "float16", 0),
+    ):
+        shape = full_shape(operator, **PLAIN, backend=backend)
+        assert operator.scratch_bytes(shape, dtype, "forward") == written
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

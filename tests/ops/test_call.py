@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +13,13 @@ from stepscope.measure import WrongResultError
 from stepscope.ops.arguments import parse_arguments
 from stepscope.ops.build import build
 from stepscope.ops.call import OPERATOR, CallAny, make_call_shape
+from stepscope.ops.call_targets import build_module, read_plan
 from stepscope.ops.inputs import Maker
 from stepscope.ops.operator import Operator, Work
 from stepscope.ops.reference import as_tensors
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 
@@ -228,12 +232,62 @@ def test_what_works_in_place_has_no_backward_pass(target: str, arguments: str) -
         run(target, arguments, direction="backward")
 
 
-def test_results_without_a_reference_pass() -> None:
-    run("torch.argmax", "float32[8,8]")
-    run("aten::nonzero", "float32[8]")
-    run("aten::item", "float32[]")
-    run("torch.empty_like", "float32[64]")
-    run("torch.mm", "int64[8,8] int64[8,8]", dtype="int64")
+def unchecked(target: str, arguments: str, direction: str = "forward", dtype: str = "float32") -> str | None:
+    """What the check says after a few calls have been timed."""
+    shape = make_call_shape(target, arguments)
+    built = build(OPERATOR, shape, dtype=dtype, device="cpu", direction=direction)
+    for _ in range(8):
+        built.calls[0]()
+    return OPERATOR.check(shape, built.inputs, dtype, direction)
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "reason"),
+    [
+        ("torch.nn.functional.dropout", "float32[16,16] 0.5", "random or not deterministic"),
+        ("torch.rand_like", "float32[64,64]", "random or not deterministic"),
+        ("torch.argmax", "float32[8,8]", "no floats"),
+        ("aten::nonzero", "float32[8]", "no floats"),
+        ("torch.empty_like", "float32[64]", "nobody has written"),
+        ("torch.mm", "int64[8,8] int64[8,8]", "none of its tensors are floats"),
+        ("torch.mm", "float64[8,8] float64[8,8]", "nothing wider"),
+        ("torch.mm", "tensor[8,8] tensor[8,8]", ""),
+        ("torch.log", "float32[64]", ""),
+        ("aten::item", "float32[]", ""),
+        ("aten::fft_fft", "float32[64]", ""),
+        ("aten::_foreach_add_", "[float32[4],float32[4]] 1", ""),
+        ("torch.exp_", "float32[64]", ""),
+    ],
+)  # fmt: skip
+def test_a_check_that_could_not_be_made_says_why(target: str, arguments: str, reason: str) -> None:
+    found = unchecked(target, arguments)
+    assert (found is None) == (reason == "")
+    assert reason in (found or "")
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_call_without_a_float64_form_says_so(monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
+    import torch
+
+    right = CallAny.bind
+
+    def narrow_only(self: Operator, shape: Any, inputs: Any) -> Any:
+        if next(iter(inputs.values())).dtype == torch.float64:
+            raise RuntimeError("\"mm\" not implemented for 'Double'\nmore of it")
+        return right(OPERATOR, shape, inputs)
+
+    monkeypatch.setattr(CallAny, "bind", narrow_only)
+    found = unchecked("aten::mm", "tensor[8,8] tensor[8,8]", direction)
+    assert found == "torch does not make the same call in float64: \"mm\" not implemented for 'Double'"
+
+    def out_of_memory(self: Operator, shape: Any, inputs: Any) -> Any:
+        if next(iter(inputs.values())).dtype == torch.float64:
+            raise torch.OutOfMemoryError("no memory")
+        return right(OPERATOR, shape, inputs)
+
+    monkeypatch.setattr(CallAny, "bind", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        unchecked("aten::mm", "tensor[8,8] tensor[8,8]", direction)
 
 
 def test_the_call_is_the_one_that_was_named() -> None:
@@ -351,6 +405,173 @@ def test_wrong_results_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
             run("aten::mm", "tensor[48,32] tensor[32,24]", direction=direction)
 
 
+def plant(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    """`wrong` runs in place of every call that is not the float64 reference."""
+    import torch
+
+    right = CallAny.bind
+
+    def spoiled(self: Operator, shape: Any, inputs: Any) -> Any:
+        first = next(iter(inputs.values()))
+        return right(OPERATOR, shape, inputs) if first.dtype == torch.float64 else lambda: wrong(first)
+
+    monkeypatch.setattr(CallAny, "bind", spoiled)
+
+
+@pytest.mark.parametrize("target", ["torch.exp_", "torch.mul_", "aten::_foreach_exp_"])
+def test_a_wrong_call_in_place_is_found(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """What timing leaves behind is endless after a few calls: nothing of it could be compared."""
+    arguments = {"torch.mul_": "float32[64] 1e30", "aten::_foreach_exp_": "[float32[64]]"}.get(target, "float32[64]")
+    assert unchecked(target, arguments) is None
+    returns = target.startswith("torch.")
+    plant(monkeypatch, lambda first: [first.mul_(3)][: 1 if returns else 0])
+    with pytest.raises(WrongResultError):
+        unchecked(target, arguments)
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong"),
+    [
+        # exp(x) is finite for all of these
+        ("torch.exp", lambda first: first * float("inf")),
+        ("torch.exp", lambda first: first * float("nan")),
+        # no number, and endless with the wrong sign, where float64 has numbers below 0
+        ("torch.sqrt", lambda first: first.abs().sqrt()),
+        ("torch.reciprocal", lambda first: first / 0),
+    ],
+)
+def test_nothing_passes_by_not_being_finite(monkeypatch: pytest.MonkeyPatch, target: str, wrong: Any) -> None:
+    assert unchecked(target, "float32[64]") is None
+    plant(monkeypatch, wrong)
+    with pytest.raises(WrongResultError):
+        unchecked(target, "float32[64]")
+
+
+def test_what_is_endless_in_float64_too_is_right() -> None:
+    import torch
+
+    from stepscope.ops.call_check import _take_finite
+
+    inf, nan = float("inf"), float("nan")
+    wide = torch.tensor([1.0, inf, -inf, nan, 1e300], dtype=torch.float64)
+    right = torch.tensor([1.0, inf, -inf, nan, inf])
+    # 1e300 is endless in float32
+    assert [one.tolist() for one in _take_finite("x", right, wide)] == [[1.0], [1.0]]
+    for i, other in enumerate([inf, -inf, nan, 1.0, -inf]):
+        with pytest.raises(WrongResultError, match="1 places"):
+            _take_finite("x", torch.where(torch.arange(5) == i, torch.tensor(other), right), wide)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("target", "arguments"), [("torch.nn.Embedding", "int64[8]<100"), ("torch.nn.EmbeddingBag", "int64[4,8]<100")]
+)
+def test_weights_are_floats_whatever_a_module_is_given(target: str, arguments: str, direction: str, dtype: str) -> None:
+    import torch
+
+    shape = make_call_shape(target, arguments, build="1000 16")
+    assert OPERATOR.named_dtype(shape) is None
+    built = build(OPERATOR, shape, dtype=dtype, device="cpu", direction=direction)
+    (result,) = as_tensors(built.calls[0]())
+    assert result.dtype == getattr(torch, dtype)
+    assert {name: one.dtype for name, one in built.inputs.items()} == {
+        "arg0": torch.int64, "module.weight": getattr(torch, dtype),
+    }  # fmt: skip
+    unlike = OPERATOR.check(shape, built.inputs, dtype, direction)
+    assert unlike is None or dtype == "float64"
+
+
+def test_weights_are_never_whole_numbers() -> None:
+    shape = make_call_shape("torch.nn.Embedding", "int64[8]<100", build="1000 16")
+    for ask in (
+        lambda: OPERATOR.work(shape, "int64", "forward"),
+        lambda: OPERATOR.footprint_bytes(shape, "int64"),
+        lambda: OPERATOR.make_inputs(shape, Maker("int64", "cpu")),
+    ):
+        with pytest.raises(NotImplementedError, match="int64 cannot hold"):
+            ask()
+    # a module without weights is recorded under what it is given
+    shape = make_call_shape("torch.nn.ReLU", "int64[8]")
+    assert OPERATOR.make_inputs(shape, Maker("int64", "cpu"))
+    with pytest.raises(NotImplementedError, match="is float32"):
+        OPERATOR.make_inputs(shape, Maker("float32", "cpu"))
+
+
+def test_memory_and_bytes_count_the_weights() -> None:
+    def module(target: str, arguments: str, build_text: str) -> tuple[int, int, int]:
+        shape = make_call_shape(target, arguments, build=build_text)
+        moved = [OPERATOR.work(shape, "float32", direction).bytes for direction in ("forward", "backward")]
+        return moved[0], moved[1], OPERATOR.footprint_bytes(shape, "float32")
+
+    given, weights = 4 * 7 * 3, 4 * (3 * 5 + 5)
+    assert module("torch.nn.Linear", "tensor[7,3]", "3 5") == (
+        given + weights, 2 * (given + weights), given + weights + 4 * 7 * 5,
+    )  # fmt: skip
+    # weight, bias and running mean and variance of 3, and a counter; buffers have no gradient
+    given, trained, kept = 4 * 2 * 3 * 16, 4 * 2 * 3, 4 * 2 * 3 + 8
+    assert module("torch.nn.BatchNorm2d", "tensor[2,3,4,4]", "3") == (
+        given + trained + kept, 2 * (given + trained) + kept, 2 * given + trained + kept,
+    )  # fmt: skip
+    # far beyond any memory: nothing of it is built
+    table = 4 * 200_000_000 * 1024
+    assert module("torch.nn.Embedding", "int64[8]<100", "200000000 1024") == (
+        8 * 8 + table, 8 * 8 + 2 * table, 8 * 8 + table + 4 * 8 * 1024,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "build_text", "words"),
+    [
+        ("torch.nn.Linear", "3", "out_features"),
+        ("torch.nn.Embedding", "99999999999999999 999999", "overflow"),
+        ("torch.nn.BCELoss", "weight=float32[3]", "built with a tensor"),
+        ("torch.nn.Nothing", "", "no module"),
+    ],
+)
+def test_what_torch_cannot_build_is_skipped_in_its_words(target: str, build_text: str, words: str) -> None:
+    shape = make_call_shape(target, "tensor[7,3]", build=build_text)
+    for direction in ("forward", "backward"):
+        with pytest.raises(NotImplementedError, match=words):
+            OPERATOR.work(shape, "float32", direction)
+    with pytest.raises(NotImplementedError, match=words):
+        OPERATOR.footprint_bytes(shape, "float32")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_modules_that_learn_their_sizes_are_skipped() -> None:
+    with pytest.raises(NotImplementedError, match="first call"):
+        OPERATOR.work(make_call_shape("torch.nn.LazyLinear", "tensor[7,3]", build="4"), "float32", "forward")
+
+
+@pytest.mark.parametrize("build_text", ["3 5 device=cpu", "3 5 true cpu", '[3, 5, true, {"device": "cpu"}]'])
+def test_a_module_is_built_without_memory_whatever_device_it_names(build_text: str) -> None:
+    shape = make_call_shape("torch.nn.Linear", "tensor[7,3]", build=build_text)
+    assert {one.device.type for one in build_module(read_plan(shape)).parameters()} == {"meta"}
+    assert OPERATOR.make_inputs(shape, Maker("float32", "cpu")).keys() == {"arg0", "module.weight", "module.bias"}
+    elsewhere = make_call_shape("torch.nn.Linear", "tensor[7,3]", build=build_text.replace("cpu", "cuda"))
+    with pytest.raises(NotImplementedError, match="names the device cuda,"):
+        OPERATOR.make_inputs(elsewhere, Maker("float32", "cpu"))
+
+
+def test_weights_are_the_same_every_time_and_of_the_size_of_1() -> None:
+    import torch
+
+    def weights() -> dict[str, torch.Tensor]:
+        shape = make_call_shape("torch.nn.BatchNorm2d", "float32[2,3,4,4]", build="3")
+        linear = make_call_shape("torch.nn.Linear", "float32[9,400]", build="400 300")
+        return OPERATOR.make_inputs(shape, Maker("float32", "cpu")) | OPERATOR.make_inputs(
+            linear, Maker("float32", "cpu")
+        )
+
+    first, second = weights(), weights()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    # a row of 400 with variance 1 / 400
+    assert float(first["module.weight"].var()) * 400 == pytest.approx(1, abs=0.05)
+    assert bool((first["module.running_var"] >= 0).all())
+    assert int(first["module.num_batches_tracked"]) == 0
+
+
 def test_the_dtype_that_all_tensors_name() -> None:
     def named(text: str) -> str | None:
         return OPERATOR.named_dtype(make_call_shape("torch.add", text))
@@ -361,6 +582,15 @@ def test_the_dtype_that_all_tensors_name() -> None:
     assert named("bool[2]") is None
     assert named("float16[2] tensor[2]") is None
     assert named("2") is None
+
+    def module(text: str, build_text: str = "3 5") -> str | None:
+        return OPERATOR.named_dtype(make_call_shape("torch.nn.Linear", text, build=build_text))
+
+    assert module("int64[2]") is None
+    assert module("float16[2]") == "float16"
+    assert module("int64[2] float16[2]") == "float16"
+    assert module("tensor[2] float16[2]") is None
+    assert module("tensor[2]", "3 5 dtype=torch.float64") == "float64"
 
 
 def test_shapes_are_brought_into_one_form() -> None:

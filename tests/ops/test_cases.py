@@ -215,6 +215,31 @@ def test_a_call_runs_in_the_dtype_that_its_tensors_name() -> None:
     assert [case.parameters["dtype"] for case in tf32] == ["float32", "tf32"]
 
 
+def test_a_module_runs_in_the_dtype_of_its_weights() -> None:
+    """Whole numbers that it is given say nothing about them."""
+    for target in ("torch.nn.Embedding", "torch.nn.EmbeddingBag"):
+        asked = call_cases(target, "int64[4,8]<9", build="9 4", device="cpu", dtypes=["float32", "bfloat16"])
+        assert [case.parameters["dtype"] for case in asked] == ["float32", "bfloat16"]
+        (usual,) = call_cases(target, "int64[4,8]<9", build="9 4", device="cpu")
+        assert usual.parameters["dtype"] == "float32"
+
+
+def test_calls_are_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="draws are for shapes") as caught:
+        call_cases("torch.sin", "tensor[8]", device="cpu", draws=3)
+    assert (caught.value.where, "--draws" in (caught.value.hint or "")) == ("--draws", True)
+    path = tmp_path / "ops.json"
+    tensor = {"type": "tensor", "dtype": "float", "shape": [8]}
+    path.write_text(json.dumps({"torch.sin": {"config": [{"input": [{"args": [tensor]}]}]}}))
+    with pytest.raises(UsageError, match="draws are for shapes") as caught:
+        cases_of_requests(read_case_file(path), device="cpu", draws=5)
+    assert (caught.value.where or "").endswith("torch.sin.config[0].input[0]")
+    assert "--draws" in (caught.value.hint or "")
+    # an entry that asks for draws itself has lists to draw from
+    entry = CaseRequest(op="call", shape={"target": ["torch.sin", "torch.cos"], "args": "tensor[8]"}, draws=1)
+    assert len(cases_of_requests([entry], device="cpu", draws=5)) == 1
+
+
 def test_a_file_of_calls_is_brought_into_one_form(tmp_path: Path) -> None:
     path = tmp_path / "calls.toml"
     path.write_text(

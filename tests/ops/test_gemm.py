@@ -8,7 +8,9 @@ from op_checks import count_by_hand, full_shape, run_and_check, traffic_is_that_
 from stepscope.measure import WrongResultError
 from stepscope.ops import Work, find_operator
 from stepscope.ops.build import build
-from stepscope.ops.gemm import LAYOUTS, AddMm, Bmm, Gemm, Linear, Mlp
+from stepscope.ops.gemm import LAYOUTS, AddMm, Bmm, Gemm, Linear, Mlp, _require_served
+from stepscope.ops.inputs import Maker
+from stepscope.ops.operator import UnsupportedError
 from stepscope.ops.reference import check_close
 from stepscope.ops.training import LEARNING_RATE, MlpTrain
 
@@ -67,8 +69,6 @@ def test_layouts(layout: str, direction: str) -> None:
 
 
 def test_layouts_are_what_they_say() -> None:
-    from stepscope.ops.inputs import Maker
-
     operator = Gemm()
     for layout in LAYOUTS:
         inputs = operator.make_inputs(full_shape(operator, layout=layout), Maker("float32", "cpu"))
@@ -80,13 +80,50 @@ def test_layouts_are_what_they_say() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_short_dtypes_multiply(dtype: str) -> None:
-    run_and_check(Gemm(), "forward", dtype)
+    run_and_check(Gemm(), "forward", dtype, layout="nt")
 
 
 def test_short_dtypes_have_no_gradient() -> None:
     for dtype in ("int8", "float8_e4m3fn"):
         with pytest.raises(RuntimeError, match=r"not implemented|floating point dtype can require"):
-            run_and_check(Gemm(), "backward", dtype)
+            run_and_check(Gemm(), "backward", dtype, layout="nt")
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
+def test_float8_is_measured_only_as_it_is_laid(layout: str) -> None:
+    assert Gemm().tiny["layout"] == "nt", "the set `tiny` runs in every dtype"
+    with pytest.raises(UnsupportedError, match=f"layout={layout} .*: ask for layout=nt"):
+        run_and_check(Gemm(), "forward", "float8_e4m3fn", layout=layout)
+    run_and_check(Gemm(), "forward", "int8", layout=layout)
+
+
+GPU_RULES: list[tuple[str, dict[str, int], str]] = [
+    ("int8", {"m": 16, "n": 16, "k": 16}, "m above 16"),
+    ("int8", {"m": 17, "n": 12, "k": 16}, "n and k that are multiples of 8"),
+    ("int8", {"m": 17, "n": 16, "k": 12}, "n and k that are multiples of 8"),
+    ("float8_e4m3fn", {"m": 8, "n": 16, "k": 16}, "m, n and k that are multiples of 16"),
+    ("float8_e4m3fn", {"m": 16, "n": 24, "k": 16}, "m, n and k that are multiples of 16"),
+    ("float8_e4m3fn", {"m": 16, "n": 16, "k": 24}, "m, n and k that are multiples of 16"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "dims", "rule"), GPU_RULES)
+def test_what_a_gpu_does_not_multiply_is_not_tried(dtype: str, dims: dict[str, int], rule: str) -> None:
+    class OnGpu(Maker):
+        """Only its device is asked for: nothing is made."""
+
+        def __init__(self) -> None:
+            self.dtype_name, self.device = dtype, "cuda:0"
+
+    with pytest.raises(UnsupportedError, match=rule):
+        Gemm().make_inputs({**dims, "layout": "nt"}, OnGpu())
+    made = Gemm().make_inputs({**dims, "layout": "nt"}, Maker(dtype, "cpu"))
+    assert made["left"].shape == (dims["m"], dims["k"]), "a CPU has no such rule"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_products_of_other_dtypes_have_no_rule(dtype: str) -> None:
+    _require_served({"m": 1, "n": 3, "k": 5, "layout": "tn"}, dtype, "cuda")
 
 
 @pytest.mark.parametrize("widths", ["64", "", "64-", "64-x-8", "64-0-8", "-3-4"])
@@ -99,8 +136,6 @@ def test_widths_that_cannot_be(widths: str) -> None:
 def test_a_training_step_trains() -> None:
     """The first layer's bias after one step is what autograd and the rule by hand give."""
     import torch
-
-    from stepscope.ops.inputs import Maker
 
     operator = MlpTrain()
     shape = full_shape(operator)
@@ -116,15 +151,81 @@ def test_a_training_step_trains() -> None:
     assert torch.allclose(inputs["bias0"], first["bias0"] - LEARNING_RATE * gradient)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_training_steps_agree_with_float64(dtype: str) -> None:
-    run_and_check(MlpTrain(), "forward", dtype)
+TRAINED = ("float32", "float16", "bfloat16", "float64")
+STACKS = ({}, {"batch": 96, "widths": "128-128-128-128"})
 
 
-def test_a_step_that_moves_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.ops.training.LEARNING_RATE", 0.0)
-    with pytest.raises(WrongResultError, match="moved no weight"):
-        run_and_check(MlpTrain())
+@pytest.mark.parametrize("dtype", TRAINED)
+@pytest.mark.parametrize("stack", [*STACKS, {"batch": 1, "widths": "2-2"}, {"batch": 2048, "widths": "16-16-64"}])
+def test_training_steps_agree_with_float64(dtype: str, stack: dict[str, Any]) -> None:
+    run_and_check(MlpTrain(), "forward", dtype, **stack)
+
+
+def step_otherwise(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    import torch
+
+    right = torch.optim.SGD.step
+
+    def steps(optimizer: Any) -> None:
+        for _ in range(times):
+            right(optimizer)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", steps)
+
+
+@pytest.mark.parametrize("dtype", TRAINED)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_step_left_out_or_made_twice_is_found(
+    dtype: str, stack: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 16 bits too, where most steps are smaller than the rounding of their weight."""
+    step_otherwise(monkeypatch, times)
+    with pytest.raises(WrongResultError, match=r"mlp_train .*: the step is off by"):
+        run_and_check(MlpTrain(), "forward", dtype, **stack)
+
+
+@pytest.mark.parametrize("dtype", TRAINED)
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_wrong_gradient_is_found(dtype: str, stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a twentieth, with the right loss."""
+    import torch
+
+    right = torch.nn.functional.cross_entropy
+
+    def steeper(*given: Any) -> torch.Tensor:
+        loss = right(*given)
+        return loss + 0.05 * (loss - loss.detach())
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", steeper)
+    with pytest.raises(WrongResultError, match="mlp_train gradient of"):
+        run_and_check(MlpTrain(), "forward", dtype, **stack)
+
+
+@pytest.mark.parametrize("dtype", TRAINED)
+def test_a_step_that_does_nothing_is_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MlpTrain, "bind", lambda *given: lambda: None)
+    with pytest.raises(WrongResultError, match="no gradient"):
+        run_and_check(MlpTrain(), "forward", dtype)
+
+
+@pytest.mark.parametrize("dtype", TRAINED)
+def test_a_value_rounded_across_zero_spoils_no_check(dtype: str) -> None:
+    run_and_check(Mlp(), "backward", dtype, batch=96, widths="128-128-128-128")
+
+
+@pytest.mark.parametrize("dtype", TRAINED)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_stack_that_drops_its_hidden_values_is_found(
+    dtype: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    right = torch.nn.functional.relu
+    # No hidden element would pass, and no gradient would be left to be compared.
+    monkeypatch.setattr(torch.nn.functional, "relu", lambda value: right(value) * 0)
+    with pytest.raises(WrongResultError):
+        Mlp().check(full_shape(Mlp()), Mlp().make_inputs(full_shape(Mlp()), Maker(dtype, "cpu")), dtype, direction)
 
 
 def test_a_gemm_of_the_reference_table_has_its_gflop() -> None:

@@ -247,3 +247,32 @@ def test_what_is_touched_twice_is_not_unique() -> None:
     assert repeated(Scatter(), "forward", [[0, 1]], columns=2, count=1) == 2 * 2 * 4
     assert repeated(IndexPut(), "forward", [5, 6], dim=8, count=2) == 2 * 8 * 4
     assert repeated(IndexPut(), "backward", [5, 5], dim=8, count=2, accumulate="yes") == 8 * 4
+
+
+def test_ordered_gradients_are_cleared_before_they_are_written() -> None:
+    # 5 rows of 20: all places are written twice; 3 of each row where only those were found
+    for operator, again in ((Sort(), 5 * 20), (TopK(), 5 * 3)):
+        shape = full_shape(operator)
+        inputs = operator.make_inputs(shape, Maker("float32", "cpu"))
+        assert operator.repeated_bytes(shape, "float32", "forward", inputs) == 0
+        assert operator.repeated_bytes(shape, "float32", "backward", inputs) == 4 * again
+        assert operator.repeated_bytes(shape, "float16", "backward", inputs) == 2 * again
+
+
+@pytest.mark.parametrize(
+    "operator", [Gather(), IndexSelect(), Embedding(), IndexPut(), Scatter(), Sort(), TopK()], ids=lambda one: one.name
+)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_unique_bytes_are_no_more_than_there_are(operator: Operator, direction: str) -> None:
+    """Each byte of the inputs and outputs, and in backward of upstreams and gradients, once at most."""
+    shape = full_shape(operator)
+    inputs = operator.make_inputs(shape, Maker("float32", "cpu"))
+    unique = operator.work(shape, "float32", direction).bytes - operator.repeated_bytes(
+        shape, "float32", direction, inputs
+    )
+    held = moved_by_hand(operator)
+    if direction == "backward":
+        # The values that were put in order or picked are not read again; their upstreams are.
+        held += sum(inputs[name].nbytes for name in operator.gradient_names(shape))
+        held -= inputs["table"].nbytes if "table" in inputs else 0
+    assert 0 < unique <= held

@@ -33,6 +33,17 @@ def test_work_of_tril_index() -> None:
     assert TrilIndex().work(whole, "float32", "forward") == Work(0, 4 * (2 * 3 * 15) + 8 * 2 * 15)
 
 
+def test_tril_index_adds_to_what_it_cleared() -> None:
+    shape = {"batch": 3, "features": 5, "diagonal": 1, "part": "lower"}
+    inputs = TrilIndex().make_inputs(shape, Maker("float32", "cpu"))
+    assert TrilIndex().repeated_bytes(shape, "float32", "forward", inputs) == 0
+    # 4 + 3 + 2 + 1 places of each of 3 matrices are read and written after they were cleared
+    assert TrilIndex().repeated_bytes(shape, "float32", "backward", inputs) == 4 * (2 * 3 * 10)
+    # left: the gradient, the upstream and both indices
+    unique = TrilIndex().work(shape, "float32", "backward").bytes - 4 * (2 * 3 * 10)
+    assert unique == 4 * (3 * 5 * 5) + 4 * (3 * 10) + 8 * (2 * 10)
+
+
 def test_tril_index_takes_rows_of_the_triangle_in_order() -> None:
     import torch
 

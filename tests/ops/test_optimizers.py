@@ -34,7 +34,9 @@ def test_memory_holds_parameters_gradients_and_states(algorithm: str, copies: in
     operator = OptimizerStep()
     shape = full_shape(operator, algorithm=algorithm, implementation="fused")
     assert operator.footprint_bytes(shape, "float16") == 2 * copies * 210
-    assert memory_bytes(operator, shape, dtype="float16", direction="forward", check=False) == 2 * copies * 210
+    # The values that parameters and gradients were made of are still there.
+    held = memory_bytes(operator, shape, dtype="float16", direction="forward", check=False)
+    assert held == 2 * (copies + 2) * 210
 
 
 def test_there_is_no_backward() -> None:

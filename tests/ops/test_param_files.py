@@ -257,6 +257,22 @@ def test_bad_files_are_refused_with_their_place(content: dict[str, Any], place: 
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("target", ["torch.nn.Embedding", "torch.nn.EmbeddingBag"])
+def test_weights_of_a_module_that_is_given_whole_numbers_are_floats(target: str) -> None:
+    import torch
+
+    sizes_of_table = [{"args": [{"type": "int", "value": 1000}, {"type": "int", "value": 16}]}]
+    (request,) = read({target: operator([tensor(4, 8, dtype="long")], build_entries=sizes_of_table)})
+    assert request.dtypes is None
+    assert isinstance(request.shape, dict)
+    built = build(OPERATOR, request.shape, dtype="float16", device="cpu", direction="forward")
+    assert {name: one.dtype for name, one in built.inputs.items()} == {
+        "arg0": torch.int64, "module.weight": torch.float16,
+    }  # fmt: skip
+    assert built.calls[0]().dtype == torch.float16
+    assert OPERATOR.check(request.shape, built.inputs, "float16", "forward") is None
+
+
 def test_more_cases_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(param_files, "MAX_CASES", 5)
     read({"torch.x": operator(*[[tensor(1)]] * 5)})

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.measure import QUICK, CaseSkipped, CpuDevice, Further, MeasureSettings, Prepared, SilentProgress
+from stepscope.measure import (
+    QUICK,
+    CaseSkipped,
+    CpuDevice,
+    Further,
+    MeasureSettings,
+    Prepared,
+    SilentProgress,
+    WrongResultError,
+)
 from stepscope.ops import Operator, find_operator, make_cases, make_ceiling_cases, operators
 from stepscope.ops import registry as registry_module
 from stepscope.ops.estimate import estimate_cases
@@ -103,7 +112,7 @@ def test_what_cannot_run_here_is_a_skip_with_its_reason(case: Case, kind: str, w
 
 
 def test_bfloat16_is_skipped_where_it_would_kill_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.ops.worker.bfloat16_works", lambda: False)
+    monkeypatch.setattr("stepscope.ops.operator_case.bfloat16_works", lambda: False)
     with pytest.raises(CaseSkipped, match="ends the process") as caught:
         prepare(one_case("gemm", dtype="bfloat16"))
     assert "ONEDNN_MAX_CPU_ISA" in (caught.value.failure.hint or "")
@@ -211,6 +220,29 @@ def test_compiled_cases_keep_the_compiler_apart(tmp_path: Path) -> None:
     assert compile_s > 100 * summary.median_s
 
 
+def test_a_compiled_sweep_goes_beyond_the_compilers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten shapes of one operator; dynamo keeps eight. The eager backend compiles in an instant."""
+    import torch
+
+    compile_right = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **more: compile_right(call, **{**more, "backend": "eager"}))
+    bench = open_bench()
+    for m in range(1, 11):
+        prepared = bench.prepare(one_case("gemm", f"m={m},n=3,k=2", compiled=True))
+        prepared.body()
+        assert prepared.check is not None
+        assert prepared.check() is None
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_compiler_that_computes_wrongly_is_found(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda call, **more: lambda: call() * 2)
+    prepared = prepare(one_case("softmax", direction=direction, compiled=True))
+    assert prepared.check is not None
+    with pytest.raises(WrongResultError, match="compiled"):
+        prepared.check()
+
+
 def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> None:
     ceilings = make_ceiling_cases(["float32", "float32"], "cpu")
     assert [case.benchmark.model for case in ceilings] == ["gemm", "read", "memset", "memcpy"]
@@ -246,6 +278,53 @@ def test_estimates_name_what_would_be_skipped() -> None:
     assert fits.memory_bytes == elements * (4 + 4 + 8)
     assert "needs" in (large.skip or "")
     assert "no backward pass" in (absent.skip or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [("elementwise", "chain=add", "float32"), ("embedding_bag", "rows=9", "int8"), ("cast", "to=float32", "float32")],
+)
+def test_a_plan_with_what_has_no_gradient_is_still_a_plan(name: str, shape: str, dtype: str) -> None:
+    cases = [one_case(name, shape, direction="backward", dtype=dtype), one_case("gemm")]
+    absent, fits = estimate_cases(cases, device="cpu", settings=QUICK, check=False)
+    assert absent.skip
+    assert fits.skip is None
+    with pytest.raises(CaseSkipped):
+        prepare(cases[0])
+
+
+def test_out_of_memory_is_a_skip_and_the_next_case_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    right = Gemm.make_inputs
+
+    def make(self: Gemm, shape: Any, maker: Any) -> Any:
+        if shape["m"] == 99:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5 GiB")
+        return right(self, shape, maker)
+
+    monkeypatch.setattr(Gemm, "make_inputs", make)
+    large, small = measure_all(tmp_path, [one_case("gemm", "m=99,n=8,k=8"), one_case("gemm")])
+    assert large.result.status == "skipped"
+    assert large.result.failure is not None
+    assert large.result.failure.kind == "does_not_fit"
+    assert small.result.status == "ok"
+
+
+def test_a_cold_backward_that_touches_little_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
+    shape = "rows=100000,columns=8,count=10"
+    backward = prepare(one_case("scatter", shape, direction="backward", caches=["cold"]), check=False)
+    assert backward.freshen is not None
+    lookups = "rows=1000,dim=64,pooling=50,batch=64,indices=zipf,alpha=2.0"
+    assert prepare(one_case("embedding_bag", lookups, caches=["cold"]), check=False).freshen is not None
+
+
+def test_a_check_that_could_not_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gemm, "check", lambda *args: "nobody knows the right result")
+    (measured,) = measure_all(tmp_path, [one_case("gemm")])
+    assert measured.result.status == "ok"
+    assert [notice.kind for notice in measured.result.notices if notice.kind == "not_checked"] == ["not_checked"]
 
 
 def test_operators_of_other_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ from stepscope.store import (
     rate_case,
 )
 
+NOT_MEASURING = frozenset({"table"})
+"""Of a request: what is done with the results, which may differ when a run is continued."""
 COMMS_WORKER = "stepscope.comms.worker:run"
 
 
@@ -81,8 +83,11 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
 def _is_same(stored: StoredRun, job: Job) -> bool:
     plan = stored.plan
     keys = [case.key for case in plan.cases]
-    asked = msgspec.json.decode(msgspec.json.encode(job.request))
-    return plan.verb == job.verb and plan.request == asked and keys == [case.key for case in job.cases]
+    asked, stored_request = (
+        {name: value for name, value in request.items() if name not in NOT_MEASURING}
+        for request in (msgspec.json.decode(msgspec.json.encode(job.request)), plan.request)
+    )
+    return plan.verb == job.verb and stored_request == asked and keys == [case.key for case in job.cases]
 
 
 class Addition(NamedTuple):

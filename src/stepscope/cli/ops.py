@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import msgspec
 from stepscope.cli.execute import Addition, Job, open_job, run_stored
 from stepscope.cli.options import json_option, make_settings, measure_options, resume_option, store_option
 from stepscope.cli.output import emit, narrate
-from stepscope.errors import ExitCode, UsageError
+from stepscope.errors import ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.records import Case
 from stepscope.units import format_bytes, format_duration
 
@@ -113,7 +114,7 @@ def ops(
         cases += cases_of_requests(requests, dtypes=dtypes, directions=directions, draws=draws, seed=seed, **common)
     if target is not None:
         cases += call_cases(
-            target, arguments or "", build=building or "", dtypes=dtypes, directions=directions, **common
+            target, arguments or "", build=building or "", dtypes=dtypes, directions=directions, draws=draws, **common
         )
     title = "-".join(dict.fromkeys([*names, *(path.stem for path in case_files), *(["call"] if target else [])]))
     return measure_cases(cases, title, resume=resume, store=store, as_json=as_json, **how)
@@ -151,6 +152,11 @@ def suite(
         text = "\n".join(f"{row.id}  {row.unit}: {row.description}" for row in MICRO)
         emit({"suite": name, "benchmarks": benchmarks}, text, as_json=as_json)
         return ExitCode.DONE
+    from stepscope.ops import DTYPES
+
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise unknown_name("dtype", dtype, DTYPES, where="--dtype")
     rows = find_rows(wanted)
     cases = [
         case
@@ -180,6 +186,9 @@ def measure_cases(
     """Measure the cases (ceilings first), or only list them; then write the table that was asked for."""
     limits.pop("compiled")
     processes = limits.pop("processes")
+    require_device(device)
+    if table is not None:
+        require_table_path(table)
     settings = make_settings(**limits)
     listed = list(cases)
     if listed and ceilings:
@@ -197,25 +206,58 @@ def measure_cases(
             "check": not no_check,
             "kernels": kernels,
             "graph": graph,
+            "table": str(table.resolve()) if table is not None else None,
         }
         job = Job("ops", title[:40], listed, request)
     stored = open_job(job, store=store, resume=resume, verb="ops")
     return run_stored(stored, as_json=as_json, finish=lambda run: finish_run(run, table))
 
 
+def require_device(name: str) -> None:
+    """Before a run is made: a device that is not there would leave an empty one behind."""
+    from stepscope.measure import device_kind, open_device
+
+    if device_kind(name) != "cpu":
+        open_device(name)
+
+
 def finish_run(run: StoredRun, table: Path | None) -> Addition:
     """The kernel table that was asked for, and one score for each benchmark of a suite that the run holds."""
     from stepscope.ops.suites import format_rows, score_rows
-    from stepscope.store import rows_of_run, write_kernel_table
 
     data: dict[str, Any] = {}
     if table is not None:
-        data["table"] = {"path": str(table), "rows": write_kernel_table(table, rows_of_run(run))}
+        data["table"] = {"path": str(table), "rows": _write_table(run, table)}
         narrate(f"{data['table']['rows']} rows: {table.resolve()}")
     scores = score_rows(run.cases())
     if scores:
         data["suite"] = [score._asdict() for score in scores]
     return Addition(data, format_rows(scores))
+
+
+def require_table_path(table: Path) -> None:
+    """Before hours of measuring: the ending is one that is written, and the folder takes a file."""
+    from stepscope.store.kernel_table import require_table_name
+
+    require_table_name(table)
+    try:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=table.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{table.parent} takes no file: {error.strerror}", hint="name another place", where="--table"
+        ) from error
+
+
+def _write_table(run: StoredRun, table: Path) -> int:
+    from stepscope.store import rows_of_run, write_kernel_table
+
+    try:
+        return write_kernel_table(table, rows_of_run(run))
+    except StoreWriteError as error:
+        hint = f"the run is kept: stepscope runs export {run.folder} --format table --output FILE"
+        raise StoreWriteError(error.message, hint=hint, where=str(table)) from error
 
 
 def show_plan(cases: Sequence[Case], *, device: str, settings: Any, check: bool, as_json: bool) -> int:

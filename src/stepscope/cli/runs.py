@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from stepscope.store import (
     write_kernel_table,
     write_parquet,
 )
+from stepscope.store.kernel_table import require_parquet_name, require_table_name
 
 
 @click.group("runs")
@@ -139,14 +141,26 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
     """The operator runs' cases as one kernel table; a table that is already a file can be made Parquet too."""
     if output is None:
         raise UsageError(f"--format {kind} makes a file", hint="name it with --output", where="--output")
+    (require_parquet_name if kind == "parquet" else require_table_name)(output)
     rows: list[KernelRow] = []
-    for name in names or [run.id for run in list_runs(store)[0] if run.plan.verb == "ops"]:
+    for name in names:
         is_table = name.endswith((".csv", ".csv.gz"))
         rows += read_kernel_table(Path(name)) if is_table else rows_of_run(find_run(store, name))
+    for run in [] if names else operator_runs(store):
+        rows += rows_of_run(run)
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
     emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
     return ExitCode.DONE
+
+
+def operator_runs(store: Path) -> list[StoredRun]:
+    """All of the store; what is left out, and what is not whole, is told."""
+    runs = [run for run in chosen_runs((), store) if run.plan.verb == "ops"]
+    for run in runs:
+        if run.status == "interrupted":
+            narrate(f"interrupted: {run.id}, with {len(run.results)} of its {len(run.plan.cases)} cases")
+    return runs
 
 
 @command.command("verify")
@@ -191,12 +205,15 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 @json_option
 def resume(*, name: str, store: Path, as_json: bool) -> int:
     """Continue an interrupted run as it was asked for; finished cases are not measured again."""
-    from stepscope.cli.execute import run_stored
+    from stepscope.cli.execute import add_nothing, run_stored
+    from stepscope.cli.ops import finish_run
 
     run = find_run(store, name)
     if run.status != "interrupted":
         raise UsageError(f"run {run.id} is {run.status}", hint="only interrupted runs can be continued")
-    return run_stored(run, as_json=as_json)
+    table = run.plan.request.get("table")
+    finish = partial(finish_run, table=Path(table) if table else None) if run.plan.verb == "ops" else add_nothing
+    return run_stored(run, as_json=as_json, finish=finish)
 
 
 @command.command("sql")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
@@ -174,7 +177,27 @@ def free_memory_bytes(device: str) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    available, limit = int(psutil.virtual_memory().available), _container_limit_bytes()
+    return available if limit is None else min(available, limit - int(psutil.Process().memory_info().rss))
+
+
+@cache
+def _container_limit_bytes() -> int | None:
+    from stepscope.system import read_container
+
+    return read_container().memory_limit_bytes
+
+
+def give_back_memory(device: str) -> None:
+    """Hand freed memory back to the driver or the kernel: a large case needs it more than later small ones."""
+    gc.collect()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
+        return
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def last_level_cache_bytes(device: str) -> int:

@@ -49,11 +49,11 @@ def find_held_notices(dry: int, allocations: int, iterations: int) -> list[Notic
                 hint="the call waits for the device inside; compare its wall time and its kernels",
             )
         )
-    if allocations >= max(1, iterations):
+    if allocations:
         notices.append(
             Notice(
                 kind="allocations",
-                message=f"memory was fetched {allocations / iterations:.0f} times an iteration while timing",
+                message=f"memory was fetched {allocations} times in {iterations} iterations while timing",
                 hint="results are larger than what is kept of freed memory; the time contains fetching it",
             )
         )

@@ -1,6 +1,7 @@
 """The measuring loop: calibrate, warm up until stable, sample until sure or out of time, say what is wrong.
 
-Every reading of the clock is kept. The loop's own work between samples is outside the timed region.
+Every reading of the clock is kept; only what a held device shows to be spoiled is taken again. The loop's own work
+between samples is outside the timed region.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ def measure(
     device time does not contain the host's launching; the stop rule then looks at device time, and `freshen` is called
     before every single call that is marked.
     """
+    if held and peers is not None:
+        raise ValueError("a held device takes spoiled samples again, on which several ranks would have to agree")
     loop = _Loop(
         body=body,
         settings=settings,

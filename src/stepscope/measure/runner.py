@@ -68,8 +68,8 @@ class Prepared(msgspec.Struct, kw_only=True):
     score: Score | None = None
     latency_target: LatencyTarget | None = None
     observed: dict[str, Scalar] = {}
-    check: Callable[[], None] | None = None
-    """Called after the timing; raises WrongResultError."""
+    check: Callable[[], str | None] | None = None
+    """Called after the timing; raises WrongResultError. Returns why nothing could be compared, if so."""
     scope: AbstractContextManager[object] | None = None
     """Entered around timing and check: modes that the case needs and the next one must not inherit."""
     freshen: Callable[[], object] | None = None
@@ -167,8 +167,7 @@ def run_case(
             probed += probe.read()
             readings += telemetry.read("end")
             further = prepared.further() if prepared.further is not None else Further()
-            if prepared.check is not None:
-                prepared.check()
+            unchecked = prepared.check() if prepared.check is not None else None
     except CaseSkipped as skip:
         return _without_samples(case, "skipped", started_at, start, skip.failure), []
     except Exception as error:  # noqa: BLE001 - the border of a case: one that fails must not end the others
@@ -179,7 +178,6 @@ def run_case(
         probes_s=probed,
         extra_s=further.extra_s,
     )
-    crowd = neighbours.as_notice() if neighbours else None
     result = CaseResult(
         case=case,
         status="ok",
@@ -193,16 +191,26 @@ def run_case(
         readings=readings,
         notices=[
             *measurement.notices,
-            *find_held_notices(
-                measurement.dry,
-                measurement.allocations if prepared.steady_memory else 0,
-                measurement.sampled_iterations,
-            ),
+            *_find_intruders(prepared, measurement, device),
             *further.notices,
-            *([crowd] if crowd else []),
+            *_as_list(Notice(kind="not_checked", message=f"not compared: {unchecked}") if unchecked else None),
+            *_as_list(neighbours.as_notice() if neighbours else None),
         ],
     )
     return result, [samples]
+
+
+def _find_intruders(prepared: Prepared, measurement: Measurement, device: Device) -> list[Notice]:
+    """A driver's allocation is worth a word each; page faults of a host only where every iteration has them."""
+    allocations = measurement.allocations if prepared.steady_memory else 0
+    bearable = 0 if device.has_events else measurement.sampled_iterations
+    return find_held_notices(
+        measurement.dry, allocations if allocations > bearable else 0, measurement.sampled_iterations
+    )
+
+
+def _as_list(notice: Notice | None) -> list[Notice]:
+    return [notice] if notice is not None else []
 
 
 def _measure_prepared(

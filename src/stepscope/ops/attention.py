@@ -81,8 +81,8 @@ class Attention(Operator):
         return Work(flops=2 * products, bytes=size * (3 * query + 4 * key))
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
-        """The scores, where they may be written out."""
-        if shape["backend"] not in ("auto", "math"):
+        """The scores, where they are written out: torch picks a fused kernel, which does not, for all but float64."""
+        if shape["backend"] != "math" and (shape["backend"] != "auto" or dtype != "float64"):
             return 0
         scores = shape["batch"] * shape["heads"] * shape["queries"] * shape["keys"]
         return int(scores * DTYPE_BYTES[dtype])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.ops.inputs import Arenas, Maker
 from stepscope.ops.operator import DTYPE_BYTES, Call, Operator, Shape
-from stepscope.ops.reference import differentiable_outputs
+from stepscope.ops.reference import as_tensors, check_compiled, differentiable_outputs, same_tensors, seeded_like
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,8 @@ class Built(NamedTuple):
     """The first set."""
     calls: list[Call]
     """One for each set of inputs; each keeps its last output, so that outputs rotate as inputs do."""
-    check: Call
-    """Raises WrongResultError."""
+    check: Callable[[], str | None]
+    """Raises WrongResultError; returns why nothing could be compared, if so."""
     compile_s: float | None
     """What the compiler took; None where nothing was compiled."""
 
@@ -42,6 +42,8 @@ def build(
     arenas: Arenas | None = None,
 ) -> Built:
     """Make `sets` sets of inputs and the call on each; nothing is timed but compilation."""
+    if compiled:
+        _forget_compiled()
     maker = Maker(dtype, device, arenas)
     inputs = [operator.make_inputs(shape, maker) for _ in range(sets)]
     start = time.perf_counter()
@@ -51,7 +53,32 @@ def build(
         _call_each(binds, device)
         compile_s = time.perf_counter() - start
     calls = binds if sets == 1 else [_keeping(call) for call in binds]
-    return Built(inputs[0], calls, lambda: operator.check(shape, inputs[0], dtype, direction), compile_s)
+
+    def check() -> str | None:
+        unchecked = operator.check(shape, inputs[0], dtype, direction)
+        if not compiled:
+            return unchecked
+
+        def run(*, compiled: bool) -> list[torch.Tensor]:
+            """From inputs made anew: those that were timed may have been written to."""
+            maker = Maker(dtype, device)
+            fresh = operator.make_inputs(shape, maker)
+            return as_tensors(_bind(operator, shape, fresh, maker, direction, compiled=compiled)())
+
+        eager = run(compiled=False)
+        if not same_tensors(eager, run(compiled=False)):
+            return unchecked or "two runs differ: it draws random numbers"
+        check_compiled(operator, run(compiled=True), eager, dtype)
+        return unchecked
+
+    return Built(inputs[0], calls, check, compile_s)
+
+
+def _forget_compiled() -> None:
+    """The compiler keeps what it made for a line of code, at most eight times: a sweep compiles it for every shape."""
+    import torch
+
+    torch._dynamo.reset()
 
 
 def _bind(
@@ -72,7 +99,7 @@ def _bind(
     with torch.enable_grad():
         call = operator.bind(shape, {**inputs, **leaves})
         outputs = differentiable_outputs((_compile(call) if compiled else call)())
-    upstream = [torch.randn(one.shape, device=one.device, generator=maker.generator).to(one.dtype) for one in outputs]
+    upstream = seeded_like(outputs)
     wanted = tuple(leaves.values())
     return lambda: torch.autograd.grad(outputs, wanted, upstream, retain_graph=True)
 
@@ -109,9 +136,10 @@ def memory_bytes(
 ) -> int:
     """What a case allocates in all; decides whether it is tried."""
     footprint = operator.footprint_bytes(shape, dtype)
-    own = sets * footprint * (2 if direction == "backward" else 1) + operator.scratch_bytes(shape, dtype, direction)
+    passes = 2 if direction == "backward" else 1
+    own = sets * (footprint * passes + operator.scratch_bytes(shape, dtype, direction))
     if not check:
         return own
     # The reference widens inputs, outputs and gradients, and the check computes the result once more.
     widened = footprint * REFERENCE_BYTES // DTYPE_BYTES.get(dtype, 1)
-    return own + (widened + footprint) * (2 if direction == "backward" else 1)
+    return own + (widened + footprint) * passes

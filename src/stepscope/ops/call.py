@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.errors import UsageError
-from stepscope.ops.arguments import parse_arguments, read_object, write_json
+from stepscope.ops.arguments import FLOAT_NAMES, parse_arguments, read_object, write_json
 from stepscope.ops.call_targets import (
     ATEN,
     FUNCTION,
-    MODULE_PREFIX,
+    ModuleTensor,
     Plan,
     base_name,
     bind_plan,
-    build_module,
     is_module,
+    make_module_tensors,
     make_tensor,
-    module_tensors,
+    module_layout,
     read_plan,
     require_target,
 )
@@ -36,7 +36,8 @@ class CallAny(Operator):
     name = "call"
     summary = (
         "any operator of torch by name: aten:: (with overload or whole schema), torch.*, torch.nn.functional.*, "
-        "Tensor methods in place (torch.add_) and modules of torch.nn; bytes are those of the tensors it is given"
+        "Tensor methods in place (torch.add_) and modules of torch.nn; bytes are those of the tensors it is given "
+        "and of a module's weights"
     )
     parameters = (
         Parameter("target", "", "aten::mm", "name of the operator"),
@@ -62,39 +63,49 @@ class CallAny(Operator):
         return {"target": target, "args": args, "kwargs": kwargs, "build": build, "build_kwargs": build_kwargs}
 
     def named_dtype(self, shape: Shape) -> str | None:
-        """The dtype under which a case runs whose tensors all name theirs; None where the case's is used."""
-        tensors = read_plan(shape).tensors()
+        """The dtype under which a case runs whose tensors all name theirs; None where the case's is used.
+
+        A module's is that of its weights: named where it is built, else by the floats it is given. Whole numbers say
+        nothing about it.
+        """
+        plan = read_plan(shape)
+        tensors = plan.tensors()
         named = [spec.dtype for spec in tensors if spec.dtype is not None]
-        if not named or len(named) < len(tensors):
-            return None
         known = [dtype for dtype in named if dtype in self.dtypes]
-        return next((dtype for dtype in known if "float" in dtype), known[0] if known else None)
+        floats = [dtype for dtype in known if dtype in FLOAT_NAMES]
+        is_whole = bool(named) and len(named) == len(tensors)
+        if is_module(plan.target):
+            built = [dtype for dtype in _named_in_build(plan) if dtype in self.dtypes]
+            return next(iter([*built, *(floats if is_whole else [])]), None)
+        return next(iter([*floats, *known]), None) if is_whole else None
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        """What an unknown operator writes, only torch could tell: bytes are those of its arguments.
+        """What an unknown operator writes, only torch could tell: bytes are those of its arguments and weights.
 
-        Backward, the gradients of the arguments are written too. Operations are counted for products alone.
+        Backward, their gradients are written too. Operations are counted for products alone.
         """
         plan = read_plan(shape)
         stored = _stored(dtype)
-        tensors = plan.tensors()
-        moved = sum(spec.bytes_in(stored) for spec in tensors)
+        tensors, weights = plan.tensors(), _weights(plan, stored)
+        moved = sum(spec.bytes_in(stored) for spec in tensors) + sum(one.bytes for one in weights)
         flops = _count_flops(plan)
         if direction == "forward":
             return Work(flops=flops, bytes=moved)
         gradients = sum(spec.bytes_in(stored) for spec in tensors if spec.grad and spec.is_float(stored))
+        gradients += sum(one.bytes for one in weights if one.takes_gradient)
         return Work(flops=2 * flops, bytes=moved + gradients)
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         """With what it returns, where torch is loaded and can tell without computing; else as much again."""
-        plan = read_plan(shape)
-        given = sum(spec.bytes_in(_stored(dtype)) for spec in plan.tensors())
-        returned = _returned_bytes(plan, _stored(dtype)) if sys.modules.get("torch") else None
+        plan, stored = read_plan(shape), _stored(dtype)
+        weights = _weights(plan, stored)
+        given = sum(spec.bytes_in(stored) for spec in plan.tensors()) + sum(one.bytes for one in weights)
+        returned = _returned_bytes(plan, stored, weights) if sys.modules.get("torch") else None
         return given + (given if returned is None else returned)
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
-        """The check calls it twice on copies."""
-        return 2 * self.footprint_bytes(shape, dtype)
+        """The check makes its inputs anew, and calls it twice on copies."""
+        return 3 * self.footprint_bytes(shape, dtype)
 
     def gradient_names(self, shape: Shape) -> tuple[str, ...]:
         plan = read_plan(shape)
@@ -102,8 +113,7 @@ class CallAny(Operator):
             raise UnsupportedError(f"{plan.target} works in place: it has no backward pass")
         names = [spec.name for spec in plan.tensors() if spec.grad and spec.dtype in (None, *MATRIX_FLOATS)]
         if is_module(plan.target):
-            module = build_module(plan, "meta")
-            names += [f"{MODULE_PREFIX}{name}" for name, one in module.named_parameters() if one.is_floating_point()]
+            names += [one.name for one in module_layout(plan, "float32") if one.takes_gradient]
         if not names:
             raise UnsupportedError(f"no tensor of this call of {plan.target} takes a gradient")
         return tuple(names)
@@ -113,20 +123,23 @@ class CallAny(Operator):
         require_target(plan)
         inputs = {spec.name: make_tensor(spec, maker) for spec in plan.tensors()}
         if is_module(plan.target):
-            inputs |= module_tensors(plan, maker)
+            inputs |= make_module_tensors(plan, maker)
         return inputs
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return bind_plan(read_plan(shape), inputs)
 
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        """Against the same call in float64, where torch has it and its result is not random.
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> str | None:
+        """Against the same call in float64; where that cannot be, the reason.
 
-        Whole numbers that come from floats (positions of maxima) are not compared: ties fall differently.
+        On inputs made anew: what works in place has changed those that were timed. Whole numbers that come from
+        floats (positions of maxima) are not compared: ties fall differently.
         """
         from stepscope.ops.call_check import check_call
+        from stepscope.ops.inputs import Maker
 
-        check_call(self, shape, inputs, dtype, direction)
+        device = next((str(one.device) for one in inputs.values()), "cpu")
+        return check_call(self, shape, self.make_inputs(shape, Maker(dtype, device)), dtype, direction)
 
 
 def _join(shape: Shape, by_place: str, by_name: str) -> tuple[str, str]:
@@ -191,16 +204,31 @@ def _broadcast(left: Sequence[int], right: Sequence[int]) -> int:
     return _elements([max(pair) for pair in zip(*padded, strict=True)])
 
 
-def _returned_bytes(plan: Plan, dtype: str) -> int | None:
+def _named_in_build(plan: Plan) -> list[str]:
+    given = [*plan.build_args, *plan.build_kwargs.values()]
+    return [str(one["dtype"]) for one in given if isinstance(one, dict) and one.keys() == {"dtype"}]
+
+
+def _weights(plan: Plan, dtype: str) -> list[ModuleTensor]:
+    """Of a module. Only torch knows them: the side that has none plans without."""
+    if not is_module(plan.target):
+        return []
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return []
+    return module_layout(plan, dtype)
+
+
+def _returned_bytes(plan: Plan, dtype: str, weights: Sequence[ModuleTensor]) -> int | None:
     """By calling it on tensors without memory; None where torch cannot."""
     import torch
 
     from stepscope.ops.reference import as_tensors
 
-    inputs = {
-        spec.name: torch.empty(spec.size, dtype=getattr(torch, spec.dtype or dtype), device="meta")
-        for spec in plan.tensors()
-    }
+    given = [*((spec.name, spec.size, spec.dtype or dtype) for spec in plan.tensors()),
+             *((one.name, one.size, one.dtype) for one in weights)]  # fmt: skip
+    inputs = {name: torch.empty(size, dtype=getattr(torch, named), device="meta") for name, size, named in given}
     try:
         with torch.no_grad():
             returned = as_tensors(bind_plan(plan, inputs)())

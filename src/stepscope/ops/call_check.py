@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import WrongResultError
+from stepscope.ops.call_targets import base_name, first_line
 from stepscope.ops.operator import Operator, Shape
-from stepscope.ops.reference import RELATIVE_TOLERANCE, as_tensors, check_close, differentiable_outputs, widen
+from stepscope.ops.reference import (
+    RELATIVE_TOLERANCE,
+    as_tensors,
+    check_close,
+    differentiable_outputs,
+    seeded_like,
+    widen,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -18,42 +27,104 @@ _RULES = {"float8_e5m2": "float8_e4m3fn"}
 
 def check_call(
     operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str
-) -> None:
-    """Raises WrongResultError; passes what is random or what torch lacks in float64."""
+) -> str | None:
+    """Raises WrongResultError. The reason why nothing could be compared; None: it was."""
     import torch
 
-    if "empty" in str(shape["target"]):
-        return
-    rule = _loosest([dtype, *(_name(one) for one in inputs.values() if one.is_floating_point())])
+    reason = _why_incomparable(shape, inputs)
+    if reason is not None:
+        return reason
     with torch.no_grad():
-        results = _tensors(operator.bind(shape, _copy(inputs))())
-        if _differ(results, _tensors(operator.bind(shape, _copy(inputs))()), rule):
-            return
-        try:
-            references = _tensors(operator.bind(shape, widen(_copy(inputs)))())
-        except (RuntimeError, NotImplementedError):
-            return
-    if direction == "forward":
-        floats = any(one.is_floating_point() for one in inputs.values())
-        _compare(operator.name, results, references, rule, floats_only=floats)
-        return
+        results = _call(operator, shape, _copy(inputs))
+        rule = _loosest([dtype, *(_name(one) for one in (*inputs.values(), *results) if one.is_floating_point())])
+        if _differ(results, _call(operator, shape, _copy(inputs)), rule):
+            return "two calls on the same inputs differ: its result is random or not deterministic"
+    try:
+        if direction == "forward":
+            return _check_forward(operator, shape, inputs, results, rule)
+        _check_backward(operator, shape, inputs, rule)
+    except _NoFloat64Error as error:
+        return str(error)
+    return None
+
+
+class _NoFloat64Error(Exception):
+    def __init__(self, error: RuntimeError) -> None:
+        super().__init__(f"torch does not make the same call in float64: {first_line(error)}")
+
+
+def _check_forward(
+    operator: Operator,
+    shape: Shape,
+    inputs: Mapping[str, torch.Tensor],
+    results: Sequence[torch.Tensor],
+    rule: str,
+) -> str | None:
+    import torch
+
+    if not any(one.is_floating_point() for one in results):
+        return "it gives no floats: whole numbers that come from floats may differ where there are ties"
+    with torch.no_grad(), _in_float64():
+        references = _call(operator, shape, widen(_copy(inputs)))
+    _compare(operator.name, results, references, rule)
+    return None
+
+
+def _check_backward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], rule: str) -> None:
     names = operator.gradient_names(shape)
     gradients, upstream = _gradients(operator, shape, _copy(inputs), names, None)
-    expected, _ = _gradients(operator, shape, widen(_copy(inputs)), names, upstream)
-    _compare(f"{operator.name} backward", gradients, expected, rule, floats_only=True)
+    with _in_float64():
+        expected, _ = _gradients(operator, shape, widen(_copy(inputs)), names, upstream)
+    _compare(f"{operator.name} backward", gradients, expected, rule)
+
+
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    """What torch cannot do here is a reason; that memory is short is none."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise _NoFloat64Error(error) from error
+
+
+def _why_incomparable(shape: Shape, inputs: Mapping[str, torch.Tensor]) -> str | None:
+    """What can be told before the call is made."""
+    import torch
+
+    if "empty" in base_name(str(shape["target"])):
+        return "its result is memory that nobody has written to"
+    floats = [one.dtype for one in inputs.values() if one.is_floating_point()]
+    if not floats:
+        return "none of its tensors are floats: it has no float64 form"
+    if set(floats) == {torch.float64}:
+        return "its tensors are float64 themselves: there is nothing wider to compare with"
+    return None
 
 
 def _copy(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in inputs.items()}
 
 
+def _call(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What it returns, or what it was given where it works in place and returns nothing."""
+    returned = _tensors(operator.bind(shape, inputs)())
+    if not returned and base_name(str(shape["target"])).endswith("_"):
+        return list(inputs.values())
+    return returned
+
+
 def _tensors(result: Any) -> list[torch.Tensor]:
-    """Calls may return plain numbers too."""
+    """Calls may return plain numbers too. Complex numbers become pairs of floats."""
     import torch
 
     if isinstance(result, bool | int | float | complex):
-        return [torch.tensor(result)]
-    return as_tensors(result)
+        result = torch.tensor(result)
+    dense = [one.to_dense() if one.layout != torch.strided else one for one in as_tensors(result)]
+    return [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in dense]
 
 
 def _name(tensor: torch.Tensor) -> str:
@@ -66,39 +137,46 @@ def _loosest(names: Sequence[str]) -> str:
 
 
 def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], rule: str) -> bool:
-    """Beyond what the order of additions explains: the call draws random numbers."""
+    """Beyond what the order of additions explains."""
+    import torch
+
+    wholes = [(one, two) for one, two in zip(first, second, strict=False) if not one.is_floating_point()]
     try:
-        _compare("", first, [one.double() for one in second], rule, floats_only=False)
+        _compare("", first, second, rule)
     except WrongResultError:
         return True
-    return False
+    return not all(torch.equal(one, two) for one, two in wholes)
 
 
-def _compare(
-    name: str,
-    results: Sequence[torch.Tensor],
-    references: Sequence[torch.Tensor],
-    rule: str,
-    *,
-    floats_only: bool,
-) -> None:
+def _compare(name: str, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], rule: str) -> None:
+    """Floats alone."""
     if len(results) != len(references):
         raise WrongResultError(f"{name} gives {len(results)} results, not {len(references)}")
     for result, reference in zip(results, references, strict=True):
         if result.is_floating_point():
-            check_close(name, *_drop_endless(result.double(), reference.double()), rule)
-        elif not floats_only:
-            check_close(name, result.double(), reference.double(), "int64")
+            check_close(name, *_take_finite(name, result, reference.double()), rule)
 
 
-def _drop_endless(result: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A logarithm of a negative number is no number in float64 either."""
+def _take_finite(name: str, result: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both without the places where they are endless or no numbers alike.
+
+    The logarithm of a negative number is no number in float64 either, and what float64 still holds may be endless in a
+    shorter dtype. Everywhere else, what is not finite is wrong.
+    """
     import torch
 
     if result.shape != reference.shape:
         return result, reference
-    endless = ~(torch.isfinite(result) | torch.isfinite(reference))
-    return result.masked_fill(endless, 0), reference.masked_fill(endless, 0)
+    wide, shown = result.double(), result if result.dtype.itemsize > 1 else result.float()
+    endless = ~(torch.isfinite(wide) & torch.isfinite(reference))
+    if not bool(endless.any()):
+        return shown, reference
+    rounded = reference.to(result.dtype).double()
+    alike = (wide == rounded) | (wide.isnan() & rounded.isnan())
+    if bool((endless & ~alike).any()):
+        count = int((endless & ~alike).sum())
+        raise WrongResultError(f"{name} is endless or no number in {count:,} places, but not as in float64")
+    return shown[~endless], reference[~endless]
 
 
 def _gradients(
@@ -114,8 +192,7 @@ def _gradients(
     with torch.enable_grad():
         outputs = differentiable_outputs(operator.bind(shape, inputs)())
         if upstream is None:
-            generator = torch.Generator(outputs[0].device).manual_seed(1)
-            upstream = [torch.randn(one.shape, device=one.device, generator=generator).to(one.dtype) for one in outputs]
+            upstream = seeded_like(outputs)
         pushed = [one.to(output.dtype) for one, output in zip(upstream, outputs, strict=True)]
         found = torch.autograd.grad(outputs, tuple(leaves.values()), pushed)
     return [one.detach().to_dense() for one in found], list(upstream)

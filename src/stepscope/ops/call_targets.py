@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.ops.arguments import TensorSpec, fill, find_tensors, read_list, read_object
+from stepscope.ops.arguments import ELEMENT_BYTES, FLOAT_NAMES, TensorSpec, fill, find_tensors, read_list, read_object
 from stepscope.ops.operator import Call, Shape, UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ MODULE_PREFIX = "module."
 _NAME = re.compile(r"[A-Za-z_][\w.:+-]*")
 _SCHEMA = re.compile(r"(aten::[A-Za-z_]\w*(?:\.\w+)?)\s*\((.*)\)\s*->\s*.+", re.DOTALL)
 _ATEN = re.compile(r"aten::([A-Za-z_]\w*)(?:\.(\w+))?")
+_DEVICE = re.compile(r"(?:cpu|cuda|meta)(?::\d+)?")
 _MAX_TARGET = 2000
 
 _ELSEWHERE = {
@@ -77,12 +79,26 @@ def make_tensor(spec: TensorSpec, maker: Maker) -> torch.Tensor:
 
     dtype = maker.dtype if spec.dtype is None else getattr(torch, spec.dtype)
     if dtype.is_floating_point:
-        wide = dtype if dtype.itemsize > 1 else torch.float32
-        values = torch.randn(spec.size, dtype=wide, device=maker.device, generator=maker.generator)
-        return values.to(dtype)
+        return _draw_normal(spec.size, dtype, maker)
     if dtype == torch.bool:
         return torch.rand(spec.size, device=maker.device, generator=maker.generator) < 0.5
     return torch.randint(spec.low, spec.high, spec.size, dtype=dtype, device=maker.device, generator=maker.generator)
+
+
+def _draw_normal(size: Sequence[int], dtype: torch.dtype, maker: Maker, *, scale: float = 1.0) -> torch.Tensor:
+    import torch
+
+    values = torch.randn(size, dtype=_drawable(dtype), device=maker.device, generator=maker.generator)
+    if scale != 1.0:
+        values.mul_(scale)
+    return values.to(dtype)
+
+
+def _drawable(dtype: torch.dtype) -> torch.dtype:
+    """Nothing is drawn in floats of one byte: they are rounded."""
+    import torch
+
+    return dtype if dtype.itemsize > 1 else torch.float32
 
 
 def require_target(plan: Plan) -> None:
@@ -215,7 +231,7 @@ def bind_plan(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> Call:
 
     args, kwargs = _fill_plan(plan, inputs)
     if is_module(plan.target):
-        module = build_module(plan, "meta")
+        module = build_module(plan)
         _put_tensors(module, inputs)
         return lambda: module(*args, **kwargs)
     function: Any = _find_function(plan.target)
@@ -228,34 +244,115 @@ def bind_plan(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> Call:
     return lambda: function(*args, **kwargs)
 
 
-def build_module(plan: Plan, device: str) -> torch.nn.Module:
+def build_module(plan: Plan) -> torch.nn.Module:
+    """Without memory: its parameters have sizes and dtypes, but no values, however large they are."""
     import torch
 
     name = plan.target.removeprefix(MODULE)
     found = getattr(torch.nn, name, None) if name.isidentifier() and not name.startswith("_") else None
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
         raise UnsupportedError(f"torch {torch.__version__} has no module {plan.target}")
+    given = [*plan.build_args, *plan.build_kwargs.values()]
+    if any(True for value in given for _ in find_tensors(value, "")):
+        raise UnsupportedError(
+            f"{plan.target} is built with a tensor here: only numbers, words and dtypes can be given"
+        )
+    args, kwargs = _without_device(plan.build_args), _without_device(plan.build_kwargs)
     special = {"dtype": lambda one: getattr(torch, one), "device": torch.device}
-    args = [fill(value, "", {}, special) for value in plan.build_args]
-    kwargs = {key: fill(value, "", {}, special) for key, value in plan.build_kwargs.items()}
-    with torch.device(device):
-        return found(*args, **kwargs)
+    try:
+        with torch.device("meta"):
+            return found(*fill(args, "", {}, special), **{key: fill(kwargs[key], "", {}, special) for key in kwargs})
+    except Exception as error:
+        raise UnsupportedError(f"torch cannot build {plan.target} so: {first_line(error)}") from error
 
 
-def module_tensors(plan: Plan, maker: Maker) -> dict[str, torch.Tensor]:
-    """Parameters and buffers as torch begins with them, always the same."""
+def first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _without_device(value: Any) -> Any:
+    """With `meta` in place of every device: a module that names its own would be built there at once."""
+    if isinstance(value, list):
+        return [_without_device(one) for one in value]
+    if isinstance(value, dict) and "device" not in value:
+        return {key: _without_device(one) for key, one in value.items()}
+    return {"device": "meta"} if _device_name(value) else value
+
+
+def _device_name(value: Any) -> str | None:
+    if isinstance(value, dict) and isinstance(value.get("device"), str):
+        value = value["device"]
+    return value if isinstance(value, str) and _DEVICE.fullmatch(value) else None
+
+
+class ModuleTensor(NamedTuple):
+    """A parameter or buffer of a module."""
+
+    name: str
+    """Of the input."""
+    size: tuple[int, ...]
+    dtype: str
+    takes_gradient: bool
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.size) * ELEMENT_BYTES[self.dtype]
+
+
+def module_layout(plan: Plan, dtype: str) -> list[ModuleTensor]:
+    """Parameters, then buffers; floats are of the case's dtype. Raises UnsupportedError where that is no float."""
     import torch
 
-    from stepscope.ops.inputs import SEED
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)
-        module = build_module(plan, "cpu")
-    tensors = {}
+    module = build_module(plan)
+    layout = []
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        dtype = maker.dtype if tensor.is_floating_point() else tensor.dtype
-        tensors[f"{MODULE_PREFIX}{name}"] = tensor.detach().to(device=maker.device, dtype=dtype).clone()
-    return tensors
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UnsupportedError(f"{plan.target} learns its sizes from its first call: take the module that is told")
+        is_float = tensor.is_floating_point()
+        if is_float and dtype not in FLOAT_NAMES:
+            raise UnsupportedError(f"the weights of {plan.target} are floats, which {dtype} cannot hold")
+        own = str(tensor.dtype).removeprefix("torch.")
+        takes_gradient = is_float and isinstance(tensor, torch.nn.Parameter)
+        layout.append(
+            ModuleTensor(f"{MODULE_PREFIX}{name}", tuple(tensor.shape), dtype if is_float else own, takes_gradient)
+        )
+    return layout
+
+
+def make_module_tensors(plan: Plan, maker: Maker) -> dict[str, torch.Tensor]:
+    """Made where the case runs: what fits there need not fit into the host's memory."""
+    dtype = str(maker.dtype).removeprefix("torch.")
+    for value in [*plan.build_args, *plan.build_kwargs.values()]:
+        name = _device_name(value)
+        if name is not None and name.partition(":")[0] != maker.device.partition(":")[0]:
+            raise UnsupportedError(f"the module names the device {name}, the case runs on {maker.device}")
+    layout = module_layout(plan, dtype)
+    if not any(one.dtype in FLOAT_NAMES for one in layout):
+        _require_dtype_in_use(plan, dtype)
+    return {one.name: _make_weight(one, maker) for one in layout}
+
+
+def _require_dtype_in_use(plan: Plan, dtype: str) -> None:
+    """A module without weights whose tensors all name another dtype would be recorded under a wrong one."""
+    named = [spec.dtype for spec in plan.tensors()]
+    if named and None not in named and dtype not in named:
+        raise UnsupportedError(f"nothing of this call of {plan.target} is {dtype}: its tensors name {named[0]}")
+
+
+def _make_weight(one: ModuleTensor, maker: Maker) -> torch.Tensor:
+    """Scaled by their rows, so that results stay near 1; what has one dimension is 0 to 1, for variances are among it.
+
+    Counters begin with 0.
+    """
+    import torch
+
+    dtype = getattr(torch, one.dtype)
+    if not dtype.is_floating_point:
+        return torch.zeros(one.size, dtype=dtype, device=maker.device)
+    if len(one.size) > 1:
+        return _draw_normal(one.size, dtype, maker, scale=max(1, math.prod(one.size[1:])) ** -0.5)
+    return torch.rand(one.size, dtype=_drawable(dtype), device=maker.device, generator=maker.generator).to(dtype)
 
 
 def _put_tensors(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:

@@ -109,8 +109,11 @@ def call_cases(
     directions: Sequence[str] = (),
     caches: Sequence[str] = (),
     compiled: bool = False,
+    draws: int | None = None,
 ) -> list[Case]:
     """One call of any operator of torch, named on the command line."""
+    if draws is not None:
+        raise _no_draws_for_calls("--draws")
     request = CaseRequest(op=CallAny.name, shape=make_call_shape(target, arguments, build=build), where="--call")
     return _gather([request], Asked(device, dtypes, directions, caches, compiled))
 
@@ -168,6 +171,8 @@ def _expand(
             )
         chosen = find_set(operator, request.set, where=request.where)
         return chosen.expand(operator), chosen.name, tuple(chosen.dtypes), tuple(chosen.passes)
+    if isinstance(operator, CallAny) and request.draws is None and asked.draws is not None:
+        raise _no_draws_for_calls(request.where)
     draws = asked.draws if request.draws is None else request.draws
     seed = asked.seed if request.seed is None else request.seed
     if isinstance(request.shape, Mapping):
@@ -177,6 +182,14 @@ def _expand(
     if isinstance(operator, CallAny):
         shapes = [operator.canonical(shape) for shape in shapes]
     return shapes, request.config or asked.config, (), ()
+
+
+def _no_draws_for_calls(where: str) -> UsageError:
+    return UsageError(
+        "draws are for shapes: a call is given its arguments one by one",
+        hint="leave --draws out, or measure the calls by a command of their own",
+        where=where,
+    )
 
 
 def _actual_dtype(operator: Operator, shape: Mapping[str, Value], dtype: str) -> str:

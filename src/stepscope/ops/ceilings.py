@@ -22,12 +22,16 @@ STREAM_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 """Read, written or copied: many times any cache."""
 
 
+_LAYOUTS = {"float8_e4m3fn": "nt"}
+"""The only one that has products of this dtype."""
+
+
 def make_ceiling_cases(dtypes: Sequence[str], device: str) -> list[Case]:
     """The matrix rate of each dtype asked for that has matrix products, and three bandwidths."""
     kind = device_kind(device)
     side, size = MATRIX_SIDE[kind], STREAM_BYTES[kind]
     cases = [
-        _ceiling("gemm", {"m": side, "n": side, "k": side, "layout": "nn"}, dtype, device)
+        _ceiling("gemm", {"m": side, "n": side, "k": side, "layout": _LAYOUTS.get(dtype, "nn")}, dtype, device)
         for dtype in dict.fromkeys(dtypes)
         if dtype in (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
     ]

@@ -177,6 +177,12 @@ class _EmbeddingBags(Operator):
         return int(table + INDEX_BYTES * (lookups + bags) + _output_bytes(dtype) * bags * dim)
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        if dtype in PACKED:
+            # Whole repeats of the packed rows, of which the table is the beginning, and the first of them in float32.
+            rows = len(self.tables(shape)) * int(shape["rows"])
+            count = min(rows, PACKED_ROWS)
+            surplus = -(-rows // count) * count - rows
+            return surplus * _row_bytes(dtype, shape["dim"]) + DTYPE_BYTES["float32"] * count * int(shape["dim"])
         if direction == "forward" or shape["gradient"] == "dense":
             return 0
         return self.lookups(shape) * _row_bytes(dtype, shape["dim"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepscope.measure import MeasureSettings, free_memory_bytes, last_level_cache_bytes, open_device
+from stepscope.measure import CaseSkipped, MeasureSettings, free_memory_bytes, last_level_cache_bytes, open_device
 from stepscope.ops.operator_case import read_case
 from stepscope.ops.worker import MEMORY_SHARE
 from stepscope.records import Case
@@ -39,7 +39,15 @@ class Rates(NamedTuple):
 def estimate_cases(cases: Sequence[Case], *, device: str, settings: MeasureSettings, check: bool) -> list[PlannedCase]:
     rates = glimpse(device)
     free, cache = free_memory_bytes(device), last_level_cache_bytes(device)
-    return [_estimate(case, rates, free=free, cache_bytes=cache, settings=settings, check=check) for case in cases]
+    planned = []
+    for case in cases:
+        try:
+            read_case(case).require(device)
+        except CaseSkipped as skip:
+            planned.append(PlannedCase(case, 0.0, 0.0, 0, str(skip)))
+            continue
+        planned.append(_estimate(case, rates, free=free, cache_bytes=cache, settings=settings, check=check))
+    return planned
 
 
 def glimpse(device: str) -> Rates:
@@ -48,12 +56,12 @@ def glimpse(device: str) -> Rates:
 
     opened = open_device(device)
 
-    def best(call: object) -> float:
+    def best(call: Callable[[], object]) -> float:
         times = []
         for _ in range(GLIMPSE_CALLS):
             opened.synchronize()
             start = time.perf_counter()
-            call()  # type: ignore[operator]
+            call()
             opened.synchronize()
             times.append(time.perf_counter() - start)
         return min(times)
@@ -71,9 +79,6 @@ def _estimate(
     case: Case, rates: Rates, *, free: int, cache_bytes: int, settings: MeasureSettings, check: bool
 ) -> PlannedCase:
     wanted = read_case(case)
-    lacking = wanted.lacks()
-    if lacking is not None:
-        return PlannedCase(case, 0.0, 0.0, 0, lacking[1])
     work = wanted.work
     iteration_s = rates.call_s + max(work.flops / rates.flops_per_s, work.bytes / rates.bytes_per_s)
     needed = wanted.memory_bytes(wanted.rotation(cache_bytes), check=check)

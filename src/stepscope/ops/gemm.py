@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from stepscope.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
+from stepscope.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, UnsupportedError, Work
+from stepscope.ops.reference import check_backward, check_close, widen
 
 if TYPE_CHECKING:
     import torch
@@ -17,17 +18,39 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 _LAYOUT = Parameter(
     "layout", "", "nn", "how left and right lie in memory: n as multiplied, t transposed (a view turns them)", LAYOUTS
 )
+_ANY_LAYOUT = _LAYOUT._replace(meaning=f"{_LAYOUT.meaning}; float8 only as nt")
 _M = Parameter("m", "rows", 1024, "rows of the left matrix")
 _N = Parameter("n", "columns", 1024, "columns of the right matrix")
 _K = Parameter("k", "elements", 1024, "inner dimension")
 
+FLOAT8_LAYOUT = "nt"
+"""cuBLASLt multiplies float8 only where the left matrix lies by rows and the right one by columns."""
 FLOAT8_MULTIPLE = 16
-"""torch's scaled product takes dimensions that are multiples of this."""
+INT8_MULTIPLE = 8
+INT8_ROWS_ABOVE = 16
+"""What torch's products of short numbers ask of dimensions on a GPU: multiples of these, and more rows than this."""
 
 
 def _laid(maker: Maker, rows: int, columns: int, turned: bool) -> torch.Tensor:
     """A (rows, columns) matrix; `turned` lies in memory as its transpose."""
     return maker.values(columns, rows).t() if turned else maker.values(rows, columns)
+
+
+def _require_served(shape: Shape, dtype: str, device: str) -> None:
+    """Raise UnsupportedError with the rule of torch's float8 and int8 products that a case breaks."""
+    m, n, k, cuda = shape["m"], shape["n"], shape["k"], device.startswith("cuda")
+    if dtype == "float8_e4m3fn":
+        if shape["layout"] != FLOAT8_LAYOUT:
+            raise UnsupportedError(
+                f"layout={shape['layout']} cannot be in float8, where left lies by rows and right by columns: "
+                f"ask for layout={FLOAT8_LAYOUT}"
+            )
+        if cuda and (m % FLOAT8_MULTIPLE or n % FLOAT8_MULTIPLE or k % FLOAT8_MULTIPLE):
+            raise UnsupportedError(f"float8 on a GPU needs m, n and k that are multiples of {FLOAT8_MULTIPLE}")
+    if dtype == "int8" and cuda and (m <= INT8_ROWS_ABOVE or n % INT8_MULTIPLE or k % INT8_MULTIPLE):
+        raise UnsupportedError(
+            f"int8 on a GPU needs m above {INT8_ROWS_ABOVE}, and n and k that are multiples of {INT8_MULTIPLE}"
+        )
 
 
 def _output_bytes(dtype: str) -> int:
@@ -38,11 +61,11 @@ def _output_bytes(dtype: str) -> int:
 class Gemm(Operator):
     name = "gemm"
     summary = "torch.mm: (m, k) · (k, n) → (m, n); float8 by torch._scaled_mm into bfloat16, int8 into int32"
-    parameters = (_M, _N, _K, _LAYOUT)
+    parameters = (_M, _N, _K, _ANY_LAYOUT)
     dtypes = (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
     unit = "TFLOP/s"
     differentiable = ("left", "right")
-    tiny = {"m": 64, "n": 48, "k": 32}
+    tiny = {"m": 64, "n": 48, "k": 32, "layout": FLOAT8_LAYOUT}
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         m, n, k = shape["m"], shape["n"], shape["k"]
@@ -53,13 +76,15 @@ class Gemm(Operator):
         return Work(flops=4 * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        _require_served(shape, maker.dtype_name, maker.device)
         m, n, k = shape["m"], shape["n"], shape["k"]
         left_turned, right_turned = (letter == "t" for letter in shape["layout"])
-        return {
-            "left": _laid(maker, m, k, left_turned),
-            # cuBLASLt multiplies float8 only where the right matrix lies by columns.
-            "right": _laid(maker, k, n, right_turned or maker.dtype_name == "float8_e4m3fn"),
-        }
+        return {"left": _laid(maker, m, k, left_turned), "right": _laid(maker, k, n, right_turned)}
+
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """The bfloat16 values that float8 ones were rounded from."""
+        given = int(shape["m"] * shape["k"] + shape["k"] * shape["n"])
+        return DTYPE_BYTES["bfloat16"] * given if dtype == "float8_e4m3fn" else 0
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -84,7 +109,7 @@ class AddMm(Operator):
     dtypes = MATRIX_FLOATS
     unit = "TFLOP/s"
     differentiable = ("addend", "left", "right")
-    tiny = Gemm.tiny
+    tiny = {"m": 64, "n": 48, "k": 32}
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         m, n, k = shape["m"], shape["n"], shape["k"]
@@ -239,8 +264,10 @@ class Mlp(Operator):
         return Work(flops=flops, bytes=size * traffic)
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
-        hidden = sum(self.widths(shape)[1:-1])
-        return 2 * int(shape["batch"]) * hidden * DTYPE_BYTES[dtype]
+        """Hidden outputs before and after ReLU, and the values that the scaled weights were made of."""
+        widths = self.widths(shape)
+        hidden, weights = sum(widths[1:-1]), sum(wide * out for wide, out in pairwise(widths))
+        return (2 * int(shape["batch"]) * hidden + weights) * DTYPE_BYTES[dtype]
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         widths = self.widths(shape)
@@ -265,6 +292,60 @@ class Mlp(Operator):
             return linear(value, last_weight, last_bias)
 
         return stack
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        last = len(self.widths(shape)) - 2
+
+        def stack() -> torch.Tensor:
+            value = inputs["input"]
+            for layer in range(last + 1):
+                value = value @ inputs[f"weight{layer}"].T + inputs[f"bias{layer}"]
+                if layer < last:
+                    value = self._pass(layer, value)
+            return value
+
+        return stack
+
+    def _pass(self, layer: int, value: torch.Tensor) -> torch.Tensor:
+        """What the reference lets through after a hidden layer."""
+        return value.clamp(min=0)
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        if direction == "forward":
+            super().check(shape, inputs, dtype, direction)
+        else:
+            check_backward(_MaskedMlp(relu_masks(shape, inputs, dtype)), shape, inputs, dtype)
+
+
+class _MaskedMlp(Mlp):
+    """Its reference lets those hidden elements pass that passed in the case's own dtype.
+
+    A value that rounding carries across zero changes nothing in the result, but the gradients wholly: in 16 bits that
+    happens to so many that no comparison would be left.
+    """
+
+    def __init__(self, masks: list[torch.Tensor]) -> None:
+        self._masks = masks
+
+    def _pass(self, layer: int, value: torch.Tensor) -> torch.Tensor:
+        return value * self._masks[layer]
+
+
+def relu_masks(shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> list[torch.Tensor]:
+    """Which elements of a stack's hidden layers pass in its own dtype; raises WrongResultError for wrong layers."""
+    import torch
+    from torch.nn.functional import linear, relu
+
+    wide = widen(inputs)
+    masks = []
+    with torch.no_grad():
+        value, exact = inputs["input"], wide["input"]
+        for layer in range(len(Mlp.widths(shape)) - 2):
+            value = relu(linear(value, inputs[f"weight{layer}"], inputs[f"bias{layer}"]))
+            exact = (exact @ wide[f"weight{layer}"].T + wide[f"bias{layer}"]).relu()
+            check_close(f"hidden layer {layer}", value, exact, dtype)
+            masks.append(value > 0)
+    return masks
 
 
 OPERATORS: tuple[type[Operator], ...] = (Gemm, AddMm, Bmm, Linear, Mlp)

@@ -325,7 +325,7 @@ class _Ordered(Operator):
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         import torch
 
-        from stepscope.ops.reference import check_close, widen
+        from stepscope.ops.reference import check_close, seeded_like, widen
 
         table = inputs["table"].detach()
         with torch.no_grad():
@@ -342,8 +342,7 @@ class _Ordered(Operator):
             leaf = table.detach().requires_grad_()
             with torch.enable_grad():
                 result, places = self.bind(shape, {"table": leaf})()
-            generator = torch.Generator(table.device).manual_seed(1)
-            upstream = torch.randn(result.shape, device=table.device, generator=generator).to(table.dtype)
+            (upstream,) = seeded_like([result])
             (gradient,) = torch.autograd.grad(result, leaf, upstream)
             expected = torch.zeros(table.shape, dtype=torch.float64, device=table.device)
             expected[torch.arange(len(table), device=table.device)[:, None], places] = upstream.double()
@@ -369,6 +368,10 @@ class Sort(_Ordered):
             return Work(flops=elements * rounds, bytes=elements * (2 * size + INDEX_BYTES))
         # The gradient is cleared, then each element of the upstream is written to its place.
         return Work(flops=0, bytes=elements * (3 * size + INDEX_BYTES))
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        # Every place was written when it was cleared.
+        return 0 if direction == "forward" else int(shape["rows"] * shape["columns"] * DTYPE_BYTES[dtype])
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -402,7 +405,12 @@ class TopK(_Ordered):
         elements, found, size = shape["rows"] * shape["columns"], shape["rows"] * shape["k"], DTYPE_BYTES[dtype]
         if direction == "forward":
             return Work(flops=elements, bytes=size * (elements + found) + INDEX_BYTES * found)
+        # The gradient is cleared, then each element of the upstream is written to its place.
         return Work(flops=0, bytes=size * (elements + 2 * found) + INDEX_BYTES * found)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        # Places that are written were written when they were cleared.
+        return 0 if direction == "forward" else int(shape["rows"] * shape["k"] * DTYPE_BYTES[dtype])
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch

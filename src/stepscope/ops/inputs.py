@@ -32,47 +32,56 @@ def storage_dtype(dtype: str) -> torch.dtype:
 
 
 class Arena:
-    """One growing buffer of random values of one dtype on one device; what is taken from it must not be written to."""
+    """Random values of one dtype on one device, in pieces; what is taken from it must not be written to.
+
+    What stands at a place never depends on the pieces. A piece that is too short is not made longer: slices of it are
+    in use, and keep it in memory beside its longer copy.
+    """
 
     def __init__(self, dtype: torch.dtype, device: str) -> None:
-        import torch
-
         self._dtype = dtype
         self._device = device
-        self._values = torch.empty(0, dtype=dtype, device=device)
+        self._pieces: list[tuple[int, torch.Tensor]] = []
         self._next = 0
-        self._align = max(1, ALIGN_BYTES // self._values.element_size())
+        self._expected = 0
+        self._align = max(1, ALIGN_BYTES // dtype.itemsize)
 
     def rewind(self) -> None:
-        """Begin anew: called between cases."""
+        """Begin anew: called between cases. Several pieces give way to one that is as long as all of them."""
         self._next = 0
+        if len(self._pieces) > 1:
+            self._expected = max(first + len(values) for first, values in self._pieces)
+            self._pieces.clear()
 
     def take(self, count: int) -> torch.Tensor:
         """`count` values that no other slice since the last rewind shares."""
         start = self._next
         self._next = start + -(-count // self._align) * self._align
-        if self._next > len(self._values):
-            self._grow(self._next)
-        return self._values[start : start + count]
+        first, values = next(
+            (piece for piece in self._pieces if piece[0] <= start and self._next <= piece[0] + len(piece[1])),
+            None,
+        ) or self._add_piece(start)
+        return values[start - first : start - first + count]
 
-    def _grow(self, needed: int) -> None:
+    def _add_piece(self, start: int) -> tuple[int, torch.Tensor]:
         import torch
 
-        chunks = -(-needed // CHUNK_ELEMENTS)
-        values = torch.empty(chunks * CHUNK_ELEMENTS, dtype=self._dtype, device=self._device)
-        values[: len(self._values)] = self._values
-        for chunk in range(len(self._values) // CHUNK_ELEMENTS, chunks):
+        low = start // CHUNK_ELEMENTS
+        high = -(-max(self._next, self._expected) // CHUNK_ELEMENTS)
+        values = torch.empty((high - low) * CHUNK_ELEMENTS, dtype=self._dtype, device=self._device)
+        for chunk in range(low, high):
             generator = torch.Generator(self._device).manual_seed(SEED + chunk)
-            piece = values[chunk * CHUNK_ELEMENTS : (chunk + 1) * CHUNK_ELEMENTS]
+            part = values[(chunk - low) * CHUNK_ELEMENTS : (chunk - low + 1) * CHUNK_ELEMENTS]
             if self._dtype.is_floating_point:
-                piece.normal_(generator=generator)
+                part.normal_(generator=generator)
             else:
-                piece.random_(WHOLE_LOW, WHOLE_HIGH, generator=generator)
-        self._values = values
+                part.random_(WHOLE_LOW, WHOLE_HIGH, generator=generator)
+        self._pieces.append((low * CHUNK_ELEMENTS, values))
+        return self._pieces[-1]
 
     @property
     def size_bytes(self) -> int:
-        return self._values.nbytes
+        return sum(values.nbytes for _, values in self._pieces)
 
 
 class Arenas:

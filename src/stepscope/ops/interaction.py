@@ -49,6 +49,12 @@ class TrilIndex(Operator):
         elements = batch * features**2 + 3 * batch * pairs
         return Work(flops=batch * pairs, bytes=size * elements + indices)
 
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        if direction == "forward":
+            return 0
+        # What is added to was written when it was cleared.
+        return int(2 * shape["batch"] * triangle_pairs(shape["features"], shape["diagonal"]) * DTYPE_BYTES[dtype])
+
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         pairs = triangle_pairs(shape["features"], shape["diagonal"])
         elements = shape["batch"] * (shape["features"] ** 2 + pairs)

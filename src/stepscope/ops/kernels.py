@@ -22,27 +22,47 @@ def profile_kernels(
     On the CPU the operators below the called one stand for kernels; the profiler slows them, so no time is returned.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", QUIET_LOG_LEVEL)
-    lap = (list(calls) * PROFILED_CALLS)[: max(PROFILED_CALLS, len(calls) if freshen else 0)]
-    if freshen is not None:
-        freshen()
-    return _profile_cuda(lap) if cuda else (_profile_cpu(lap), [])
+    lap = (list(calls) * PROFILED_CALLS)[:PROFILED_CALLS]
+    return _profile_cuda(lap, freshen) if cuda else (_profile_cpu(lap), [])
 
 
-def _profile_cuda(lap: Sequence[Call]) -> tuple[list[KernelUse], list[float]]:
+def _profile_cuda(lap: Sequence[Call], freshen: Callable[[], object] | None) -> tuple[list[KernelUse], list[float]]:
+    """With the cache freshened before each call; what that launches is told by what it launches alone."""
+    flushing = _record([freshen]) if freshen is not None else []
+    steps = [step for call in lap for step in ((freshen, call) if freshen is not None else (call,))]
+    pieces = _pieces(_record(steps), flushing, len(lap))
+    uses: dict[str, tuple[int, float]] = {}
+    for name, duration_s in (event for piece in pieces for event in piece):
+        count, total = uses.get(name, (0, 0.0))
+        uses[name] = (count + 1, total + duration_s)
+    # Where calls did not launch alike there is one piece: all that is known is their mean.
+    seconds = [sum(duration for _, duration in piece) * len(pieces) / len(lap) for piece in pieces]
+    return _as_uses(uses, len(lap)), seconds if uses else []
+
+
+def _record(steps: Sequence[Callable[[], object]]) -> list[tuple[str, float]]:
+    """Name and duration of everything that ran on the device, in the order it began."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for call in lap:
-            call()
+        for step in steps:
+            step()
         torch.cuda.synchronize()
-    events = sorted(_device_events(profiler), key=lambda event: event[0])
-    uses: dict[str, tuple[int, float]] = {}
-    for _, name, duration_s in events:
-        count, total = uses.get(name, (0, 0.0))
-        uses[name] = (count + 1, total + duration_s)
-    return _as_uses(uses, len(lap)), _per_call([duration for _, _, duration in events], len(lap))
+    return [(name, duration_s) for _, name, duration_s in sorted(_device_events(profiler))]
+
+
+Event = tuple[str, float]
+
+
+def _pieces(events: Sequence[Event], flushing: Sequence[Event], calls: int) -> list[list[Event]]:
+    """Without what freshening launched. Calls launch alike: their events fall into as many equal pieces."""
+    if len(events) % calls:
+        names = {name for name, _ in flushing}
+        return [[event for event in events if event[0] not in names]]
+    each = len(events) // calls
+    return [list(events[i * each + len(flushing) : (i + 1) * each]) for i in range(calls)]
 
 
 def _device_events(profiler: Any) -> list[tuple[int, str, float]]:
@@ -52,16 +72,6 @@ def _device_events(profiler: Any) -> list[tuple[int, str, float]]:
         for event in profiler.profiler.kineto_results.events()
         if event.device_type().name == "CUDA" and "Synchronize" not in event.name()
     ]
-
-
-def _per_call(durations: Sequence[float], calls: int) -> list[float]:
-    """Calls launch alike: the events in order of start fall into as many equal pieces; one mean where they do not."""
-    if not durations:
-        return []
-    if len(durations) % calls:
-        return [sum(durations) / calls]
-    each = len(durations) // calls
-    return [sum(durations[i * each : (i + 1) * each]) for i in range(calls)]
 
 
 def _profile_cpu(lap: Sequence[Call]) -> list[KernelUse]:

@@ -257,6 +257,10 @@ class Read(Operator):
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         return Work(flops=shape["size"] // 4, bytes=shape["size"] + 4)
 
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """The numbers before they were made positive."""
+        return int(shape["size"])
+
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         # Of one sign: a sum near zero would make rounding look like an error.
         return {"numbers": maker.values(shape["size"] // 4).abs()}

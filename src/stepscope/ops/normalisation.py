@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.measure import WrongResultError
 from stepscope.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Work
-from stepscope.ops.reference import RELATIVE_TOLERANCE
+from stepscope.ops.pointwise import COLS, ROWS
+from stepscope.ops.reference import RELATIVE_TOLERANCE, seeded_like
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +25,6 @@ EPSILON = 1e-5
 DROPOUT_SIGMAS = 6
 """How far the share of kept elements may lie from its expectation: wrong once in 500 million correct runs."""
 
-_ROWS = Parameter("rows", "rows", 8192, "rows, each normalised for itself")
-_COLS = Parameter("cols", "elements", 1024, "elements of a row")
 _IMAGES = (
     Parameter("batch", "images", 32, "images in one call"),
     Parameter("channels", "channels", 64, "channels of an image"),
@@ -134,7 +133,7 @@ class LayerNorm(_Affine):
 
     name = "layer_norm"
     summary = "torch.nn.functional.layer_norm over the columns of (rows, cols)"
-    parameters = (_ROWS, _COLS)
+    parameters = (ROWS, COLS)
     backward_flops = 13
     tiny = {"rows": 7, "cols": 24}
 
@@ -165,7 +164,7 @@ class RmsNorm(_Affine):
 
     name = "rms_norm"
     summary = "torch.nn.functional.rms_norm over the columns of (rows, cols)"
-    parameters = (_ROWS, _COLS)
+    parameters = (ROWS, COLS)
     differentiable = ("input", "weight")
     forward_flops = 4
     backward_flops = 9
@@ -173,6 +172,10 @@ class RmsNorm(_Affine):
 
     def _sizes(self, shape: Shape) -> tuple[int, int]:
         return shape["rows"] * shape["cols"], shape["cols"]
+
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """The normalised input; where torch has no fused kernel it is written, and backward keeps it."""
+        return int(shape["rows"] * shape["cols"] * DTYPE_BYTES[dtype])
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         return {"input": maker.values(shape["rows"], shape["cols"]), "weight": maker.values(shape["cols"])}
@@ -193,7 +196,7 @@ class Softmax(Operator):
 
     name = "softmax"
     summary = "torch.softmax over the columns of (rows, cols)"
-    parameters = (_ROWS, _COLS)
+    parameters = (ROWS, COLS)
     differentiable = ("input",)
     tiny = {"rows": 7, "cols": 24}
 
@@ -279,8 +282,8 @@ class Dropout(Operator):
     name = "dropout"
     summary = "torch.nn.functional.dropout in training over (rows, cols)"
     parameters = (
-        Parameter("rows", "rows", 8192, "rows"),
-        Parameter("cols", "elements", 1024, "elements of a row"),
+        ROWS,
+        COLS,
         Parameter("p", "probability", 0.1, "that an element is dropped"),
     )
     differentiable = ("input",)
@@ -322,8 +325,7 @@ class Dropout(Operator):
         self._check_share(int(kept.sum()), int(telling.sum()), shape["p"])
         scaled = {"dropout": (result.detach(), tensor.detach())}
         if direction == "backward":
-            generator = torch.Generator(result.device).manual_seed(1)
-            upstream = torch.randn(result.shape, device=result.device, generator=generator).to(result.dtype)
+            (upstream,) = seeded_like([result])
             scaled["dropout backward"] = (torch.autograd.grad(result, tensor, upstream)[0], upstream)
         for name, (scaled_result, source) in scaled.items():
             expected = torch.where(kept, source.double() / (1 - shape["p"]), 0)

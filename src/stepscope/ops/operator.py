@@ -78,9 +78,6 @@ class Operator(ABC):
     """The inputs whose gradients the backward pass computes."""
     tiny: ClassVar[Mapping[str, Value]]
     """The shape set `tiny`: runs anywhere in an instant; parameters left out keep their defaults."""
-    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    captures: ClassVar[bool] = True
-    """Whether a graph of it may be captured; False for what waits for the host inside."""
 
     def gradient_names(self, shape: Shape) -> tuple[str, ...]:
         """`differentiable`, where it does not depend on the shape."""
@@ -124,11 +121,12 @@ class Operator(ABC):
         """The same function of the same inputs widened to float64, by another way where there is one."""
         return self.bind(shape, inputs)
 
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        """Compare with the float64 reference; raises WrongResultError."""
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> str | None:
+        """Compare with the float64 reference; raises WrongResultError. Returns why nothing could be compared, if so."""
         from stepscope.ops.reference import check_backward, check_forward
 
         if direction == "forward":
             check_forward(self, shape, inputs, dtype)
         else:
             check_backward(self, shape, inputs, dtype)
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, UnsupportedError, Work
+from stepscope.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Work
 from stepscope.ops.reference import check_close, widen
 
 if TYPE_CHECKING:
@@ -77,11 +77,12 @@ class OptimizerStep(Operator):
         return int(copies * shape["tensors"] * shape["elements"] * DTYPE_BYTES[dtype])
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
-        """The denominator of adam, where it is written out."""
+        """The values that parameters and gradients were made of, and the denominator of adam where it is written."""
+        tensor = int(shape["elements"]) * DTYPE_BYTES[dtype]
+        made_of = 2 * int(shape["tensors"]) * tensor
         if not shape["algorithm"].startswith("adam") or shape["implementation"] == "fused":
-            return 0
-        tensors = shape["tensors"] if shape["implementation"] == "foreach" else 1
-        return int(tensors * shape["elements"] * DTYPE_BYTES[dtype])
+            return made_of
+        return made_of + tensor * (int(shape["tensors"]) if shape["implementation"] == "foreach" else 1)
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         import torch
@@ -103,9 +104,6 @@ class OptimizerStep(Operator):
         optimizer = _make_optimizer(shape, tensors)
         optimizer.step()
         return optimizer.step
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        raise UnsupportedError("a step has no value: `check` compares the parameters after it")
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Two steps from the state of zero, the one of `bind` and a timed one, against the formulas in float64."""

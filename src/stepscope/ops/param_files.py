@@ -19,7 +19,7 @@ from stepscope.ops.call import OPERATOR
 from stepscope.ops.call_targets import ATEN
 from stepscope.ops.language import LARGEST_SIZE, MAX_CASES, CaseRequest
 
-DTYPES = {
+_TORCH_DTYPES = {
     "float": "float32",
     "double": "float64",
     "int": "int32",
@@ -36,7 +36,7 @@ DTYPES = {
     "int64": "int64",
     "bool": "bool",
 }
-"""PARAM's names of dtypes, and torch's."""
+"""By PARAM's names."""
 
 _NUMBERS = frozenset({"int", "long", "float", "double"})
 _LISTS = frozenset({"genericlist", "tuple"})
@@ -238,9 +238,9 @@ class _ParamReader:
                 "a tensor's shape is a list of whole numbers; −1 needs a __copy__, [a, b, c] a __range__", place
             )
         dtype = table.get("dtype", "float")
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            self.refuse(f"a tensor's dtype is none of {', '.join(DTYPES)}", place)
-        tensor: dict[str, Any] = {"tensor": size, "dtype": DTYPES[dtype]}
+        if not isinstance(dtype, str) or dtype not in _TORCH_DTYPES:
+            self.refuse(f"a tensor's dtype is none of {', '.join(_TORCH_DTYPES)}", place)
+        tensor: dict[str, Any] = {"tensor": size, "dtype": _TORCH_DTYPES[dtype]}
         if table.get("requires_grad") is False:
             tensor["grad"] = False
         return tensor

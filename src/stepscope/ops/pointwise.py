@@ -20,6 +20,7 @@ from stepscope.ops.operator import (
     UnsupportedError,
     Work,
 )
+from stepscope.ops.reference import seeded_like
 
 if TYPE_CHECKING:
     import torch
@@ -145,8 +146,7 @@ class Cast(Operator):
             return
         with torch.enable_grad():
             result = self.bind(shape, {"input": tensor.requires_grad_()})()
-        generator = torch.Generator(result.device).manual_seed(1)
-        upstream = torch.randn(result.shape, device=result.device, generator=generator).to(result.dtype)
+        (upstream,) = seeded_like([result])
         (gradient,) = torch.autograd.grad(result, tensor, upstream)
         _check_nearest("cast backward", gradient, upstream)
 

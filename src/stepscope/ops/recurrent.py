@@ -66,10 +66,15 @@ class _Recurrent(Operator):
         """Input features of each layer."""
         return [shape["in"]] + [shape["hidden"]] * (self._extent(shape)[1] - 1)
 
+    def _weight_elements(self, shape: Shape) -> int:
+        """Without the biases."""
+        hidden = int(shape["hidden"])
+        return sum(self.kind.gates * hidden * (wide + hidden) for wide in self._widths(shape))
+
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         kind, (steps, layers) = self.kind, self._extent(shape)
         batch, hidden, size = shape["batch"], shape["hidden"], DTYPE_BYTES[dtype]
-        weights = sum(kind.gates * hidden * (wide + hidden) for wide in self._widths(shape))
+        weights = self._weight_elements(shape)
         biases = layers * 2 * kind.gates * hidden
         flops = steps * (2 * batch * weights + layers * kind.flops * batch * hidden)
         states = len(kind.states) * layers * batch * hidden
@@ -86,10 +91,14 @@ class _Recurrent(Operator):
         return 0
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
-        """Gates of all steps; backward keeps them beside the states and makes their gradients."""
+        """Gates of all steps, and the values that the scaled weights were made of.
+
+        Backward keeps the gates beside the states and makes their gradients.
+        """
         steps, layers = self._extent(shape)
         values = 2 * (self.kind.gates + len(self.kind.states)) if direction == "backward" else self.kind.gates
-        return int(values * steps * layers * shape["batch"] * shape["hidden"] * DTYPE_BYTES[dtype])
+        elements = values * steps * layers * shape["batch"] * shape["hidden"] + self._weight_elements(shape)
+        return int(elements * DTYPE_BYTES[dtype])
 
     def _step(
         self, tensor: torch.Tensor, states: list[torch.Tensor], weights: list[torch.Tensor]

@@ -59,6 +59,7 @@ _NO_BACKWARD = {
     "argmax": "argmax has no derivative",
 }
 _DIMENSION = {"rows": 0, "cols": 1}
+_SUMMED = ("sum", "mean", "cumsum")
 _LARGEST_SUM = 2.0**14
 """Of summed inputs: keeps sums of any length inside float16."""
 
@@ -106,12 +107,16 @@ class Reduction(Operator):
         passes = elements * (1 + kind.reads_input) + results * (1 + kind.reads_result)
         return Work(kind.backward * elements, size * passes)
 
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """The values that summed inputs were made of."""
+        return int(shape["rows"] * shape["cols"] * DTYPE_BYTES[dtype]) if shape["function"] in _SUMMED else 0
+
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         values = maker.values(shape["rows"], shape["cols"])
-        if shape["function"] not in ("sum", "mean", "cumsum"):
+        if shape["function"] not in _SUMMED:
             return {"input": values}
         # Positive: a sum that cancels has no relative accuracy to be checked.
-        return {"input": values.abs() * min(1.0, _LARGEST_SUM / self._reduced(shape))}
+        return {"input": values.abs().mul_(min(1.0, _LARGEST_SUM / self._reduced(shape)))}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch

@@ -85,7 +85,7 @@ def find_rows(ids: Sequence[str]) -> list[SuiteRow]:
     for wanted in ids:
         if wanted not in known:
             raise unknown_name("benchmark", wanted, known, where="--benchmark")
-    return [known[wanted] for wanted in ids] or [row for row in MICRO if row.published]
+    return [known[wanted] for wanted in dict.fromkeys(ids)] or [row for row in MICRO if row.published]
 
 
 class RowScore(NamedTuple):

@@ -22,6 +22,7 @@ from stepscope.measure import (
     Prepared,
     device_kind,
     free_memory_bytes,
+    give_back_memory,
     keep_freed_memory,
     last_level_cache_bytes,
     open_device,
@@ -37,12 +38,10 @@ from stepscope.ops.modes import math_mode
 from stepscope.ops.operator_case import OperatorCase, read_case
 from stepscope.ops.profiled import ProfiledCase, profile_in_child
 from stepscope.records import Case, Notice, Run, Scalar, Score
-from stepscope.system import bfloat16_works
 from stepscope.units import format_bytes
 
 MEMORY_SHARE = 0.9
 """Of what is free: the rest belongs to the allocator and to others."""
-TF32_CAPABILITY = (8, 0)
 
 _LACKING = re.compile(
     r"not implemented|not supported|only supports?|not support|No available kernel|Could not run|only implemented"
@@ -140,7 +139,7 @@ class OpsBench:
     def build(self, case: Case) -> Ready:
         """Raises CaseSkipped, as `prepare` does."""
         asked = read_case(case)
-        _require_form(asked, self.device.name)
+        asked.require(self.device.name)
         if asked.cold and not self._cache_bytes:
             raise CaseSkipped("unknown_cache", f"nobody tells how large the last-level cache of {self.device.name} is")
         rotation = asked.rotation(self._cache_bytes)
@@ -161,7 +160,7 @@ class OpsBench:
         needed, name = asked.memory_bytes(rotation, check=self._request.check), self.device.name
         if needed > MEMORY_SHARE * free_memory_bytes(name):
             self._arenas.release()
-            _give_back_memory(name)
+            give_back_memory(name)
         free = free_memory_bytes(name)
         if needed > MEMORY_SHARE * free:
             raise CaseSkipped(
@@ -172,6 +171,8 @@ class OpsBench:
 
     def _build(self, asked: OperatorCase, rotation: Rotation) -> Built:
         """With a first call on every set, so that what torch lacks shows now."""
+        import torch
+
         try:
             built = build(
                 asked.operator,
@@ -188,6 +189,10 @@ class OpsBench:
             self.device.synchronize()
         except NotImplementedError as error:
             raise CaseSkipped("unsupported", _first_line(error)) from error
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._arenas.release()
+            give_back_memory(self.device.name)
+            raise CaseSkipped("does_not_fit", _first_line(error), "use a smaller shape") from error
         except RuntimeError as error:
             if asked.compiled or not _LACKING.search(str(error)):
                 raise
@@ -202,7 +207,7 @@ class OpsBench:
     def _look_further(self, case: Case, ready: Ready) -> Further:
         further, calls, freshen = Further(), ready.built.calls, ready.freshen
         cuda = self.device.name.startswith("cuda")
-        if self._request.graph and cuda and ready.asked.operator.captures:
+        if self._request.graph and cuda:
             try:
                 further.extra_s["graph"] = time_replays(calls, self.device, freshen=freshen)
             except CaptureError as error:
@@ -234,29 +239,6 @@ def _rotate(built: Built) -> Callable[[], object]:
     return call_next
 
 
-def _require_form(asked: OperatorCase, device: str) -> None:
-    kind = device.partition(":")[0]
-    lacking = asked.lacks()
-    if lacking is not None:
-        raise CaseSkipped(*lacking)
-    if kind not in asked.operator.devices:
-        raise CaseSkipped("unsupported_device", f"{asked.operator.name} does not run on {kind}")
-    if asked.dtype == "tf32" and not _has_tf32(device):
-        raise CaseSkipped("unsupported_dtype", f"{device} has no tf32 mode", "ask for float32")
-    if asked.dtype == "bfloat16" and kind == "cpu" and not bfloat16_works():
-        raise CaseSkipped(
-            "unsupported_dtype",
-            "bfloat16 ends the process here: this CPU advertises instructions that it does not run",
-            "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 and run again; `stepscope doctor` tells more",
-        )
-
-
-def _has_tf32(device: str) -> bool:
-    import torch
-
-    return device.startswith("cuda") and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
-
-
 def _wake_autograd(device: str) -> None:
     """The backward thread meets its CUDA context on its first product, and warns of it; that is not a case's affair."""
     import torch
@@ -265,13 +247,6 @@ def _wake_autograd(device: str) -> None:
         warnings.simplefilter("ignore")
         leaf = torch.ones(2, 2, device=device, requires_grad=True)
         torch.autograd.grad(leaf @ leaf, leaf, torch.ones(2, 2, device=device))
-
-
-def _give_back_memory(device: str) -> None:
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.empty_cache()
 
 
 def _first_line(error: BaseException) -> str:

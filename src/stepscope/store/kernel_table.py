@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,8 +39,11 @@ TRAILING = (
     "bytes",
     "unique_bytes",
     "kernels",
+    "config",
     "system",
 )
+_TIMES = ("latency_s", "latency_low_s", "latency_high_s", "wall_s", "graph_s", "kernel_s")
+_COUNTS = ("samples", "flops", "bytes", "unique_bytes")
 REQUIRED = (*LEADING, "latency_s")
 NOT_SHAPES = frozenset({"dtype", "device", "cache", "op", "pass"})
 """Parameters of a case that have a column of their own."""
@@ -72,6 +76,8 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     """Without what a call touches again."""
     kernels: dict[str, float] = {}
     """Name → launches an iteration."""
+    config: str | None = None
+    """Of the benchmark: `custom`, the name of a shape set, or `ceiling`, which is measured with settings of its own."""
     system: str | None = None
     """Fingerprint of the system record."""
 
@@ -110,6 +116,7 @@ def _row(measured: MeasuredCase, system: System | None) -> KernelRow:
         bytes=int(observed["moved_bytes"]),
         unique_bytes=int(observed.get("unique_bytes", observed["moved_bytes"])),
         kernels={use.name: use.count for use in measured.result.kernels},
+        config=case.benchmark.config,
         system=system.fingerprint if system else None,
     )
 
@@ -128,10 +135,31 @@ def _device_name(device: str, system: System | None) -> str:
     return host.gpus[int(index or 0)].name if int(index or 0) < len(host.gpus) else device
 
 
+def require_table_name(path: Path) -> None:
+    """Refuse a name that says the file is something else than a CSV table."""
+    if not path.name.endswith((".csv", ".csv.gz")):
+        raise UsageError(
+            "a kernel table is a .csv or .csv.gz file",
+            hint="name it so; `stepscope runs export --format parquet` makes Parquet",
+            where=str(path),
+        )
+
+
+def require_parquet_name(path: Path) -> None:
+    """Refuse a name that says the file is something else than Parquet."""
+    if path.suffix != ".parquet":
+        raise UsageError(
+            "a Parquet file is named .parquet",
+            hint="name it so; `stepscope runs export --format table` makes a .csv or .csv.gz",
+            where=str(path),
+        )
+
+
 def write_kernel_table(path: Path, rows: Iterable[KernelRow]) -> int:
     """Write by rename; `.gz` is compressed, always to the same bytes. Returns the number of rows."""
+    require_table_name(path)
     listed = list(rows)
-    names = list(dict.fromkeys(name for row in listed for name in row.parameters))
+    names = _parameter_names(listed)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*LEADING, *names, *TRAILING])
@@ -152,31 +180,47 @@ def write_kernel_table(path: Path, rows: Iterable[KernelRow]) -> int:
     return len(listed)
 
 
+def _parameter_names(rows: Iterable[KernelRow]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.parameters))
+
+
 def _cells(row: KernelRow, names: Sequence[str]) -> list[str]:
-    kernels = msgspec.json.encode(row.kernels).decode() if row.kernels else ""
-    times = (row.latency_s, row.latency_low_s, row.latency_high_s)
+    trailing = _trailing(row)
     return [
         row.op,
         row.device,
         row.dtype,
-        *(_text(row.parameters.get(name)) for name in names),
-        row.direction,
-        row.cache or "",
-        *(_text(value) for value in times),
-        _text(row.samples),
-        *(_text(value) for value in (row.wall_s, row.graph_s, row.kernel_s)),
-        _text(row.flops),
-        _text(row.bytes),
-        _text(row.unique_bytes),
-        kernels,
-        row.system or "",
+        *(_print_scalar(row.parameters[name]) if name in row.parameters else "" for name in names),
+        *(_print_plain(trailing[name]) for name in TRAILING),
     ]
 
 
-def _text(value: Scalar | None) -> str:
+def _trailing(row: KernelRow) -> dict[str, str | int | float | None]:
+    """The columns after the parameters."""
+    return {
+        "pass": row.direction,
+        "cache": row.cache,
+        **{name: getattr(row, name) for name in (*_TIMES, *_COUNTS)},
+        "kernels": msgspec.json.encode(row.kernels).decode() if row.kernels else None,
+        "config": row.config,
+        "system": row.system,
+    }
+
+
+def _print_plain(value: str | int | float | None) -> str:
+    """Of a column whose type is known."""
     if value is None:
         return ""
     return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
+
+
+def _print_scalar(value: Scalar) -> str:
+    """Of a parameter: `_parse_scalar` gives the same value back. Words that would come back as another one, such as
+    the order 1032 of a permutation, are written in the quotes of JSON."""
+    text = str(value)
+    if isinstance(value, str) and (text == "" or text.startswith('"') or _parse_scalar(text) != value):
+        return msgspec.json.encode(value).decode()
+    return text
 
 
 def read_kernel_table(path: Path) -> list[KernelRow]:
@@ -230,12 +274,9 @@ def _own_row(cells: Mapping[str, str]) -> KernelRow:
         if text != "" and name not in LEADING and name not in TRAILING
     }
     numbers: dict[str, Any] = {
-        name: float(cells[name]) if cells.get(name) else None
-        for name in ("latency_low_s", "latency_high_s", "wall_s", "graph_s", "kernel_s")
+        name: float(cells[name]) if cells.get(name) else None for name in _TIMES if name not in REQUIRED
     }
-    wholes: dict[str, Any] = {
-        name: int(cells[name]) if cells.get(name) else None for name in ("samples", "flops", "bytes", "unique_bytes")
-    }
+    wholes: dict[str, Any] = {name: int(cells[name]) if cells.get(name) else None for name in _COUNTS}
     return KernelRow(
         op=cells["op"],
         device=cells["device"],
@@ -245,6 +286,7 @@ def _own_row(cells: Mapping[str, str]) -> KernelRow:
         cache=cells.get("cache") or None,
         latency_s=float(cells["latency_s"]),
         kernels=msgspec.json.decode(cells["kernels"], type=dict[str, float]) if cells.get("kernels") else {},
+        config=cells.get("config") or None,
         system=cells.get("system") or None,
         **numbers,
         **wholes,
@@ -284,32 +326,75 @@ def _foreign_row(cells: Mapping[str, str]) -> KernelRow:
 
 
 def _parse_scalar(text: str) -> Scalar:
+    """A number only where printing it gives the same text: 0213 is a word."""
+    if text.startswith('"'):
+        return msgspec.json.decode(text, type=str)
+    if text in {"True", "False"}:
+        return text == "True"
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             continue
-    return {"True": True, "False": False}.get(text, text)
+        if math.isfinite(number) and text in (str(number), _print_plain(number)):
+            return number
+    return text
 
 
 def write_parquet(path: Path, rows: Iterable[KernelRow]) -> int:
-    """The same table as Parquet, types kept; for readers, who have duckdb."""
+    """The same table as Parquet; for readers, who have duckdb.
+
+    Columns that every table has are of the same type in every table, also where they are empty.
+    """
+    require_parquet_name(path)
     try:
         import duckdb
     except ImportError:
         raise MissingDependencyError("Parquet needs duckdb", hint="pip install 'stepscope[read]'") from None
+    listed = list(rows)
+    kinds = _column_types(listed)
+    columns = ", ".join(f"{_quote(name)}: {_quote(kind)}" for name, kind in kinds.items())
+    made = path.with_name(path.name + ".tmp")
     with tempfile.TemporaryDirectory(prefix="stepscope-table-") as scratch:
-        plain, made = Path(scratch) / "table.csv", path.with_name(path.name + ".tmp")
-        count = write_kernel_table(plain, rows)
+        lines = Path(scratch) / "table.json"
         try:
+            lines.write_bytes(msgspec.json.Encoder().encode_lines([_json_row(row, kinds) for row in listed]))
             path.parent.mkdir(parents=True, exist_ok=True)
             with duckdb.connect(":memory:") as connection:
                 connection.execute(
-                    "CREATE TABLE t AS SELECT * FROM read_csv(?, header=true, sample_size=-1)", [str(plain)]
+                    f"CREATE TABLE t AS SELECT * FROM read_json(?, format='newline_delimited', columns={{{columns}}})",
+                    [str(lines)],
                 )
-                connection.execute(f"COPY t TO '{str(made).replace(chr(39), chr(39) * 2)}' (FORMAT parquet)")
+                connection.execute(f"COPY t TO {_quote(str(made))} (FORMAT parquet)")
             os.replace(made, path)
         except (OSError, duckdb.Error) as error:
             made.unlink(missing_ok=True)
             raise StoreWriteError(f"cannot write Parquet: {error}", where=str(path)) from error
-    return count
+    return len(listed)
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _column_types(rows: Sequence[KernelRow]) -> dict[str, str]:
+    known = {**dict.fromkeys(_TIMES, "DOUBLE"), **dict.fromkeys(_COUNTS, "BIGINT")}
+    return {
+        **dict.fromkeys(LEADING, "VARCHAR"),
+        **{name: _parameter_type(name, rows) for name in _parameter_names(rows)},
+        **{name: known.get(name, "VARCHAR") for name in TRAILING},
+    }
+
+
+def _parameter_type(name: str, rows: Iterable[KernelRow]) -> str:
+    """The narrowest type that holds every value; numbers and words together become words."""
+    kinds = {type(row.parameters[name]) for row in rows if name in row.parameters}
+    for allowed, found in (({bool}, "BOOLEAN"), ({int}, "BIGINT"), ({int, float}, "DOUBLE")):
+        if kinds <= allowed:
+            return found
+    return "VARCHAR"
+
+
+def _json_row(row: KernelRow, kinds: Mapping[str, str]) -> dict[str, Scalar | None]:
+    parameters = {name: str(value) if kinds[name] == "VARCHAR" else value for name, value in row.parameters.items()}
+    return {"op": row.op, "device": row.device, "dtype": row.dtype, **parameters, **_trailing(row)}
