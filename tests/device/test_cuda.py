@@ -56,8 +56,13 @@ def test_every_operator_runs_on_the_gpu(tmp_path: Path, name: str) -> None:
     measured = run_on_gpu(tmp_path, cases, graph=True, kernels=True)
     failed = [(one.result.case.label, one.result.failure) for one in measured if one.result.status == "failed"]
     assert failed == []
-    skipped = {one.result.case.parameters["dtype"] for one in measured if one.result.status == "skipped"}
-    assert not skipped & {"float32", "bfloat16", "tf32"} or name == "call", skipped
+    skipped = [
+        (one.result.case.label, one.result.failure)
+        for one in measured
+        if one.result.status == "skipped" and one.result.case.parameters["dtype"] in {"float32", "bfloat16", "tf32"}
+    ]
+    # A conversion to its own dtype has a gradient that nothing computes.
+    assert all(failure is not None and "computes nothing" in failure.message for _, failure in skipped), skipped
     for one in measured:
         if one.result.status == "ok":
             assert one.result.timing == "device"
