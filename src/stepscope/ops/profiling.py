@@ -16,6 +16,8 @@ from stepscope.records import Case, describe_exception
 from stepscope.store import StoredRun
 from stepscope.store.journal import AppendFile, whole_lines
 
+SHOWN_EVERY = 200
+
 
 def profile_cases(folder: Path) -> None:
     """Every case of the run's plan that has no line yet; goes on where an earlier process stopped."""
@@ -26,9 +28,11 @@ def profile_cases(folder: Path) -> None:
     file = AppendFile(folder / KERNELS_FILE)
     file.cut(sum(len(line) + 1 for _, line in whole_lines((folder / KERNELS_FILE).read_bytes())))
     try:
-        for case in plan.cases:
-            if case.key not in done:
-                file.append(msgspec.json.encode(_profile(bench, case)))
+        missing = [case for case in plan.cases if case.key not in done]
+        for number, case in enumerate(missing, start=1):
+            file.append(msgspec.json.encode(_profile(bench, case)))
+            if number % SHOWN_EVERY == 0 or number == len(missing):
+                sys.stderr.write(f"kernels of {number}/{len(missing)} cases\n")
     finally:
         file.close()
 
@@ -45,5 +49,15 @@ def _profile(bench: OpsBench, case: Case) -> ProfiledCase:
     return ProfiledCase(case=case.key, kernels=kernels, kernel_s=seconds)
 
 
+def main() -> int:
+    """Its border: the run goes on without kernels, and says so for each case; why, is said once, here."""
+    try:
+        profile_cases(Path(sys.argv[1]))
+    except Exception as error:  # noqa: BLE001 - the process border
+        sys.stderr.write(f"the kernels could not be looked at: {describe_exception(error).message}\n")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    profile_cases(Path(sys.argv[1]))
+    sys.exit(main())
