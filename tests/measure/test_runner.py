@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ from stepscope.measure import (
     run_cases,
 )
 from stepscope.records import Case, Notice, Reading, Score
-from stepscope.store import RunWriter, StoredRun
+from stepscope.store import RunWriter, StoredRun, verify_run
 
 CASES = [make_case(m=m) for m in range(1, 6)]
 
@@ -210,3 +213,41 @@ def test_the_probe_reads_alike_and_rests_in_between() -> None:
     assert 0 < first[0] < 0.1
     assert probe.read() == first, "a reading is used again for a while"
     assert open_probe(FakeDevice(FakeClock())).read() == []
+
+
+def test_a_case_that_kills_the_process_twice_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, CASES)
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        f"sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]\n"
+        "from test_runner import measure_all\n"
+        "from stepscope.measure import Prepared\n"
+        "def prepare(case):\n"
+        "    if case.parameters['m'] == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return Prepared(body=lambda: None)\n"
+        f"measure_all(Path({str(folder)!r}), prepare)\n"
+    )
+    ends = [subprocess.run([sys.executable, "-c", code], check=False).returncode for _ in range(3)]
+    assert ends == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    run = StoredRun(folder)
+    states = {result.case.parameters["m"]: result for result in run.results}
+    assert [states[m].status for m in range(1, 6)] == ["ok", "ok", "failed", "ok", "ok"]
+    assert states[3].failure is not None
+    assert states[3].failure.kind == "process_died"
+    assert not (folder / "begun.json").exists()
+    assert verify_run(run) == []
+
+
+def test_a_case_that_was_stopped_by_the_user_is_no_deadly_one(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, CASES)
+
+    def stop(case: Case) -> Prepared:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            measure_all(folder, stop)
+    measure_all(folder, lambda case: Prepared(body=lambda: None))
+    assert {result.status for result in StoredRun(folder).results} == {"ok"}

@@ -38,6 +38,10 @@ READINGS_REST_S = 0.25
 """A case that begins sooner than this after the last reading has none: a GPU takes 10 ms to tell of itself."""
 
 
+DEADLY = 2
+"""A case in which the process was killed so often is not tried again: the others come first."""
+
+
 class CaseSkipped(Exception):  # noqa: N818 - a skip is a result, not an error
     """Raised while a case is prepared: it cannot run here, and that is a result with a reason."""
 
@@ -50,6 +54,19 @@ class WrongResultError(StepscopeError):
     """What the case computed is not what it should compute: its time means nothing."""
 
     kind = "wrong_result"
+
+
+class DeadlyCaseError(StepscopeError):
+    """The process was killed too often while the case was measured."""
+
+    kind = "process_died"
+
+
+def _refuse_deadly(case: Case) -> Prepared:
+    raise DeadlyCaseError(
+        f"the process was killed {DEADLY} times while this case was measured",
+        hint="look at the kernel's log for the reason (memory, most often); measure it alone, or smaller",
+    )
 
 
 class Further(msgspec.Struct, kw_only=True):
@@ -131,9 +148,10 @@ def run_cases(
     remaining, total = writer.remaining(), len(writer.plan.cases)
     for index, case in enumerate(remaining, start=total - len(remaining) + 1):
         progress.case_started(case, index, total)
+        deadly = writer.begin(case) >= DEADLY
         result, samples = run_case(
             case,
-            prepare=prepare,
+            prepare=_refuse_deadly if deadly else prepare,
             settings=settings,
             device=device,
             telemetry=readings,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import msgspec
 
 from stepscope._version import __version__
 from stepscope.errors import CorruptRunError, StoreWriteError, UsageError
@@ -81,6 +83,7 @@ class RunWriter:
         self._journal = self._open_append(layout.JOURNAL_FILE)
         self._samples: dict[str, AppendFile] = {}
         self._take_up()
+        self._deaths = _read_deaths(folder / layout.BEGUN_FILE)
         if continued:
             message = f"continued after an interruption, {len(self._results)} of {len(self.plan.cases)} cases done"
             record_failure(folder, Failure(kind="interrupted", message=message, where=layout.utc_now()))
@@ -124,6 +127,16 @@ class RunWriter:
 
     def remaining(self) -> list[Case]:
         return [case for case in self.plan.cases if case.key not in self._results]
+
+    def begin(self, case: Case) -> int:
+        """Note that the case is being measured now. Returns how often a process was killed in the middle of it.
+
+        A case that kills every process would otherwise keep the others from ever being measured.
+        """
+        deaths = self._deaths.pop(case.key, 0)
+        with suppress(OSError):  # a note for the next process, no evidence
+            (self.folder / layout.BEGUN_FILE).write_bytes(msgspec.json.encode({case.key: deaths + 1}))
+        return deaths
 
     def write_system(self, system: System) -> None:
         """On resume the machine must be the same one: cases of two systems never share a run."""
@@ -189,6 +202,9 @@ class RunWriter:
         return run
 
     def close(self) -> None:
+        """A process that gets here was not killed."""
+        with suppress(OSError):
+            (self.folder / layout.BEGUN_FILE).unlink(missing_ok=True)
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -198,6 +214,14 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _read_deaths(path: Path) -> dict[str, int]:
+    """By case; empty where the last process ended by itself, or was killed while it wrote this."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.DecodeError):
+        return {}
 
 
 def record_failure(folder: Path, failure: Failure) -> None:
@@ -214,7 +238,8 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
     entries = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        of_the_run = name not in {layout.RUN_FILE, layout.LOCK_FILE} and not path.name.endswith(".tmp")
+        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.BEGUN_FILE}
+        of_the_run = name not in passing and not path.name.endswith(".tmp")
         if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
