@@ -121,3 +121,9 @@ class InterruptedRunError(StepscopeError):
 
     kind = "interrupted"
     exit_code = ExitCode.INTERRUPTED
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an exception says; its kind where it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

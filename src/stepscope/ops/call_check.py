@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from stepscope.errors import first_line
 from stepscope.measure import WrongResultError
-from stepscope.ops.call_targets import base_name, first_line
+from stepscope.ops.call_targets import base_name
 from stepscope.ops.operator import Operator, Shape
 from stepscope.ops.reference import (
     RELATIVE_TOLERANCE,

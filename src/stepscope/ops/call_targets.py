@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepscope.errors import first_line
 from stepscope.ops.arguments import ELEMENT_BYTES, FLOAT_NAMES, TensorSpec, fill, find_tensors, read_list, read_object
 from stepscope.ops.operator import Call, Shape, UnsupportedError
 
@@ -264,11 +265,6 @@ def build_module(plan: Plan) -> torch.nn.Module:
             return found(*fill(args, "", {}, special), **{key: fill(kwargs[key], "", {}, special) for key in kwargs})
     except Exception as error:
         raise UnsupportedError(f"torch cannot build {plan.target} so: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _without_device(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from stepscope.errors import first_line
 from stepscope.measure import (
     BarProgress,
     CaseSkipped,
@@ -87,6 +88,7 @@ class Ready(NamedTuple):
     """A case built, before anything is timed."""
 
     asked: OperatorCase
+    rotation: Rotation
     built: Built
     freshen: CacheFlush | None
 
@@ -132,7 +134,7 @@ class OpsBench:
             freshen=ready.freshen,
             held=self.device.has_events,
             steady_memory=True,
-            settings=self._choose_settings(asked, asked.rotation(self._cache_bytes)),
+            settings=self._choose_settings(asked, ready.rotation),
             further=lambda: self._look_further(case, ready),
         )
 
@@ -149,7 +151,7 @@ class OpsBench:
             built = self._build(asked, rotation)
         # A GPU's marks leave room for a flush before every call, so that what lies in the cache is always the same.
         flushes = rotation.flush or (asked.cold and self.device.has_events)
-        return Ready(asked, built, self._open_flush() if flushes else None)
+        return Ready(asked, rotation, built, self._open_flush() if flushes else None)
 
     def _choose_settings(self, asked: OperatorCase, rotation: Rotation) -> MeasureSettings:
         """Behind a flush a sample is one lap: a second one would find its inputs in the cache."""
@@ -188,15 +190,15 @@ class OpsBench:
                 call()
             self.device.synchronize()
         except NotImplementedError as error:
-            raise CaseSkipped("unsupported", _first_line(error)) from error
+            raise CaseSkipped("unsupported", first_line(error)) from error
         except (torch.OutOfMemoryError, MemoryError) as error:
             self._arenas.release()
             give_back_memory(self.device.name)
-            raise CaseSkipped("does_not_fit", _first_line(error), "use a smaller shape") from error
+            raise CaseSkipped("does_not_fit", first_line(error), "use a smaller shape") from error
         except RuntimeError as error:
             if asked.compiled or not _LACKING.search(str(error)):
                 raise
-            raise CaseSkipped("unsupported", _first_line(error)) from error
+            raise CaseSkipped("unsupported", first_line(error)) from error
         return built
 
     def _open_flush(self) -> CacheFlush:
@@ -247,7 +249,3 @@ def _wake_autograd(device: str) -> None:
         warnings.simplefilter("ignore")
         leaf = torch.ones(2, 2, device=device, requires_grad=True)
         torch.autograd.grad(leaf @ leaf, leaf, torch.ones(2, 2, device=device))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
