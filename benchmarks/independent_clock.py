@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import torch
 
-from stepscope.measure import MeasureSettings, WallClock, measure, open_device
+from stepscope.measure import MeasureSettings, WallClock, measure_prepared, open_device
 from stepscope.ops import expand_shape, find_operator
 from stepscope.ops.worker import OpsBench, OpsRequest
 from stepscope.records import Benchmark, Case
@@ -119,10 +119,7 @@ def compare_case(bench: OpsBench, case: Case, other: Callable[[Callable[[], obje
     ours, theirs = [], []
     with prepared.scope or torch.no_grad():
         for _ in range(TURNS):
-            result = measure(
-                prepared.body, settings=prepared.settings or SETTINGS, clock=WallClock(), device=bench.device,
-                freshen=prepared.freshen, held=prepared.held,
-            )  # fmt: skip
+            result = measure_prepared(prepared, SETTINGS, clock=WallClock(), device=bench.device)
             samples = result.as_samples(case.key)
             ours.append(statistics.median(samples.device_seconds() or samples.seconds()))
             theirs.append(other(prepared.body))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stepscope.measure import QUICK, CudaDevice, MeasureSettings, SilentProgress, WallClock, measure
-from stepscope.ops import find_operator, make_cases, operators
+from stepscope.ops import make_cases, operators
 from stepscope.ops.worker import run_ops
 from stepscope.records import Case, Reading
 from stepscope.stats import median
@@ -45,15 +45,28 @@ def run_on_gpu(tmp_path: Path, cases: list[Case], **request: Any) -> list[Measur
     return StoredRun(folder).cases()
 
 
+@pytest.fixture(scope="module")
+def tiny_cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[MeasuredCase]]:
+    """Every operator, pass and dtype at the tiny shape; in one run, for a profiler takes seconds to start."""
+    cases = [
+        case
+        for name, operator in operators().items()
+        for case in make_cases(
+            names=[name], shapes=[], sets=["tiny"], dtypes=operator.dtypes, directions=operator.passes, device="cuda",
+            caches=["cold"],
+        )
+    ]  # fmt: skip
+    found: dict[str, list[MeasuredCase]] = {}
+    for one in run_on_gpu(tmp_path_factory.mktemp("tiny"), cases, graph=True, kernels=True):
+        found.setdefault(one.result.case.benchmark.model, []).append(one)
+    return found
+
+
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", list(operators()))
-def test_every_operator_runs_on_the_gpu(tmp_path: Path, name: str) -> None:
-    """Every pass and dtype at the tiny shape, checked against float64; what is skipped says why."""
-    operator = find_operator(name)
-    cases = make_cases(
-        names=[name], shapes=[], sets=["tiny"], dtypes=operator.dtypes, directions=operator.passes, device="cuda",
-        caches=["cold"],
-    )  # fmt: skip
-    measured = run_on_gpu(tmp_path, cases, graph=True, kernels=True)
+def test_every_operator_runs_on_the_gpu(tiny_cases: dict[str, list[MeasuredCase]], name: str) -> None:
+    """Checked against float64; what is skipped says why."""
+    measured = tiny_cases[name]
     failed = [(one.result.case.label, one.result.failure) for one in measured if one.result.status == "failed"]
     assert failed == []
     skipped = [

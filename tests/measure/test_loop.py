@@ -87,6 +87,20 @@ def test_warm_up_lasts_until_the_time_is_stable() -> None:
     assert result.notices == []
 
 
+def test_warm_up_lasts_at_least_as_long_as_asked() -> None:
+    """Steady for two seconds, then a fifth slower: a load that reaches the power limit only by then."""
+
+    def durations() -> Iterator[float]:
+        yield from [0.01] * 200
+        yield from steady(0.012)
+
+    brief = run(durations(), warmup_max_time_s=5.0)
+    assert brief.warmups < 50
+    long = run(durations(), warmup_min_time_s=2.5, warmup_max_time_s=5.0)
+    assert long.warmups > 200
+    assert min(sampled(long)) == pytest.approx(0.012)
+
+
 def test_warm_up_that_never_settles_ends_and_says_so() -> None:
     def durations() -> Iterator[float]:
         seconds = 0.05

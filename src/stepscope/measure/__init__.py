@@ -22,6 +22,7 @@ from stepscope.measure.runner import (
     Prepared,
     Progress,
     WrongResultError,
+    measure_prepared,
     run_case,
     run_cases,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "keep_freed_memory",
     "last_level_cache_bytes",
     "measure",
+    "measure_prepared",
     "open_device",
     "open_progress",
     "read_cpu_use",

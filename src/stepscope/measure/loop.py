@@ -198,8 +198,10 @@ class _Loop:
             times = self._per_iteration(0)
             taken = len(times)
             self._report("warm-up", times, None)
-            settled = taken >= settings.warmup_min_samples and _windows_agree(times, settings)
-            expired = self._seconds_since(start_ns) >= settings.warmup_max_time_s
+            elapsed_s = self._seconds_since(start_ns)
+            ready = taken >= settings.warmup_min_samples and elapsed_s >= settings.warmup_min_time_s
+            settled = ready and _windows_agree(times, settings)
+            expired = elapsed_s >= settings.warmup_max_time_s
             verdict = self._peers.agree(2 if settled else int(expired))
             if verdict:
                 self._warmups = taken

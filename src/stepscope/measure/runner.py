@@ -180,7 +180,7 @@ def run_case(
         prepared = prepare(case)
         with prepared.scope or nullcontext():
             probed, before = probe.read(), read_cpu_use()
-            measurement = _measure_prepared(prepared, settings, clock=clock, device=device, watch=watch)
+            measurement = measure_prepared(prepared, settings, clock=clock, device=device, watch=watch)
             neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
             probed += probe.read()
             readings += telemetry.read("end")
@@ -231,14 +231,15 @@ def _as_list(notice: Notice | None) -> list[Notice]:
     return [notice] if notice is not None else []
 
 
-def _measure_prepared(
+def measure_prepared(
     prepared: Prepared,
     settings: MeasureSettings,
     *,
     clock: Clock,
     device: Device,
-    watch: Callable[[Estimate], None],
+    watch: Callable[[Estimate], None] | None = None,
 ) -> Measurement:
+    """The timing of one case alone, within its scope; the caller enters that."""
     return measure(
         prepared.body,
         settings=prepared.settings or settings,

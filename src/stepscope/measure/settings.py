@@ -29,6 +29,8 @@ class MeasureSettings(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int | None = None
     """A fixed number of iterations a sample instead (1 for collectives)."""
     warmup_min_samples: int = 4
+    warmup_min_time_s: float = 0.0
+    """However stable it looks: a GPU lowers its clocks only some tenths of a second into a heavy load."""
     warmup_max_time_s: float = 2.0
     stable_share: float = 0.03
     """Warm-up ends when two neighbouring windows of samples agree to this share."""
@@ -41,6 +43,10 @@ class MeasureSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"level {self.level} must be between 0 and 1")
         if self.min_time_s > self.max_time_s:
             raise ValueError(f"min_time_s {self.min_time_s} is above max_time_s {self.max_time_s}")
+        if self.warmup_min_time_s > self.warmup_max_time_s:
+            raise ValueError(
+                f"warmup_min_time_s {self.warmup_min_time_s} is above warmup_max_time_s {self.warmup_max_time_s}"
+            )
         if not 1 <= self.few_samples <= self.min_samples <= self.max_samples:
             raise ValueError("few_samples, min_samples and max_samples must rise from 1")
         if self.iterations is not None and self.iterations < 1:

@@ -155,7 +155,8 @@ class OpsBench:
 
     def _choose_settings(self, asked: OperatorCase, rotation: Rotation) -> MeasureSettings:
         """Behind a flush a sample is one lap: a second one would find its inputs in the cache."""
-        settings = CEILING_SETTINGS if asked.is_ceiling else self._request.settings
+        kind = device_kind(self.device.name)
+        settings = CEILING_SETTINGS[kind] if asked.is_ceiling else self._request.settings
         return msgspec.structs.replace(settings, iterations=rotation.sets) if rotation.flush else settings
 
     def _require_memory(self, asked: OperatorCase, rotation: Rotation) -> None:
