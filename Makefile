@@ -41,7 +41,7 @@ lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/mypy
 
 bench: $(STAMP) ## run the benchmarks of Stepscope itself
-	@for name in cli_startup measure_overhead self_comparison sweep_rate independent_clock ceilings tiny_preset; do \
+	@for name in cli_startup measure_overhead self_comparison sweep_rate independent_clock ceilings tiny_preset comms_overhead; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(STAMP) ## regenerate the generated pages and schemas

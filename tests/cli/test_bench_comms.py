@@ -31,6 +31,11 @@ def check_rows(cases: list[dict[str, Any]], sizes: list[int], ranks: int) -> Non
         assert case["world_size"] == ranks
         assert case["algbw_bytes_per_s"] == pytest.approx(case["size_bytes"] / case["summary"]["median_s"])
         assert case["busbw_bytes_per_s"] == pytest.approx(case["algbw_bytes_per_s"] * 2 * (ranks - 1) / ranks)
+        latency = case["latency_s"]
+        assert latency["min"] <= latency["p50"] <= latency["p95"] <= latency["p99"] <= latency["max"]
+        assert latency["p50"] == case["summary"]["median_s"]
+        assert case["skew_s"] >= 0
+        assert case["straggler_rank"] in range(ranks)
 
 
 def test_the_contract_with_two_ranks(stepscope: Stepscope) -> None:
@@ -46,6 +51,68 @@ def test_the_contract_with_two_ranks(stepscope: Stepscope) -> None:
     assert run.system is not None
     assert run.system.environment["OMP_NUM_THREADS"] == "1"
     assert answer.err.count("all_reduce/micro/gloo/2ranks") == 6
+
+
+def test_the_run_tells_who_took_part_and_what_carried_the_data(stepscope: Stepscope) -> None:
+    answer = stepscope(*COMMS, "--sizes", "1K", "--ranks", "2", *FAST)
+    run = StoredRun(Path(answer.data["run"]))
+    found = run.communication
+    assert found is not None
+    assert (found.backend, found.library["name"]) == ("gloo", "gloo")
+    assert [place.rank for place in found.ranks] == [0, 1]
+    assert len({place.pid for place in found.ranks}) == 2
+    assert answer.data["cases"][0]["library"].startswith("gloo built into torch")
+
+
+def test_the_table_is_in_the_manner_of_nccl_tests(stepscope: Stepscope) -> None:
+    answer = stepscope(*COMMS, "--sizes", "1K,4K", "--ranks", "2", "--quick")
+    assert answer.code == 0
+    rows = [line.split() for line in answer.out.splitlines() if line.strip() and not line.startswith("#")]
+    assert [row[0] for row in rows if row[0].isdigit()] == ["1024", "4096"]
+    assert "Avg bus bandwidth" in answer.out
+    assert "Out of bounds values : 0 OK" in answer.out
+
+
+def test_the_operations_can_be_listed_and_played(stepscope: Stepscope) -> None:
+    listed = stepscope("bench", "comms", "--list", "--json").data["operations"]
+    names = [one["name"] for one in listed]
+    assert len(names) == 15
+    chosen = [word for name in names for word in ("--collective", name)]
+    planned = stepscope("bench", "comms", *chosen, "--sizes", "4K,16K", "--ranks", "8", "--dry-run", "--json")
+    assert len(planned.data["cases"]) == 29  # a barrier has one size
+    played = stepscope("bench", "comms", "--collective", "all_gather", "--sizes", "4K", "--ranks", "8",
+                       "--backend", "fake", *FAST)  # fmt: skip
+    assert played.code == 0
+    assert played.data["cases"][0]["wrong"] == 0
+    assert played.data["cases"][0]["members"] == 8
+
+
+def test_pairs_are_a_matrix(stepscope: Stepscope) -> None:
+    answer = stepscope("bench", "pairs", "--ranks", "3", "--sizes", "8,64K", "--max-time", "50ms", *FAST)
+    assert answer.code == 0
+    assert len(answer.data["cases"]) == 12
+    assert all(case["wrong"] == 0 for case in answer.data["cases"])
+    assert answer.data["pairs"]["matrix"]["ranks"] == [0, 1, 2]
+
+
+def test_a_bisection_ends_with_a_verdict(stepscope: Stepscope) -> None:
+    answer = stepscope("bench", "bisect", "--ranks", "4", "--size", "4K", "--max-time", "50ms", *FAST)
+    assert answer.code == 0
+    assert answer.data["bisection"]["rounds"] == len(answer.data["cases"]) >= 2
+    assert answer.data["bisection"]["sentence"]
+
+
+def test_options_that_do_not_belong_together_are_refused(stepscope: Stepscope) -> None:
+    for words in (
+        ("--collective", "broadcast", "--reduction", "max"),
+        ("--collective", "all_reduce", "--mesh", "dp=2"),
+        ("--collective", "all_reduce", "--mesh", "dp=3", "--axis", "dp"),
+        ("--collective", "all_reduce", "--backend", "mpi"),
+        ("--collective", "all_to_allv", "--splits", "/nowhere"),
+    ):
+        answer = stepscope("bench", "comms", *words, "--ranks", "2", "--json")
+        assert answer.code == 2
+        assert answer.error["message"]
 
 
 def test_four_ranks_and_other_dtypes(stepscope: Stepscope) -> None:
@@ -151,9 +218,11 @@ def mpirun() -> str:
     return str(found)
 
 
-def test_the_same_command_gives_the_same_rows_under_torchrun_and_mpirun(store: Path) -> None:
+def test_the_same_command_gives_the_same_rows_under_every_launcher(stepscope: Stepscope, store: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     mpi = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable]
+    alone = stepscope(*COMMS, "--sizes", "1K:64K:x4", "--ranks", "2", *FAST)
+    check_rows(alone.data["cases"], [1024, 4096, 16384, 65536], 2)
     for expected, launcher in (("torchrun", torchrun), ("mpirun", mpi)):
         data = launched(store, launcher)
         check_rows(data["cases"], [1024, 4096, 16384, 65536], 2)
@@ -162,7 +231,27 @@ def test_the_same_command_gives_the_same_rows_under_torchrun_and_mpirun(store: P
         assert [rank.rank for rank in run.cases()[0].samples] == [0, 1]
         assert verify_run(run) == []
     keys = [[result.case.key for result in StoredRun(folder).results] for folder in run_folders(store)]
-    assert keys[0] == keys[1], "the cases pair up between launchers"
+    assert keys[0] == keys[1] == keys[2], "the cases pair up between launchers"
+
+
+def test_every_operation_over_mpi(store: Path) -> None:
+    from stepscope.comms import operations
+
+    names = [word for name in operations() for word in ("--collective", name)]
+    launcher = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
+    done = subprocess.run(
+        [*launcher, "-m", "stepscope", "bench", "comms", *names, "--backend", "mpi", "--sizes", "40,4K",
+         "--check", "all", "--max-time", "30ms", *FAST],
+        env={**os.environ, "STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))["data"]
+    assert len(data["cases"]) == 29
+    for case in data["cases"]:
+        assert case["status"] == "ok", case["failure"]
+        assert case.get("wrong", 0) == 0
+        assert "MPI" in case["library"]
 
 
 def test_a_rank_killed_under_mpirun_ends_the_job_and_keeps_the_cases(store: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from stepscope.comms.group import TorchGroup
+from stepscope.comms.torch_group import TorchWorld
 from stepscope.launch import RankSession
 
 
@@ -15,8 +15,8 @@ def finish(session: RankSession) -> None:
     print(f"rank {session.context.rank} of {session.context.world_size} was here")  # noqa: T201
 
 
-def join(session: RankSession) -> TorchGroup:
-    group = TorchGroup(session.context, "gloo", 60)
+def join(session: RankSession) -> TorchWorld:
+    group = TorchWorld(session.context, "gloo", join_limit_s=60, timeout_s=60)
     session.heartbeat.beat("measuring", "the-case")
     group.barrier()
     return group

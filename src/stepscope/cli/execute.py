@@ -108,8 +108,10 @@ def run_stored(stored: StoredRun, *, as_json: bool, finish: Callable[[StoredRun]
         from stepscope.launch import measure_in_processes
 
         measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
-    elif stored.plan.verb == "comms":
+    elif stored.plan.verb == "comms" and stored.plan.launcher != "inline":
         measure_ranks(stored)
+    elif stored.plan.verb == "comms":
+        measure_alone(stored)
     else:
         measure_inline(stored)
     return show_run(stored.folder, as_json=as_json, addition=finish(StoredRun(stored.folder)))
@@ -152,11 +154,22 @@ def measure_ranks(stored: StoredRun) -> None:
 
         launch_local(
             folder=stored.folder,
-            target=COMMS_WORKER,
+            target=str(plan.request.get("worker", COMMS_WORKER)),
             ranks=plan.world_size,
             hang_limit_s=float(plan.request["hang_timeout_s"]),
             on_poll=show_finished,
         )
+
+
+def measure_alone(stored: StoredRun) -> None:
+    """A world of one process, which plays the others (the fake backend)."""
+    from stepscope.comms.worker import run
+    from stepscope.launch import rank_session
+
+    request = stored.plan.request
+    limit_s = float(request["hang_timeout_s"])
+    with rank_session(stored.folder, request=request, hang_limit_s=limit_s) as session:
+        run(session)
 
 
 def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -> int:
@@ -171,9 +184,13 @@ def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -
 
 
 def _format_run(stored: StoredRun) -> str:
-    from stepscope.cli.report import render, report_of
+    from stepscope.cli.report import collective_table_of, render, report_of
+    from stepscope.comms import operations
 
-    return f"{render(report_of([stored]), 'text').rstrip()}\nrun: {stored.folder}"
+    # What users of nccl-tests look for, where that table has room for all there is to say.
+    plain = stored.plan.verb == "comms" and all(case.benchmark.model in operations() for case in stored.plan.cases)
+    text = collective_table_of([stored]) if plain and stored.results else render(report_of([stored]), "text")
+    return f"{text.rstrip()}\nrun: {stored.folder}"
 
 
 def cases_to_dict(cases: Sequence[MeasuredCase], folder: Path) -> dict[str, Any]:
@@ -216,6 +233,9 @@ def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ce
     if summary is not None and "moved_bytes" in result.observed:
         rates = rate_case(measured, summary.median_s, ceilings.get(str(case.parameters.get("device"))))
         content.update(rates._asdict())
+    if result.timing.startswith("slowest_rank"):
+        content |= {"latency_s": measured.latency_s(), "skew_s": measured.skew_s()}
+        content |= {"straggler_rank": measured.straggler_rank(), "parts_s": measured.parts_s()}
     if "bus_factor" in result.observed:
         size_bytes, factor = float(result.observed["size_bytes"]), float(result.observed["bus_factor"])
         algbw = size_bytes / summary.median_s if summary else None

@@ -18,14 +18,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("stepscope.cli.demo", "Run the whole loop on this machine and end with a page to open."),
     "doctor": ("stepscope.cli.doctor", "Say what this machine is, what can run on it, what would spoil a measurement."),
     "bench": ("stepscope.cli.bench", "Measure operators, collectives and workloads."),
-    "runs": ("stepscope.cli.runs", "List, show, export, verify, query, resume and remove stored runs."),
+    "runs": ("stepscope.cli.runs", "List, show, import, export, verify, query, resume and remove stored runs."),
     "report": ("stepscope.cli.report", "Show runs as text, Markdown, CSV, JSON or one HTML page."),
     "compare": ("stepscope.cli.compare", "Say for each case of two runs: better, worse, no difference found."),
     "check": ("stepscope.cli.check", "Fail when a run is slower than its baseline; for CI."),
     "ab": ("stepscope.cli.ab", "Measure two sides interleaved, in repeated fresh processes."),
-    "launch": ("stepscope.cli.launch", "Make (and submit) a Slurm script that runs a benchmark."),
+    "costs": ("stepscope.cli.costs", "Fit cost models to measured runs."),
+    "launch": ("stepscope.cli.launch", "Start ranks on several hosts, or on a cluster in one machine."),
 }  # fmt: skip
 """Verb → module and what `--help` says of it, so that help imports none of them."""
+
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+"""Where launchers tell a process its number: without `launch`, which would be imported for a message."""
 
 
 class LazyGroup(click.Group):
@@ -88,9 +93,12 @@ def _as_stepscope_error(error: BaseException) -> StepscopeError:
 
 
 def _fail(error: StepscopeError, *, as_json: bool) -> int:
-    # Of several ranks only the first speaks; the others' words are in the run folder.
-    if os.environ.get("RANK", "0") == "0":
+    """Of several ranks only the first answers; what another one alone met with must not be lost either."""
+    rank = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
+    if rank == "0":
         print_error(error, as_json=as_json)
+    else:
+        click.echo(f"stepscope, rank {rank}: {error.message}", err=True)
     return error.exit_code
 
 

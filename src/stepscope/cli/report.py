@@ -14,31 +14,55 @@ import msgspec
 
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
-from stepscope.errors import ExitCode, RunNotFoundError, StepscopeError
+from stepscope.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
 from stepscope.store import StoredRun, find_run, list_runs
 
 if TYPE_CHECKING:
-    from stepscope.report import Report
+    from stepscope.report import Report, ReportRun
 
-FORMATS = ("text", "markdown", "csv", "json", "html")
+FORMATS = ("text", "markdown", "csv", "json", "html", "nccl")
+
+
+def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
+    from stepscope.report import ReportRun
+
+    return [
+        ReportRun(
+            id=run.id,
+            created_at=run.plan.created_at,
+            status=run.status,
+            command=run.plan.command,
+            system=run.system,
+            cases=run.cases(),
+            communication=run.communication,
+            request=run.plan.request,
+        )
+        for run in runs
+    ]
 
 
 def report_of(runs: Sequence[StoredRun]) -> Report:
-    from stepscope.report import ReportRun, build_report
+    from stepscope.report import build_report
 
-    return build_report(
-        [
-            ReportRun(
-                id=run.id,
-                created_at=run.plan.created_at,
-                status=run.status,
-                command=run.plan.command,
-                system=run.system,
-                cases=run.cases(),
-            )
-            for run in runs
-        ]
-    )
+    return build_report(read_report_runs(runs))
+
+
+def collective_table_of(runs: Sequence[StoredRun]) -> str:
+    """Communication runs in the manner of nccl-tests; runs without communication are left out, and that is told."""
+    from stepscope.report import format_collective_table, has_collectives
+
+    read = read_report_runs(runs)
+    found = [run for run in read if has_collectives(run)]
+    if not found:
+        raise UsageError(
+            f"{'the run has' if len(read) == 1 else 'these runs have'} no communication cases",
+            hint="--format text shows every kind of case",
+            where="--format nccl",
+        )
+    kept = {run.id for run in found}
+    for name in (run.id for run in read if run.id not in kept):
+        narrate(f"left out: {name} has no communication cases")
+    return format_collective_table(found)
 
 
 def render(report: Report, kind: str) -> str:
@@ -54,6 +78,10 @@ def render(report: Report, kind: str) -> str:
         "html": room.render_html,
     }
     return renderers[kind](report)
+
+
+def render_runs(runs: Sequence[StoredRun], kind: str) -> str:
+    return collective_table_of(runs) if kind == "nccl" else render(report_of(runs), kind)
 
 
 def write_text(path: Path, content: str) -> None:
@@ -88,15 +116,18 @@ def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
 @store_option
 @json_option
 def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, store: Path, as_json: bool) -> int:
-    """Show runs (all of the store where none is named): one table a system, then what every case measured."""
-    report = report_of(chosen_runs(names, store))
+    """Show runs (all of the store where none is named): one table a system, then what every case measured.
+
+    `--format nccl` is the table of communication runs in the manner of nccl-tests.
+    """
+    runs = chosen_runs(names, store)
     endings = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
     chosen = kind or (endings.get(output.suffix, "text") if output else "text")
     if output is not None:
-        write_text(output, render(report, chosen))
+        write_text(output, render_runs(runs, chosen))
         emit({"output": str(output), "format": chosen}, str(output.resolve()), as_json=as_json)
     elif as_json:
-        emit(msgspec.Raw(render(report, "json").encode()), "", as_json=True)
+        emit(msgspec.Raw(render_runs(runs, "json").encode()), "", as_json=True)
     else:
-        click.echo(render(report, chosen))
+        click.echo(render_runs(runs, chosen))
     return ExitCode.DONE

@@ -22,20 +22,23 @@ from stepscope.store import (
     StoredRun,
     find_run,
     list_runs,
+    prepare_import,
     query_runs,
     read_kernel_table,
     remove_run,
     rows_of_run,
     verify_run,
+    write_import,
     write_kernel_table,
     write_parquet,
 )
 from stepscope.store.kernel_table import require_parquet_name, require_table_name
+from stepscope.store.nccl_tests import VERB as IMPORT_VERB
 
 
 @click.group("runs")
 def command() -> None:
-    """List, show, export, verify, query, resume and remove stored runs."""
+    """List, show, import, export, verify, query, resume and remove stored runs."""
 
 
 def _describe(run: StoredRun) -> dict[str, Any]:
@@ -163,6 +166,36 @@ def operator_runs(store: Path) -> list[StoredRun]:
     return runs
 
 
+@command.command("import")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("--operation", metavar="NAME", help="What was measured, where a file does not tell: all_gather, …")
+@click.option("--partial", is_flag=True, help="Keep the whole rows of a test that did not come to its end.")
+@store_option
+@json_option
+def import_command(*, files: tuple[Path, ...], operation: str | None, partial: bool, store: Path, as_json: bool) -> int:
+    """Make runs of what nccl-tests or rccl-tests printed, or wrote with -J: one run a file.
+
+    Nothing is written unless every file can be read. The exit code is 1 when a test found wrong elements.
+    """
+    prepared = [prepare_import(path, operation=operation, partial=partial) for path in files]
+    runs = [write_import(one, store) for one in prepared]
+    rows = [{**_describe(run), "file": str(path)} for run, path in zip(runs, files, strict=True)]
+    lines = [_format_imported(run, path) for run, path in zip(runs, files, strict=True)]
+    emit({"runs": rows}, "\n".join(lines), as_json=as_json)
+    failed = any(result.status == "failed" for run in runs for result in run.results)
+    return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _format_imported(run: StoredRun, path: Path) -> str:
+    results = run.results
+    failed = sum(result.status == "failed" for result in results)
+    wrong = f", {failed} with wrong elements" if failed else ""
+    remarks = dict.fromkeys(n.message for result in results for n in result.notices if n.kind == "partial")
+    ranks = f"{run.plan.world_size} rank{'' if run.plan.world_size == 1 else 's'}"
+    about = f"{run.plan.cases[0].benchmark.model}, {ranks}, {len(results)} cases{wrong}"
+    return "\n".join([f"{path.name}: {about}: {run.folder}", *(f"    {remark}" for remark in remarks)])
+
+
 @command.command("verify")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @store_option
@@ -211,6 +244,9 @@ def resume(*, name: str, store: Path, as_json: bool) -> int:
     run = find_run(store, name)
     if run.status != "interrupted":
         raise UsageError(f"run {run.id} is {run.status}", hint="only interrupted runs can be continued")
+    if run.plan.verb == IMPORT_VERB:
+        hint = f"stepscope runs rm {run.id}, then stepscope runs import FILE again"
+        raise UsageError(f"run {run.id} was imported: there is nothing to measure", hint=hint)
     table = run.plan.request.get("table")
     finish = partial(finish_run, table=Path(table) if table else None) if run.plan.verb == "ops" else add_nothing
     return run_stored(run, as_json=as_json, finish=finish)

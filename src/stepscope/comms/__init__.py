@@ -1,6 +1,6 @@
 """Communication micro-benchmarks."""
 
 from stepscope.comms.cases import make_cases
-from stepscope.comms.collectives import COLLECTIVES, Collective, find_collective
+from stepscope.comms.operations import Operation, find_operation, operations
 
-__all__ = ["COLLECTIVES", "Collective", "find_collective", "make_cases"]
+__all__ = ["Operation", "find_operation", "make_cases", "operations"]

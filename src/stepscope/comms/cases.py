@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from stepscope.comms.collectives import DTYPE_BYTES, find_collective
+from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
+from stepscope.comms.layouts import parse_layout
+from stepscope.comms.operations import PATTERNS, Operation, find_operation
+from stepscope.comms.options import CallOptions, to_parameters
+from stepscope.comms.wire import require_wire_sense
 from stepscope.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
 
@@ -12,35 +16,96 @@ OWNER = "communication"
 LARGEST_SIZE_BYTES = 2**44
 
 
-def make_cases(
-    *, collective: str, sizes: Sequence[int], dtype: str, backend: str, world_size: int, device: str
-) -> list[Case]:
-    """One case a size. Sizes that are no whole number of elements are refused: what is measured is what was asked."""
-    found = find_collective(collective)
-    if dtype not in DTYPE_BYTES:
-        raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--dtype")
-    for size in sizes:
-        if size < DTYPE_BYTES[dtype] or size % DTYPE_BYTES[dtype] or size > LARGEST_SIZE_BYTES:
-            raise UsageError(
-                f"a message of {size} bytes is no whole number of {dtype} elements ({DTYPE_BYTES[dtype]} bytes each)"
-                if size <= LARGEST_SIZE_BYTES
-                else f"a message of {size} bytes is beyond any memory",
-                hint="write for example 1K:1M:x4",
-                where="--sizes",
-            )
-    benchmark = Benchmark(
-        model=found.name,
+def make_benchmark(model: str, backend: str, world_size: int, description: str) -> Benchmark:
+    return Benchmark(
+        model=model,
         implementation="micro",
         mode=backend,
         config=f"{world_size}ranks",
         owner=OWNER,
-        description=found.summary,
+        description=description,
     )
-    return [
-        Case(
-            benchmark=benchmark,
-            parameters={"size_bytes": size, "dtype": dtype, "device": device},
-            world_size=world_size,
-        )
-        for size in sizes
+
+
+def make_cases(
+    *,
+    collective: str,
+    sizes: Sequence[int],
+    dtype: str,
+    backend: str,
+    world_size: int,
+    device: str,
+    one_group_at_a_time: bool = False,
+    **options: object,
+) -> list[Case]:
+    """One case a size (and a group, where they act in turn). `options` are further fields of CallOptions.
+
+    Sizes that are no whole number of elements are refused: what is measured is what was asked.
+    """
+    operation = find_operation(collective)
+    if dtype not in DTYPE_BYTES:
+        raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--dtype")
+    points = [0] if operation.name == "barrier" else sizes
+    for size in () if operation.name == "barrier" else points:
+        require_size(size, dtype)
+    asked = [
+        CallOptions(size_bytes=size, dtype=dtype, device=device, **options)  # type: ignore[arg-type]
+        for size in points
     ]
+    layout = parse_layout(asked[0].groups, world_size)
+    require_sense(operation, asked[0], min(len(group) for group in layout))
+    benchmark = make_benchmark(operation.name, backend, world_size, operation.summary)
+    numbers: Iterable[int | None] = range(len(layout)) if one_group_at_a_time else (None,)
+    return [
+        Case(benchmark=benchmark, parameters={**to_parameters(one), **_number(number)}, world_size=world_size)
+        for number in numbers
+        for one in asked
+    ]
+
+
+def _number(group: int | None) -> dict[str, int]:
+    return {} if group is None else {"group": group}
+
+
+def require_size(size: int, dtype: str) -> None:
+    if size < DTYPE_BYTES[dtype] or size % DTYPE_BYTES[dtype] or size > LARGEST_SIZE_BYTES:
+        raise UsageError(
+            f"a message of {size} bytes is no whole number of {dtype} elements ({DTYPE_BYTES[dtype]} bytes each)"
+            if size <= LARGEST_SIZE_BYTES
+            else f"a message of {size} bytes is beyond any memory",
+            hint="write for example 1K:1M:x4",
+            where="--sizes",
+        )
+
+
+def require_sense(operation: Operation, options: CallOptions, members: int) -> None:
+    """Options that an operation does not have are refused, never ignored."""
+    name = operation.name
+    rules = [
+        (options.reduction != "sum" and not operation.reduces, "--reduction", f"{name} reduces nothing"),
+        (options.reduction not in REDUCTIONS, "--reduction", f"reductions are {', '.join(REDUCTIONS)}"),
+        (options.root != 0 and not operation.rooted, "--root", f"{name} has no root"),
+        (options.root >= members, "--root", f"root {options.root} is not among {members} ranks"),
+        (options.form == "list" and not operation.cut, "--form", f"{name} has no list form"),
+        (options.pattern is not None and name != "send_recv", "--pattern", f"{name} has no patterns"),
+        (options.pattern is not None and options.pattern not in PATTERNS, "--pattern",
+         f"patterns are {', '.join(PATTERNS)}"),
+        (options.window > 1 and name != "send_recv", "--window", f"{name} has no window"),
+        (options.window > 1 and options.pattern == "ping_pong", "--window", "a ping-pong has one message a turn"),
+        (options.skew is not None and not operation.uneven, "--skew", f"{name} has equal pieces"),
+        (options.skew is not None and options.skew < 0, "--skew", "a skew is 0 or more"),
+        (options.matrix is not None and name != "all_to_allv", "--splits", f"{name} takes no matrix"),
+        (options.placement == "in_place" and not (operation.in_place or operation.both_placements), "--placement",
+         f"{name} has no in-place form"),
+        (options.placement == "in_place" and options.form == "list", "--placement", "list forms are out of place"),
+        (options.coalesce > 1 and not options.size_bytes // DTYPE_BYTES[options.dtype] // options.coalesce,
+         "--coalesce", "sizes are too small to be cut into so many"),
+        (options.mode == "nonblocking" and options.pattern == "ping_pong", "--mode",
+         "a ping-pong waits for its answer"),
+        (options.depth > 1 and options.mode != "nonblocking", "--depth", "only non-blocking calls are outstanding"),
+    ]  # fmt: skip
+    for broken, where, message in rules:
+        if broken:
+            raise UsageError(message, hint="stepscope bench comms --list shows what each operation takes", where=where)
+    if options.wire is not None:
+        require_wire_sense(name, options, options.wire)

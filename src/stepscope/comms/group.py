@@ -1,104 +1,137 @@
-"""One small adapter between the benchmarks and whatever moves the data."""
+"""The one small adapter between the benchmarks and whatever moves the data.
+
+A `World` is all ranks of the run, with what the benchmark itself says to them (never timed). A `Group` is ranks that
+act together; it binds calls: what can be prepared is prepared then, and only the operation itself is left to be timed.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from stepscope.errors import UsageError
+from stepscope.comms.data import Recipe
+from stepscope.comms.operations import Operation, Traffic
+from stepscope.errors import StepscopeError
 
 if TYPE_CHECKING:
     import torch
 
-    from stepscope.launch import RankContext
-
 T = TypeVar("T")
 
 
-class Group(Protocol):
-    rank: int
-    world_size: int
+class UnsupportedCallError(StepscopeError):
+    """The backend has no such operation, dtype or reduction: a recorded skip."""
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum, in place; returns when the result can be read on this rank (or is queued on its device)."""
+    kind = "unsupported"
+
+
+class Waitable(Protocol):
+    def wait(self) -> object: ...
+
+
+class Call(NamedTuple):
+    """One operation on this rank's buffers: flat, contiguous, as long as `traffic` says for this member."""
+
+    operation: Operation
+    traffic: Traffic
+    input: torch.Tensor
+    output: torch.Tensor
+    reduction: str = "sum"
+    root: int = 0
+    form: str = "tensor"
+    """`tensor` or `list`, for operations that cut."""
+    pattern: str = "ring"
+    tag: int = 0
+    """Tells outstanding messages between two ranks apart."""
+    recipe: Recipe | None = None
+    """What the other members put in, for a group that plays them."""
+
+
+class Bound(NamedTuple):
+    """A call ready to be made as often as wanted."""
+
+    run: Callable[[], object]
+    """Returns when the result can be read on this rank (or is queued on its device)."""
+    start: Callable[[], Sequence[Waitable]]
+    """Returns at once; the result is there when all that it returns has been waited for."""
+    composed: str | None = None
+    """Of what the operation was made, where the backend lacks it."""
+    spoils_input: bool = False
+
+
+class Group(Protocol):
+    ranks: tuple[int, ...]
+    """Of the world, by member."""
+    me: int | None
+    """Which member this rank is; None: it is not one."""
+
+    def bind(self, calls: Sequence[Call]) -> Bound:
+        """Several calls are made as one, coalesced where the backend can. Raises UnsupportedCallError."""
+
+
+class World(Protocol):
+    rank: int
+    size: int
+    backend: str
+
+    def join(self, ranks: Sequence[int], *, fresh: bool = False) -> Group:
+        """A group of these ranks; every rank of the world must ask for every group, in the same order.
+
+        `fresh`: with connections that no other group uses, so that two operations at once do not wait for each other.
+        """
 
     def barrier(self) -> None: ...
 
-    def broadcast_value(self, value: T | None) -> T:
-        """Rank 0's value on every rank; for the control of the benchmark, never timed."""
+    def broadcast_value(self, value: T | None, source: int = 0) -> T:
+        """That rank's value on every rank."""
 
     def gather_values(self, value: T) -> list[T] | None:
-        """All ranks' values on rank 0, None elsewhere; never timed."""
+        """All ranks' values on rank 0, None elsewhere."""
+
+    def send_value(self, value: int, to: int) -> None: ...
+
+    def receive_value(self, source: int) -> int: ...
+
+    def describe_library(self) -> dict[str, str]:
+        """What really carries the data, as loaded: name, version, file where known."""
+
+    def close(self) -> None: ...
 
 
-class TorchGroup:
-    """torch.distributed. Control traffic goes over gloo, so that the measured backend carries only what is measured."""
+def bind_in_turn(parts: Sequence[Bound], composed: str | None = None, *, spoils_input: bool = False) -> Bound:
+    """One after the other when waited for; all under way at once when not."""
 
-    def __init__(self, context: RankContext, backend: str, timeout_s: float) -> None:
-        import torch.distributed as dist
+    def run() -> None:
+        for part in parts:
+            part.run()
 
-        if not dist.is_backend_available(backend):
-            built = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if dist.is_backend_available(name)]
-            raise UsageError(
-                f"this torch was built without {backend}", hint=f"built here: {', '.join(built)}", where="--backend"
-            )
-        self._dist: Any = dist
-        self.rank, self.world_size = context.rank, context.world_size
-        timeout = timedelta(seconds=timeout_s)
-        # One process needs nobody to meet; several meet where the launcher's variables say.
-        meeting = {"store": self._dist.HashStore()} if context.world_size == 1 else {"init_method": "env://"}
-        dist.init_process_group(backend, rank=context.rank, world_size=context.world_size, timeout=timeout, **meeting)
-        self._control: Any = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    def start() -> list[Waitable]:
+        return [work for part in parts for work in part.start()]
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        self._dist.all_reduce(tensor)
-
-    def barrier(self) -> None:
-        self._dist.barrier(group=self._control)
-
-    def broadcast_value(self, value: T | None) -> T:
-        box: list[Any] = [value]
-        self._dist.broadcast_object_list(box, src=0, group=self._control)
-        received: T = box[0]
-        return received
-
-    def gather_values(self, value: T) -> list[T] | None:
-        box: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        self._dist.gather_object(value, box, dst=0, group=self._control)
-        return box
-
-    def close(self) -> None:
-        self._dist.destroy_process_group()
+    return Bound(run, start, composed, spoils_input or any(part.spoils_input for part in parts))
 
 
-class FakeGroup:
-    """A group of one process that plays a whole world; shipped for tests and dry runs.
+def before(action: Callable[[], Any], bound: Bound, composed: str | None = None) -> Bound:
+    """Do `action` first, each time, as part of the call."""
 
-    The peers it stands for contribute what `contributions` says, so that results can be checked without them.
-    """
+    def run() -> None:
+        action()
+        bound.run()
 
-    def __init__(self, world_size: int = 2, *, corrupt_element: int | None = None) -> None:
-        self.rank, self.world_size = 0, world_size
-        self._corrupt_element = corrupt_element
+    def start() -> Sequence[Waitable]:
+        action()
+        return bound.start()
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        from stepscope.comms.collectives import fill_by_rank
+    return Bound(run, start, composed or bound.composed, bound.spoils_input)
 
-        for rank in range(1, self.world_size):
-            tensor += fill_by_rank(rank, tensor.numel(), tensor.dtype, str(tensor.device))
-        if self._corrupt_element is not None:
-            tensor[self._corrupt_element] += 1
 
-    def barrier(self) -> None:
-        return
+class Then:
+    """Waits for several, then does what is left."""
 
-    def broadcast_value(self, value: T | None) -> T:
-        if value is None:
-            raise ValueError("rank 0 must have a value to broadcast")
-        return value
+    def __init__(self, works: Sequence[Waitable], action: Callable[[], object]) -> None:
+        self._works, self._action = works, action
 
-    def gather_values(self, value: T) -> list[T] | None:
-        return [value]
-
-    def close(self) -> None:
-        return
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._action()

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
-from stepscope.comms.collectives import DTYPE_BYTES, Collective, find_collective
-from stepscope.comms.group import Group, TorchGroup
-from stepscope.launch import Heartbeat, RankSession
+from stepscope._version import __version__
+from stepscope.comms.clocks import ClockOffset, arrivals, compare_clocks, name_clock
+from stepscope.comms.group import UnsupportedCallError, World
+from stepscope.comms.kinds import make_trial
+from stepscope.comms.library import read_settings
+from stepscope.comms.trial import CHECKS, Check, Facts, Room, Steps, Trial
+from stepscope.errors import UsageError, first_line
+from stepscope.launch import RankContext, RankSession
 from stepscope.measure import (
     CpuUse,
-    Device,
     Measurement,
     MeasureSettings,
     Neighbours,
@@ -27,23 +31,28 @@ from stepscope.measure import (
     open_device,
     read_cpu_use,
 )
-from stepscope.records import Case, CaseResult, Failure, RankSamples, Reading, Score, System
-from stepscope.store import RunWriter, utc_now
+from stepscope.records import (
+    Case,
+    CaseResult,
+    Communication,
+    Failure,
+    RankPlace,
+    RankSamples,
+    Reading,
+    System,
+)
+from stepscope.store import MeasuredCase, RunWriter, StoredRun, utc_now
 from stepscope.system import collect_system, merge_systems, open_telemetry
 from stepscope.units import format_bytes
-
-if TYPE_CHECKING:
-    import torch
 
 GROUP_EXTRA_S = 30.0
 """The group's own time-out is the last resort: the watchdogs, which know more, ring first."""
 MEMORY_SHARE = 0.8
-COPIES = 4
-"""Buffer, input, expected result and one temporary of the comparison."""
+ARRIVAL = "arrival"
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 tells the others: everybody measures the same cases in the same way."""
+    """What rank 0 tells the others: everybody measures the same cases in the same way. No cases: it is over."""
 
     cases: list[Case]
     settings: MeasureSettings
@@ -53,180 +62,318 @@ class RankMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank hands to rank 0."""
 
     rank: int
-    measurement: Measurement | None
-    wrong: int
+    measurement: Measurement | None = None
+    """None: it only kept step."""
+    facts: Facts | None = None
+    wrong: int = 0
+    checked: int = 0
+    further_s: dict[str, list[float]] = {}
     failure: Failure | None = None
-    host: str = ""
+    machine: str = ""
+    """Ranks on one machine share its cores, whatever names their hosts have."""
     cpu_before: CpuUse | None = None
     cpu_after: CpuUse | None = None
 
 
-def run(session: RankSession) -> None:
+def open_world(session: RankSession) -> World:
+    """As the backend asked for needs it."""
+    backend, limit_s = session.request["backend"], session.hang_limit_s
+    if backend == "fake":
+        from stepscope.comms.fake_group import FakeWorld
+
+        return FakeWorld(int(session.request["world_size"]))
+    if backend == "mpi":
+        from stepscope.comms.mpi_group import MpiWorld
+
+        return MpiWorld(session.context)
+    from stepscope.comms.torch_group import TorchWorld
+
+    return TorchWorld(
+        session.context,
+        backend,
+        join_limit_s=limit_s,
+        timeout_s=limit_s + GROUP_EXTRA_S,
+        on_wait=lambda: session.heartbeat.beat("joining"),
+    )
+
+
+MeasureMore = Callable[[Sequence[MeasuredCase]], list[Case]]
+"""From what has been measured to what else should be; empty: enough. Only rank 0 asks."""
+
+
+def run(session: RankSession, measure_more: MeasureMore | None = None) -> None:
     """The worker function of the contract. Rank 0 must know the run folder; it tells the others."""
-    context, heartbeat = session.context, session.heartbeat
-    heartbeat.beat("joining")
-    device_name = session.request["device"]
-    group = TorchGroup(context, session.request["backend"], session.hang_limit_s + GROUP_EXTRA_S)
-    folder = Path(group.broadcast_value(str(session.folder.resolve()) if session.folder else None))
+    session.heartbeat.beat("joining")
+    run_in_world(session, open_world(session), measure_more)
+
+
+def run_in_world(session: RankSession, world: World, measure_more: MeasureMore | None = None) -> None:
+    context, request, heartbeat = session.context, session.request, session.heartbeat
+    folder = Path(world.broadcast_value(str(session.folder.resolve()) if session.folder else None))
     if session.folder is None:
         session.adopt_folder(folder)
+    require_same_request(world, request)
+    device_name = request["device"]
     device = open_device(device_name if device_name != "cuda" else f"cuda:{context.local_rank}")
-    systems = group.gather_values(collect_system() if context.local_rank == 0 else None)
-    if systems is not None:
-        _lead(folder, group, device, heartbeat, [system for system in systems if system is not None])
+    room = Room(world, device, heartbeat, read_check(request))
+    systems = world.gather_values(collect_system() if context.local_rank == 0 else None)
+    places = world.gather_values(describe_place(context, device.name))
+    if systems is not None and places is not None:
+        _lead(folder, room, [system for system in systems if system is not None], places, measure_more)
     else:
-        _follow(group, device, heartbeat)
+        _follow(room)
     heartbeat.beat("leaving")
-    group.close()
+    world.close()
 
 
-def _lead(folder: Path, group: Group, device: Device, heartbeat: Heartbeat, systems: Sequence[System]) -> None:
+def read_check(request: Any) -> Check:
+    asked = request.get("check", "sample")
+    return next(check for check in CHECKS if check == asked)
+
+
+def require_same_request(world: World, request: Any) -> None:
+    """Under an outer launcher each rank has a command of its own: all must be the same one."""
+    content = {name: value for name, value in request.items() if name != "cluster"}
+    lines = {name: msgspec.json.encode(value, order="sorted").decode() for name, value in content.items()}
+    mine = {"version of stepscope": __version__, **lines}
+    everybody = world.gather_values(mine)
+    verdict = "" if everybody is None else _find_difference(everybody)
+    verdict = world.broadcast_value(verdict if world.rank == 0 else None)
+    if verdict:
+        raise UsageError(
+            verdict, hint="start all ranks with the same command and the same version", where="arguments of the ranks"
+        )
+
+
+def _find_difference(everybody: Sequence[dict[str, str]]) -> str:
+    for rank, other in enumerate(everybody):
+        for name in {**everybody[0], **other}:
+            first, this = everybody[0].get(name, "nothing"), other.get(name, "nothing")
+            if first != this:
+                return f"rank {rank} was started differently: {name} is {this} there and {first} on rank 0"
+    return ""
+
+
+def describe_place(context: RankContext, device: str) -> RankPlace:
+    name = None
+    if device.startswith("cuda"):
+        import torch
+
+        name = torch.cuda.get_device_name(device)
+    return RankPlace(
+        rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device, name=name,
+        local_rank=context.local_rank,
+    )  # fmt: skip
+
+
+def _lead(
+    folder: Path,
+    room: Room,
+    systems: Sequence[System],
+    places: list[RankPlace],
+    measure_more: MeasureMore | None,
+) -> None:
     with RunWriter(folder) as writer:
         writer.write_system(merge_systems(list(systems)))
-        settings = msgspec.convert(writer.plan.request["settings"], MeasureSettings)
-        remaining = writer.remaining()
-        assignment = Assignment(cases=remaining, settings=settings)
-        group.broadcast_value(msgspec.json.encode(assignment))
-        telemetry = open_telemetry(device.name)
-        for case in remaining:
-            started_at, start = utc_now(), time.monotonic()
-            readings = telemetry.read("start")
-            gathered = group.gather_values(_measure_case(case, group, device, heartbeat, settings)) or []
-            readings += telemetry.read("end")
-            result, samples = _fold(case, gathered, started_at, time.monotonic() - start, readings)
-            writer.append(result, samples)
+        request = writer.plan.request
+        settings = msgspec.convert(request["settings"], MeasureSettings)
+        library = room.world.describe_library()
+        writer.write_communication(
+            Communication(
+                backend=room.world.backend,
+                library=library,
+                settings=read_settings(),
+                ranks=places,
+                cluster=request.get("cluster"),
+            )
+        )
+        telemetry = open_telemetry(room.device.name)
+        device_time = bool(request.get("device_time"))
+        cases = writer.remaining()
+        while cases:
+            room.world.broadcast_value(msgspec.json.encode(Assignment(cases=cases, settings=settings)))
+            for case in cases:
+                started_at, start = utc_now(), time.monotonic()
+                readings = telemetry.read("start")
+                offsets = compare_clocks(room.world)
+                gathered = room.world.gather_values(_measure_case(case, room, settings)) or []
+                readings += telemetry.read("end")
+                result, samples = fold(
+                    case, gathered, started_at, time.monotonic() - start, readings, offsets=offsets or [],
+                    device_time=device_time, library=library,
+                )  # fmt: skip
+                writer.append(result, samples)
+            cases = measure_more(StoredRun(folder).cases()) if measure_more is not None else []
+        room.world.broadcast_value(msgspec.json.encode(Assignment(cases=[], settings=settings)))
         writer.finish()
 
 
-def _follow(group: Group, device: Device, heartbeat: Heartbeat) -> None:
-    assignment = msgspec.json.decode(group.broadcast_value(None), type=Assignment)
-    for case in assignment.cases:
-        group.gather_values(_measure_case(case, group, device, heartbeat, assignment.settings))
+def _follow(room: Room) -> None:
+    while (assignment := msgspec.json.decode(room.world.broadcast_value(None), type=Assignment)).cases:
+        for case in assignment.cases:
+            compare_clocks(room.world)
+            room.world.gather_values(_measure_case(case, room, assignment.settings))
 
 
-def _measure_case(
-    case: Case, group: Group, device: Device, heartbeat: Heartbeat, settings: MeasureSettings
-) -> RankMeasurement:
-    heartbeat.beat("preparing", case.key)
-    size_bytes = int(str(case.parameters["size_bytes"]))
-    refusal = _find_refusal(size_bytes, device.name)
+def _measure_case(case: Case, room: Room, settings: MeasureSettings) -> RankMeasurement:
+    room.heartbeat.beat("preparing", case.key)
+    trial, refusal = _prepare(case, room)
     # Every rank must take part or none: one that cannot would leave the others waiting.
-    refusals = group.gather_values(refusal)
-    refusal = group.broadcast_value(next((r for r in refusals if r), Failure(kind="none", message=""))
-                                    if refusals is not None else None)  # fmt: skip
-    if refusal.kind != "none":
-        return RankMeasurement(rank=group.rank, measurement=None, wrong=0, failure=refusal)
-    trial = Trial(case, find_collective(case.benchmark.model), group, device, heartbeat)
-    before = read_cpu_use()
-    measurement = measure(trial.body, settings=settings, clock=WallClock(), device=device, peers=trial)
-    return RankMeasurement(
-        rank=group.rank,
-        measurement=measurement,
-        wrong=trial.count_wrong(),
-        host=socket.gethostname(),
+    refusal = _agree_on_refusal(room.world, refusal)
+    if refusal is None and trial is not None:
+        refusal = _agree_on_refusal(room.world, _rehearse(trial, room))
+    if refusal is not None or trial is None:
+        if trial is not None:
+            trial.close()
+        return RankMeasurement(rank=room.world.rank, failure=refusal)
+    trial.forget()
+    settings = msgspec.structs.replace(settings, iterations=trial.iterations)
+    steps, before = Steps(trial, room, case), read_cpu_use()
+    measurement = measure(trial.body, settings=settings, clock=WallClock(), device=trial.device, peers=steps)
+    steps.look()
+    further = {name: values[measurement.warmups * trial.iterations :] for name, values in trial.further_s().items()}
+    own_s = trial.own_s()
+    if own_s is not None and trial.active:
+        measurement = msgspec.structs.replace(measurement, duration_s=own_s)
+    if trial.operations > 1:
+        counts = [count * trial.operations for count in measurement.iterations]
+        measurement = msgspec.structs.replace(measurement, iterations=counts)
+    done = RankMeasurement(
+        rank=room.world.rank,
+        measurement=measurement if trial.active else None,
+        facts=trial.facts() if room.world.rank == trial.judge or trial.active else None,
+        wrong=steps.wrong,
+        checked=steps.checked,
+        further_s=further if trial.active else {},
+        machine=name_clock(),
         cpu_before=before,
         cpu_after=read_cpu_use(),
     )
+    trial.close()
+    return done
 
 
-def _find_refusal(size_bytes: int, device: str) -> Failure | None:
-    free_bytes = free_memory_bytes(device)
-    if COPIES * size_bytes <= MEMORY_SHARE * free_bytes:
-        return None
-    return Failure(
-        kind="does_not_fit",
-        message=f"{COPIES} buffers of {format_bytes(size_bytes)} do not fit into {format_bytes(free_bytes)} free "
-        f"on {device}",
-        hint="use smaller sizes",
-    )
+def _prepare(case: Case, room: Room) -> tuple[Trial | None, Failure | None]:
+    try:
+        trial = make_trial(case, room)
+        needed, free = trial.needed_bytes(), free_memory_bytes(room.device.name)
+        sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if not room.device.has_events else 1
+        if needed * sharing > MEMORY_SHARE * free:
+            return None, Failure(
+                kind="does_not_fit",
+                message=f"needs {format_bytes(needed)} on each of {sharing} ranks, {format_bytes(free)} are free on "
+                f"{room.device.name}",
+                hint="use smaller sizes",
+                rank=room.world.rank,
+            )
+        trial.open()
+    except UnsupportedCallError as error:
+        return None, Failure(kind=error.kind, message=error.message, hint=error.hint, rank=room.world.rank)
+    return trial, None
 
 
-class Trial:
-    """One case on one rank: its buffers, and how the ranks walk through the loop together."""
-
-    def __init__(self, case: Case, collective: Collective, group: Group, device: Device, heartbeat: Heartbeat) -> None:
-        import torch
-
-        dtype_name = str(case.parameters["dtype"])
-        dtype: torch.dtype = getattr(torch, dtype_name)
-        elements = int(str(case.parameters["size_bytes"])) // DTYPE_BYTES[dtype_name]
-        self._case, self._collective, self._group, self._heartbeat = case, collective, group, heartbeat
-        self._input = collective.make_input(group.rank, elements, dtype, device.name)
-        self._expected = collective.make_expected(group.world_size, elements, dtype, device.name)
-        self._buffer = self._input.clone()
-        self._taken = 0
-        self._wrong = 0
-
-    def body(self) -> None:
-        self._collective.call(self._group, self._buffer)
-
-    def agree(self, value: int) -> int:
-        self._heartbeat.beat("measuring", self._case.key)
-        return self._group.broadcast_value(value if self._group.rank == 0 else None)
-
-    def align(self) -> None:
-        """Before each sample: look at what the last one left (at the 1st, 2nd, 4th … sample), put fresh data in."""
-        if self._taken and self._taken & (self._taken - 1) == 0:
-            self._compare()
-        self._buffer.copy_(self._input)
-        self._taken += 1
-        self._group.barrier()
-
-    def _compare(self) -> None:
-        self._wrong += int((self._buffer != self._expected).sum())
-
-    def count_wrong(self) -> int:
-        """Wrong elements over all samples that were looked at, the last one included."""
-        self._compare()
-        return self._wrong
+def _rehearse(trial: Trial, room: Room) -> Failure | None:
+    """One call that is not timed: what the backend refuses shows now, on all ranks alike."""
+    try:
+        if trial.active:
+            trial.refresh()
+            room.device.synchronize()
+            for _ in range(trial.iterations):
+                trial.body()
+            trial.device.synchronize()
+    except UnsupportedCallError as error:
+        return Failure(kind=error.kind, message=error.message, hint=error.hint, rank=room.world.rank)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        if is_connection_error(error):
+            raise
+        return Failure(
+            kind="unsupported", message=f"{room.world.backend} refuses: {first_line(error)}", rank=room.world.rank
+        )
+    return None
 
 
-def _fold(
-    case: Case, ranks: Sequence[RankMeasurement], started_at: str, elapsed_s: float, readings: list[Reading]
+def is_connection_error(error: BaseException) -> bool:
+    """A peer is gone or silent: no property of the operation."""
+    text = str(error).lower()
+    return any(sign in text for sign in ("connection", "timed out", "timeout", "socket", "broken pipe", "rank 0 said"))
+
+
+def _agree_on_refusal(world: World, mine: Failure | None) -> Failure | None:
+    refusals = world.gather_values(mine)
+    first = next((refusal for refusal in refusals or [] if refusal is not None), None)
+    agreed = world.broadcast_value(first or Failure(kind="none", message="") if refusals is not None else None)
+    return agreed if agreed.kind != "none" else None
+
+
+def fold(
+    case: Case,
+    ranks: Sequence[RankMeasurement],
+    started_at: str,
+    elapsed_s: float,
+    readings: list[Reading],
+    *,
+    offsets: Sequence[ClockOffset] = (),
+    device_time: bool = False,
+    library: dict[str, str] | None = None,
 ) -> tuple[CaseResult, list[RankSamples]]:
     """All ranks' samples and one result; the time of a sample is that of its slowest rank."""
     refusal = next((rank.failure for rank in ranks if rank.failure is not None), None)
     if refusal is not None:
         return CaseResult(case=case, status="skipped", started_at=started_at, elapsed_s=elapsed_s, failure=refusal), []
-    wrong = sum(rank.wrong for rank in ranks)
-    size_bytes = int(str(case.parameters["size_bytes"]))
-    factor = find_collective(case.benchmark.model).bus_factor(case.world_size)
     measured = [(rank, rank.measurement) for rank in ranks if rank.measurement is not None]
+    facts = next(rank.facts for rank in ranks if rank.facts is not None)
+    wrong, checked = sum(rank.wrong for rank in ranks), max(rank.checked for rank in ranks)
     neighbours = _find_neighbours(ranks)
     crowded = next((notice for one in neighbours.values() if one and (notice := one.as_notice())), None)
     failure = None
     if wrong:
         failure = Failure(
             kind="wrong_result",
-            message=f"{wrong} elements are not what {case.benchmark.model} must give",
+            message=f"{wrong} elements are not what {case.benchmark.model} must give, on {_name_wrong_ranks(ranks)}",
             hint="the communication library or the network corrupts data: repeat with another backend",
         )
+    observed = {
+        **facts.observed,
+        **({"wrong": wrong, "checked": checked} if checked else {}),
+        **({"library": " ".join(library.get(part, "") for part in ("name", "version")).strip()} if library else {}),
+    }
     result = CaseResult(
         case=case,
         status="failed" if failure else "ok",
         failure=failure,
         started_at=started_at,
         elapsed_s=elapsed_s,
-        score=Score(unit="GB/s", work=size_bytes * factor),
-        timing="slowest_rank",
-        observed={"size_bytes": size_bytes, "bus_factor": factor, "wrong": wrong},
+        score=facts.score,
+        timing="slowest_rank_device" if device_time else "slowest_rank",
+        observed=observed,
         readings=readings,
-        notices=[*measured[0][1].notices, *([crowded] if crowded else [])],
+        notices=[*facts.notices, *measured[0][1].notices, *([crowded] if crowded else [])],
     )
+    starts = [measurement.start_ns[measurement.warmups :] for _, measurement in measured]
+    came = arrivals(starts, [offsets[rank.rank] for rank, _ in measured]) if offsets else []
     samples = []
-    for rank, measurement in measured:
-        around = neighbours.get(rank.host)
-        share = around.share if around else None
-        samples.append(measurement.as_samples(case.key, rank=rank.rank, other_share=share))
+    for number, (rank, measurement) in enumerate(measured):
+        around = neighbours.get(rank.machine)
+        extra = {**rank.further_s, **({ARRIVAL: came[number]} if came else {})}
+        samples.append(
+            measurement.as_samples(
+                case.key, rank=rank.rank, other_share=around.share if around else None, extra_s=extra
+            )
+        )
     return result, samples
 
 
+def _name_wrong_ranks(ranks: Sequence[RankMeasurement]) -> str:
+    numbers = [str(rank.rank) for rank in ranks if rank.wrong]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"
+
+
 def _find_neighbours(ranks: Sequence[RankMeasurement]) -> dict[str, Neighbours | None]:
-    """By host: what others took there; the ranks of this run are not others."""
+    """By machine: what others took there; the ranks of this run are not others."""
     found: dict[str, Neighbours | None] = {}
-    for host in {rank.host for rank in ranks}:
-        uses = [(r.cpu_before, r.cpu_after) for r in ranks if r.host == host and r.cpu_before and r.cpu_after]
+    for machine in {rank.machine for rank in ranks}:
+        uses = [(r.cpu_before, r.cpu_after) for r in ranks if r.machine == machine and r.cpu_before and r.cpu_after]
         if uses:
             own_s = sum(after.own_s - before.own_s for before, after in uses)
-            found[host] = find_neighbours(*uses[0], os.cpu_count() or 1, own_s=own_s)
+            found[machine] = find_neighbours(*uses[0], os.cpu_count() or 1, own_s=own_s)
     return found

@@ -1,15 +1,27 @@
-"""How ranks start: inline, torchrun (elastic), mpirun, Slurm; and how their end is noticed."""
+"""How ranks start, on one host or several: inline, torchrun (elastic), mpirun, Slurm; how their end is noticed."""
 
 from stepscope.launch.context import RankContext, detect_rank_context, export_rendezvous
 from stepscope.launch.fresh import ChildError, call_stepscope, measure_in_processes, merge_processes
+from stepscope.launch.hosts import (
+    Cluster,
+    Host,
+    parse_hostfile,
+    read_cluster_file,
+    read_cluster_from_environment,
+    read_hostfile,
+)
 from stepscope.launch.local import launch_local
+from stepscope.launch.netlab import NetLab
 from stepscope.launch.slurm import SlurmJob, format_sbatch, submit
 from stepscope.launch.watchdog import Heartbeat
 from stepscope.launch.worker import RankSession, load_worker, rank_session
 
 __all__ = [
     "ChildError",
+    "Cluster",
     "Heartbeat",
+    "Host",
+    "NetLab",
     "RankContext",
     "RankSession",
     "SlurmJob",
@@ -21,6 +33,10 @@ __all__ = [
     "load_worker",
     "measure_in_processes",
     "merge_processes",
+    "parse_hostfile",
     "rank_session",
+    "read_cluster_file",
+    "read_cluster_from_environment",
+    "read_hostfile",
     "submit",
 ]

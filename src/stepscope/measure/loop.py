@@ -65,6 +65,8 @@ Watch = Callable[[Estimate], None]
 class Measurement(msgspec.Struct, kw_only=True):
     """The samples of one case in one process, in the order they were taken, and what is wrong with them."""
 
+    start_ns: list[int]
+    """Of each sample, by the clock that was given."""
     duration_s: list[float]
     iterations: list[int]
     device_s: list[float] | None
@@ -165,6 +167,7 @@ class _Loop:
         self._device = device
         self._peers = peers
         self._watch = watch
+        self._starts: list[int] = []
         self._durations: list[float] = []
         self._counts: list[int] = []
         self._device_times: list[float] = []
@@ -234,6 +237,7 @@ class _Loop:
     def finish(self, settled: bool) -> Measurement:
         has_events = self._device.has_events
         return Measurement(
+            start_ns=self._starts,
             duration_s=self._durations,
             iterations=self._counts,
             device_s=self._device_times if has_events else None,
@@ -267,6 +271,7 @@ class _Loop:
         device.synchronize()
         stop_ns = clock.now_ns()
         took_s = (stop_ns - start_ns) * 1e-9
+        self._starts.append(start_ns)
         self._durations.append(took_s)
         self._counts.append(count)
         if self._held:

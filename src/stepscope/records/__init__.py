@@ -2,6 +2,7 @@
 
 from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar, parse_benchmark_id
 from stepscope.records.codec import encode_document, parse_document, parse_samples
+from stepscope.records.communication import Communication, RankPlace
 from stepscope.records.failure import Failure, Notice, describe_exception
 from stepscope.records.result import CaseResult, KernelUse, LatencyTarget, Reading, SampleSlice, Score, Status
 from stepscope.records.run import FileEntry, Plan, Run, RunKind
@@ -24,6 +25,7 @@ __all__ = [
     "Benchmark",
     "Case",
     "CaseResult",
+    "Communication",
     "Container",
     "Cpu",
     "Failure",
@@ -42,6 +44,7 @@ __all__ = [
     "NumaNode",
     "Parameter",
     "Plan",
+    "RankPlace",
     "RankSamples",
     "Reading",
     "Run",

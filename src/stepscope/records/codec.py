@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepscope.errors import BadInputError, NewerVersionError
+from stepscope.records.communication import Communication
 from stepscope.records.result import CaseResult
 from stepscope.records.run import Plan, Run
 from stepscope.records.sample import RankSamples
 from stepscope.records.system import System
 
-Document = Plan | Run | System | CaseResult
-DocumentT = TypeVar("DocumentT", Plan, Run, System, CaseResult)
+Document = Plan | Run | System | CaseResult | Communication
+DocumentT = TypeVar("DocumentT", Plan, Run, System, CaseResult, Communication)
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 UPGRADES: dict[tuple[str, int], Upgrade] = {}

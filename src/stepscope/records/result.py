@@ -76,9 +76,9 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     score: Score | None = None
     latency_target: LatencyTarget | None = None
     samples: list[SampleSlice] = []
-    timing: Literal["own", "slowest_rank", "device"] = "own"
-    """Which times are the case's: a process's own wall times, those of the slowest rank of each sample, or device
-    times."""
+    timing: Literal["own", "slowest_rank", "device", "slowest_rank_device"] = "own"
+    """Which times are the case's: a process's own wall times, those of the slowest rank of each sample, device
+    times, or device times of the slowest rank."""
     observed: dict[str, Scalar] = {}
     """Further measured facts by name with unit (`size_bytes`, `wrong`, `peak_memory_bytes`)."""
     kernels: list[KernelUse] = []

@@ -82,10 +82,10 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def slowest_rank_seconds(ranks: list[RankSamples]) -> list[float]:
+def slowest_rank_seconds(ranks: list[RankSamples], *, device: bool = False) -> list[float]:
     """Per sample, the time of the rank that took longest: a collective is over when its last rank is.
 
     Ranks measure in step, so sample i of one rank belongs to sample i of every other.
     """
-    columns = [rank.seconds() for rank in ranks]
+    columns = [(rank.device_seconds() or []) if device else rank.seconds() for rank in ranks]
     return [max(row) for row in zip(*columns, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from stepscope.records.benchmark import Benchmark, Case
+from stepscope.records.communication import Communication
 from stepscope.records.failure import Failure
 from stepscope.records.result import CaseResult
 from stepscope.records.run import Plan, Run
@@ -22,6 +23,7 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     "plan": Plan,
     "run": Run,
     "system": System,
+    "communication": Communication,
     "failure": Failure,
 }
 

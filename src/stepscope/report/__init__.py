@@ -1,5 +1,6 @@
 """Stored runs made readable: one view model, rendered as text, Markdown, CSV, JSON and one offline HTML page."""
 
+from stepscope.report.collective_table import format_collective_table, has_collectives
 from stepscope.report.comparison import render_comparison_markdown, render_comparison_text
 from stepscope.report.data import render_csv, render_json
 from stepscope.report.html import render_html
@@ -11,6 +12,8 @@ __all__ = [
     "Report",
     "ReportRun",
     "build_report",
+    "format_collective_table",
+    "has_collectives",
     "render_comparison_markdown",
     "render_comparison_text",
     "render_csv",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stepscope.report.labels import format_percent
 from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
 from stepscope.report.view import CaseView, SystemView
-from stepscope.units import format_bytes, format_duration, format_significant
+from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
 NONE = "-"
 
@@ -54,6 +54,7 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
         *_share_columns(cases),
         *_time_columns(cases, scale),
         *_observed_columns(cases),
+        *_arrival_columns(cases, scale),
     ]
     if any(case.notices for case in cases):
         columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, detail=True))
@@ -99,6 +100,24 @@ def _observed_columns(cases: Sequence[CaseView]) -> list[Column]:
     return columns
 
 
+def _arrival_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column]:
+    """For collectives, where the moments at which ranks began were taken."""
+    if all(case.skew_s is None for case in cases):
+        return []
+    unit = scale.unit if scale is not None else ""
+    return [
+        Column("P95", _time_cell(_read_p95, scale), True, unit, True, "One iteration in twenty took longer"),
+        Column("Skew", _time_cell(lambda case: case.skew_s, scale), True, unit, True, _SKEW_HINT),
+        Column("Straggler", _straggler, False, "", True, _STRAGGLER_HINT),
+    ]
+
+
+def _read_p95(case: CaseView) -> float | None:
+    return case.timing.summary.p95_s if case.timing is not None and case.skew_s is not None else None
+
+
+_SKEW_HINT = "From the first rank's beginning to the last one's, in the median over the iterations"
+_STRAGGLER_HINT = "The rank that began last most often, and in which share of the iterations"
 _MEDIAN_HINT = "Time of one iteration: half of the samples took longer"
 _INTERVAL_HINT = "Where the true median lies, with at least 95 % confidence where n allows"
 _MATRIX_HINT = "Share of the rate of a large matrix product in the same dtype, measured on this machine in the same run"
@@ -192,6 +211,13 @@ def explain_shares(cases: Sequence[CaseView]) -> list[str]:
 
 def _bandwidth_cell(read: Callable[[CaseView], float | None]) -> Callable[[CaseView], Cell]:
     return lambda case: _number(read(case), lambda value: format_significant(value / 1e9))
+
+
+def _straggler(case: CaseView) -> Cell:
+    if case.straggler_rank is None or case.straggler_share is None:
+        return Cell(NONE)
+    text = f"rank {case.straggler_rank} ({format_share(case.straggler_share, 0)})"
+    return Cell(text, case.straggler_rank)
 
 
 def _wrong(case: CaseView) -> Cell:

@@ -30,6 +30,7 @@ def render_csv(report: Report) -> str:
             **_time_fields(case),
             **_other_fields(case),
             **_operator_fields(case),
+            **_arrival_fields(case),
         }
         for system in report.systems
         for runs in [{run.id: run for run in system.runs}]
@@ -112,6 +113,14 @@ def _operator_fields(case: CaseView) -> dict[str, CsvValue]:
     }
 
 
+def _arrival_fields(case: CaseView) -> dict[str, CsvValue]:
+    return {
+        "skew_s": case.skew_s,
+        "straggler_rank": case.straggler_rank,
+        "straggler_share": case.straggler_share,
+    }
+
+
 def _whole(value: float | None) -> float | None:
     return int(value) if value is not None and value.is_integer() else value
 
@@ -130,5 +139,6 @@ CSV_COLUMNS = (
     "observed", "notices", "started_at", "elapsed_s", "failure_kind", "failure_message",
     "timing", "wall_median_s", "graph_median_s", "kernel_median_s",
     "intensity_flops_per_byte", "flops_per_s", "bytes_per_s", "compute_share", "memory_share", "is_ceiling", "kernels",
+    "skew_s", "straggler_rank", "straggler_share",
 )  # fmt: skip
 """In this order; columns may be added at the end, never moved: readers may count on it."""

@@ -21,6 +21,15 @@ from stepscope.report.facts import (
     describe_system,
     describe_timing,
 )
+from stepscope.report.heatmap import (
+    MAX_DRAWN_UNITS,
+    PairView,
+    describe_findings,
+    describe_matrix,
+    is_in_matrix,
+    make_heatmaps,
+    without_pairs,
+)
 from stepscope.report.labels import format_frequency
 from stepscope.report.rooflines import Roofline
 from stepscope.report.svg import (
@@ -31,6 +40,7 @@ from stepscope.report.svg import (
     draw_sweep,
     draw_timeline,
 )
+from stepscope.report.svg_heatmap import draw_heatmap
 from stepscope.report.svg_parts import MAX_DRAWN_POINTS, MAX_SERIES
 from stepscope.report.svg_roofline import draw_roofline
 from stepscope.report.sweeps import Sweep
@@ -93,6 +103,14 @@ class PageRoofline(NamedTuple):
     ceilings: list[Fact]
 
 
+class PagePairs(NamedTuple):
+    view: PairView
+    title: str
+    maps: list[tuple[str, Markup]]
+    findings: list[tuple[str, str]]
+    """Sentences and next steps."""
+
+
 class PageRun(NamedTuple):
     run: RunView
     facts: list[Fact]
@@ -106,6 +124,7 @@ class PageSystem(NamedTuple):
     sweeps: list[PageSweep]
     rooflines: list[PageRoofline]
     rooflines_left_out: int
+    pairs: list[PagePairs]
     remarks: list[str]
     groups: list[FactGroup]
     runs: list[PageRun]
@@ -120,19 +139,22 @@ def render_html(report: Report) -> str:
         loader=PackageLoader("stepscope.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    plotted = choose_plotted(report.cases)
+    # Pairs of ranks are cells of a matrix, not rows: there may be thousands.
+    single = [case for case in report.cases if not is_in_matrix(case)]
+    plotted = choose_plotted(single)
     script = _read_asset("report.js")
     return environment.get_template("report.html.j2").render(
         report=report,
         systems=[_page_system(system, plotted) for system in report.systems],
+        across=[_page_sweep(sweep) for sweep in report.sweeps],
         style=Markup(_read_asset("report.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         totals=_totals(report.cases),
         plotted=len(plotted),
-        measured=sum(case.timing is not None for case in report.cases),
+        measured=sum(case.timing is not None for case in single),
         max_dots=MAX_DRAWN_POINTS,
-        open_cases=len(report.cases) <= OPEN_CASES,
+        open_cases=len(single) <= OPEN_CASES,
         describe_target=describe_target,
         format_duration=format_duration,
     )
@@ -161,17 +183,20 @@ def _totals(cases: Sequence[CaseView]) -> dict[str, int]:
 
 
 def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
-    columns = choose_columns(system)
+    single = without_pairs(system)
+    columns = choose_columns(single)
+    listed = [case for case in system.cases if case.failure is not None or not is_in_matrix(case)]
     rooflines = [page for roofline in system.rooflines if (page := _page_roofline(roofline)) is not None]
     return PageSystem(
         view=system,
         columns=columns,
-        rows=[PageRow(case, [column.cell(case) for column in columns], _spark(case)) for case in system.cases],
-        cases=[_page_case(case, full=case.anchor in plotted) for case in system.cases],
+        rows=[PageRow(case, [column.cell(case) for column in columns], _spark(case)) for case in single.cases],
+        cases=[_page_case(case, full=case.anchor in plotted) for case in listed],
         sweeps=[_page_sweep(sweep) for sweep in system.sweeps],
         rooflines=rooflines[:MAX_ROOFLINES],
         rooflines_left_out=max(0, len(rooflines) - MAX_ROOFLINES),
-        remarks=explain_shares(system.cases),
+        pairs=[_page_pairs(view) for view in system.pairs],
+        remarks=explain_shares(single.cases),
         groups=describe_system(system.system) if system.system is not None else [],
         runs=[PageRun(run, describe_run(run)) for run in system.runs],
     )
@@ -259,3 +284,16 @@ def _page_roofline(roofline: Roofline) -> PageRoofline | None:
         left_out=len(roofline.points) - drawn.drawn,
         ceilings=describe_ceilings(roofline),
     )
+
+
+def _page_pairs(view: PairView) -> PagePairs:
+    from markupsafe import Markup
+
+    maps = []
+    for heatmap in make_heatmaps(view, MAX_DRAWN_UNITS):
+        units = heatmap.units
+        left_out = f"; the {len(units.names)} slowest of {len(units.names) + units.left_out} {units.kind}"
+        title = f"{heatmap.title[:1].upper()}{heatmap.title[1:]}, {heatmap.unit}{left_out if units.left_out else ''}"
+        name = f"{title}, from every one of the {units.kind} to every other; {describe_matrix(view)}"
+        maps.append((title, Markup(draw_heatmap(heatmap, name))))
+    return PagePairs(view, describe_matrix(view), maps, describe_findings(view))

@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.report.columns import Column, choose_columns, explain_shares
+from stepscope.report.heatmap import (
+    MAX_TEXT_UNITS,
+    PairView,
+    describe_findings,
+    describe_matrix,
+    explain_map,
+    make_heatmaps,
+    matrix_rows,
+    without_pairs,
+)
 from stepscope.report.text import plain
 from stepscope.report.view import CaseView, Report, SystemView
 
@@ -36,6 +46,12 @@ def _facts(system: SystemView) -> list[str]:
 def _results(system: SystemView) -> list[str]:
     if not system.cases:
         return ["No finished cases.", ""]
+    single = without_pairs(system)
+    lines = _table(single) if single.cases else []
+    return lines + [line for view in system.pairs for line in _pairs(view)]
+
+
+def _table(system: SystemView) -> list[str]:
     columns = choose_columns(system)
     lines = [*markdown_table(_titles(columns), _rows(columns, system.cases), [c.numeric for c in columns]), ""]
     if any(case.missed_latency for case in system.cases):
@@ -44,6 +60,19 @@ def _results(system: SystemView) -> list[str]:
         lines += [f"{escape(remark)}.", ""]
     remarks = [remark for case in system.cases for remark in _remarks(case)]
     return lines + ([*remarks, ""] if remarks else [])
+
+
+def _pairs(view: PairView) -> list[str]:
+    lines = [f"### Pairs of {escape(describe_matrix(view))}", ""]
+    for heatmap in make_heatmaps(view, MAX_TEXT_UNITS):
+        titles, rows, numeric = matrix_rows(heatmap)
+        cells = [[text.strip() for text in row] for row in rows]
+        said = escape(explain_map(heatmap))
+        lines += [f"{said[:1].upper()}{said[1:]}.", ""]
+        lines += [*markdown_table([title.strip() for title in titles], cells, numeric), ""]
+    for sentence, step in describe_findings(view):
+        lines.append(f"- {escape(sentence)}{f'. Next: {escape(step)}' if step else ''}")
+    return [*lines, ""]
 
 
 def _titles(columns: Sequence[Column]) -> list[str]:

@@ -74,11 +74,13 @@ def _fold_ranks(ranks: list[RankSamples], timing: str) -> tuple[list[float], lis
     columns = [
         [
             duration / number
-            for duration, number in zip(_durations(rank, timing == "device"), rank.iterations, strict=True)
+            for duration, number in zip(
+                _durations(rank, timing in {"device", "slowest_rank_device"}), rank.iterations, strict=True
+            )
         ]
         for rank in ranks
     ]
-    if timing != "slowest_rank":
+    if not timing.startswith("slowest_rank"):
         return [value for column in columns for value in column], [mark for rank in ranks for mark in rank.warmup]
     # Ranks of a case that failed half-way may differ in length: what all of them have is shown.
     rows = [max(row) for row in zip(*columns, strict=False)]

@@ -6,12 +6,10 @@ Every function returns markup in which all text is escaped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from html import escape
 from typing import NamedTuple
 
 from stepscope.report.axes import Axis, decade_values, linear_axis, log_axis, size_ticks, time_ticks
-from stepscope.report.labels import format_byte_rate
 from stepscope.report.samples import Histogram, SampleSeries, even_positions
 from stepscope.report.svg_parts import (
     BOTTOM,
@@ -29,7 +27,7 @@ from stepscope.report.svg_parts import (
 )
 from stepscope.report.sweeps import SweepPoint, SweepSeries
 from stepscope.stats import Summary
-from stepscope.units import format_bytes, format_duration
+from stepscope.units import format_bytes, format_duration, format_significant
 
 
 def draw_sparkline(histogram: Histogram, summary: Summary) -> str:
@@ -184,9 +182,17 @@ class SweepQuantity(NamedTuple):
 
 
 LATENCY = SweepQuantity("Time", lambda point: point.median_s, format_duration)
-BUS_BANDWIDTH = SweepQuantity(
-    "Bus bandwidth", lambda point: point.busbw_bytes_per_s, partial(format_byte_rate, digits=3)
-)
+
+
+def _format_rate(bytes_per_s: float) -> str:
+    """In the unit that it fills: an axis label has no room for `0.0005 GB/s`."""
+    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= scale:
+            return f"{format_significant(bytes_per_s / scale, 3)} {unit}"
+    return f"{format_significant(bytes_per_s, 3)} B/s"
+
+
+BUS_BANDWIDTH = SweepQuantity("Bus bandwidth", lambda point: point.busbw_bytes_per_s, _format_rate)
 
 
 def draw_sweep(lines: Sequence[SweepSeries], quantity: SweepQuantity, name: str) -> str | None:

@@ -6,6 +6,17 @@ from collections.abc import Sequence
 
 from stepscope.records import Notice
 from stepscope.report.columns import Column, choose_columns, explain_shares
+from stepscope.report.heatmap import (
+    MAX_TEXT_UNITS,
+    Heatmap,
+    PairView,
+    describe_findings,
+    describe_matrix,
+    explain_map,
+    make_heatmaps,
+    matrix_rows,
+    without_pairs,
+)
 from stepscope.report.scale import TimeScale, choose_time_scale
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 from stepscope.units import format_duration
@@ -40,6 +51,14 @@ def _describe_run(run: RunView) -> str:
 def _body(system: SystemView, width: int | None) -> list[str]:
     if not system.cases:
         return ["# no finished cases"]
+    single = without_pairs(system)
+    lines = _table(single, width) if single.cases else []
+    for view in system.pairs:
+        lines += [*(["#"] if lines else []), *format_pairs(view, width=width)]
+    return lines + _describe_notices(system.cases)
+
+
+def _table(system: SystemView, width: int | None) -> list[str]:
     columns = choose_columns(system, scale=table_scale(system.cases))
     table, left_out = _fit(columns, system.cases, width)
     lines = table
@@ -48,8 +67,27 @@ def _body(system: SystemView, width: int | None) -> list[str]:
     if any(case.missed_latency for case in system.cases):
         lines.append("# * missed its latency target")
     lines += [f"# {remark}" for remark in explain_shares(system.cases)]
-    lines += [line for case in system.cases for line in _describe_failure(case)]
-    return lines + _describe_notices(system.cases)
+    return lines + [line for case in system.cases for line in _describe_failure(case)]
+
+
+def format_pairs(view: PairView, *, width: int | None = None) -> list[str]:
+    """Matrices and what was found in them. With `width`, fewer ranks or hosts are shown until the rows fit."""
+    tables: list[list[str]] = []
+    for most in (MAX_TEXT_UNITS, 12, 8, 6, 4):
+        tables = [_matrix_table(heatmap) for heatmap in make_heatmaps(view, most)]
+        if width is None or max((text_width(line) for _, *rows in tables for line in rows), default=0) <= width:
+            break
+    lines = [f"# pairs of {plain(describe_matrix(view))}", *(line for table in tables for line in table)]
+    for sentence, step in describe_findings(view):
+        lines.append(f"# {plain(sentence)}")
+        lines += [f"#   next: {plain(step)}"] if step else []
+    return lines
+
+
+def _matrix_table(heatmap: Heatmap) -> list[str]:
+    titles, rows, numeric = matrix_rows(heatmap)
+    head, *body = align([titles, *rows], numeric)
+    return [f"# {plain(explain_map(heatmap))}", f"# {head}", *(f"  {line}" for line in body)]
 
 
 def table_scale(cases: Sequence[CaseView]) -> TimeScale:

@@ -6,15 +6,17 @@ Everything here is derived from stored runs on reading; renderers only choose co
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from stepscope._version import __version__
 from stepscope.records import (
     CaseResult,
+    Communication,
     Failure,
     KernelUse,
     LatencyTarget,
@@ -26,6 +28,7 @@ from stepscope.records import (
     Status,
     System,
 )
+from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
 from stepscope.report.labels import describe_differences, read_number
 from stepscope.report.rooflines import (
     Roofline,
@@ -43,7 +46,7 @@ from stepscope.store import Ceilings, MeasuredCase, Rates, is_ceiling
 from stepscope.units import format_bytes, scale_score
 
 RunStatus = Literal["complete", "interrupted", "running"]
-TimingKind = Literal["own", "slowest_rank", "device"]
+TimingKind = Literal["own", "slowest_rank", "device", "slowest_rank_device"]
 
 SIZE_COLUMN = frozenset({"size_bytes"})
 """The parameter that tables show in a column of its own."""
@@ -61,6 +64,10 @@ class ReportRun(NamedTuple):
     command: list[str]
     system: System | None
     cases: list[MeasuredCase]
+    communication: Communication | None = None
+    """Who took part and what carried the data, where several ranks did."""
+    request: Mapping[str, Any] = {}
+    """What was asked of the worker."""
 
 
 class Percentile(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +114,8 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     is_ceiling: bool
     """Measured to know what the machine can do at best."""
     timing_kind: TimingKind
-    """Whose times are the case's: those of the host's clock, of the slowest rank, or of the device."""
+    """Whose times are the case's: those of the host's clock, of the slowest rank, of the device, or of the slowest
+    rank's device."""
     timing: Timing | None
     """None for a case that failed or was skipped."""
     series: SampleSeries
@@ -131,6 +139,12 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     """Message size over median time; None for what is no collective."""
     busbw_bytes_per_s: float | None
     """The former times the collective's bus factor."""
+    skew_s: float | None
+    """From the first rank's beginning to the last one's, in the median; None where arrivals were not taken."""
+    straggler_rank: int | None
+    """The rank that began last most often."""
+    straggler_share: float | None
+    """Of the iterations in which it did."""
     observed: dict[str, Scalar]
     readings: list[Reading]
     notices: list[Notice]
@@ -192,12 +206,16 @@ class SystemView(msgspec.Struct, frozen=True, kw_only=True):
     cases: list[CaseView]
     sweeps: list[Sweep]
     rooflines: list[Roofline]
+    pairs: list[PairView] = []
+    """Matrices of point-to-point measurements."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="report"):
     schema_version: int = 1
     tool_version: str
     systems: list[SystemView]
+    sweeps: list[Sweep] = []
+    """Benchmarks that were measured on several systems; a table never mixes those, a plot with names may."""
 
     @property
     def cases(self) -> list[CaseView]:
@@ -212,7 +230,8 @@ def build_report(runs: Sequence[ReportRun]) -> Report:
         group = run.system.fingerprint if run.system is not None else f"unknown-{position}"
         groups.setdefault(group, []).append(run)
     numbers = count(1)
-    return Report(tool_version=__version__, systems=[_view_system(group, numbers) for group in groups.values()])
+    systems = [_view_system(group, numbers) for group in groups.values()]
+    return Report(tool_version=__version__, systems=systems, sweeps=_sweeps_across(systems, runs))
 
 
 def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
@@ -239,6 +258,7 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         cases=cases,
         sweeps=find_sweeps(_sweep_inputs(cases, several_runs=len(runs) > 1)),
         rooflines=find_rooflines([run.id for run in runs], ceilings, _roofline_inputs(places, cases)),
+        pairs=find_pairs((run.id, run.cases) for run in runs),
     )
 
 
@@ -263,7 +283,9 @@ def _view_case(
     result = measured.result
     case, benchmark = result.case, result.case.benchmark
     timing = _view_timing(measured) if result.status == "ok" else None
-    algbw, busbw = _bandwidths(result, timing)
+    algbw, busbw = read_bandwidths(result, timing.summary.median_s if timing is not None else None)
+    straggler, straggler_share = measured.straggler() or (None, None)
+    on_device = result.timing in {"device", "slowest_rank_device"}
     rates = rate(measured, timing.summary.median_s, ceilings) if timing is not None else Rates(None, None, None, None)
     return CaseView(
         anchor=anchor,
@@ -290,7 +312,7 @@ def _view_case(
         timing_kind=result.timing,
         timing=timing,
         series=read_series(measured),
-        wall_median_s=median(measured.wall_seconds()) if timing is not None and result.timing == "device" else None,
+        wall_median_s=median(measured.wall_seconds()) if timing is not None and on_device else None,
         graph_median_s=median(measured.extra_seconds("graph")) if timing is not None else None,
         kernel_median_s=median(measured.extra_seconds("kernel")) if timing is not None else None,
         kernels=result.kernels,
@@ -301,6 +323,9 @@ def _view_case(
         memory_share=rates.memory_share,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=busbw,
+        skew_s=measured.skew_s(),
+        straggler_rank=straggler,
+        straggler_share=straggler_share,
         observed=result.observed,
         readings=result.readings,
         notices=result.notices,
@@ -330,12 +355,12 @@ def _score(result: CaseResult, timing: Timing | None) -> float | None:
     return scale_score(result.score.work / timing.summary.median_s, result.score.unit)
 
 
-def _bandwidths(result: CaseResult, timing: Timing | None) -> tuple[float | None, float | None]:
-    """As observed, or derived from size and median where only the bus factor was kept."""
+def read_bandwidths(result: CaseResult, median_s: float | None) -> tuple[float | None, float | None]:
+    """Algorithmic and bus bandwidth as observed, or from size and median where only the bus factor was kept."""
     algbw, busbw = (read_number(result.observed, f"{name}_bytes_per_s") for name in ("algbw", "busbw"))
     size, factor = (read_number(result.observed, name) for name in ("size_bytes", "bus_factor"))
-    if size is not None and factor is not None and timing is not None and timing.summary.median_s > 0:
-        algbw = size / timing.summary.median_s if algbw is None else algbw
+    if size is not None and factor is not None and median_s is not None and median_s > 0:
+        algbw = size / median_s if algbw is None else algbw
         busbw = algbw * factor if busbw is None else busbw
     return algbw, busbw
 
@@ -365,14 +390,34 @@ def _sweep_inputs(cases: Sequence[CaseView], *, several_runs: bool) -> list[Swee
     ]
 
 
+def _sweeps_across(systems: Sequence[SystemView], runs: Sequence[ReportRun]) -> list[Sweep]:
+    places = Counter(name for system in systems for name in {sweep.benchmark for sweep in system.sweeps})
+    shared = {name for name, count in places.items() if count > 1}
+    if not shared:
+        return []
+    differences = describe_differences((case.result.case for run in runs for case in run.cases), hidden=SIZE_COLUMN)
+    return find_sweeps(
+        SweepInput(case.benchmark, _join_label(system.name, differences[case.key], _batch(case), case.run_id), point)
+        for system in systems
+        for case in system.cases
+        if case.benchmark in shared and (point := _sweep_point(case)) is not None
+    )
+
+
 def _line_label(case: CaseView, *, several_runs: bool) -> str:
-    batch = f"batch={case.batch_size}" if case.batch_size is not None else ""
-    parts = (case.difference, batch, case.run_id if several_runs else "")
+    return _join_label(case.difference, _batch(case), case.run_id if several_runs else "")
+
+
+def _batch(case: CaseView) -> str:
+    return f"batch={case.batch_size}" if case.batch_size is not None else ""
+
+
+def _join_label(*parts: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
 def _sweep_point(case: CaseView) -> SweepPoint | None:
-    if case.timing is None or case.size_bytes is None:
+    if case.timing is None or case.size_bytes is None or is_in_matrix(case):
         return None
     summary = case.timing.summary
     return SweepPoint(

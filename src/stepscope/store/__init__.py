@@ -9,6 +9,14 @@ from stepscope.store.kernel_table import (
     write_kernel_table,
     write_parquet,
 )
+from stepscope.store.nccl_tests import (
+    NcclOutput,
+    import_nccl_tests,
+    parse_nccl_json,
+    parse_nccl_text,
+    prepare_import,
+    write_import,
+)
 from stepscope.store.reader import (
     Damage,
     JournalTail,
@@ -32,6 +40,7 @@ __all__ = [
     "JournalTail",
     "KernelRow",
     "MeasuredCase",
+    "NcclOutput",
     "QueryResult",
     "Rates",
     "RunStatus",
@@ -41,8 +50,12 @@ __all__ = [
     "find_ceilings",
     "find_run",
     "format_tables_markdown",
+    "import_nccl_tests",
     "is_ceiling",
     "list_runs",
+    "parse_nccl_json",
+    "parse_nccl_text",
+    "prepare_import",
     "query_runs",
     "rate_case",
     "read_kernel_table",
@@ -53,6 +66,7 @@ __all__ = [
     "run_folders",
     "utc_now",
     "verify_run",
+    "write_import",
     "write_kernel_table",
     "write_parquet",
 ]

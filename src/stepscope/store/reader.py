@@ -12,7 +12,17 @@ from typing import Literal
 import msgspec
 
 from stepscope.errors import BadInputError, CorruptRunError, RunBusyError, RunNotFoundError, StepscopeError
-from stepscope.records import CaseResult, Failure, Plan, RankSamples, Run, System, parse_document, parse_samples
+from stepscope.records import (
+    CaseResult,
+    Communication,
+    Failure,
+    Plan,
+    RankSamples,
+    Run,
+    System,
+    parse_document,
+    parse_samples,
+)
 from stepscope.store import folder as layout
 from stepscope.store.journal import whole_lines
 from stepscope.store.view import MeasuredCase
@@ -76,6 +86,14 @@ class StoredRun:
         if not path.exists():
             return None
         return parse_document(self._read(layout.SYSTEM_FILE), System, where=str(path))
+
+    @cached_property
+    def communication(self) -> Communication | None:
+        """Who took part and what carried the data; None for runs of one process."""
+        path = self.folder / layout.COMMUNICATION_FILE
+        if not path.exists():
+            return None
+        return parse_document(self._read(layout.COMMUNICATION_FILE), Communication, where=str(path))
 
     @cached_property
     def results(self) -> list[CaseResult]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepscope.records import CaseResult, RankSamples, slowest_rank_seconds
-from stepscope.stats import Summary, quantile_sorted, summarize
+from stepscope.stats import Summary, median, quantile_sorted, summarize
 from stepscope.units import scale_score
+
+ARRIVAL = "arrival"
+"""Of `RankSamples.extra_s`: when this rank began each iteration, in seconds after the first rank."""
+
+LATENCY_PERCENTILES = (50, 75, 95, 99)
+
+
+NO_PARTS = (ARRIVAL, "graph", "kernel")
+"""Of the further times: those that are no part of an iteration."""
 
 
 class MeasuredCase(NamedTuple):
@@ -28,8 +39,8 @@ class MeasuredCase(NamedTuple):
         return [self._fold(processes[number]) for number in sorted(processes)]
 
     def _fold(self, ranks: list[RankSamples]) -> list[float]:
-        if self.result.timing == "slowest_rank":
-            return slowest_rank_seconds(ranks)
+        if self.result.timing in {"slowest_rank", "slowest_rank_device"}:
+            return slowest_rank_seconds(ranks, device=self.result.timing == "slowest_rank_device")
         if self.result.timing == "device":
             return [value for rank in ranks for value in rank.device_seconds() or []]
         return [value for rank in ranks for value in rank.seconds()]
@@ -51,10 +62,60 @@ class MeasuredCase(NamedTuple):
             return None
         return [value for column in columns if column for value in column]
 
+    def parts_s(self) -> dict[str, float]:
+        """Medians of the times that parts of an iteration took, by name, on the rank where each took longest."""
+        names = dict.fromkeys(name for samples in self.samples for name in samples.extra_s)
+        middles = {
+            name: [median(rank.extra_s[name]) for rank in self.samples if name in rank.extra_s] for name in names
+        }
+        return {
+            name: max(value for value in values if value is not None)
+            for name, values in middles.items()
+            if name not in NO_PARTS and any(value is not None for value in values)
+        }
+
     def summary(self) -> Summary | None:
         """None for a case that failed or was skipped."""
         values = self.seconds()
         return summarize(values) if values else None
+
+    def latency_s(self) -> dict[str, float]:
+        """`p50`, `p75`, `p95`, `p99`, `min`, `max` and `mean` over all iterations; empty where there are none."""
+        ordered = sorted(self.seconds())
+        if not ordered:
+            return {}
+        percentiles = {f"p{percent}": quantile_sorted(ordered, percent / 100) for percent in LATENCY_PERCENTILES}
+        return {**percentiles, "min": ordered[0], "max": ordered[-1], "mean": math.fsum(ordered) / len(ordered)}
+
+    def _arrivals(self) -> Iterator[tuple[list[int], tuple[float, ...]]]:
+        """By iteration: the ranks, and how long after the first of them each began; nothing where it was not taken."""
+        processes: dict[int, dict[int, list[float]]] = defaultdict(dict)
+        for samples in self.samples:
+            if samples.extra_s.get(ARRIVAL):
+                processes[samples.process][samples.rank] = samples.extra_s[ARRIVAL]
+        for _, by_rank in sorted(processes.items()):
+            ranks = sorted(by_rank)
+            for row in zip(*(by_rank[rank] for rank in ranks), strict=False):
+                yield ranks, row
+
+    def skew_s(self) -> float | None:
+        """How long the first rank had to wait for the last one to begin, in the median; None without arrivals."""
+        return median([max(row) for _, row in self._arrivals()])
+
+    def straggler(self) -> tuple[int, float] | None:
+        """The rank that was last to begin most often, and in which share of the iterations; None without arrivals.
+
+        Iterations that all ranks began at the same moment have no last one.
+        """
+        lasts = Counter(ranks[row.index(max(row))] for ranks, row in self._arrivals() if max(row) > 0)
+        if not lasts:
+            return None
+        rank = min(lasts, key=lambda rank: (-lasts[rank], rank))
+        return rank, lasts[rank] / lasts.total()
+
+    def straggler_rank(self) -> int | None:
+        found = self.straggler()
+        return found[0] if found is not None else None
 
     def score(self) -> float | None:
         """In `result.score.unit`: work of one iteration over the median time."""

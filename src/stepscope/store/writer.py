@@ -16,6 +16,7 @@ from stepscope.errors import CorruptRunError, StoreWriteError, UsageError
 from stepscope.records import (
     Case,
     CaseResult,
+    Communication,
     Failure,
     FileEntry,
     Plan,
@@ -153,6 +154,14 @@ class RunWriter:
             return
         try:
             layout.write_file_atomically(path, encode_document(system))
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    def write_communication(self, communication: Communication) -> None:
+        """Of the ranks that are here now: a resumed run has others than before."""
+        path = self.folder / layout.COMMUNICATION_FILE
+        try:
+            layout.write_file_atomically(path, encode_document(communication))
         except OSError as error:
             raise _cannot_write(path, error) from error
 

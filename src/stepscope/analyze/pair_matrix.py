@@ -1,0 +1,248 @@
+"""Point-to-point measurements of a run as matrices: latency and bandwidth from every rank to every other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from stepscope.errors import UsageError
+from stepscope.records import CaseResult, Parameter
+from stepscope.stats import median, median_interval
+from stepscope.store import MeasuredCase
+
+PAIR_MODEL = "pair"
+"""The benchmark's model of a case that measured one ordered pair of ranks."""
+
+SMALL_BYTES = 16 << 10
+"""Where only one size was measured: up to this its time tells latency, above it bandwidth."""
+
+Pair = tuple[int, int]
+"""Source and target, as ranks."""
+
+Quantity = Literal["latency", "bandwidth"]
+QUANTITIES: tuple[Quantity, ...] = ("latency", "bandwidth")
+
+Value = TypeVar("Value")
+
+Grid = list[list[Value | None]]
+"""One row a source, one column a target, None where nothing was measured (as on the diagonal)."""
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+class PairFailure(msgspec.Struct, frozen=True, kw_only=True):
+    source: int
+    target: int
+    message: str
+
+
+class PairMatrix(msgspec.Struct, frozen=True, kw_only=True):
+    """What one benchmark measured between all its ranks. Rows are sources, columns targets, in the order of `ranks`."""
+
+    benchmark: str
+    parameters: dict[str, Parameter]
+    """What all cases share: dtype, device and whatever else was asked for."""
+    ranks: list[int]
+    hosts: list[str]
+    """Of each rank; one that no measured pair names stands for itself."""
+    nics: list[str | None]
+    """Of each rank, where it is known and the same towards all others."""
+    small_bytes: int | None
+    """Size of the messages whose time is the latency."""
+    large_bytes: int | None
+    """Size of the messages whose rate is the bandwidth."""
+    latency_s: Grid[float]
+    """Of one message, one way."""
+    latency_interval_s: Grid[Interval]
+    """Of the median, from the order of its samples."""
+    bandwidth_bytes_per_s: Grid[float]
+    bandwidth_interval_bytes_per_s: Grid[Interval]
+    failures: list[PairFailure]
+    """Pairs that were tried without a result, or whose data did not arrive as it was sent."""
+
+
+class HostMatrix(msgspec.Struct, frozen=True, kw_only=True):
+    """The same folded to hosts: medians over the pairs of their ranks. The diagonal of the matrices is empty."""
+
+    hosts: list[str]
+    latency_s: Grid[float]
+    bandwidth_bytes_per_s: Grid[float]
+    inside_latency_s: list[float | None]
+    """Between ranks of one host; None for a host with one rank."""
+    inside_bandwidth_bytes_per_s: list[float | None]
+
+
+class _Measured(NamedTuple):
+    """Seconds of one message."""
+
+    median_s: float
+    interval: Interval
+
+
+class _PairCase(NamedTuple):
+    pair: Pair
+    size_bytes: int
+    case: MeasuredCase
+
+
+def read_pair_matrix(cases: Iterable[MeasuredCase]) -> PairMatrix:
+    """The one matrix of these cases. Raises UsageError where they hold none, or several."""
+    matrices = read_pair_matrices(cases)
+    if not matrices:
+        raise UsageError("no case measured a pair of ranks", hint="stepscope bench pairs measures them")
+    if len(matrices) > 1:
+        names = ", ".join(sorted({matrix.benchmark for matrix in matrices}))
+        raise UsageError(
+            f"there are {len(matrices)} matrices of pairs, not one ({names})",
+            hint="take the cases of one run, benchmark, dtype and device",
+        )
+    return matrices[0]
+
+
+def read_pair_matrices(cases: Iterable[MeasuredCase]) -> list[PairMatrix]:
+    """One a benchmark and set of other parameters (dtype, device), in the order of first appearance."""
+    groups: dict[tuple[str, str], list[_PairCase]] = {}
+    for measured in cases:
+        if (found := _read_pair_case(measured)) is not None:
+            case = measured.result.case
+            shared = msgspec.json.encode(_shared_parameters(case.parameters), order="sorted").decode()
+            groups.setdefault((case.benchmark.id, shared), []).append(found)
+    return [_build_matrix(group) for group in groups.values()]
+
+
+def find_pair(model: str, parameters: Mapping[str, Parameter]) -> Pair | None:
+    """The pair that a case of this model with these parameters measured; None where it has no place in a matrix."""
+    source, target, size = (_whole(parameters.get(name)) for name in ("source", "target", "size_bytes"))
+    if model != PAIR_MODEL or source is None or target is None or size is None or source == target:
+        return None
+    return source, target
+
+
+def _read_pair_case(measured: MeasuredCase) -> _PairCase | None:
+    case = measured.result.case
+    pair, size = find_pair(case.benchmark.model, case.parameters), _whole(case.parameters.get("size_bytes"))
+    return _PairCase(pair, size, measured) if pair is not None and size is not None else None
+
+
+def _whole(value: Parameter | None) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _shared_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    return {name: value for name, value in parameters.items() if name not in {"source", "target", "size_bytes"}}
+
+
+def _build_matrix(group: Sequence[_PairCase]) -> PairMatrix:
+    ranks = sorted({rank for found in group for rank in found.pair})
+    small, large = _choose_sizes({found.size_bytes for found in group})
+    measured = {(found.pair, found.size_bytes): _measure(found.case) for found in group}
+    latency = {pair: value for (pair, size), value in measured.items() if size == small and value is not None}
+    transfer = {pair: value for (pair, size), value in measured.items() if size == large and value is not None}
+    moved = float(large or 0)
+    hosts = _read_end(group, "host")
+    first = group[0].case.result.case
+    return PairMatrix(
+        benchmark=first.benchmark.id,
+        parameters=_shared_parameters(first.parameters),
+        ranks=ranks,
+        hosts=[hosts.get(rank) or f"host of rank {rank}" for rank in ranks],
+        nics=[_read_end(group, "nic").get(rank) for rank in ranks],
+        small_bytes=small,
+        large_bytes=large,
+        latency_s=_grid(ranks, latency, lambda value: value.median_s),
+        latency_interval_s=_grid(ranks, latency, lambda value: value.interval),
+        bandwidth_bytes_per_s=_grid(ranks, transfer, lambda value: moved / value.median_s),
+        bandwidth_interval_bytes_per_s=_grid(
+            ranks, transfer, lambda value: Interval(moved / value.interval.high, moved / value.interval.low)
+        ),
+        failures=_read_failures(group),
+    )
+
+
+def _choose_sizes(sizes: set[int]) -> tuple[int | None, int | None]:
+    """The smallest for latency and the largest for bandwidth."""
+    if len(sizes) == 1:
+        (size,) = sizes
+        return (size, None) if size <= SMALL_BYTES else (None, size)
+    return min(sizes), max(sizes)
+
+
+def _measure(measured: MeasuredCase) -> _Measured | None:
+    """None for what failed or is no time above zero."""
+    if measured.result.status != "ok":
+        return None
+    ordered = sorted(measured.seconds())
+    if not ordered or ordered[0] <= 0 or not math.isfinite(ordered[-1]):
+        return None
+    low, high, _ = median_interval(ordered)
+    return _Measured(median(ordered) or ordered[0], Interval(low, high))
+
+
+def _read_end(group: Sequence[_PairCase], what: str) -> dict[int, str | None]:
+    """Rank → what the records say of it as source and as target; None where they contradict each other."""
+    said: dict[int, set[str]] = {}
+    for found in group:
+        observed = found.case.result.observed
+        for rank, end in zip(found.pair, ("source", "target"), strict=True):
+            value = observed.get(f"{end}_{what}")
+            if isinstance(value, str) and value:
+                said.setdefault(rank, set()).add(value)
+    return {rank: next(iter(names)) if len(names) == 1 else None for rank, names in said.items()}
+
+
+def _grid(ranks: Sequence[int], cells: Mapping[Pair, _Measured], read: Callable[[_Measured], Value]) -> Grid[Value]:
+    return [
+        [read(cells[source, target]) if (source, target) in cells else None for target in ranks] for source in ranks
+    ]
+
+
+def _read_failures(group: Sequence[_PairCase]) -> list[PairFailure]:
+    """One a pair, in the order of ranks; a skipped pair was never tried."""
+    said: dict[Pair, str] = {}
+    for found in group:
+        message = _describe_failure(found.case.result)
+        if message is not None:
+            said.setdefault(found.pair, message)
+    return [PairFailure(source=s, target=t, message=message) for (s, t), message in sorted(said.items())]
+
+
+def _describe_failure(result: CaseResult) -> str | None:
+    if result.status == "failed":
+        return f"{result.failure.kind}: {result.failure.message}" if result.failure is not None else "failed"
+    wrong = result.observed.get("wrong", 0)
+    if isinstance(wrong, int | float) and wrong > 0:
+        return f"{wrong:g} elements arrived wrong"
+    return None
+
+
+def by_host(matrix: PairMatrix) -> HostMatrix:
+    hosts = list(dict.fromkeys(matrix.hosts))
+    latency = _fold(matrix, hosts, matrix.latency_s)
+    bandwidth = _fold(matrix, hosts, matrix.bandwidth_bytes_per_s)
+    return HostMatrix(
+        hosts=hosts,
+        latency_s=_off_diagonal(latency),
+        bandwidth_bytes_per_s=_off_diagonal(bandwidth),
+        inside_latency_s=[row[place] for place, row in enumerate(latency)],
+        inside_bandwidth_bytes_per_s=[row[place] for place, row in enumerate(bandwidth)],
+    )
+
+
+def _fold(matrix: PairMatrix, hosts: Sequence[str], grid: Grid[float]) -> Grid[float]:
+    place = {host: number for number, host in enumerate(hosts)}
+    blocks: list[list[list[float]]] = [[[] for _ in hosts] for _ in hosts]
+    for source, row in zip(matrix.hosts, grid, strict=True):
+        for target, value in zip(matrix.hosts, row, strict=True):
+            if value is not None:
+                blocks[place[source]][place[target]].append(value)
+    return [[median(block) for block in row] for row in blocks]
+
+
+def _off_diagonal(grid: Grid[float]) -> Grid[float]:
+    return [[None if i == j else value for j, value in enumerate(row)] for i, row in enumerate(grid)]

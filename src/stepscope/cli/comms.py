@@ -1,0 +1,293 @@
+"""`stepscope bench comms`: collectives and messages between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from stepscope.cli.execute import COMMS_WORKER, Addition, Job, add_nothing, open_job, run_stored, show_run
+from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
+from stepscope.cli.output import emit
+from stepscope.errors import ExitCode, UsageError
+from stepscope.store import StoredRun
+
+DEFAULT_HANG_TIMEOUT_S = 60.0
+GPU_BACKENDS = ("nccl", "xccl")
+PLACEMENTS = ("in_place", "out_of_place")
+
+
+def world_options(function: Any) -> Any:
+    """Who takes part and how they are watched; the same for every verb that needs ranks."""
+    options = [
+        click.option("--backend", default="gloo", show_default=True,
+                     help="gloo, nccl, ucc, xccl as torch was built; mpi (mpi4py, by mpirun); fake (moves nothing)."),
+        click.option("--ranks", type=click.IntRange(1),
+                     help="Start this many ranks here; not under torchrun, mpirun, srun."),
+        click.option("--device", help="cpu, or cuda (one device a rank) [default: what the backend needs]."),
+        click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host", show_default=True,
+                     help="Whose clock gives a case its time; both are kept where the device has one."),
+        click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
+                     help="Which iterations' results are compared: every one; the 1st, 2nd, 4th, 8th … and the last; "
+                     "none."),
+        click.option("--hang-timeout", type=Duration(), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s", show_default=True,
+                     help="End the run when a rank gives no sign of life for so long."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command("comms")
+@click.option("--collective", "collectives", multiple=True, metavar="NAME", help="For example all_reduce; repeatable.")
+@click.option("--sizes", default="1K:1M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
+@click.option("--dtype", default="float32", show_default=True, help="float64 … float8_e4m3fn, integers, bool.")
+@click.option("--reduction", default="sum", show_default=True, help="sum, avg, min, max or prod.")
+@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Member of the group.")
+@click.option("--placement", type=click.Choice(PLACEMENTS), help="[default: what is usual for the operation]")
+@click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
+              help="Pieces in one tensor or as a list of tensors.")  # fmt: skip
+@click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong.")
+@click.option("--window", type=click.IntRange(1), default=1, show_default=True, help="Messages of send_recv in a row.")
+@click.option("--skew", type=click.FloatRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
+@click.option("--splits", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Of all_to_allv: a matrix of proportions, one line a sender.")  # fmt: skip
+@click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True)
+@click.option("--depth", type=click.IntRange(1), help="Outstanding calls of --mode nonblocking [default: 4].")
+@click.option("--coalesce", type=click.IntRange(1), default=1, show_default=True,
+              help="Cut each message into so many calls made as one.")  # fmt: skip
+@click.option("--wire", help="Send float32 as fp16, bf16, fp8 or int8: all_reduce and all_to_all.")
+@click.option("--groups", default="world", show_default=True, help="world, split:N or colours:0,0,1,1.")
+@click.option("--mesh", help="Axes and sizes, for example dp=2,tp=4; with --axis.")
+@click.option("--axis", help="The groups are the lines of the mesh along this axis.")
+@click.option("--in-turn", is_flag=True, help="One group at a time, instead of all at once.")
+@click.option("--list", "listing", is_flag=True, help="List the operations.")
+@click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
+@world_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def comms(
+    *,
+    collectives: tuple[str, ...],
+    sizes: str,
+    dtype: str,
+    listing: bool,
+    dry_run: bool,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **choices: Any,
+) -> int:
+    """Measure collectives. The same command works by itself and under torchrun, mpirun and srun.
+
+    Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
+    """
+    from stepscope.comms import make_cases
+    from stepscope.units import parse_range
+
+    if listing:
+        return list_operations(as_json=as_json)
+    ranks = find_ranks(choices)
+    points = parse_range(sizes, where="--sizes")
+    options = call_options(choices, ranks.world_size)
+    cases = [
+        case
+        for collective in dict.fromkeys(collectives)
+        for case in make_cases(
+            collective=collective, sizes=points, dtype=dtype, backend=ranks.backend, world_size=ranks.world_size,
+            device=ranks.device, one_group_at_a_time=choices["in_turn"], **options,
+        )
+    ]  # fmt: skip
+    if dry_run:
+        listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
+        emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
+        return ExitCode.DONE
+    request = {**make_request(ranks, choices), "collectives": list(collectives)}
+    name = "-".join(dict.fromkeys(collectives))
+    job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=explain_parts)
+
+
+def explain_parts(run: StoredRun) -> Addition:
+    """What the table has no columns for: the parts of quantised collectives, and what quantising cost."""
+    from stepscope.units import format_bytes, format_duration, format_significant
+
+    lines = []
+    for case in run.cases():
+        parts, observed = case.parts_s(), case.result.observed
+        if not parts or "wire_bytes" not in observed:
+            continue
+        size = format_bytes(float(observed["size_bytes"]))
+        times = ", ".join(f"{name} {format_duration(value)}" for name, value in parts.items())
+        wire = format_bytes(float(observed["wire_bytes"]))
+        errors = " and ".join(
+            f"{format_significant(float(observed[name]))} {what}"
+            for name, what in (("error_max", "at most"), ("error_l2", "in the relative L2 norm"))
+            if name in observed
+        )
+        lines.append(f"# {size} as {case.result.case.parameters['wire']}: {wire} on the wire; {times}; off by {errors}")
+    return Addition({}, "\n".join(lines))
+
+
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """Who will measure."""
+
+    world_size: int
+    launcher: str
+    outer: bool
+    """Somebody else started the ranks, and this process is one of them."""
+    backend: str
+    device: str
+    hang_timeout_s: float
+
+
+def find_ranks(choices: dict[str, Any]) -> Ranks:
+    """From the launcher, else from --ranks; what contradicts itself is refused."""
+    from stepscope.launch import detect_rank_context
+
+    context, ranks, backend = detect_rank_context(), choices["ranks"], choices["backend"]
+    outer = context.world_size > 1
+    if outer and choices.get("processes", 1) > 1:
+        raise UsageError(
+            f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
+            hint="run the command several times, or use --ranks without the launcher",
+            where="--processes",
+        )
+    if outer and ranks not in {None, context.world_size}:
+        raise UsageError(
+            f"--ranks {ranks} disagrees with {context.launcher}, which started {context.world_size}",
+            hint="leave --ranks out under a launcher",
+            where="--ranks",
+        )
+    if backend == "mpi" and context.launcher != "mpirun" and ranks != 1:
+        raise UsageError(
+            "the mpi backend needs ranks that mpirun started",
+            hint="mpirun -n 2 python -m stepscope bench comms … --backend mpi",
+            where="--backend",
+        )
+    return Ranks(
+        world_size=context.world_size if outer else ranks or 2,
+        launcher=context.launcher if outer else "inline" if backend == "fake" else "self",
+        outer=outer,
+        backend=backend,
+        device=choices["device"] or ("cuda" if backend in GPU_BACKENDS else "cpu"),
+        hang_timeout_s=choices["hang_timeout"],
+    )
+
+
+def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
+    """Fields of CallOptions, from the command line."""
+    from stepscope.comms.options import DEFAULT_DEPTH
+    from stepscope.comms.splits import read_matrix
+
+    names = ("reduction", "root", "placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
+    options = {name: choices[name] for name in names}
+    usual_depth = DEFAULT_DEPTH if choices["mode"] == "nonblocking" else 1
+    options["depth"] = choices["depth"] or usual_depth
+    options["groups"] = choices["groups"]
+    if choices["mesh"] or choices["axis"]:
+        if not (choices["mesh"] and choices["axis"]) or choices["groups"] != "world":
+            raise UsageError("--mesh and --axis belong together, without --groups", hint="--mesh dp=2,tp=4 --axis tp")
+        options["groups"] = f"mesh:{choices['mesh']}/{choices['axis']}"
+    if choices["splits"]:
+        matrix = read_matrix(choices["splits"], world_size)
+        options["matrix"] = [value for row in matrix for value in row]
+    return options
+
+
+def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
+    """What the plan keeps of how to measure."""
+    from stepscope.launch.hosts import read_cluster_from_environment
+
+    limits = {name: choices[name] for name in LIMITS if name in choices}
+    cluster = read_cluster_from_environment()
+    return {
+        "backend": ranks.backend,
+        "device": ranks.device,
+        "world_size": ranks.world_size,
+        "hang_timeout_s": ranks.hang_timeout_s,
+        "check": choices["check"],
+        "device_time": choices["time_by"] == "device",
+        "processes": choices["processes"],
+        # One iteration a sample: what a rank waits for must not be averaged away.
+        "settings": msgspec.to_builtins(msgspec.structs.replace(make_settings(**limits), iterations=1)),
+        **({"cluster": cluster} if cluster else {}),
+    }
+
+
+LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time")
+"""Of the choices: those that `make_settings` understands."""
+
+
+def run_ranks(
+    job: Job | None,
+    ranks: Ranks,
+    *,
+    store: Path,
+    resume: str | None,
+    as_json: bool,
+    finish: Callable[[StoredRun], Addition] = add_nothing,
+) -> int:
+    """Start the ranks and measure, or be one of those that an outer launcher started."""
+    if ranks.outer:
+        limit_s = ranks.hang_timeout_s
+        return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, finish=finish)
+    return run_stored(open_job(job, store=store, resume=resume, verb="comms"), as_json=as_json, finish=finish)
+
+
+def run_as_rank(
+    job: Job | None,
+    *,
+    store: Path,
+    resume: str | None,
+    hang_limit_s: float,
+    as_json: bool,
+    finish: Callable[[StoredRun], Addition],
+) -> int:
+    """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
+    from stepscope.launch import detect_rank_context, load_worker, rank_session
+    from stepscope.records import describe_exception
+    from stepscope.store import record_failure
+
+    if job is None:
+        raise UsageError("under a launcher every rank needs the whole command", hint="name --collective again")
+    rank = detect_rank_context().rank
+    folder = open_job(job, store=store, resume=resume, verb="comms").folder if rank == 0 else None
+    try:
+        with rank_session(folder, request=job.request, hang_limit_s=hang_limit_s) as session:
+            load_worker(str(job.request.get("worker", COMMS_WORKER)))(session)
+    except Exception as error:
+        if folder is not None:
+            record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))
+        raise
+    if folder is None:
+        return ExitCode.DONE
+    return show_run(folder, as_json=as_json, addition=finish(StoredRun(folder)))
+
+
+def list_operations(*, as_json: bool) -> int:
+    from stepscope.comms import operations
+    from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
+    from stepscope.comms.operations import PATTERNS
+
+    listed = [
+        {
+            "name": one.name,
+            "summary": one.summary,
+            "reductions": list(REDUCTIONS) if one.reduces else [],
+            "rooted": one.rooted,
+            "uneven": one.uneven,
+            "forms": ["tensor", "list"] if one.cut else ["tensor"],
+            "placements": list(PLACEMENTS) if one.both_placements else [PLACEMENTS[not one.in_place]],
+            "patterns": list(PATTERNS) if one.name == "send_recv" else [],
+        }
+        for one in operations().values()
+    ]
+    text = "\n".join(f"{one.name:16} {one.summary}" for one in operations().values())
+    emit({"operations": listed, "dtypes": list(DTYPE_BYTES)}, text, as_json=as_json)
+    return ExitCode.DONE

@@ -1,0 +1,112 @@
+"""`stepscope bench overlap`: kernels beside collectives, and collectives beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
+from stepscope.cli.execute import Addition, Job
+from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.cli.output import emit
+from stepscope.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.store import StoredRun
+
+DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
+
+
+@click.command("overlap")
+@click.option("--collective", "collectives", multiple=True, metavar="NAME",
+              help="For example all_reduce, or device_copy (no other rank needed); repeatable.")  # fmt: skip
+@click.option("--sizes", default="64K:4M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
+@click.option("--dtype", default="float32", show_default=True, help="Of the collectives.")
+@click.option("--compute", "computes", multiple=True, metavar="KERNEL",
+              help="gemm:m=,n=,k= / embedding:rows=,dim=,batch=,pooling= / copy:size=, each also with dtype=; "
+              f"repeatable [default: {DEFAULT_COMPUTE}, nothing with --beside].")  # fmt: skip
+@click.option("--beside", multiple=True, metavar="NAME:SIZE[:GROUPS]",
+              help="A further collective at the same time, on a communicator of its own; repeatable.")  # fmt: skip
+@click.option("--groups", default="world", show_default=True, help="Of --collective: world, split:N, colours:0,0,1,1.")
+@click.option("--repeat", type=click.IntRange(1), help="Kernels a stretch; needed to compare runs with each other.")
+@click.option("--balance", is_flag=True, help="As many kernels as take about as long as the collective (the default).")
+@click.option("--show", metavar="RUN", help="Show the overlaps of a stored run, measure nothing.")
+@click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
+@world_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def overlap(
+    *,
+    collectives: tuple[str, ...],
+    sizes: str,
+    show: str | None,
+    dry_run: bool,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **choices: Any,
+) -> int:
+    """Measure a kernel and a collective, each alone and both together: what is hidden, and what each side pays.
+
+    Example: stepscope bench overlap --collective all_reduce --sizes 64K:4M:x4 --compute gemm:m=512 --ranks 2
+    """
+    if show is not None:
+        return show_overlaps(show, store=store, as_json=as_json)
+    from stepscope.comms.overlap import make_overlap_cases
+    from stepscope.units import parse_range
+
+    require_sense(choices)
+    ranks = find_ranks(choices)
+    cases = make_overlap_cases(
+        collectives=list(dict.fromkeys(collectives)),
+        sizes=parse_range(sizes, where="--sizes"),
+        computes=choices["computes"] or ([None] if choices["beside"] else [DEFAULT_COMPUTE]),
+        backend=ranks.backend,
+        world_size=ranks.world_size,
+        device=ranks.device,
+        **{name: choices[name] for name in ("dtype", "repeat", "groups", "beside")},
+    )
+    if dry_run:
+        listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
+        emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
+        return ExitCode.DONE
+    request = {**make_request(ranks, choices), "collectives": list(collectives)}
+    job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=add_overlaps)
+
+
+def require_sense(choices: dict[str, Any]) -> None:
+    if choices["time_by"] == "device":
+        raise UsageError(
+            "an overlap is timed on the device wherever that has a clock of its own",
+            hint="leave --time out",
+            where="--time",
+        )
+    if choices["balance"] and choices["repeat"] is not None:
+        raise UsageError("--balance chooses what --repeat fixes", hint="give one of them", where="--balance")
+
+
+def add_overlaps(run: StoredRun) -> Addition:
+    """What is derived from the cycles of a run."""
+    from stepscope.report.overlap_table import format_overlap_table, read_overlap
+
+    cases = run.cases()
+    views = [view for case in cases if (view := read_overlap(case)) is not None]
+    return Addition({"overlaps": views}, format_overlap_table(cases))
+
+
+def show_overlaps(name: str, *, store: Path, as_json: bool) -> int:
+    from stepscope.store import find_run
+
+    run = find_run(store, name)
+    addition = add_overlaps(run)
+    if not addition.text:
+        raise UsageError(
+            f"run {run.id} holds no overlaps", hint=f"stepscope report {run.id} shows what it holds", where="--show"
+        )
+    emit({"run": str(run.folder), "id": run.id, **addition.data}, addition.text, as_json=as_json)
+    return ExitCode.DONE

@@ -1,0 +1,141 @@
+"""`stepscope bench pairs` and `bench bisect`: which host, link or rank is the slow one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
+from stepscope.cli.execute import Addition, Job
+from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+
+if TYPE_CHECKING:
+    from stepscope.launch import RankSession
+    from stepscope.records import Case
+    from stepscope.store import MeasuredCase, StoredRun
+
+BISECT_WORKER = "stepscope.cli.pairs:run_bisection"
+
+
+@click.command("pairs")
+@click.option("--sizes", default="8,4M", show_default=True, help="A small message for latency, a large for bandwidth.")
+@click.option("--only", metavar="RANKS", help="Among these ranks only, for example 0,8,16 for one rank a host.")
+@world_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def pairs(*, sizes: str, only: str | None, resume: str | None, store: Path, as_json: bool, **choices: Any) -> int:
+    """Measure messages between every two ranks, show the matrix, and name what is slow.
+
+    Example: stepscope bench pairs --ranks 4 --quick
+    """
+    from stepscope.comms.pairs import make_pair_cases
+    from stepscope.units import parse_range
+
+    ranks = find_ranks(choices)
+    cases = make_pair_cases(
+        ranks=choose_ranks(only, ranks.world_size), sizes=parse_range(sizes, where="--sizes"), backend=ranks.backend,
+        world_size=ranks.world_size, device=ranks.device,
+    )  # fmt: skip
+    job = Job("comms", "pairs", cases, make_request(ranks, choices), ranks.launcher, ranks.world_size)
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=explain_pairs)
+
+
+def choose_ranks(text: str | None, world_size: int) -> list[int]:
+    from stepscope.errors import UsageError
+
+    if text is None:
+        return list(range(world_size))
+    chosen = [int(word) for word in text.split(",") if word.strip().isdigit()]
+    if len(chosen) != len(text.split(",")) or len(set(chosen)) < 2 or max(chosen) >= world_size:
+        raise UsageError(
+            f"{text!r} are not two or more of {world_size} ranks", hint="for example --only 0,4,8", where="--only"
+        )
+    return list(dict.fromkeys(chosen))
+
+
+def explain_pairs(run: StoredRun) -> Addition:
+    """For programs; the report that people see has the matrix and the findings already."""
+    from stepscope.analyze import find_outliers, pairs_to_dict, read_pair_matrix
+
+    matrix = read_pair_matrix(run.cases())
+    findings = find_outliers(matrix)
+    return Addition({"pairs": pairs_to_dict(matrix, findings)}, "")
+
+
+@click.command("bisect")
+@click.option("--collective", default="all_reduce", show_default=True, help="What the subsets run.")
+@click.option("--size", default="1M", show_default=True, help="Of a message.")
+@click.option("--threshold", type=click.FloatRange(1.01), default=1.4, show_default=True,
+              help="A subset this many times slower than the fastest of its size is slow.")  # fmt: skip
+@world_options
+@measure_options
+@store_option
+@json_option
+def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json: bool, **choices: Any) -> int:
+    """Find a slow rank by collectives over ever smaller subsets of the ranks; far fewer measurements than all pairs.
+
+    Example: stepscope bench bisect --ranks 4 --quick
+    """
+    from stepscope.units import parse_size
+
+    ranks = find_ranks(choices)
+    search = {"collective": collective, "size_bytes": parse_size(size, where="--size"), "threshold": threshold}
+    request = {**make_request(ranks, choices), "worker": BISECT_WORKER, "bisect": search}
+    cases = next_round(request, [])
+    job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
+    return run_ranks(job, ranks, store=store, resume=None, as_json=as_json, finish=explain_bisection)
+
+
+def run_bisection(session: RankSession) -> None:
+    """The worker of the ranks: measures, and lets the search decide what to measure next."""
+    from stepscope.comms.worker import run
+
+    run(session, measure_more=lambda measured: next_round(session.request, measured))
+
+
+def next_round(request: Any, measured: Sequence[MeasuredCase]) -> list[Case]:
+    """What the search asks for after what was measured: one case, whose groups are the subsets."""
+    from stepscope.comms.cases import make_cases
+
+    search = replay_search(request, measured)
+    subsets = search.next_subsets()
+    if not subsets:
+        return []
+    asked = request["bisect"]
+    colours = ["-"] * request["world_size"]
+    for number, subset in enumerate(subsets):
+        for rank in subset:
+            colours[rank] = str(number)
+    return make_cases(
+        collective=asked["collective"], sizes=[asked["size_bytes"]], dtype="float32", backend=request["backend"],
+        world_size=request["world_size"], device=request["device"], groups=f"colours:{','.join(colours)}",
+        round=len(measured),
+    )  # fmt: skip
+
+
+def replay_search(request: Any, measured: Sequence[MeasuredCase]) -> Any:
+    """The search as it stands: it is told every round again, so that nothing but the run has to be kept."""
+    from stepscope.analyze import plan_bisection
+    from stepscope.records import slowest_rank_seconds
+    from stepscope.stats import median
+
+    search = plan_bisection(range(request["world_size"]), threshold=request["bisect"]["threshold"])
+    for case in measured:
+        times = []
+        for subset in search.next_subsets():
+            of_subset = [samples for samples in case.samples if samples.rank in subset]
+            seconds = median(slowest_rank_seconds(of_subset)) if of_subset else None
+            times.append(float("inf") if seconds is None else seconds)
+        search.record(times)
+    return search
+
+
+def explain_bisection(run: StoredRun) -> Addition:
+    verdict = replay_search(run.plan.request, run.cases()).verdict()
+    return Addition({"bisection": msgspec.to_builtins(verdict)}, f"# {verdict.sentence}\n#   next: {verdict.next_step}")

@@ -1,0 +1,201 @@
+"""`stepscope bench pattern`: what real jobs communicate in one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
+from stepscope.cli.execute import Addition, Job, cases_to_dict
+from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.cli.output import emit
+from stepscope.errors import ExitCode, UsageError
+from stepscope.units import format_bytes
+
+if TYPE_CHECKING:
+    from stepscope.comms.patterns import Pattern, Step
+    from stepscope.store import StoredRun
+
+
+@click.command("pattern")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+              help="A parameter of every named pattern that has it, or NAME.KEY=VALUE of one; repeatable.")  # fmt: skip
+@click.option("--no-overlap", is_flag=True, help="Wait for each communication before the next thing begins.")
+@click.option("--list", "listing", is_flag=True, help="List the patterns with their parameters.")
+@click.option("--dry-run", is_flag=True, help="Show the sequence of each pattern, measure nothing.")
+@click.option("--show", metavar="RUN", help="Show the patterns of a stored run, measure nothing.")
+@world_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def pattern(
+    *,
+    names: tuple[str, ...],
+    settings: tuple[str, ...],
+    no_overlap: bool,
+    listing: bool,
+    dry_run: bool,
+    show: str | None,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **choices: Any,
+) -> int:
+    """Measure the communication of one step of a job: dlrm, ddp, fsdp, tp, sp, pp, ep, ps.
+
+    Example: stepscope bench pattern ddp --set model=resnet50 --set scale=0.1 --ranks 4
+    """
+    from stepscope.comms.patterns.registry import find_pattern, make_case, read_options, read_settings
+
+    if listing:
+        return list_patterns(as_json=as_json)
+    if show is not None:
+        return show_patterns(show, store=store, as_json=as_json)
+    if not names and resume is None:
+        raise UsageError("no pattern was named", hint="stepscope bench pattern --list", where="bench pattern")
+    ranks = find_ranks(choices)
+    wanted = [find_pattern(name) for name in dict.fromkeys(names)]
+    chosen = read_settings([one.name for one in wanted], settings)
+    options = {one.name: read_options(one, chosen[one.name]) for one in wanted}
+    # Built here too: what cannot be is refused before any rank starts.
+    steps = {one.name: one.make_steps(options[one.name], ranks.world_size) for one in wanted}
+    cases = [
+        make_case(
+            one, options[one.name], overlap=not no_overlap, backend=ranks.backend, world_size=ranks.world_size,
+            device=ranks.device,
+        )
+        for one in wanted
+    ]  # fmt: skip
+    if dry_run:
+        parameters = {one.name: case.parameters for one, case in zip(wanted, cases, strict=True)}
+        return show_sequences(wanted, steps, parameters, as_json=as_json)
+    request = {**make_request(ranks, choices), "patterns": [one.name for one in wanted]}
+    name = "-".join(["pattern", *(one.name for one in wanted)]) if len(wanted) < 4 else "patterns"
+    job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=add_steps)
+
+
+def list_patterns(*, as_json: bool) -> int:
+    from stepscope.comms.patterns import PATTERNS
+
+    listed, lines = [], []
+    for one in PATTERNS.values():
+        parameters = list_parameters(one)
+        listed.append({"name": one.name, "summary": one.summary, "parameters": parameters})
+        lines.append(f"{one.name:6} {one.summary}")
+        for entry in parameters:
+            lines.append(f"{'':6} {entry['name'] + '=' + format_default(entry['default']):28} {entry['meaning']}")
+    emit({"patterns": listed}, "\n".join(lines), as_json=as_json)
+    return ExitCode.DONE
+
+
+def list_parameters(one: Pattern) -> list[dict[str, Any]]:
+    """Those of the pattern itself before those that all have."""
+    described = {
+        name: schema.get("description", "")
+        for name, schema in msgspec.json.schema(one.options)["$defs"][one.options.__name__]["properties"].items()
+    }
+    usual = one.list_values()
+    own = [name for name in one.options.__struct_fields__ if name != "flops"]
+    return [{"name": name, "default": usual[name], "meaning": described[name]} for name in [*own, "flops"]]
+
+
+def format_default(value: Any) -> str:
+    """As `--set` takes it; nothing where it is open."""
+    if isinstance(value, list):
+        return "-".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def show_sequences(
+    wanted: list[Pattern], steps: dict[str, list[Step]], parameters: dict[str, Any], *, as_json: bool
+) -> int:
+    """In the order that a run without overlap follows."""
+    listed = [
+        {
+            "name": one.name,
+            "parameters": parameters[one.name],
+            "steps": [step_to_dict(step) for step in steps[one.name]],
+        }
+        for one in wanted
+    ]
+    text = "" if as_json else "\n".join(format_sequence(one, steps[one.name]) for one in wanted)
+    emit({"patterns": listed}, text, as_json=as_json)
+    return ExitCode.DONE
+
+
+def step_to_dict(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "part": step.part,
+        "operation": step.operation or "compute",
+        "dtype": step.dtype if step.communicates else None,
+        "size_bytes": step.size_bytes,
+        "bus_bytes": step.bus_bytes,
+        "flops": step.flops,
+        "groups": step.groups,
+        "after": step.after,
+    }
+
+
+def format_sequence(one: Pattern, steps: list[Step]) -> str:
+    from stepscope.report.text import align
+
+    titles = ["step", "operation", "bytes", "dtype", "groups", "after"]
+    rows = [
+        [
+            step.name,
+            step.operation or "compute",
+            format_bytes(step.size_bytes) if step.communicates else f"{step.flops:g} flop" if step.flops else "-",
+            step.dtype if step.communicates else "-",
+            format_groups(step),
+            " ".join(step.after) or "-",
+        ]
+        for step in steps
+    ]
+    lines = align([titles, *rows], [False, False, True, False, False, False])
+    return "\n".join([f"# {one.name}: {one.summary}", f"# {lines[0]}", *(f"  {line}" for line in lines[1:])])
+
+
+def format_groups(step: Step) -> str:
+    """`0-3`, `0-1 2-3`, `2→1`; of what computes, the ranks."""
+    if not step.communicates:
+        return _span([rank for group in step.groups for rank in group])
+    if step.operation == "send_recv":
+        return " ".join("→".join(map(str, group)) for group in step.groups)
+    return " ".join(_span(sorted(group)) for group in step.groups)
+
+
+def _span(ranks: list[int]) -> str:
+    whole = len(ranks) > 1 and ranks == list(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]}-{ranks[-1]}" if whole else ",".join(map(str, ranks))
+
+
+def add_steps(run: StoredRun) -> Addition:
+    """Each case's communications, derived from its samples."""
+    from stepscope.report.pattern_table import format_pattern_table, read_pattern
+
+    cases = run.cases()
+    listed = cases_to_dict(cases, run.folder)["cases"]
+    for content, measured in zip(listed, cases, strict=True):
+        view = read_pattern(measured)
+        content["steps"] = view.steps if view is not None else []
+    return Addition({"cases": listed}, format_pattern_table(cases))
+
+
+def show_patterns(name: str, *, store: Path, as_json: bool) -> int:
+    from stepscope.store import find_run
+
+    run = find_run(store, name)
+    addition = add_steps(run)
+    if not addition.text:
+        raise UsageError(
+            f"run {run.id} holds no patterns", hint=f"stepscope report {run.id} shows what it holds", where="--show"
+        )
+    emit({"run": str(run.folder), "id": run.id, **addition.data}, addition.text, as_json=as_json)
+    return ExitCode.DONE

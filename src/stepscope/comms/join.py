@@ -1,0 +1,105 @@
+"""How the ranks of a run meet, and who is named when one does not come."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import RankHungError
+
+if TYPE_CHECKING:
+    from stepscope.launch import RankContext
+
+POLL_S = 0.05
+REST_S = 10.0
+"""How much longer than rank 0 the others wait: it knows who is missing and should be the one to say so."""
+CONNECT_SHARE = 0.8
+"""Of the limit: time to reach rank 0 at all, so that a rank that cannot still has time to say so."""
+
+
+def open_store(context: RankContext, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> Any:
+    """The key-value store all ranks meet in; returns when all have come, and calls `on_wait` until then.
+
+    Raises RankHungError with the missing ranks' numbers after `limit_s`.
+    """
+    from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+    if context.world_size == 1:
+        return HashStore()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"stepscope/{attempt}", _reach_rank_0(context, limit_s * CONNECT_SHARE))
+    store.set(f"joined/{context.rank}", socket.gethostname())
+    if context.rank == 0:
+        wait_for_all(store, context.world_size, limit_s, on_wait)
+        store.set("complete", "1")
+    else:
+        _wait_for_word(store, context, limit_s + REST_S, on_wait)
+    return PrefixStore("group", store)
+
+
+def _reach_rank_0(context: RankContext, limit_s: float) -> Any:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        return TCPStore(
+            context.master_addr,
+            context.master_port,
+            None,
+            context.rank == 0 and not agent_hosts_it,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except RuntimeError as error:
+        raise RankHungError(
+            f"rank {context.rank} could not reach rank 0 at {context.master_addr}:{context.master_port}",
+            hint="does rank 0 run, and does a firewall or a wrong MASTER_ADDR stand between?",
+            where=str(error).splitlines()[0],
+        ) from error
+
+
+def wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> None:
+    deadline = time.monotonic() + limit_s
+    missing = list(range(world_size))
+    while True:
+        missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            raise RankHungError(
+                f"{_name_ranks(missing)} of {world_size} did not join within {limit_s:.0f} s",
+                hint="look at what those ranks printed: were they started, with the same command, and can they reach "
+                "rank 0?",
+                where="joining",
+            )
+        on_wait()
+        time.sleep(POLL_S)
+
+
+def _wait_for_word(store: Any, context: RankContext, limit_s: float, on_wait: Callable[[], object]) -> None:
+    deadline = time.monotonic() + limit_s
+    try:
+        while not store.check(["complete"]):
+            if time.monotonic() > deadline:
+                raise RankHungError(
+                    f"rank {context.rank} waited {limit_s:.0f} s for the others to join",
+                    hint="rank 0's message says which ranks are missing",
+                    where="joining",
+                )
+            on_wait()
+            time.sleep(POLL_S)
+    except RuntimeError as error:  # the store is gone, and rank 0 with it
+        raise RankHungError(
+            f"rank {context.rank} lost rank 0 while it waited for the others to join",
+            hint="rank 0's message says why",
+            where="joining",
+        ) from error
+
+
+def _name_ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(str(rank) for rank in ranks)}"

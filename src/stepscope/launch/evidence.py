@@ -1,0 +1,159 @@
+"""After ranks on several hosts ended: the run they left, and who stopped where.
+
+A rank whose alarm rang could write its stack, but not what it means for the run: its own process was what hung. Whoever
+started the ranks reads their last signs of life and completes the record, where it can see the store.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.errors import StepscopeError
+from stepscope.launch.hosts import Cluster
+from stepscope.launch.watchdog import Beat, log_path, read_beat, read_rank_failure
+from stepscope.records import Failure
+from stepscope.store import RANKS_FOLDER, StoredRun, record_failure, resolve_store, run_folders
+from stepscope.store.folder import FAILURES_FILE
+
+_ALARM = re.compile(r"^Timeout \((\d+):(\d+):(\d+)", re.MULTILINE)
+"""How Python's faulthandler begins a dump when nobody wound up its clock again."""
+_LOG_TAIL_BYTES = 65536
+
+
+class BrokenRun(NamedTuple):
+    stored: StoredRun
+    failure: Failure
+
+
+class Evidence:
+    """What the ranks of one launch write, seen from the process that started them.
+
+    `arguments` are those of `stepscope` on every rank, `folder` is where they run. On a machine that does not see the
+    store there is nothing to see, and nothing is said.
+    """
+
+    def __init__(self, arguments: Sequence[str], cluster: Cluster, folder: Path) -> None:
+        self._store = store_of(arguments, folder)
+        self._cluster = cluster
+        # A little early: a file server's clock may be behind this machine's.
+        self._since_s = time.time() - 1.0
+        self._stored: StoredRun | None = None
+
+    def has_failed(self) -> bool:
+        """Whether a rank has said that it is lost; cheap enough to ask every second."""
+        if self._stored is None:
+            self._stored = find_open_run(self._store, self._cluster.ranks, self._since_s)
+        return self._stored is not None and self._describe(self._stored) is not None
+
+    def complete_record(self) -> BrokenRun | None:
+        """What ended the run, now also kept with it; call it when all ranks have ended.
+
+        None where no such run can be seen from here, where rank 0 could still tell it itself, or where the ranks left
+        nothing to tell.
+        """
+        stored = find_open_run(self._store, self._cluster.ranks, self._since_s)
+        if stored is None or _changed_s(stored.folder / FAILURES_FILE) >= self._since_s:
+            return None
+        failure = self._describe(stored)
+        if failure is None:
+            return None
+        record_failure(stored.folder, failure)
+        return BrokenRun(stored, failure)
+
+    def _describe(self, stored: StoredRun) -> Failure | None:
+        """Ranks whose alarm rang, with the case they were in; else the first rank that left an error."""
+        ranks_folder = stored.folder / RANKS_FOLDER
+        beats = {
+            rank: beat
+            for rank in range(self._cluster.ranks)
+            if (beat := read_beat(ranks_folder, rank)) is not None and beat.at_s >= self._since_s
+        }
+        limits = {
+            rank: limit_s
+            for rank, beat in beats.items()
+            if (limit_s := _rung_alarm_s(log_path(ranks_folder, rank), beat)) is not None
+        }
+        if limits:
+            first = min(limits, key=lambda rank: beats[rank].number)
+            return Failure(
+                kind="rank_hung",
+                message=f"{_name_ranks(list(limits), self._cluster)} gave no sign of life for {limits[first]:.0f} s "
+                f"({_doing(beats[first], stored)})",
+                hint="a lost link or a host that stopped looks like this",
+                where=str(ranks_folder),
+                rank=first,
+                case=beats[first].case,
+            )
+        for rank, beat in beats.items():
+            said = read_rank_failure(ranks_folder, rank)
+            if said is not None:
+                message = f"{_name_ranks([rank], self._cluster)} failed in {beat.phase}: {said.message}"
+                return Failure(kind="rank_died", message=message, rank=rank, case=beat.case, stack=said.stack)
+        return None
+
+
+def store_of(arguments: Sequence[str], folder: Path) -> Path:
+    """Where ranks that were started in `folder` keep their runs."""
+    chosen = None
+    for position, word in enumerate(arguments):
+        if word == "--store" and position + 1 < len(arguments):
+            chosen = arguments[position + 1]
+        elif word.startswith("--store="):
+            chosen = word.partition("=")[2]
+    return folder / resolve_store(chosen)
+
+
+def find_open_run(store: Path, ranks: int, since_s: float) -> StoredRun | None:
+    """The unfinished run of so many ranks that gave signs of life after `since_s`; the last of several."""
+    found: list[tuple[float, StoredRun]] = []
+    for folder in run_folders(store):
+        last_s = max((_changed_s(beat) for beat in (folder / RANKS_FOLDER).glob("rank-*.beat")), default=0.0)
+        if last_s < since_s:
+            continue
+        try:
+            stored = StoredRun(folder)
+            if stored.run is None and stored.plan.world_size == ranks:
+                found.append((last_s, stored))
+        except StepscopeError:
+            continue
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _doing(beat: Beat, stored: StoredRun) -> str:
+    if beat.case is None:
+        return f"last seen in {beat.phase}"
+    labels = {case.key: case.label for case in stored.plan.cases}
+    return f"last seen in {beat.phase} of {labels.get(beat.case, beat.case)}"
+
+
+def _name_ranks(ranks: Sequence[int], cluster: Cluster) -> str:
+    names = [f"{rank} on {cluster.host_of_rank(rank).name}" for rank in ranks]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+
+
+def _rung_alarm_s(log: Path, beat: Beat) -> float | None:
+    """The limit that passed after the beat, where the rank's log ends with the stacks of an alarm."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            rung = _ALARM.findall(file.read().decode(errors="replace"))
+    except OSError:
+        return None
+    if not rung:
+        return None
+    hours, minutes, seconds = (int(part) for part in rung[-1])
+    limit_s = 3600.0 * hours + 60 * minutes + seconds
+    # The log of a continued run may still end with the alarm of the last time.
+    return limit_s if _changed_s(log) > beat.at_s + limit_s / 2 else None
+
+
+def _changed_s(path: Path) -> float:
+    """When a file was last written, by the clock of the machine that keeps it; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

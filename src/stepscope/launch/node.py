@@ -1,0 +1,152 @@
+"""What `stepscope launch torchrun` runs on each host: torchrun itself, on a leash.
+
+    python -m stepscope.launch.node TORCHRUN-OPTIONS -m stepscope ARGUMENTS
+
+It differs from `torchrun` in four ways. It says when it has started and when it reaches the first host. It gives up
+with a reason when it cannot. It ends with the exit code of the rank that failed first, without torchrun's traceback.
+And when whoever started it goes away, it ends its ranks: a remote shell that is killed here leaves its command running
+there, but its standard input ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from stepscope.errors import ExitCode, LaunchError, MissingDependencyError, StepscopeError
+
+HOLD = b"hold\n"
+"""Written first by whoever holds the leash. Many remote shells give their command no input at all, which must not be
+taken for the end of the one who started it."""
+STARTED = "stepscope-node: started"
+REACHED = "stepscope-node: reached the first host"
+REASON = "stepscope-node: "
+"""How lines on stderr begin that are meant for whoever started this; those above, else why it failed."""
+JOIN_VARIABLE = "STEPSCOPE_JOIN_LIMIT_S"
+DEFAULT_JOIN_LIMIT_S = 60.0
+
+STOP_LIMIT_S = 8.0
+"""torchrun asks its ranks to end and forces them after a while; this is for a torchrun that does not answer."""
+_RETRY_S = 0.1
+_CONNECT_LIMIT_S = 2.0
+
+
+def main(arguments: list[str]) -> int:
+    _say(STARTED)
+    threading.Thread(target=_watch_leash, daemon=True).start()
+    try:
+        return _run(arguments)
+    except StepscopeError as error:
+        _say(f"{REASON}{error.message}")
+        return error.exit_code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        import torch.distributed.run
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    except ImportError as error:
+        raise MissingDependencyError(f"starting ranks needs torch on {socket.gethostname()}: {error}") from error
+    # Hosts that are done leave one by one, and those that stay longer complain with a traceback that means nothing;
+    # which rank failed is said below.
+    for module in ("agent.server.api", "multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.elastic.{module}").setLevel(logging.CRITICAL)
+    torchrun: Any = torch.distributed.run
+    options = torchrun.parse_args(arguments)
+    if options.node_rank > 0:
+        reach(options.master_addr, options.master_port, _join_limit_s())
+    _say(REACHED)
+    try:
+        torchrun.run(options)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        _say(f"{REASON}rank {rank} {describe_code(failure.exitcode)}")
+        return exit_code_of(failure.exitcode)
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except RuntimeError as error:
+        # The ranks' own errors are not seen here: this is torchrun failing to bring the hosts together.
+        raise LaunchError(f"the hosts did not come together: {_first_line(error)}") from error
+    return ExitCode.DONE
+
+
+def reach(address: str, port: int, limit_s: float) -> None:
+    """Return when the first host's meeting point can be connected to; raises LaunchError with the last reason."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=_CONNECT_LIMIT_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise LaunchError(
+                    f"{socket.gethostname()} could not reach the first host at {address}:{port} "
+                    f"within {limit_s:.0f} s: {error.strerror or error}"
+                ) from error
+        time.sleep(_RETRY_S)
+
+
+def exit_code_of(code: int) -> int:
+    """Of a process that was ended by a signal as a shell would tell it: 137 for SIGKILL."""
+    return 128 - code if code < 0 else code
+
+
+def describe_code(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _join_limit_s() -> float:
+    return float(os.environ.get(JOIN_VARIABLE, DEFAULT_JOIN_LIMIT_S))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _watch_leash() -> None:
+    """Runs beside torchrun until this process ends, or until whoever started it has gone."""
+    try:
+        with os.fdopen(os.dup(0), "rb", buffering=0) as leash:
+            if leash.read(len(HOLD)) != HOLD:
+                return
+            while leash.read(4096):
+                pass
+    except OSError:
+        return
+    _end()
+
+
+def _end() -> None:
+    # torchrun turns the signal into an exception, ends its ranks and comes back.
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_LIMIT_S)
+    for process in _descendants():
+        process.kill()
+    os._exit(128 + signal.SIGKILL)
+
+
+def _descendants() -> list[Any]:
+    import psutil
+
+    return psutil.Process().children(recursive=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

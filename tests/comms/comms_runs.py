@@ -1,0 +1,88 @@
+"""Real ranks for tests: cases measured by the worker, with as little time as it takes to see whether it is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.comms.cases import make_cases
+from stepscope.comms.fake_group import SpoiledWorld, flip_element
+from stepscope.comms.worker import open_world, run_in_world
+from stepscope.launch import RankSession, launch_local
+from stepscope.measure import MeasureSettings
+from stepscope.records import Case
+from stepscope.store import MeasuredCase, StoredRun, create_run
+
+BRIEF = MeasureSettings(
+    min_time_s=0.0, max_time_s=0.02, min_samples=3, few_samples=3, warmup_min_samples=2, warmup_max_time_s=0.01,
+    window=1, iterations=1,
+)  # fmt: skip
+
+
+def cases_of(collective: str, *, ranks: int, sizes: tuple[int, ...] = (4096,), **options: Any) -> list[Case]:
+    chosen = {"dtype": "float32", "backend": "gloo", "world_size": ranks, "device": "cpu", **options}
+    return make_cases(collective=collective, sizes=sizes, **chosen)
+
+
+def measure_cases(
+    store: Path, cases: list[Case], *, ranks: int, target: str = "stepscope.comms.worker:run", **request: Any
+) -> tuple[StoredRun, list[MeasuredCase]]:
+    asked = {
+        "backend": "gloo", "device": "cpu", "world_size": ranks, "hang_timeout_s": 20.0, "check": "all",
+        "settings": msgspec.to_builtins(BRIEF), **request,
+    }  # fmt: skip
+    folder = create_run(
+        store, verb="comms", name="test", command=["test"], request=asked, cases=cases, launcher="self",
+        world_size=ranks,
+    )  # fmt: skip
+    launch_local(folder=folder, target=target, ranks=ranks, hang_limit_s=float(asked["hang_timeout_s"]))
+    stored = StoredRun(folder)
+    return stored, stored.cases()
+
+
+def run_spoiled(session: RankSession) -> None:
+    """A worker whose backend changes one element, on one rank: of every result, or of one call's."""
+    world = open_world(session)
+    if world.rank == session.context.world_size - 1:
+        world = SpoiledWorld(world, flip_element(3, only_call=session.request["only_call"]))
+    run_in_world(session, world)
+
+
+def run_with_other_arguments(session: RankSession) -> None:
+    """Rank 1 was started with another timeout."""
+    if session.context.rank == 1:
+        session.request = {**session.request, "check": "off"}
+    run_in_world(session, open_world(session))
+
+
+def run_without_rank_1(session: RankSession) -> None:
+    import time
+
+    if session.context.rank == 1:
+        for _ in range(600):  # alive, and says so, but it never joins
+            session.heartbeat.beat("dreaming")
+            time.sleep(0.1)
+    run_in_world(session, open_world(session))
+
+
+def run_with_rank_1_lost(session: RankSession) -> None:
+    """Rank 1 stops in the middle of the second case."""
+    import time
+
+    from stepscope.comms import worker
+    from stepscope.comms.trial import Steps
+
+    if session.context.rank == 1:
+        seen: set[str] = set()
+        original = Steps.align
+
+        def align(self: Steps) -> None:
+            seen.add(self._case.key)
+            if len(seen) == 2:
+                time.sleep(120)
+            original(self)
+
+        Steps.align = align  # type: ignore[method-assign]
+    worker.run(session)

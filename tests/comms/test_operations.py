@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.comms.cases import make_cases
+from stepscope.comms.layouts import parse_layout
+from stepscope.comms.operations import PATTERNS, Shape, Traffic, find_operation, operations
+from stepscope.comms.options import read_options
+from stepscope.comms.splits import deal, deal_matrix, parse_matrix, skewed_weights
+from stepscope.errors import UsageError
+
+CONTRACT = [
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "all_to_all",
+    "all_to_allv", "gather", "scatter", "barrier", "send_recv", "incast", "multicast",
+]  # fmt: skip
+
+
+def test_the_operations_of_the_contract_are_there() -> None:
+    assert list(operations()) == CONTRACT
+
+
+def plan(name: str, members: int, elements: int, **options: object) -> Traffic:
+    return find_operation(name).plan(Shape(members, elements, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "factor"),
+    [
+        ("all_reduce", 1200, 2 * 3 / 4),
+        ("reduce", 1200, 1),
+        ("broadcast", 1200, 1),
+        ("all_gather", 1200, 3 / 4),
+        ("reduce_scatter", 1200, 3 / 4),
+        ("all_to_all", 1200, 3 / 4),
+        ("gather", 1200, 3 / 4),
+        ("scatter", 1200, 3 / 4),
+        ("incast", 1200, 1),
+        ("multicast", 1200, 1),
+        ("send_recv", 1200, 1),
+    ],
+)
+def test_sizes_and_bus_factors_of_four_ranks(name: str, size: int, factor: float) -> None:
+    traffic = plan(name, 4, 1200)
+    assert traffic.size == size
+    assert traffic.bus / traffic.size == pytest.approx(factor)
+
+
+def test_uneven_operations_by_hand() -> None:
+    """Skew 1 over three members: 6, 3, 2 of 11."""
+    gathered = plan("all_gatherv", 3, 11, skew=1.0)
+    assert gathered.inputs == (6, 3, 2)
+    assert (gathered.size, gathered.bus) == (11, 9)  # the last member lacks the 6 and the 3
+    scattered = plan("reduce_scatterv", 3, 11, skew=1.0)
+    assert scattered.outputs == (6, 3, 2)
+    exchanged = plan("all_to_allv", 2, 8, matrix=[[1, 3], [0, 4]])
+    assert exchanged.pieces == ((2, 6), (0, 8))
+    assert exchanged.outputs == (2, 14)
+    assert (exchanged.size, exchanged.bus) == (14, 6)
+
+
+def test_messages_by_hand() -> None:
+    assert plan("send_recv", 4, 8).partners == ((1, 3), (2, 0), (3, 1), (0, 2))
+    assert plan("send_recv", 3, 8, pattern="one_to_one").partners == ((1, None), (None, 0), (None, None))
+    assert plan("send_recv", 5, 8, pattern="pairwise").partners == (
+        (1, None), (None, 0), (3, None), (None, 2), (None, None),
+    )  # fmt: skip
+    assert plan("send_recv", 2, 8, pattern="ping_pong").bus == 16
+    windowed = plan("send_recv", 2, 8, pattern="bidirectional", window=5)
+    assert (windowed.outputs, windowed.bus) == ((40, 40), 40)
+
+
+every_shape = st.tuples(
+    st.sampled_from(CONTRACT),
+    st.integers(2, 9),
+    st.integers(1, 500),
+    st.integers(0, 8),
+    st.sampled_from(list(PATTERNS)),
+)
+
+
+@given(every_shape)
+def test_every_result_comes_from_what_somebody_put_in(drawn: tuple[str, int, int, int, str]) -> None:
+    name, members, elements, root, pattern = drawn
+    operation = find_operation(name)
+    shape = Shape(members, elements, root % members if operation.rooted else 0, pattern=pattern)
+    traffic = operation.plan(shape)
+    assert len(traffic.inputs) == len(traffic.outputs) == len(traffic.sources) == members
+    for outputs, segments in zip(traffic.outputs, traffic.sources, strict=True):
+        assert outputs == sum(segment.elements for segment in segments)
+        for segment in segments:
+            holders = range(members) if segment.member is None else [segment.member]
+            for holder in holders:
+                assert segment.start >= 0
+                assert segment.start + segment.elements <= traffic.inputs[holder]
+    assert 0 <= operation.judge(shape) < members
+    assert traffic.bus >= 0
+    if name != "barrier":
+        assert traffic.size > 0
+
+
+@given(st.integers(0, 10_000), st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
+def test_dealing_gives_out_everything_in_proportion(total: int, weights: list[float]) -> None:
+    shares = deal(total, weights)
+    assert sum(shares) == total
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(share - total * weight / math.fsum(weights)) < 1 + 1e-6 * total
+
+
+def test_matrices() -> None:
+    assert parse_matrix("1 2 # comment\n\n3,4", 2, where="x") == [[1, 2], [3, 4]]
+    assert deal_matrix(8, [[1, 1], [0, 0]]) == ((4, 4), (0, 0))
+    for text in ("1 2", "1 2\n3 x", "1 -2\n3 4", "0 0\n0 0", "nan 1\n1 1"):
+        with pytest.raises(UsageError):
+            parse_matrix(text, 2, where="x")
+    assert skewed_weights(3, 0.0) == [1, 1, 1]
+
+
+def test_layouts_by_hand() -> None:
+    assert parse_layout("world", 3) == ((0, 1, 2),)
+    assert parse_layout("split:2", 5) == ((0, 2, 4), (1, 3))
+    assert parse_layout("colours:a,b,a", 3) == ((0, 2), (1,))
+    assert parse_layout("mesh:dp=2,tp=4/tp", 8) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert parse_layout("mesh:dp=2,tp=4/dp", 8) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert parse_layout("mesh:pp=2,dp=2,tp=2/dp", 8) == ((0, 2), (1, 3), (4, 6), (5, 7))
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_the_lines_of_a_mesh_hold_every_rank_once(sizes: list[int], data: st.DataObject) -> None:
+    names = [f"a{i}" for i in range(len(sizes))]
+    axis = data.draw(st.sampled_from(names))
+    axes = ",".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
+    groups = parse_layout(f"mesh:{axes}/{axis}", math.prod(sizes))
+    assert sorted(rank for group in groups for rank in group) == list(range(math.prod(sizes)))
+    assert {len(group) for group in groups} == {sizes[names.index(axis)]}
+
+
+@pytest.mark.parametrize(
+    "text", ["split:0", "split:9", "colours:0,1", "mesh:dp=2/tp", "mesh:dp=3/dp", "mesh:dp=2,dp=2/dp", "mesh:x/x", "??"]
+)
+def test_layouts_that_cannot_be(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_layout(text, 4)
+
+
+def cases(collective: str = "all_reduce", sizes: tuple[int, ...] = (64,), **options: object) -> list[object]:
+    chosen = {"dtype": "float32", "backend": "gloo", "world_size": 4, "device": "cpu", **options}
+    return list(make_cases(collective=collective, sizes=sizes, **chosen))  # type: ignore[arg-type]
+
+
+def test_the_key_of_a_plain_case_has_only_what_sets_it_apart() -> None:
+    (case,) = make_cases(
+        collective="all_reduce", sizes=[64], dtype="float32", backend="gloo", world_size=2, device="cpu"
+    )
+    assert case.parameters == {"size_bytes": 64, "dtype": "float32", "device": "cpu"}
+    operation, options = read_options(case)
+    assert (operation.name, options.reduction, options.depth) == ("all_reduce", "sum", 1)
+
+
+def test_groups_in_turn_are_cases_of_their_own() -> None:
+    listed = make_cases(
+        collective="all_gather", sizes=[64, 128], dtype="float32", backend="gloo", world_size=4, device="cpu",
+        groups="split:2", one_group_at_a_time=True,
+    )  # fmt: skip
+    assert [(case.parameters["group"], case.parameters["size_bytes"]) for case in listed] == list(
+        product((0, 1), (64, 128))
+    )
+
+
+def test_a_barrier_has_no_size() -> None:
+    assert len(cases("barrier", (64, 128))) == 1
+
+
+@pytest.mark.parametrize(
+    ("collective", "options", "where"),
+    [
+        ("broadcast", {"reduction": "max"}, "--reduction"),
+        ("all_reduce", {"reduction": "xor"}, "--reduction"),
+        ("all_reduce", {"root": 1}, "--root"),
+        ("broadcast", {"root": 4}, "--root"),
+        ("all_reduce", {"form": "list"}, "--form"),
+        ("all_reduce", {"pattern": "ring"}, "--pattern"),
+        ("send_recv", {"pattern": "spiral"}, "--pattern"),
+        ("all_reduce", {"window": 2}, "--window"),
+        ("all_to_all", {"skew": 1.0}, "--skew"),
+        ("all_gatherv", {"matrix": [1.0] * 16}, "--splits"),
+        ("all_to_all", {"placement": "in_place"}, "--placement"),
+        ("all_reduce", {"coalesce": 100}, "--coalesce"),
+        ("send_recv", {"mode": "nonblocking", "pattern": "ping_pong"}, "--mode"),
+        ("all_reduce", {"depth": 3}, "--depth"),
+    ],
+)
+def test_options_that_an_operation_does_not_have_are_refused(
+    collective: str, options: dict[str, object], where: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        cases(collective, **options)
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize("size", [0, 3, 6, 2**50])
+def test_sizes_that_cannot_be(size: int) -> None:
+    with pytest.raises(UsageError):
+        cases(sizes=(size,))
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_operation("allreduce")
+    assert "all_reduce" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="dtype"):
+        cases(dtype="float7")

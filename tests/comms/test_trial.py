@@ -1,0 +1,235 @@
+"""Trials, folding and clocks in one process, with a world that is only played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from comms_runs import BRIEF, cases_of
+
+from stepscope.comms.clocks import ClockOffset, answer_pings, arrivals, ask_clock
+from stepscope.comms.collective_trial import CollectiveTrial
+from stepscope.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.comms.group import UnsupportedCallError
+from stepscope.comms.join import wait_for_all
+from stepscope.comms.kinds import make_trial
+from stepscope.comms.library import describe_torch_library, find_loaded_libraries, read_settings
+from stepscope.comms.operations import operations
+from stepscope.comms.trial import CHECKS, Check, Room, Steps, WaitingDevice
+from stepscope.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
+from stepscope.errors import RankHungError, UsageError
+from stepscope.launch import Heartbeat
+from stepscope.measure import CpuDevice, FakeClock, FakeDevice, WallClock, measure
+from stepscope.records import Case, Failure
+from stepscope.store import MeasuredCase
+
+
+class QuietHeartbeat(Heartbeat):
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def beat(self, phase: str, case: str | None = None) -> None:
+        self.phases.append(phase)
+
+
+def try_out(case: Case, world: Any = None, check: Check = "all") -> RankMeasurement:
+    room = Room(world or FakeWorld(case.world_size), CpuDevice(), QuietHeartbeat(), check)
+    trial = make_trial(case, room)
+    trial.open()
+    settings = msgspec.structs.replace(BRIEF, iterations=trial.iterations)
+    steps = Steps(trial, room, case)
+    measurement = measure(trial.body, settings=settings, clock=WallClock(), device=trial.device, peers=steps)
+    steps.look()
+    facts = trial.facts()
+    trial.close()
+    return RankMeasurement(rank=0, measurement=measurement, facts=facts, wrong=steps.wrong, checked=steps.checked)
+
+
+@pytest.mark.parametrize("name", [name for name in operations() if name not in {"incast", "reduce"}])
+@pytest.mark.parametrize("mode", ["blocking", "nonblocking"])
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_every_operation_is_right_in_a_played_world(name: str, mode: str, ranks: int) -> None:
+    (case,) = cases_of(name, ranks=ranks, mode=mode, depth=3 if mode == "nonblocking" else 1)
+    for rank in range(ranks):
+        done = try_out(case, FakeWorld(ranks, rank))
+        assert done.wrong == 0
+        assert done.facts is not None
+        assert done.facts.observed["members"] == ranks
+
+
+def test_a_right_result_scores_bus_bandwidth() -> None:
+    (case,) = cases_of("all_reduce", ranks=4)
+    result, samples = fold(case, [try_out(case)], "t", 1.0, [], offsets=[ClockOffset(0, 0)])
+    assert result.status == "ok"
+    assert result.observed["bus_factor"] == 1.5
+    assert result.observed["wrong"] == 0
+    measured = MeasuredCase(result, samples)
+    summary = measured.summary()
+    assert summary is not None
+    assert measured.score() == pytest.approx(1.5 * 4096 / summary.median_s / 1e9)
+    assert samples[0].extra_s["arrival"] == [0.0] * len(samples[0].seconds())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("place", [0, 7, 1023])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+def test_a_planted_corruption_is_found(check: Check, place: int, dtype: str) -> None:
+    (case,) = cases_of("all_reduce", ranks=2, dtype=dtype)
+    done = try_out(case, SpoiledWorld(FakeWorld(2), flip_element(place)), check)
+    if check == "off":
+        assert (done.wrong, done.checked) == (0, 0)
+        return
+    assert done.wrong == done.checked > 0
+    result, samples = fold(case, [done], "t", 1.0, [])
+    assert result.status == "failed"
+    assert result.failure is not None
+    assert result.failure.kind == "wrong_result"
+    assert samples, "evidence is kept for a wrong row too"
+
+
+def test_a_corruption_of_one_call_is_found_by_looking_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = cases_of("all_reduce", ranks=2)
+    assert try_out(case, SpoiledWorld(FakeWorld(2), flip_element(5, only_call=4)), "all").wrong == 1
+
+
+def test_a_result_that_nobody_writes_is_wrong() -> None:
+    (case,) = cases_of("all_gather", ranks=2)
+
+    def wipe(result: Any, number: int) -> None:
+        result[: len(result) // 2].fill_(float("nan"))
+
+    done = try_out(case, SpoiledWorld(FakeWorld(2), wipe))
+    assert done.wrong == done.checked * 512
+
+
+def test_one_rank_that_cannot_makes_the_case_a_skip() -> None:
+    refusal = Failure(kind="does_not_fit", message="no room")
+    (case,) = cases_of("all_reduce", ranks=2)
+    result, samples = fold(case, [RankMeasurement(rank=r, failure=refusal) for r in range(2)], "t", 0.1, [])
+    assert (result.status, samples) == ("skipped", [])
+
+
+def test_what_cannot_be_is_refused_before_anything_is_allocated() -> None:
+    room = Room(FakeWorld(1), CpuDevice(), QuietHeartbeat())
+    (case,) = cases_of("send_recv", ranks=1)
+    with pytest.raises(UnsupportedCallError, match="two ranks"):
+        CollectiveTrial(case, room)
+    (case,) = cases_of("all_reduce", ranks=2, mode="graph")
+    trial = CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat()))
+    with pytest.raises(UnsupportedCallError, match="GPU"):
+        trial.open()
+
+
+def test_memory_is_told_before_it_is_taken() -> None:
+    room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())
+    (case,) = cases_of("all_reduce", ranks=2, sizes=(1 << 20,))
+    # Two inputs, two outputs, and float64 twice while values are made.
+    assert CollectiveTrial(case, room).needed_bytes() == 4 * (1 << 20) + 2 * 2 * (1 << 20)
+
+
+def test_samples_looked_at() -> None:
+    (case,) = cases_of("all_reduce", ranks=2)
+    room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat(), "sample")
+    trial = CollectiveTrial(case, room)
+    trial.open()
+    steps = Steps(trial, room, case)
+    for _ in range(20):
+        steps.align()
+        trial.body()
+    steps.look()
+    assert steps.checked == len([1, 2, 4, 8, 16]) + 1
+
+
+def test_outstanding_calls_end_before_the_clock_is_read() -> None:
+    clock = FakeClock()
+    device = WaitingDevice(FakeDevice(clock))
+    waited = []
+
+    class Work:
+        def wait(self) -> None:
+            waited.append(clock.now_ns())
+
+    device.started += [Work(), Work()]
+    device.synchronize()
+    assert len(waited) == 2
+    assert device.started == []
+
+
+# Clocks, joining, arguments
+
+
+def test_arrivals_are_counted_from_the_first_rank() -> None:
+    came = arrivals([[100, 2000], [1_000_400, 1_002_100]], [ClockOffset(0, 0), ClockOffset(1_000_000, 50)])
+    assert came == [[0.0, 0.0], pytest.approx([300e-9, 100e-9])]
+
+
+class Line:
+    """Two worlds that speak to each other through a list."""
+
+    def __init__(self, offset_ns: int) -> None:
+        self.offset_ns = offset_ns
+
+    def send_value(self, value: int, to: int) -> None:
+        return
+
+    def receive_value(self, source: int) -> int:
+        import time
+
+        return time.perf_counter_ns() + self.offset_ns
+
+
+def test_another_clock_is_asked_by_the_fastest_round_trip() -> None:
+    found = ask_clock(Line(5_000_000_000), 1)  # type: ignore[arg-type]
+    assert found.offset_ns == pytest.approx(5_000_000_000, abs=1_000_000)
+    assert found.error_ns < 1_000_000
+    answer_pings(Line(0))  # type: ignore[arg-type]
+
+
+class EmptyStore:
+    def __init__(self, joined: set[str]) -> None:
+        self._joined = joined
+
+    def check(self, keys: list[str]) -> bool:
+        return set(keys) <= self._joined
+
+
+def test_ranks_that_do_not_join_are_named() -> None:
+    with pytest.raises(RankHungError, match=r"ranks 1, 3 of 4 did not join within 0 s"):
+        wait_for_all(EmptyStore({"joined/0", "joined/2"}), 4, 0.0)
+    wait_for_all(EmptyStore({"joined/0", "joined/1"}), 2, 0.0)
+
+
+class TwoRanks(FakeWorld):
+    def __init__(self, other: dict[str, str]) -> None:
+        super().__init__(2)
+        self._other = other
+
+    def gather_values(self, value: Any) -> Any:
+        return [value, {**value, **self._other}]
+
+
+def test_ranks_that_were_started_differently_are_named() -> None:
+    require_same_request(TwoRanks({}), {"check": "all"})
+    with pytest.raises(UsageError, match='rank 1 was started differently: check is "off" there and "all" on rank 0'):
+        require_same_request(TwoRanks({"check": '"off"'}), {"check": "all"})
+    with pytest.raises(UsageError, match="version of stepscope"):
+        require_same_request(TwoRanks({"version of stepscope": "9"}), {"check": "all"})
+
+
+def test_connection_errors_are_no_property_of_the_operation() -> None:
+    assert is_connection_error(RuntimeError("Connection closed by peer [127.0.0.1]:123"))
+    assert not is_connection_error(RuntimeError("Invalid scalar type"))
+
+
+def test_the_library_is_told_as_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    assert describe_torch_library("gloo") == {"name": "gloo", "version": f"built into torch {torch.__version__}"}
+    assert all(path.is_absolute() for path in find_loaded_libraries())
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    settings = read_settings()
+    assert settings["NCCL_ALGO"] == "Ring"
+    assert "MY_TOKEN" not in settings
