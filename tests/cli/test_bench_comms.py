@@ -108,6 +108,7 @@ def test_options_that_do_not_belong_together_are_refused(stepscope: Stepscope) -
         ("--collective", "all_reduce", "--mesh", "dp=2"),
         ("--collective", "all_reduce", "--mesh", "dp=3", "--axis", "dp"),
         ("--collective", "all_reduce", "--backend", "mpi"),
+        ("--collective", "all_reduce", "--time", "device"),
         ("--collective", "all_to_allv", "--splits", "/nowhere"),
     ):
         answer = stepscope("bench", "comms", *words, "--ranks", "2", "--json")
@@ -232,6 +233,33 @@ def test_the_same_command_gives_the_same_rows_under_every_launcher(stepscope: St
         assert verify_run(run) == []
     keys = [[result.case.key for result in StoredRun(folder).results] for folder in run_folders(store)]
     assert keys[0] == keys[1] == keys[2], "the cases pair up between launchers"
+
+
+def test_one_rank_of_a_launcher_is_one_rank(store: Path) -> None:
+    data = launched(store, [mpirun(), "--allow-run-as-root", "-n", "1", sys.executable])
+    assert {case["world_size"] for case in data["cases"]} == {1}
+
+
+def test_ranks_with_other_sizes_are_told_apart(store: Path) -> None:
+    command = [sys.executable, "-m", "stepscope", *COMMS, *FAST, "--hang-timeout", "30s"]
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "STEPSCOPE_STORE": str(store)}
+    ranks = [
+        subprocess.Popen([*command, "--sizes", size], env={**os.environ, **variables, "RANK": str(rank)}, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for rank, size in enumerate(("1K", "64K"))
+    ]  # fmt: skip
+    out, _ = ranks[0].communicate(timeout=60)
+    ranks[1].communicate(timeout=60)
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert "rank 1 was started differently: cases" in json.loads(out)["error"]["message"]
+
+
+def test_fresh_processes_keep_what_carried_the_data(stepscope: Stepscope) -> None:
+    answer = stepscope(*COMMS, "--sizes", "1K", "--ranks", "2", "--processes", "2", *FAST)
+    assert answer.code == 0
+    found = StoredRun(Path(answer.data["run"])).communication
+    assert found is not None
+    assert found.library["name"] == "gloo"
 
 
 def test_every_operation_over_mpi(store: Path) -> None:

@@ -78,11 +78,11 @@ def run_with_rank_1_lost(session: RankSession) -> None:
         seen: set[str] = set()
         original = Steps.align
 
-        def align(self: Steps) -> None:
+        def align(self: Steps) -> int:
             seen.add(self._case.key)
             if len(seen) == 2:
                 time.sleep(120)
-            original(self)
+            return original(self)
 
         Steps.align = align  # type: ignore[method-assign]
     worker.run(session)

@@ -11,7 +11,9 @@ from stepscope.comms.data import (
     PERIOD,
     REDUCTIONS,
     Recipe,
+    average_unit,
     count_wrong,
+    is_average_exact,
     make_values,
     spoil,
     torch_dtype,
@@ -32,7 +34,7 @@ def test_values_are_exact_in_their_dtype_and_so_are_their_reductions(dtype: str,
     for values in inputs:
         assert torch.equal(values, values.round())
         assert values.unique().numel() > 1
-        assert values.max() <= LARGEST_EXACT[dtype]
+        assert values.max() <= max(LARGEST_EXACT[dtype], average_unit(recipe) if reduction == "avg" else 0)
     if reduction is None:
         return
     wanted = FUNCTIONS[reduction](torch.stack(inputs), dim=0)
@@ -95,13 +97,25 @@ def test_one_wrong_element_is_counted(dtype: str, place: int) -> None:
     assert count_wrong(result, expected, recipe) == 1
 
 
-def test_averages_may_be_off_by_roundings_only() -> None:
-    recipe = Recipe("float32", 3, "avg")
-    expected = make_values(recipe, None, 0, 1000)
-    divided_first = sum(make_values(recipe, member, 0, 1000) / 3 for member in range(3))
-    assert isinstance(divided_first, torch.Tensor)
-    assert count_wrong(divided_first, expected, recipe) == 0
-    assert count_wrong(expected * (1 + 1e-5), expected, recipe) > 900
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("members", [2, 3, 4, 7, 8, 16, 128, 300])
+def test_averages_are_exact_whichever_comes_first(dtype: str, members: int) -> None:
+    """Sum then division, division then sum; and zeros, or a small error everywhere, are never right."""
+    recipe = Recipe(dtype, members, "avg", seed=3)
+    kind = torch_dtype(dtype)
+    expected = make_values(recipe, None, 0, 2000)
+    inputs = [make_values(recipe, member, 0, 2000).float() for member in range(members)]
+    last = (sum(inputs) / members).to(kind)  # type: ignore[union-attr]
+    first = torch.zeros(2000)
+    for values in inputs:
+        first = (first + (values / members).to(kind).float()).to(kind).float()
+    for result in (last, first.to(kind)):
+        assert count_wrong(result, expected, recipe) == 0
+    nonzero = int((expected.float() != 0).sum())
+    assert nonzero > 50
+    assert count_wrong(torch.zeros_like(expected), expected, recipe) == nonzero
+    factor = 1.3 if is_average_exact(recipe) else 2.2
+    assert count_wrong((expected.float() * factor).to(kind), expected, recipe) > 0.9 * nonzero
 
 
 def test_a_shift_or_a_swap_of_pieces_is_wrong() -> None:

@@ -11,6 +11,7 @@ from comms_runs import cases_of, measure_cases
 from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
 from stepscope.comms.operations import PATTERNS, operations
 from stepscope.errors import RankDiedError, RankHungError, StepscopeError
+from stepscope.launch import launch_local
 from stepscope.records import Case
 from stepscope.store import MeasuredCase, StoredRun, run_folders, verify_run
 
@@ -95,9 +96,10 @@ def test_samples_are_kept_by_iteration_and_rank_with_their_arrivals(measured: li
     for one in measured:
         if one.result.status != "ok":
             continue
-        depth = one.result.case.parameters.get("depth", 1)
+        asked = one.result.case.parameters
+        messages = 2 if asked.get("pattern") == "ping_pong" else int(str(asked.get("window", 1)))
         for rank in one.samples:
-            assert set(rank.iterations) == {depth}
+            assert set(rank.iterations) == {int(str(asked.get("depth", 1))) * messages}
             assert len(rank.extra_s["arrival"]) == len(rank.seconds())
         firsts = zip(*(rank.extra_s["arrival"] for rank in one.samples), strict=True)
         assert all(min(arrivals) == 0 for arrivals in firsts)
@@ -135,8 +137,15 @@ def workers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_corruption_is_found_by_every_check_that_claims_to(
     tmp_path: Path, check: str, only_call: int | None, found: bool
 ) -> None:
-    names = ("all_reduce", "broadcast", "all_to_allv", "send_recv") if only_call is None else ("all_reduce",)
-    cases = [case for name in names for case in cases_of(name, ranks=2)]
+    nothing = {"barrier"}
+    # Rank 1 is spoiled: where only the root gets something, rank 1 is the root; where only the others do, rank 0 is.
+    roots = {"reduce": 1, "gather": 1, "incast": 1}
+    names = [name for name in operations() if name not in nothing] if only_call is None else ["all_reduce"]
+    cases = [case for name in names for case in cases_of(name, ranks=2, root=roots.get(name, 0))]
+    if only_call is None:
+        cases += cases_of("all_reduce", ranks=2, mode="nonblocking", depth=3)
+        cases += cases_of("all_reduce", ranks=2, coalesce=3)
+        cases += cases_of("all_reduce", ranks=2, placement="out_of_place")
     _, measured = measure_cases(
         tmp_path, cases, ranks=2, target="comms_runs:run_spoiled", check=check, only_call=only_call
     )
@@ -150,6 +159,27 @@ def test_a_planted_corruption_is_found_by_every_check_that_claims_to(
             assert one.samples, "evidence is kept for a wrong row too"
         else:
             assert "wrong" not in one.result.observed
+
+
+def test_a_search_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Only the first round is in the plan: the others must be asked for again."""
+    from stepscope.cli.pairs import BISECT_WORKER, next_round, replay_search
+
+    request = {"worker": BISECT_WORKER, "bisect": {"collective": "all_reduce", "size_bytes": 4096, "threshold": 50.0},
+               "backend": "gloo", "device": "cpu", "world_size": 4}  # fmt: skip
+    run, measured = measure_cases(
+        tmp_path, next_round(request, []), ranks=4, target=BISECT_WORKER, bisect=request["bisect"]
+    )
+    assert len(measured) > 1
+    # As if the process had been killed after the first round.
+    (run.folder / "run.json").unlink()
+    journal = run.folder / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    launch_local(folder=run.folder, target=BISECT_WORKER, ranks=4, hang_limit_s=20.0)
+    again = StoredRun(run.folder)
+    assert again.status == "complete"
+    assert len(again.results) == len(measured)
+    assert replay_search(request, again.cases()).next_subsets() == []
 
 
 def failed_run(tmp_path: Path, target: str, cases: list[Case], error: type[StepscopeError], **request: object) -> str:

@@ -69,9 +69,8 @@ def test_messages_by_hand() -> None:
     assert plan("send_recv", 5, 8, pattern="pairwise").partners == (
         (1, None), (None, 0), (3, None), (None, 2), (None, None),
     )  # fmt: skip
-    assert plan("send_recv", 2, 8, pattern="ping_pong").bus == 16
     windowed = plan("send_recv", 2, 8, pattern="bidirectional", window=5)
-    assert (windowed.outputs, windowed.bus) == ((40, 40), 40)
+    assert (windowed.inputs, windowed.outputs, windowed.bus) == ((40, 40), (40, 40), 8)
 
 
 every_shape = st.tuples(
@@ -161,6 +160,13 @@ def test_the_key_of_a_plain_case_has_only_what_sets_it_apart() -> None:
     assert (operation.name, options.reduction, options.depth) == ("all_reduce", "sum", 1)
 
 
+def test_asking_for_what_is_usual_is_the_same_case() -> None:
+    assert cases(placement="in_place") == cases()
+    assert cases("all_gather", placement="out_of_place") == cases("all_gather")
+    assert cases("send_recv", pattern="ring") == cases("send_recv")
+    assert cases(placement="out_of_place") != cases()
+
+
 def test_groups_in_turn_are_cases_of_their_own() -> None:
     listed = make_cases(
         collective="all_gather", sizes=[64, 128], dtype="float32", backend="gloo", world_size=4, device="cpu",
@@ -188,6 +194,8 @@ def test_a_barrier_has_no_size() -> None:
         ("all_reduce", {"window": 2}, "--window"),
         ("all_to_all", {"skew": 1.0}, "--skew"),
         ("all_gatherv", {"matrix": [1.0] * 16}, "--splits"),
+        ("all_to_allv", {"matrix": [1.0] * 16, "groups": "split:2"}, "--splits"),
+        ("all_reduce", {"reduction": "avg", "dtype": "bool"}, "--reduction"),
         ("all_to_all", {"placement": "in_place"}, "--placement"),
         ("all_reduce", {"coalesce": 100}, "--coalesce"),
         ("send_recv", {"mode": "nonblocking", "pattern": "ping_pong"}, "--mode"),

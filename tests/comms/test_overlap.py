@@ -450,6 +450,9 @@ def test_the_hold_covers_the_slowest_rank_and_ends() -> None:
 class QuietHeartbeat(Heartbeat):
     def __init__(self) -> None: ...
 
+    def tick(self) -> None:
+        return
+
     def beat(self, phase: str, case: str | None = None) -> None: ...
 
 

@@ -41,6 +41,9 @@ class QuietHeartbeat(Heartbeat):
     def __init__(self) -> None:
         return
 
+    def tick(self) -> None:
+        return
+
     def beat(self, phase: str, case: str | None = None) -> None:
         return
 
@@ -108,10 +111,8 @@ def test_an_element_that_nobody_wrote_is_wrong() -> None:
 def test_steps_have_data_of_their_own() -> None:
     """A result that lands in another step's place must not look right."""
     trial = open_trial(case_of("tp"), FakeWorld(4))
-    expected = {
-        str(exchange._expected.tolist()) for exchange in trial._exchanges.values() if exchange._expected is not None
-    }
-    assert len(expected) == len(trial._exchanges)
+    expected = {str(one.expected.tolist()) for exchange in trial._exchanges.values() for one in exchange._sets}
+    assert len(expected) == 2 * len(trial._exchanges), "two sets of data each"
 
 
 def test_on_a_device_with_a_queue_times_are_its_own() -> None:

@@ -139,12 +139,15 @@ class ThreadWorld(FakeWorld):
         super().__init__(meeting.size, rank)
         self._meeting, self._harm = meeting, harm
 
-    def join(self, ranks: Sequence[int]) -> Any:
+    def join(self, ranks: Sequence[int], *, fresh: bool = False) -> Any:
         return ThreadGroup(self._meeting, self.rank, self._harm)
 
 
 class QuietHeartbeat(Heartbeat):
     def __init__(self) -> None: ...
+
+    def tick(self) -> None:
+        return
 
     def beat(self, phase: str, case: str | None = None) -> None: ...
 

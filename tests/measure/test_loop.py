@@ -232,8 +232,9 @@ class Recorder:
         self.agreed += 1
         return value
 
-    def align(self) -> None:
+    def align(self) -> int:
         self.aligned += 1
+        return 1
 
 
 def test_ranks_align_before_each_sample_and_agree_on_each_decision() -> None:
@@ -252,8 +253,28 @@ class Follower:
     def agree(self, value: int) -> int:
         return next(self._decisions)
 
-    def align(self) -> None:
-        return
+    def align(self) -> int:
+        return 1
+
+
+class Bursts(Recorder):
+    """Every second time eight samples may follow each other."""
+
+    def align(self) -> int:
+        super().align()
+        return 8 if self.aligned % 2 else 1
+
+
+def test_samples_that_follow_each_other_directly_are_kept_one_by_one() -> None:
+    clock, peers = FakeClock(), Bursts()
+    settings = msgspec.structs.replace(SETTINGS, iterations=1)
+    times = itertools.cycle([0.01, 0.011, 0.012])
+    result = measure(timed_body(clock, times), settings=settings, clock=clock, device=CpuDevice(), peers=peers)
+    assert len(result.duration_s) == len(result.start_ns) == len(result.iterations)
+    assert len(result.duration_s) > 3 * peers.aligned
+    assert set(result.iterations) == {1}
+    assert {round(value, 6) for value in result.duration_s} == {0.01, 0.011, 0.012}
+    assert result.start_ns == sorted(result.start_ns)
 
 
 def test_a_rank_with_another_speed_takes_the_same_steps() -> None:

@@ -26,19 +26,19 @@ GOLDEN = """\
 # GLOO_SOCKET_IFNAME=eth0
 # asked for: device=cpu, mode=blocking, check=sample
 # settings: warmup_max_time=2.000 s, min_samples=20
-# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one collective
+# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one call
 # times are those of the slowest rank in each iteration
 # check: #wrong counts elements over 3 iterations a row that were looked at
 # Using devices
 #  Rank  0 Pid    100 on     node-1 device cpu
 #  Rank  1 Pid    101 on     node-1 device cpu
 #
-#                                                                   time of one collective
-#       size         count      type   redop    root       p50       p95       p99       min       max    algbw    busbw      skew  #wrong
-#        (B)    (elements)                                (us)      (us)      (us)      (us)      (us)   (GB/s)   (GB/s)      (us)
+#                                                                      time of one call
+#       size         count      type   redop    root       p50       p95       p99       min       max    algbw    busbw      skew  last  #wrong
+#        (B)    (elements)                                (us)      (us)      (us)      (us)      (us)   (GB/s)   (GB/s)      (us)  rank
 # all_reduce, gloo, 2 ranks, device=cpu
-        1024           256   float32     sum      -1     20.00     29.90     30.78     12.00     31.00   0.0512   0.0512      2.00       0
-     1048576        262144   float32     sum      -1   1600.00   1780.00   1796.00   1500.00   1800.00    0.655    0.655         -       0
+        1024           256   float32     sum      -1     20.00     29.90     30.78     12.00     31.00   0.0512   0.0512      2.00     1       0
+     1048576        262144   float32     sum      -1   1600.00   1780.00   1796.00   1500.00   1800.00    0.655    0.655         -     -       0
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 0.353
 # Last to begin        : rank 1 in 1 of 1 rows
@@ -173,7 +173,7 @@ def test_skipped_cases_keep_a_row_with_their_cause() -> None:
     case = msgspec.structs.replace(skipped.result.case, benchmark=benchmark)
     skipped = MeasuredCase(msgspec.structs.replace(skipped.result, case=case), [])
     text = table(make_collective(), skipped)
-    assert rows(text)[1] == [str(1 << 40), "-", "float32", "sum", "-1", *["-"] * 9]
+    assert rows(text)[1] == [str(1 << 40), "-", "float32", "sum", "-1", *["-"] * 10]
     assert "# skipped: does_not_fit: needs 8 TiB" in text
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from stepscope.cli.execute import COMMS_WORKER, Addition, Job, add_nothing, open_job, run_stored, show_run
+from stepscope.cli.execute import COMMS_WORKER, Addition, Job, open_job, run_stored, show_run
 from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.errors import ExitCode, UsageError
+from stepscope.records import Case
 from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
+OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
 
 
@@ -110,7 +113,21 @@ def comms(
     request = {**make_request(ranks, choices), "collectives": list(collectives)}
     name = "-".join(dict.fromkeys(collectives))
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=explain_parts)
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+
+
+def explain_run(run: StoredRun) -> Addition:
+    """What there is to say beside the table, by what was measured; for runs that are continued too."""
+    from stepscope.cli.overlap import add_overlaps
+    from stepscope.cli.pairs import explain_bisection, explain_pairs
+    from stepscope.cli.pattern import add_steps
+
+    model = run.plan.cases[0].benchmark.model
+    if "bisect" in run.plan.request:
+        return explain_bisection(run)
+    if model.startswith("pattern_"):
+        return add_steps(run)
+    return {"pair": explain_pairs, "overlap": add_overlaps}.get(model, explain_parts)(run)
 
 
 def explain_parts(run: StoredRun) -> Addition:
@@ -151,7 +168,7 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
     from stepscope.launch import detect_rank_context
 
     context, ranks, backend = detect_rank_context(), choices["ranks"], choices["backend"]
-    outer = context.world_size > 1
+    outer = context.launcher in OUTER_LAUNCHERS
     if outer and choices.get("processes", 1) > 1:
         raise UsageError(
             f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
@@ -170,12 +187,21 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
             hint="mpirun -n 2 python -m stepscope bench comms … --backend mpi",
             where="--backend",
         )
+    if backend == "fake" and outer:
+        raise UsageError(
+            f"the fake backend is one process, and {context.launcher} started {context.world_size}",
+            hint="leave the launcher out, and say --ranks N",
+            where="--backend",
+        )
+    device = choices["device"] or ("cuda" if backend in GPU_BACKENDS else "cpu")
+    if choices["time_by"] == "device" and device == "cpu":
+        raise UsageError("a CPU has no clock of its own", hint="leave --time device out", where="--time")
     return Ranks(
         world_size=context.world_size if outer else ranks or 2,
         launcher=context.launcher if outer else "inline" if backend == "fake" else "self",
         outer=outer,
         backend=backend,
-        device=choices["device"] or ("cuda" if backend in GPU_BACKENDS else "cpu"),
+        device=device,
         hang_timeout_s=choices["hang_timeout"],
     )
 
@@ -231,13 +257,12 @@ def run_ranks(
     store: Path,
     resume: str | None,
     as_json: bool,
-    finish: Callable[[StoredRun], Addition] = add_nothing,
 ) -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
     if ranks.outer:
         limit_s = ranks.hang_timeout_s
-        return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, finish=finish)
-    return run_stored(open_job(job, store=store, resume=resume, verb="comms"), as_json=as_json, finish=finish)
+        return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json)
+    return run_stored(open_job(job, store=store, resume=resume, verb="comms"), as_json=as_json, finish=explain_run)
 
 
 def run_as_rank(
@@ -247,7 +272,6 @@ def run_as_rank(
     resume: str | None,
     hang_limit_s: float,
     as_json: bool,
-    finish: Callable[[StoredRun], Addition],
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
     from stepscope.launch import detect_rank_context, load_worker, rank_session
@@ -259,7 +283,8 @@ def run_as_rank(
     rank = detect_rank_context().rank
     folder = open_job(job, store=store, resume=resume, verb="comms").folder if rank == 0 else None
     try:
-        with rank_session(folder, request=job.request, hang_limit_s=hang_limit_s) as session:
+        asked = {**job.request, "cases": describe_cases(job.cases)}
+        with rank_session(folder, request=asked, hang_limit_s=hang_limit_s) as session:
             load_worker(str(job.request.get("worker", COMMS_WORKER)))(session)
     except Exception as error:
         if folder is not None:
@@ -267,7 +292,13 @@ def run_as_rank(
         raise
     if folder is None:
         return ExitCode.DONE
-    return show_run(folder, as_json=as_json, addition=finish(StoredRun(folder)))
+    return show_run(folder, as_json=as_json, addition=explain_run(StoredRun(folder)))
+
+
+def describe_cases(cases: Sequence[Case]) -> str:
+    """Short, and different for different cases: ranks compare it."""
+    keys = zlib.crc32(" ".join(case.key for case in cases).encode())
+    return f"{len(cases)} cases, the first {cases[0].label}, the last {cases[-1].label} ({keys:08x})"
 
 
 def list_operations(*, as_json: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -31,6 +32,9 @@ VERBS: dict[str, tuple[str, str]] = {
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Where launchers tell a process its number: without `launch`, which would be imported for a message."""
+
+
+FIRST_WORD_S = 1.0
 
 
 class LazyGroup(click.Group):
@@ -99,6 +103,7 @@ def _fail(error: StepscopeError, *, as_json: bool) -> int:
         print_error(error, as_json=as_json)
     else:
         click.echo(f"stepscope, rank {rank}: {error.message}", err=True)
+        time.sleep(FIRST_WORD_S)  # launchers end all ranks with the first that fails: let the first one speak
     return error.exit_code
 
 

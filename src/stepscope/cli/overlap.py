@@ -76,7 +76,7 @@ def overlap(
         return ExitCode.DONE
     request = {**make_request(ranks, choices), "collectives": list(collectives)}
     job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=add_overlaps)
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
 
 
 def require_sense(choices: dict[str, Any]) -> None:

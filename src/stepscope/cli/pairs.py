@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
+from stepscope.cli.comms import Ranks, find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition, Job
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.launch import RankSession
@@ -37,18 +38,26 @@ def pairs(*, sizes: str, only: str | None, resume: str | None, store: Path, as_j
     from stepscope.comms.pairs import make_pair_cases
     from stepscope.units import parse_range
 
-    ranks = find_ranks(choices)
+    ranks = find_real_ranks(choices)
     cases = make_pair_cases(
         ranks=choose_ranks(only, ranks.world_size), sizes=parse_range(sizes, where="--sizes"), backend=ranks.backend,
         world_size=ranks.world_size, device=ranks.device,
     )  # fmt: skip
     job = Job("comms", "pairs", cases, make_request(ranks, choices), ranks.launcher, ranks.world_size)
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=explain_pairs)
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+
+
+def find_real_ranks(choices: dict[str, Any]) -> Ranks:
+    ranks = find_ranks(choices)
+    if ranks.backend == "fake" or ranks.world_size < 2:
+        raise UsageError(
+            "one process has no links to measure", hint="--ranks 2 or more, and a backend that moves data",
+            where="--backend" if ranks.backend == "fake" else "--ranks",
+        )  # fmt: skip
+    return ranks
 
 
 def choose_ranks(text: str | None, world_size: int) -> list[int]:
-    from stepscope.errors import UsageError
-
     if text is None:
         return list(range(world_size))
     chosen = [int(word) for word in text.split(",") if word.strip().isdigit()]
@@ -84,12 +93,14 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
     """
     from stepscope.units import parse_size
 
-    ranks = find_ranks(choices)
+    ranks = find_real_ranks(choices)
+    if choices["processes"] > 1:
+        raise UsageError("a search decides as it goes: it has one process a rank", where="--processes")
     search = {"collective": collective, "size_bytes": parse_size(size, where="--size"), "threshold": threshold}
     request = {**make_request(ranks, choices), "worker": BISECT_WORKER, "bisect": search}
     cases = next_round(request, [])
     job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
-    return run_ranks(job, ranks, store=store, resume=None, as_json=as_json, finish=explain_bisection)
+    return run_ranks(job, ranks, store=store, resume=None, as_json=as_json)
 
 
 def run_bisection(session: RankSession) -> None:

@@ -77,7 +77,7 @@ def pattern(
     request = {**make_request(ranks, choices), "patterns": [one.name for one in wanted]}
     name = "-".join(["pattern", *(one.name for one in wanted)]) if len(wanted) < 4 else "patterns"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, finish=add_steps)
+    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
 
 
 def list_patterns(*, as_json: bool) -> int:

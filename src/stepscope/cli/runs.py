@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stepscope.cli.execute import cases_to_dict
+from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.report import chosen_runs, render, report_of, write_text
@@ -238,6 +238,7 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 @json_option
 def resume(*, name: str, store: Path, as_json: bool) -> int:
     """Continue an interrupted run as it was asked for; finished cases are not measured again."""
+    from stepscope.cli.comms import explain_run
     from stepscope.cli.execute import add_nothing, run_stored
     from stepscope.cli.ops import finish_run
 
@@ -248,7 +249,11 @@ def resume(*, name: str, store: Path, as_json: bool) -> int:
         hint = f"stepscope runs rm {run.id}, then stepscope runs import FILE again"
         raise UsageError(f"run {run.id} was imported: there is nothing to measure", hint=hint)
     table = run.plan.request.get("table")
-    finish = partial(finish_run, table=Path(table) if table else None) if run.plan.verb == "ops" else add_nothing
+    finishes: dict[str, Callable[[StoredRun], Addition]] = {
+        "ops": partial(finish_run, table=Path(table) if table else None),
+        "comms": explain_run,
+    }
+    finish = finishes.get(run.plan.verb, add_nothing)
     return run_stored(run, as_json=as_json, finish=finish)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
-from stepscope.comms.layouts import parse_layout
-from stepscope.comms.operations import PATTERNS, Operation, find_operation
+from stepscope.comms.layouts import WORLD, parse_layout
+from stepscope.comms.operations import PATTERNS, USUAL_PATTERN, Operation, find_operation
 from stepscope.comms.options import CallOptions, to_parameters
 from stepscope.comms.wire import require_wire_sense
 from stepscope.errors import UsageError, unknown_name
@@ -49,7 +51,7 @@ def make_cases(
     for size in () if operation.name == "barrier" else points:
         require_size(size, dtype)
     asked = [
-        CallOptions(size_bytes=size, dtype=dtype, device=device, **options)  # type: ignore[arg-type]
+        leave_out_usual(operation, CallOptions(size_bytes=size, dtype=dtype, device=device, **options))  # type: ignore[arg-type]
         for size in points
     ]
     layout = parse_layout(asked[0].groups, world_size)
@@ -61,6 +63,16 @@ def make_cases(
         for number in numbers
         for one in asked
     ]
+
+
+def leave_out_usual(operation: Operation, options: CallOptions) -> CallOptions:
+    """Asking for what is usual is the same case as not asking."""
+    usual_placement = "in_place" if operation.in_place else "out_of_place"
+    return msgspec.structs.replace(
+        options,
+        placement=None if options.placement == usual_placement else options.placement,
+        pattern=None if options.pattern == USUAL_PATTERN and operation.name == "send_recv" else options.pattern,
+    )
 
 
 def _number(group: int | None) -> dict[str, int]:
@@ -95,6 +107,8 @@ def require_sense(operation: Operation, options: CallOptions, members: int) -> N
         (options.skew is not None and not operation.uneven, "--skew", f"{name} has equal pieces"),
         (options.skew is not None and options.skew < 0, "--skew", "a skew is 0 or more"),
         (options.matrix is not None and name != "all_to_allv", "--splits", f"{name} takes no matrix"),
+        (options.matrix is not None and options.groups != WORLD, "--splits", "a matrix is of the whole world"),
+        (options.reduction == "avg" and options.dtype == "bool", "--reduction", "truths have no average"),
         (options.placement == "in_place" and not (operation.in_place or operation.both_placements), "--placement",
          f"{name} has no in-place form"),
         (options.placement == "in_place" and options.form == "list", "--placement", "list forms are out of place"),

@@ -11,15 +11,13 @@ from stepscope.comms.exchange import Exchange
 from stepscope.comms.group import Bound, UnsupportedCallError
 from stepscope.comms.layouts import parse_layout
 from stepscope.comms.options import read_options
-from stepscope.comms.trial import Facts, Room, WaitingDevice, idle
+from stepscope.comms.trial import BURST, LARGEST_BURST_BYTES, Facts, Room, WaitingDevice, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Scalar, Score
 from stepscope.units import format_bytes
 
 
 class CollectiveTrial:
-    operations = 1
-
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
         self.operation, self.options = read_options(case)
@@ -28,7 +26,6 @@ class CollectiveTrial:
         self._groups_at_once = len(chosen)
         largest = max(chosen, key=lambda group: len(group.ranks))
         self._members = len(largest.ranks)
-        self.judge = largest.ranks[self.operation.judge(self.options.shape(self._members))]
         self.iterations = self.options.depth if self.options.mode == "nonblocking" else 1
         self._waiting = WaitingDevice(room.device)
         self.device: Device = self._waiting if self.options.mode == "nonblocking" else room.device
@@ -50,8 +47,14 @@ class CollectiveTrial:
             )
             for copy in range(self.iterations * self.options.coalesce)
         ]
+        self.judge = largest.ranks[self.operation.judge(self.options.shape(self._members))]
         self.active = self._exchanges[0].takes_part
-        self.synchronises = self.operation.synchronises and len(self._group.ranks) == room.world.size
+        ping_pong = self.options.pattern == "ping_pong"
+        self.operations = 2 if ping_pong else self.options.window
+        # Several groups at once are to stay in step with each other too.
+        self.synchronises = ping_pong or (self.operation.synchronises and self._members == room.world.size)
+        brief = self.options.mode == "blocking" and self.options.size_bytes <= LARGEST_BURST_BYTES
+        self.burst = BURST if brief and self.synchronises else 1
         self._bounds: list[Bound] = []
         self.body: Callable[[], object] = idle
 
@@ -65,8 +68,6 @@ class CollectiveTrial:
         for first in range(0, len(self._exchanges), together):
             exchanges = self._exchanges[first : first + together]
             bound = self._group.bind([exchange.open() for exchange in exchanges])
-            for exchange in exchanges:
-                exchange.keep_input(bound)
             self._bounds.append(bound)
         if self.options.mode == "nonblocking":
             self.body = self._make_starting_body()
@@ -117,7 +118,7 @@ class CollectiveTrial:
         composed = next((bound.composed for bound in self._bounds if bound.composed), None)
         observed: dict[str, Scalar] = {
             "size_bytes": size_bytes,
-            "count": traffic.contribution,
+            "count": traffic.contribution * self.options.coalesce,
             "bus_factor": factor,
             "members": self._members,
             **({"groups": self._groups_at_once} if self.options.groups != "world" else {}),
@@ -127,10 +128,14 @@ class CollectiveTrial:
         return Facts(score=score, observed=observed, notices=self._find_notices(size_bytes))
 
     def _find_notices(self, size_bytes: int) -> list[Notice]:
-        if not size_bytes or size_bytes == self.options.size_bytes or self.operation.uneven:
+        if not size_bytes or size_bytes == self.options.size_bytes:
             return []
         asked, got = format_bytes(self.options.size_bytes), format_bytes(size_bytes)
-        message = f"{asked} do not divide evenly among {self._members} ranks: {got} were measured"
+        if self.operation.uneven:
+            message = f"{asked} were asked for; with uneven pieces the busiest rank moves {got}"
+        else:
+            pieces = f"{self.options.coalesce} calls and " if self.options.coalesce > 1 else ""
+            message = f"{asked} do not divide evenly among {pieces}{self._members} ranks: {got} were measured"
         return [Notice(kind="rounded", message=message)]
 
     def further_s(self) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ Collectives, patterns and overlaps are made of these.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.comms.data import DTYPE_BYTES, Recipe, count_wrong, make_values, spoil, torch_dtype
 from stepscope.comms.group import Bound, Call, Group, UnsupportedCallError
@@ -14,6 +14,15 @@ from stepscope.comms.operations import Operation, Shape
 
 if TYPE_CHECKING:
     import torch
+
+
+FURTHER_SEED = 0x10000
+"""Added for the second set of data; seeds are below it."""
+
+
+class DataSet(NamedTuple):
+    input: torch.Tensor
+    expected: torch.Tensor
 
 
 class Exchange:
@@ -43,10 +52,12 @@ class Exchange:
         self._device, self._dtype, self._form, self._tag = device, dtype, form, tag
         self._in_place = operation.in_place if in_place is None else in_place
         self._reduction = reduction
-        self._recipe = Recipe(dtype, shape.members, reduction if operation.reduces else None, seed)
+        moved = reduction if operation.reduces else None
+        # Two sets in turn: a result of an earlier iteration is wrong in the next one.
+        self._recipes = [Recipe(dtype, shape.members, moved, seed + turn * FURTHER_SEED) for turn in range(2)]
+        self._turn = 0
         self.call: Call | None = None
-        self._expected: torch.Tensor | None = None
-        self._pristine: torch.Tensor | None = None
+        self._sets: list[DataSet] = []
 
     @property
     def _inputs(self) -> int:
@@ -73,10 +84,10 @@ class Exchange:
         return self.traffic.bus * DTYPE_BYTES[self._dtype]
 
     def needed_bytes(self) -> int:
-        """Inputs twice (one to refill from), outputs twice (one expected), and float64 while values are made."""
+        """Buffers, two sets of data to refill and to compare them with, and float64 while values are made."""
         if not self.takes_part:
             return 0
-        kept = (self._inputs + self._outputs) * 2 * DTYPE_BYTES[self._dtype]
+        kept = (self._inputs + self._outputs) * 3 * DTYPE_BYTES[self._dtype]
         return kept + max(self._inputs, self._outputs) * DTYPE_BYTES["float64"] * 2
 
     def open(self) -> Call:
@@ -85,15 +96,12 @@ class Exchange:
 
         assert self._group.me is not None
         dtype = torch_dtype(self._dtype)
-        segments = self.traffic.sources[self._group.me]
-        pieces = [make_values(self._recipe, *segment, self._device) for segment in segments]
-        self._expected = torch.cat(pieces) if pieces else torch.empty(0, dtype=dtype, device=self._device)
-        values = make_values(self._recipe, self._group.me, 0, self._inputs, self._device)
+        self._sets = [self._make_set(recipe) for recipe in self._recipes]
         if self._in_place:
             given, got = self._share_memory(dtype)
-            self._pristine = values
         else:
-            given, got = values, torch.empty(self._outputs, dtype=dtype, device=self._device)
+            given = self._sets[0].input.clone()
+            got = torch.empty(self._outputs, dtype=dtype, device=self._device)
         self.call = Call(
             operation=self.operation,
             traffic=self.traffic,
@@ -104,9 +112,18 @@ class Exchange:
             form=self._form,
             pattern=self._shape.pattern or "ring",
             tag=self._tag,
-            recipe=self._recipe,
+            recipe=lambda: self._recipes[self._turn],
         )
         return self.call
+
+    def _make_set(self, recipe: Recipe) -> DataSet:
+        import torch
+
+        assert self._group.me is not None
+        pieces = [make_values(recipe, *segment, self._device) for segment in self.traffic.sources[self._group.me]]
+        nothing = torch.empty(0, dtype=torch_dtype(self._dtype), device=self._device)
+        given = make_values(recipe, self._group.me, 0, self._inputs, self._device)
+        return DataSet(given, torch.cat(pieces) if pieces else nothing)
 
     def _share_memory(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Input and output in place: the smaller one is this member's own piece of the larger."""
@@ -122,30 +139,28 @@ class Exchange:
             return whole, whole[first : first + self._outputs]
         return whole, whole
 
-    def keep_input(self, bound: Bound) -> None:
-        """After binding: a composed call may use its input as scratch, which is then refilled too."""
-        if bound.spoils_input and self._pristine is None and self.call is not None:
-            self._pristine = self.call.input.clone()
-
     def bind(self) -> Bound:
         """Open and bind alone."""
-        bound = self._group.bind([self.open()])
-        self.keep_input(bound)
-        return bound
+        return self._group.bind([self.open()])
 
     def refresh(self) -> None:
-        """Spoil the result, so that what nobody writes is found, and put fresh data in."""
+        """Spoil the result, so that what nobody writes is found, and put other data in than last time."""
         if self.call is None:
             return
-        spoil(self.call.output, self._dtype)
-        if self._pristine is not None and len(self._pristine):
-            self.call.input[: len(self._pristine)].copy_(self._pristine)
+        self._turn = 1 - self._turn
+        given = self._sets[self._turn].input
+        if not (self._in_place and len(given) == len(self.call.output) == len(self.call.input)):
+            spoil(self.call.output, self._dtype)
+        if len(given):
+            self.call.input[: len(given)].copy_(given)
 
     def count_wrong(self) -> int | None:
         """None: this member gets nothing that could be checked."""
-        if self.call is None or self._expected is None or not self._outputs:
+        if self.call is None or not self._outputs:
             return None
-        return count_wrong(self.call.output[: self._outputs], self._expected, self._recipe)
+        expected, recipe = self._sets[self._turn].expected, self._recipes[self._turn]
+        return count_wrong(self.call.output[: self._outputs], expected, recipe)
 
     def close(self) -> None:
-        self.call = self._expected = self._pristine = None
+        self.call = None
+        self._sets = []

@@ -6,13 +6,10 @@ Shipped for dry runs (`--backend fake`) and tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stepscope.comms.data import make_values
 from stepscope.comms.group import Bound, Call, Group, Waitable, World
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 
@@ -63,11 +60,9 @@ class FakeGroup:
         self.me = ranks.index(rank) if rank in ranks else None
 
     def bind(self, calls: Sequence[Call]) -> Bound:
-        results = [self._result_of(call) for call in calls]
-
         def run() -> None:
-            for call, result in zip(calls, results, strict=True):
-                call.output.copy_(result)
+            for call in calls:
+                self._play(call)
 
         def start() -> list[Waitable]:
             run()
@@ -75,16 +70,14 @@ class FakeGroup:
 
         return Bound(run, start)
 
-    def _result_of(self, call: Call) -> torch.Tensor:
-        import torch
-
+    def _play(self, call: Call) -> None:
+        """Everything but what the operation leaves undefined."""
         assert self.me is not None
         assert call.recipe is not None
-        device = str(call.output.device)
-        pieces = [make_values(call.recipe, *segment, device) for segment in call.traffic.sources[self.me]]
-        if not pieces:  # undefined: keep what is there
-            return call.output.clone()
-        return torch.cat(pieces)
+        recipe, device, place = call.recipe(), str(call.output.device), 0
+        for segment in call.traffic.sources[self.me]:
+            call.output[place : place + segment.elements] = make_values(recipe, *segment, device)
+            place += segment.elements
 
 
 Harm = Callable[[Any, int], None]

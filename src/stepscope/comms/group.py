@@ -43,8 +43,8 @@ class Call(NamedTuple):
     pattern: str = "ring"
     tag: int = 0
     """Tells outstanding messages between two ranks apart."""
-    recipe: Recipe | None = None
-    """What the other members put in, for a group that plays them."""
+    recipe: Callable[[], Recipe] | None = None
+    """What the members put in just now, for a group that plays them."""
 
 
 class Bound(NamedTuple):
@@ -56,7 +56,6 @@ class Bound(NamedTuple):
     """Returns at once; the result is there when all that it returns has been waited for."""
     composed: str | None = None
     """Of what the operation was made, where the backend lacks it."""
-    spoils_input: bool = False
 
 
 class Group(Protocol):
@@ -98,7 +97,7 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
-def bind_in_turn(parts: Sequence[Bound], composed: str | None = None, *, spoils_input: bool = False) -> Bound:
+def bind_in_turn(parts: Sequence[Bound], composed: str | None = None) -> Bound:
     """One after the other when waited for; all under way at once when not."""
 
     def run() -> None:
@@ -108,7 +107,7 @@ def bind_in_turn(parts: Sequence[Bound], composed: str | None = None, *, spoils_
     def start() -> list[Waitable]:
         return [work for part in parts for work in part.start()]
 
-    return Bound(run, start, composed, spoils_input or any(part.spoils_input for part in parts))
+    return Bound(run, start, composed)
 
 
 def before(action: Callable[[], Any], bound: Bound, composed: str | None = None) -> Bound:
@@ -122,7 +121,7 @@ def before(action: Callable[[], Any], bound: Bound, composed: str | None = None)
         action()
         return bound.start()
 
-    return Bound(run, start, composed or bound.composed, bound.spoils_input)
+    return Bound(run, start, composed or bound.composed)
 
 
 class Then:

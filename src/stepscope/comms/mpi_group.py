@@ -95,8 +95,7 @@ class MpiGroup:
             for work in start():
                 work.wait()
 
-        spoils = any(part.spoils_input for part in parts)
-        return Bound(run, start, f"{len(parts)} started together; MPI coalesces nothing", spoils)
+        return Bound(run, start, f"{len(parts)} started together; MPI coalesces nothing")
 
     def _bind_one(self, call: Call) -> Bound:
         if call.input.device.type != "cpu":
@@ -134,7 +133,7 @@ class MpiGroup:
         def start() -> list[Waitable]:
             return [Then(bound.start(), divide)]
 
-        return Bound(run, start, "a sum, then divided", bound.spoils_input)
+        return Bound(run, start, "a sum, then divided")
 
     def _buffer(self, tensor: torch.Tensor) -> list[Any]:
         """Types that MPI lacks travel as bytes."""
@@ -253,7 +252,7 @@ class MpiGroup:
             if sender is not None:
                 starts.append(self._receive(call.output[i * elements : (i + 1) * elements], sender, tag))
             if to is not None:
-                starts.append(self._send(call.input, to, tag))
+                starts.append(self._send(call.input[i * elements : (i + 1) * elements], to, tag))
         return self._messages(starts)
 
     def _ping_pong(self, call: Call, other: int | None) -> Bound:

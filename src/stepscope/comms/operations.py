@@ -217,8 +217,11 @@ PATTERNS = {
 }
 
 
+USUAL_PATTERN = "ring"
+
+
 def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
-    members, pattern = shape.members, shape.pattern or "ring"
+    members, pattern = shape.members, shape.pattern or USUAL_PATTERN
     if pattern == "ring":
         return tuple(((member + 1) % members, (member - 1) % members) for member in range(members))
     paired = members - members % 2 if pattern in {"pairwise", "bidirectional"} else 2
@@ -236,13 +239,20 @@ def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
 
 
 def plan_send_recv(shape: Shape) -> Traffic:
-    """With a window, that many messages of the size follow each other, each into a place of its own."""
-    elements, partners = shape.elements, _partners(shape)
-    inputs = tuple(0 if to is None else elements for to, _ in partners)
-    sources = tuple(() if sender is None else (Segment(sender, 0, elements),) * shape.window for _, sender in partners)
+    return send_messages(_partners(shape), shape)
+
+
+def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shape) -> Traffic:
+    """Each member sends to one and gets from one, or none. With a window, that many messages of the size follow each
+    other, each with data of its own."""
+    elements = shape.elements
+    inputs = tuple(0 if to is None else elements * shape.window for to, _ in partners)
+    sources = tuple(
+        () if sender is None else tuple(Segment(sender, i * elements, elements) for i in range(shape.window))
+        for _, sender in partners
+    )
     outputs = tuple(elements * len(segments) for segments in sources)
-    messages = 2 if shape.pattern == "ping_pong" else shape.window
-    return Traffic(inputs, outputs, sources, elements, elements, elements * messages, partners=partners)
+    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=tuple(partners))
 
 
 def _root(shape: Shape) -> int:

@@ -16,8 +16,8 @@ import msgspec
 from stepscope.comms.cases import make_benchmark, require_size
 from stepscope.comms.data import DTYPE_BYTES
 from stepscope.comms.exchange import Exchange
-from stepscope.comms.operations import Operation, Segment, Shape, Traffic
-from stepscope.comms.trial import Facts, Room, idle
+from stepscope.comms.operations import Operation, Shape, Traffic, send_messages
+from stepscope.comms.trial import BURST, Facts, Room, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Scalar, Score
 
@@ -66,20 +66,13 @@ def plan_pair(source: int, target: int, shape: Shape) -> Traffic:
     partners: list[tuple[int | None, int | None]] = [(None, None)] * shape.members
     partners[source] = (target, target if there_and_back else None)
     partners[target] = (source if there_and_back else None, source)
-    inputs = tuple(0 if to is None else shape.elements for to, _ in partners)
-    sources = tuple(
-        () if sender is None else (Segment(sender, 0, shape.elements),) * shape.window for _, sender in partners
-    )
-    outputs = tuple(shape.elements * len(segments) for segments in sources)
-    elements = shape.elements
-    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=tuple(partners))
+    return send_messages(partners, shape)
 
 
 class PairTrial:
     """The case's time is that of one message one way: half a round trip, or a window divided by its messages."""
 
     iterations = 1
-    synchronises = False
 
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
@@ -88,6 +81,8 @@ class PairTrial:
         self._interfaces = room.ask_everybody("interfaces", find_interface)
         ping_pong = self._options.size_bytes <= LARGEST_LATENCY_BYTES
         self.operations = 2 if ping_pong else WINDOW
+        self.synchronises = ping_pong
+        self.burst = BURST if ping_pong else 1
         shape = Shape(
             room.world.size,
             self._options.size_bytes // DTYPE_BYTES[self._options.dtype],

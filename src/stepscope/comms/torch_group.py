@@ -146,7 +146,7 @@ class TorchGroup:
                     part.run()
             return [works]
 
-        return Bound(run, start, None, any(part.spoils_input for part in parts))
+        return Bound(run, start, parts[0].composed)
 
     def _collective(self, function: Callable[..., Any], *arguments: object, **options: object) -> Bound:
         options["group"] = self._handle
@@ -169,7 +169,7 @@ class TorchGroup:
     def _reduce(self, call: Call) -> Bound:
         target = call.output if self.me == call.root else call.input
         options = {"dst": self.ranks[call.root], "op": self._reduce_op(call)}
-        bound = self._collective(self._dist.reduce, target, **options)._replace(spoils_input=True)
+        bound = self._collective(self._dist.reduce, target, **options)
         return self._into_output(call, bound, when=self.me == call.root)
 
     def _broadcast(self, call: Call) -> Bound:
@@ -198,9 +198,7 @@ class TorchGroup:
         if call.form == "list":
             pieces = _cut(call.input, call.traffic.outputs)
             return self._collective(self._dist.reduce_scatter, call.output, pieces, op=self._reduce_op(call))
-        return self._collective(
-            self._dist.reduce_scatter_tensor, call.output, call.input, op=self._reduce_op(call)
-        )._replace(spoils_input=_overlap(call.input, call.output))
+        return self._collective(self._dist.reduce_scatter_tensor, call.output, call.input, op=self._reduce_op(call))
 
     def _reduce_scatterv(self, call: Call) -> Bound:
         pieces = _cut(call.input, call.traffic.outputs)
@@ -222,7 +220,7 @@ class TorchGroup:
         def start() -> list[Waitable]:
             return [Then([work for part in parts for work in part.start()], partial(call.output.copy_, mine))]
 
-        return Bound(run, start, f"{len(parts)} reduces", spoils_input=True)
+        return Bound(run, start, f"{len(parts)} reduces")
 
     def _all_to_all(self, call: Call) -> Bound:
         assert self.me is not None
@@ -274,7 +272,7 @@ class TorchGroup:
                 place = call.output[i * elements : (i + 1) * elements]
                 messages.append(self._message("receive", place, sender, tag))
             if to is not None:
-                messages.append(self._message("send", call.input, to, tag))
+                messages.append(self._message("send", call.input[i * elements : (i + 1) * elements], to, tag))
         return self._messages(messages)
 
     def _ping_pong(self, call: Call, other: int | None) -> Bound:
@@ -312,8 +310,3 @@ def _do_nothing() -> None:
 def _cut(tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
     starts = [0, *accumulate(counts)]
     return [tensor[start:stop] for start, stop in pairwise(starts)]
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    first, last = one.data_ptr(), one.data_ptr() + one.numel() * one.element_size()
-    return first <= other.data_ptr() < last

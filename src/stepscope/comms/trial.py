@@ -17,6 +17,10 @@ Check = Literal["all", "sample", "off"]
 CHECKS: tuple[Check, ...] = ("all", "sample", "off")
 
 
+BURST, LARGEST_BURST_BYTES = 16, 1 << 18
+"""Small messages are sent so many times in a row; large ones take long enough for a pause not to matter."""
+
+
 class Room:
     """What trials share in one process: the world, its groups, the device."""
 
@@ -64,6 +68,8 @@ class Trial(Protocol):
     device: Device
     synchronises: bool
     """Whether a call of `body` leaves all active ranks in step."""
+    burst: int
+    """How many calls may follow each other directly where it does."""
 
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
@@ -134,37 +140,75 @@ class WaitingDevice:
 
 
 class Steps:
-    """How the ranks walk through the loop together, checking on the way."""
+    """How the ranks walk through the loop together, checking on the way.
+
+    What disturbs the ranks (an agreement, a check) must not be in the next time: they meet again, and where an
+    operation leaves them in step, they make one call that nobody times. Between two such calls nothing happens.
+    """
 
     def __init__(self, trial: Trial, room: Room, case: Case) -> None:
         self._trial, self._room, self._case = trial, room, case
         self._taken = 0
+        self._disturbed = True
+        self._looks = False
         self.wrong = 0
         self.checked = 0
 
     def agree(self, value: int) -> int:
+        self._disturbed = True
         self._room.heartbeat.beat("measuring", self._case.key)
         return self._room.world.broadcast_value(value, self._trial.judge)
 
-    def align(self) -> None:
-        """A barrier's exit is ragged: where the last operation left the ranks in step, it would only disturb them."""
-        looks = self._taken > 0 and self._is_looked_at(self._taken)
-        if looks:
+    def align(self) -> int:
+        self._room.heartbeat.tick()
+        if self._looks:
             self.look()
-        if self._trial.active:
-            self._trial.refresh()
-        if looks or not self._taken or not self._trial.synchronises:
-            self._room.world.barrier()
         self._taken += 1
+        self._looks = self._is_looked_at(self._taken)
+        if not self._trial.synchronises:
+            self._refresh()
+            self._room.world.barrier()
+        else:
+            if self._disturbed:
+                self._room.world.barrier()
+                self._call()
+            self._refresh()
+        self._disturbed = False
+        return 1 if self._looks else self._trial.burst
 
-    def _is_looked_at(self, taken: int) -> bool:
-        """`sample`: after the 1st, 2nd, 4th, 8th … and, by the caller, the last."""
-        return self._room.check == "all" or (self._room.check == "sample" and taken & (taken - 1) == 0)
+    def _is_looked_at(self, number: int) -> bool:
+        """`sample`: the 1st, 2nd, 4th, 8th … sample; and, by `verify`, one call behind the last."""
+        return self._room.check == "all" or (self._room.check == "sample" and number & (number - 1) == 0)
+
+    def _refresh(self) -> None:
+        """Only before what is looked at: data is put in by each rank at its own pace, and waited for."""
+        if self._looks and self._trial.active:
+            self._trial.refresh()
+            self._room.device.synchronize()
+
+    def _call(self) -> None:
+        if self._trial.active:
+            for _ in range(self._trial.iterations):
+                self._trial.body()
+            self._trial.device.synchronize()
 
     def look(self) -> None:
-        if self._room.check == "off" or not self._trial.active:
+        """Compare what the last call left."""
+        self._disturbed = True
+        if not self._trial.active:
             return
         found = self._trial.count_wrong()
         if found is not None:
             self.wrong += found
             self.checked += 1
+
+    def verify(self) -> None:
+        """After the last sample: look at it where it was prepared for that, else at one call more."""
+        if self._room.check == "off":
+            return
+        if not self._looks:
+            self._looks = True
+            self._refresh()
+            self._room.world.barrier()
+            self._call()
+        self.look()

@@ -27,6 +27,7 @@ from stepscope.measure import (
     WallClock,
     find_neighbours,
     free_memory_bytes,
+    give_back_memory,
     measure,
     open_device,
     read_cpu_use,
@@ -40,6 +41,7 @@ from stepscope.records import (
     RankSamples,
     Reading,
     System,
+    describe_exception,
 )
 from stepscope.store import MeasuredCase, RunWriter, StoredRun, utc_now
 from stepscope.system import collect_system, merge_systems, open_telemetry
@@ -189,7 +191,8 @@ def _lead(
         )
         telemetry = open_telemetry(room.device.name)
         device_time = bool(request.get("device_time"))
-        cases = writer.remaining()
+        measured = StoredRun(folder).cases()
+        cases = writer.remaining() or (measure_more(measured) if measure_more is not None else [])
         while cases:
             room.world.broadcast_value(msgspec.json.encode(Assignment(cases=cases, settings=settings)))
             for case in cases:
@@ -217,22 +220,23 @@ def _follow(room: Room) -> None:
 
 def _measure_case(case: Case, room: Room, settings: MeasureSettings) -> RankMeasurement:
     room.heartbeat.beat("preparing", case.key)
-    trial, refusal = _prepare(case, room)
+    trials: list[Trial] = []
     # Every rank must take part or none: one that cannot would leave the others waiting.
-    refusal = _agree_on_refusal(room.world, refusal)
-    if refusal is None and trial is not None:
-        refusal = _agree_on_refusal(room.world, _rehearse(trial, room))
-    if refusal is not None or trial is None:
-        if trial is not None:
-            trial.close()
-        return RankMeasurement(rank=room.world.rank, failure=refusal)
+    for prepare in (_make, _open, _rehearse):
+        refusal = _agree_on_refusal(room.world, _refuse(prepare, case, room, trials))
+        if refusal is not None:
+            for trial in trials:
+                trial.close()
+            give_back_memory(room.device.name)
+            return RankMeasurement(rank=room.world.rank, failure=refusal)
+    (trial,) = trials
     trial.forget()
     settings = msgspec.structs.replace(settings, iterations=trial.iterations)
     steps, before = Steps(trial, room, case), read_cpu_use()
     measurement = measure(trial.body, settings=settings, clock=WallClock(), device=trial.device, peers=steps)
-    steps.look()
     further = {name: values[measurement.warmups * trial.iterations :] for name, values in trial.further_s().items()}
     own_s = trial.own_s()
+    steps.verify()
     if own_s is not None and trial.active:
         measurement = msgspec.structs.replace(measurement, duration_s=own_s)
     if trial.operations > 1:
@@ -253,43 +257,61 @@ def _measure_case(case: Case, room: Room, settings: MeasureSettings) -> RankMeas
     return done
 
 
-def _prepare(case: Case, room: Room) -> tuple[Trial | None, Failure | None]:
-    try:
-        trial = make_trial(case, room)
-        needed, free = trial.needed_bytes(), free_memory_bytes(room.device.name)
-        sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if not room.device.has_events else 1
-        if needed * sharing > MEMORY_SHARE * free:
-            return None, Failure(
-                kind="does_not_fit",
-                message=f"needs {format_bytes(needed)} on each of {sharing} ranks, {format_bytes(free)} are free on "
-                f"{room.device.name}",
-                hint="use smaller sizes",
-                rank=room.world.rank,
-            )
-        trial.open()
-    except UnsupportedCallError as error:
-        return None, Failure(kind=error.kind, message=error.message, hint=error.hint, rank=room.world.rank)
-    return trial, None
+Prepare = Callable[[Case, Room, list[Trial]], None]
+"""One step from a case to a trial that can be timed; the trial is put into the list."""
 
 
-def _rehearse(trial: Trial, room: Room) -> Failure | None:
-    """One call that is not timed: what the backend refuses shows now, on all ranks alike."""
+def _refuse(prepare: Prepare, case: Case, room: Room, trials: list[Trial]) -> Failure | None:
+    """Why this rank cannot take part; None: it can. What a lost peer causes passes through."""
+    rank = room.world.rank
     try:
-        if trial.active:
-            trial.refresh()
-            room.device.synchronize()
-            for _ in range(trial.iterations):
-                trial.body()
-            trial.device.synchronize()
+        prepare(case, room, trials)
     except UnsupportedCallError as error:
-        return Failure(kind=error.kind, message=error.message, hint=error.hint, rank=room.world.rank)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        return Failure(kind=error.kind, message=error.message, hint=error.hint, rank=rank)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
         if is_connection_error(error):
             raise
-        return Failure(
-            kind="unsupported", message=f"{room.world.backend} refuses: {first_line(error)}", rank=room.world.rank
-        )
+        failure = describe_exception(error)
+        if failure.kind == "out_of_memory":
+            return Failure(kind="does_not_fit", message=failure.message, hint="use smaller sizes", rank=rank)
+        message = f"{room.world.backend} refuses: {first_line(error)}"
+        return Failure(kind="unsupported", message=message, rank=rank, stack=failure.stack)
     return None
+
+
+def _make(case: Case, room: Room, trials: list[Trial]) -> None:
+    """Nothing is allocated yet: all ranks of a host look at the same free memory."""
+    trial = make_trial(case, room)
+    trials.append(trial)
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if not room.device.has_events else 1
+    needed, name = trial.needed_bytes(), room.device.name
+    if needed * sharing > MEMORY_SHARE * free_memory_bytes(name):
+        give_back_memory(name)
+    free = free_memory_bytes(name)
+    if needed * sharing > MEMORY_SHARE * free:
+        raise DoesNotFitError(
+            f"needs {format_bytes(needed)} on each of {sharing} ranks, {format_bytes(free)} are free on {name}",
+            hint="use smaller sizes",
+        )
+
+
+class DoesNotFitError(UnsupportedCallError):
+    kind = "does_not_fit"
+
+
+def _open(case: Case, room: Room, trials: list[Trial]) -> None:
+    trials[0].open()
+
+
+def _rehearse(case: Case, room: Room, trials: list[Trial]) -> None:
+    """One call that is not timed: what the backend refuses shows now, on all ranks alike."""
+    (trial,) = trials
+    if trial.active:
+        trial.refresh()
+        room.device.synchronize()
+        for _ in range(trial.iterations):
+            trial.body()
+        trial.device.synchronize()
 
 
 def is_connection_error(error: BaseException) -> bool:
@@ -321,7 +343,7 @@ def fold(
     if refusal is not None:
         return CaseResult(case=case, status="skipped", started_at=started_at, elapsed_s=elapsed_s, failure=refusal), []
     measured = [(rank, rank.measurement) for rank in ranks if rank.measurement is not None]
-    facts = next(rank.facts for rank in ranks if rank.facts is not None)
+    facts = _merge_facts([rank.facts for rank in ranks if rank.facts is not None])
     wrong, checked = sum(rank.wrong for rank in ranks), max(rank.checked for rank in ranks)
     neighbours = _find_neighbours(ranks)
     crowded = next((notice for one in neighbours.values() if one and (notice := one.as_notice())), None)
@@ -332,8 +354,10 @@ def fold(
             message=f"{wrong} elements are not what {case.benchmark.model} must give, on {_name_wrong_ranks(ranks)}",
             hint="the communication library or the network corrupts data: repeat with another backend",
         )
+    clock_error_ns = max((offsets[rank.rank].error_ns for rank, _ in measured), default=0) if offsets else 0
     observed = {
         **facts.observed,
+        **({"clock_error_s": clock_error_ns * 1e-9} if clock_error_ns else {}),
         **({"wrong": wrong, "checked": checked} if checked else {}),
         **({"library": " ".join(library.get(part, "") for part in ("name", "version")).strip()} if library else {}),
     }
@@ -361,6 +385,15 @@ def fold(
             )
         )
     return result, samples
+
+
+def _merge_facts(everybody: Sequence[Facts]) -> Facts:
+    """The first rank's, with what only others know (how a call was composed), and everybody's largest error."""
+    observed = {name: value for facts in reversed(everybody) for name, value in facts.observed.items()}
+    for name in observed:
+        if name.startswith("error_"):
+            observed[name] = max(float(facts.observed[name]) for facts in everybody if name in facts.observed)
+    return msgspec.structs.replace(everybody[0], observed=observed)
 
 
 def _name_wrong_ranks(ranks: Sequence[RankMeasurement]) -> str:

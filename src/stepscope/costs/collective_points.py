@@ -45,10 +45,17 @@ def measurements_of_run(run: StoredRun) -> Iterator[Measurement]:
             where=str(run.folder),
         )
     for measured in run.cases():
+        if not _is_collective(measured.result.case.benchmark.model):
+            continue
         size = _size_of(measured)
         time_s = median(measured.seconds()) if measured.result.status == "ok" else None
         if size is not None and time_s is not None and time_s > 0:
             yield Measurement(_setting_of(measured, run.system), size, time_s, run.id)
+
+
+def _is_collective(model: str) -> bool:
+    """Overlaps, pairs and patterns of whole jobs have sizes too, but no curve of one operation."""
+    return model not in {"overlap", "pair"} and not model.startswith("pattern_")
 
 
 def _size_of(measured: MeasuredCase) -> int | None:

@@ -90,6 +90,9 @@ def merge_processes(children: Sequence[StoredRun], folder: Path) -> StoredRun:
         if system is None:
             raise ChildError(f"process 0 left no system record in {children[0].folder}")
         writer.write_system(system)
+        communication = children[0].communication
+        if communication is not None:
+            writer.write_communication(communication)
         by_process = [{case.key: case for case in child.cases()} for child in children]
         for case in writer.remaining():
             writer.append(*merge_case([process[case.key] for process in by_process]))

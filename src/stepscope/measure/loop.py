@@ -37,16 +37,20 @@ class Peers(Protocol):
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank; each decision of the loop goes through here."""
 
-    def align(self) -> None:
-        """Return on all ranks at about the same moment; called before each sample, outside the timed region."""
+    def align(self) -> int:
+        """Return on all ranks at about the same moment; called before each sample, outside the timed region.
+
+        Says how many samples of one iteration may follow each other directly: what lies between them is then a reading
+        of the clock and nothing else. Every rank must be told the same.
+        """
 
 
 class Alone:
     def agree(self, value: int) -> int:
         return value
 
-    def align(self) -> None:
-        return
+    def align(self) -> int:
+        return 1
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +262,9 @@ class _Loop:
     def _take(self, count: int) -> float:
         """One sample: both ends wait for the device, so that neither earlier nor later work is in it."""
         body, clock, device = self._body, self._clock, self._device
-        self._peers.align()
+        following = self._peers.align()
+        if following > 1 and count == 1 and not device.has_events and self._freshen is None:
+            return self._take_directly(following)
         if self._freshen is not None:
             self._freshen()
         device.synchronize()
@@ -281,6 +287,20 @@ class _Loop:
         if device.has_events:
             self._host_shares.append((issued_ns - start_ns) / max(stop_ns - start_ns, 1))
         return took_s
+
+    def _take_directly(self, samples: int) -> float:
+        """Samples of one iteration with nothing between them: in a pause threads fall asleep, as in no real loop."""
+        body, now_ns = self._body, self._clock.now_ns
+        starts, stops = [0] * samples, [0] * samples
+        for i in range(samples):
+            starts[i] = now_ns()
+            body()
+            stops[i] = now_ns()
+        took = [(stop - start) * 1e-9 for start, stop in zip(starts, stops, strict=True)]
+        self._starts += starts
+        self._durations += took
+        self._counts += [1] * samples
+        return took[-1]
 
     def _take_held(self, count: int, issue_s: float) -> None:
         """Device time of as many iterations behind a full queue; again with a longer hold where it ran dry."""

@@ -32,7 +32,7 @@ NONE = "-"
 TIMES = {"p50": None, "p95": None, "p99": "iteration_p99_s", "min": "iteration_min_s", "max": "iteration_max_s"}
 """Columns of time, and where a tool kept the value that one averaged sample does not have."""
 
-_CONVENTIONS = "# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one collective"
+_CONVENTIONS = "# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one call"
 _TIMING = {
     "slowest_rank": "those of the slowest rank in each iteration",
     "slowest_rank_device": "those of the slowest rank's device in each iteration",
@@ -57,6 +57,7 @@ COLUMNS = (
     Column("algbw", "(GB/s)", 7),
     Column("busbw", "(GB/s)", 7),
     Column("skew", "(us)", 8),
+    Column("last", "rank", 4),
     Column("#wrong", "", 6),
 )
 _GAP = "  "
@@ -181,7 +182,7 @@ def _format_titles() -> list[str]:
     times = sum(column.width + len(_GAP) for column in COLUMNS[_SHARED : _SHARED + len(TIMES)])
     names, units = (_format_cells([getattr(column, field) for column in COLUMNS]) for field in ("title", "unit"))
     # The mark stands where the first column has its widest numbers.
-    return [f"#{' ' * (shared - 1)}{'time of one collective':^{times}}", *(f"#{line[1:]}" for line in (names, units))]
+    return [f"#{' ' * (shared - 1)}{'time of one call':^{times}}", *(f"#{line[1:]}" for line in (names, units))]
 
 
 def _format_cells(cells: Sequence[str]) -> str:
@@ -205,6 +206,8 @@ def _name_section(measured: MeasuredCase) -> str:
     version = f" (version {benchmark.version})" if benchmark.version > 1 else ""
     more = [plain(format_parameter(n, value)) for n, value in case.parameters.items() if n not in IN_COLUMNS]
     ranks = f"{case.world_size} rank{'' if case.world_size == 1 else 's'}"
+    composed = measured.result.observed.get("composed")
+    more += [f"composed of {plain(str(composed))}"] if composed else []
     return ", ".join([f"{benchmark.model}{version}", benchmark.mode, ranks, *more])
 
 
@@ -237,6 +240,7 @@ def _make_cells(measured: MeasuredCase) -> list[str]:
         ),
         *rates,
         fit_number(measured.skew_s(), 1e6, 8),
+        _whole(measured.straggler_rank()),
         _whole(wrong) if wrong is not None else ("N/A" if result.status != "skipped" else NONE),
     ]
 
