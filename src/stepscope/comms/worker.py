@@ -235,9 +235,9 @@ def _measure_case(case: Case, room: Room, settings: MeasureSettings) -> RankMeas
     steps, before = Steps(trial, room, case), read_cpu_use()
     measurement = measure(trial.body, settings=settings, clock=WallClock(), device=trial.device, peers=steps)
     further = {name: values[measurement.warmups * trial.iterations :] for name, values in trial.further_s().items()}
-    own_s = trial.own_s()
-    steps.verify()
-    if own_s is not None and trial.active:
+    own_s = list(trial.own_s() or [])
+    steps.verify()  # one more call, which is no sample
+    if own_s and trial.active:
         measurement = msgspec.structs.replace(measurement, duration_s=own_s)
     if trial.operations > 1:
         counts = [count * trial.operations for count in measurement.iterations]
