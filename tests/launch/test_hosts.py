@@ -286,3 +286,14 @@ def test_a_broken_variable_is_named(text: str) -> None:
     with pytest.raises(StepscopeError) as caught:
         read_cluster_from_environment({CLUSTER_VARIABLE: text})
     assert CLUSTER_VARIABLE in (caught.value.where or "")
+
+
+def test_a_result_that_mpirun_cuts_into_lines_is_put_together_again() -> None:
+    import io
+
+    from stepscope.launch.mpi import _complete
+
+    pipe = io.BytesIO(b'"b": [1,\n 2]}\nmpirun says something\n')
+    assert _complete(b'{"a": 1,\n', pipe) == b'{"a": 1,"b": [1, 2]}\n'
+    assert pipe.read() == b"mpirun says something\n"
+    assert _complete(b'{"a": 1', io.BytesIO(b"")) == b'{"a": 1'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
+LAST_WORD_S = 0.5
+"""A launcher passes on what a rank printed last only if the rank does not end at the same moment."""
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
 
@@ -292,7 +296,10 @@ def run_as_rank(
         raise
     if folder is None:
         return ExitCode.DONE
-    return show_run(folder, as_json=as_json, addition=explain_run(StoredRun(folder)))
+    code = show_run(folder, as_json=as_json, addition=explain_run(StoredRun(folder)))
+    sys.stdout.flush()
+    time.sleep(LAST_WORD_S)
+    return code
 
 
 def describe_cases(cases: Sequence[Case]) -> str:

@@ -222,8 +222,26 @@ class _Relay:
                 is_result = not self._only_json or (line.startswith(b"{") and not self.spoke)
                 self.spoke = self.spoke or is_result
                 stream = sys.stdout.buffer if is_result else sys.stderr.buffer
-                stream.write(line)
+                stream.write(_complete(line, pipe) if is_result and self._only_json else line)
                 stream.flush()
+
+
+def _complete(line: bytes, pipe: IO[bytes]) -> bytes:
+    """mpirun passes output on in pieces of some kilobytes, and may end a line where a piece ends."""
+    while not _is_json(line):
+        following = pipe.readline()
+        if not following:
+            break
+        line = line.rstrip(b"\n") + following
+    return line
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _wait(process: subprocess.Popen[bytes], has_failed: Callable[[], bool]) -> None:
