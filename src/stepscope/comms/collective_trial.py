@@ -11,13 +11,13 @@ from stepscope.comms.exchange import Exchange
 from stepscope.comms.group import Bound, UnsupportedCallError
 from stepscope.comms.layouts import parse_layout
 from stepscope.comms.options import read_options
-from stepscope.comms.trial import BURST, LARGEST_BURST_BYTES, Facts, Room, WaitingDevice, idle
+from stepscope.comms.trial import BURST, LARGEST_BURST_BYTES, Facts, Room, WaitingDevice, WithoutParts, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Scalar, Score
 from stepscope.units import format_bytes
 
 
-class CollectiveTrial:
+class CollectiveTrial(WithoutParts):
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
         self.operation, self.options = read_options(case)
@@ -137,15 +137,6 @@ class CollectiveTrial:
             pieces = f"{self.options.coalesce} calls and " if self.options.coalesce > 1 else ""
             message = f"{asked} do not divide evenly among {pieces}{self._members} ranks: {got} were measured"
         return [Notice(kind="rounded", message=message)]
-
-    def further_s(self) -> dict[str, list[float]]:
-        return {}
-
-    def own_s(self) -> list[float] | None:
-        return None
-
-    def forget(self) -> None:
-        return
 
     def close(self) -> None:
         for exchange in self._exchanges:

@@ -134,3 +134,41 @@ class Then:
         for work in self._works:
             work.wait()
         self._action()
+
+
+class Message(NamedTuple):
+    """One tensor from or to one member."""
+
+    sends: bool
+    tensor: torch.Tensor
+    member: int
+    tag: int
+
+
+def list_messages(call: Call, me: int) -> list[Message]:
+    """What this member has to send and to receive in an operation between single members, all at once."""
+    name, root, size = call.operation.name, call.root, call.traffic.contribution
+    others = [member for member in range(len(call.traffic.inputs)) if member != root]
+    if name == "incast" and me == root:
+        return [Message(False, _piece(call.output, i, size), other, call.tag) for i, other in enumerate(others)]
+    if name == "incast":
+        return [Message(True, call.input, root, call.tag)]
+    if name == "multicast" and me == root:
+        return [Message(True, call.input, other, call.tag) for other in others]
+    if name == "multicast":
+        return [Message(False, call.output, root, call.tag)]
+    to, sender = call.traffic.partners[me]
+    size = call.traffic.size
+    window = max(len(segments) for segments in call.traffic.sources)
+    messages = []
+    for i in range(window):
+        tag = call.tag * window + i
+        if sender is not None:
+            messages.append(Message(False, _piece(call.output, i, size), sender, tag))
+        if to is not None:
+            messages.append(Message(True, _piece(call.input, i, size), to, tag))
+    return messages
+
+
+def _piece(tensor: torch.Tensor, number: int, size: int) -> torch.Tensor:
+    return tensor[number * size : (number + 1) * size]

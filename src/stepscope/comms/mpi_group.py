@@ -7,7 +7,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.comms.group import Bound, Call, Then, UnsupportedCallError, Waitable, before
+from stepscope.comms.group import Bound, Call, Message, Then, UnsupportedCallError, Waitable, before, list_messages
 from stepscope.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
@@ -224,7 +224,19 @@ class MpiGroup:
     def _barrier(self, call: Call) -> Bound:
         return self._pair(self._comm.Barrier, self._comm.Ibarrier)
 
-    def _messages(self, starts: Sequence[Callable[[], Any]]) -> Bound:
+    def _start(self, message: Message) -> Callable[[], Any]:
+        buffer, tag = self._buffer(message.tensor), message.tag
+        if message.sends:
+            return partial(self._comm.Isend, buffer, dest=message.member, tag=tag)
+        return partial(self._comm.Irecv, buffer, source=message.member, tag=tag)
+
+    def _send_recv(self, call: Call) -> Bound:
+        assert self.me is not None
+        messages = list_messages(call, self.me)
+        if call.pattern == "ping_pong":
+            return self._ping_pong(call, messages)
+        starts = [self._start(message) for message in messages]
+
         def start() -> list[Waitable]:
             return [_Request(begin()) for begin in starts]
 
@@ -233,34 +245,16 @@ class MpiGroup:
 
         return Bound(run, start)
 
-    def _send(self, tensor: torch.Tensor, member: int, tag: int) -> Callable[[], Any]:
-        return partial(self._comm.Isend, self._buffer(tensor), dest=member, tag=tag)
+    _incast = _multicast = _send_recv
 
-    def _receive(self, tensor: torch.Tensor, member: int, tag: int) -> Callable[[], Any]:
-        return partial(self._comm.Irecv, self._buffer(tensor), source=member, tag=tag)
-
-    def _send_recv(self, call: Call) -> Bound:
-        assert self.me is not None
-        to, sender = call.traffic.partners[self.me]
-        if call.pattern == "ping_pong":
-            return self._ping_pong(call, to)
-        elements = call.traffic.size
-        window = max(len(segments) for segments in call.traffic.sources)
-        starts = []
-        for i in range(window):
-            tag = call.tag * window + i
-            if sender is not None:
-                starts.append(self._receive(call.output[i * elements : (i + 1) * elements], sender, tag))
-            if to is not None:
-                starts.append(self._send(call.input[i * elements : (i + 1) * elements], to, tag))
-        return self._messages(starts)
-
-    def _ping_pong(self, call: Call, other: int | None) -> Bound:
-        if other is None:
-            return Bound(lambda: None, list)
-        send = partial(self._comm.Send, self._buffer(call.input), dest=other, tag=call.tag)
-        receive = partial(self._comm.Recv, self._buffer(call.output), source=other, tag=call.tag)
-        turns = [send, receive] if self.me == call.root else [receive, send]
+    def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
+        """The root sends first, the other one answers."""
+        turns: list[Callable[[], Any]] = []
+        for message in sorted(messages, key=lambda message: message.sends != (self.me == call.root)):
+            buffer, tag = self._buffer(message.tensor), message.tag
+            send = partial(self._comm.Send, buffer, dest=message.member, tag=tag)
+            receive = partial(self._comm.Recv, buffer, source=message.member, tag=tag)
+            turns.append(send if message.sends else receive)
 
         def run() -> None:
             for turn in turns:
@@ -270,24 +264,6 @@ class MpiGroup:
             raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
 
         return Bound(run, start)
-
-    def _incast(self, call: Call) -> Bound:
-        if self.me != call.root:
-            return self._messages([self._send(call.input, call.root, call.tag)])
-        senders = [member for member in range(len(self.ranks)) if member != call.root]
-        size = call.traffic.contribution
-        return self._messages(
-            [
-                self._receive(call.output[i * size : (i + 1) * size], sender, call.tag)
-                for i, sender in enumerate(senders)
-            ]
-        )
-
-    def _multicast(self, call: Call) -> Bound:
-        if self.me != call.root:
-            return self._messages([self._receive(call.output, call.root, call.tag)])
-        others = [member for member in range(len(self.ranks)) if member != call.root]
-        return self._messages([self._send(call.input, member, call.tag) for member in others])
 
 
 class _Request:

@@ -17,7 +17,7 @@ from stepscope.comms.cases import make_benchmark, require_size
 from stepscope.comms.data import DTYPE_BYTES
 from stepscope.comms.exchange import Exchange
 from stepscope.comms.operations import Operation, Shape, Traffic, send_messages
-from stepscope.comms.trial import BURST, Facts, Room, idle
+from stepscope.comms.trial import BURST, Facts, Room, WithoutParts, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Scalar, Score
 
@@ -69,7 +69,7 @@ def plan_pair(source: int, target: int, shape: Shape) -> Traffic:
     return send_messages(partners, shape)
 
 
-class PairTrial:
+class PairTrial(WithoutParts):
     """The case's time is that of one message one way: half a round trip, or a window divided by its messages."""
 
     iterations = 1
@@ -130,15 +130,6 @@ class PairTrial:
             if self._interfaces[rank]:
                 observed[name] = self._interfaces[rank]
         return Facts(score=Score(unit="GB/s", work=float(self._options.size_bytes)), observed=observed)
-
-    def further_s(self) -> dict[str, list[float]]:
-        return {}
-
-    def own_s(self) -> list[float] | None:
-        return None
-
-    def forget(self) -> None:
-        return
 
     def close(self) -> None:
         self._exchange.close()

@@ -8,7 +8,17 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.comms.group import Bound, Call, Then, UnsupportedCallError, Waitable, before, bind_in_turn
+from stepscope.comms.group import (
+    Bound,
+    Call,
+    Message,
+    Then,
+    UnsupportedCallError,
+    Waitable,
+    before,
+    bind_in_turn,
+    list_messages,
+)
 from stepscope.comms.join import open_store
 from stepscope.comms.library import describe_torch_library
 from stepscope.errors import UsageError
@@ -114,8 +124,8 @@ class TorchGroup:
             "scatter": self._scatter,
             "barrier": self._barrier,
             "send_recv": self._send_recv,
-            "incast": self._incast,
-            "multicast": self._multicast,
+            "incast": self._send_recv,
+            "multicast": self._send_recv,
         }
         if calls[0].operation.name not in binders:
             raise UnsupportedCallError(f"torch.distributed has no {calls[0].operation.name}")
@@ -243,14 +253,14 @@ class TorchGroup:
     def _barrier(self, call: Call) -> Bound:
         return self._collective(self._dist.barrier)
 
-    def _message(self, way: str, tensor: torch.Tensor, member: int, tag: int) -> Any:
-        function = self._dist.isend if way == "send" else self._dist.irecv
-        return self._dist.P2POp(function, tensor, self.ranks[member], self._handle, tag)
+    def _message(self, message: Message) -> Any:
+        function = self._dist.isend if message.sends else self._dist.irecv
+        return self._dist.P2POp(function, message.tensor, self.ranks[message.member], self._handle, message.tag)
 
-    def _messages(self, messages: Sequence[Any]) -> Bound:
+    def _messages(self, messages: Sequence[Message]) -> Bound:
         if not messages:
             return Bound(_do_nothing, list)
-        batch = partial(self._dist.batch_isend_irecv, list(messages))
+        batch = partial(self._dist.batch_isend_irecv, [self._message(message) for message in messages])
 
         def run() -> None:
             for work in batch():
@@ -260,47 +270,17 @@ class TorchGroup:
 
     def _send_recv(self, call: Call) -> Bound:
         assert self.me is not None
-        to, sender = call.traffic.partners[self.me]
-        if call.pattern == "ping_pong":
-            return self._ping_pong(call, to)
-        elements = call.traffic.size
-        window = max(len(segments) for segments in call.traffic.sources)
-        tags = [call.tag * window + i for i in range(window)]
-        messages = []
-        for i, tag in enumerate(tags):
-            if sender is not None:
-                place = call.output[i * elements : (i + 1) * elements]
-                messages.append(self._message("receive", place, sender, tag))
-            if to is not None:
-                messages.append(self._message("send", call.input[i * elements : (i + 1) * elements], to, tag))
-        return self._messages(messages)
+        messages = list_messages(call, self.me)
+        return self._ping_pong(call, messages) if call.pattern == "ping_pong" else self._messages(messages)
 
-    def _ping_pong(self, call: Call, other: int | None) -> Bound:
-        if other is None:
-            return Bound(_do_nothing, list)
-        there = self._messages([self._message("send", call.input, other, call.tag)])
-        back = self._messages([self._message("receive", call.output, other, call.tag)])
-        turns = [there, back] if self.me == call.root else [back, there]
+    def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
+        """The root sends first, the other one answers."""
+        turns = sorted(messages, key=lambda message: message.sends != (self.me == call.root))
 
         def start() -> Sequence[Waitable]:
             raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
 
-        return bind_in_turn(turns)._replace(start=start)
-
-    def _incast(self, call: Call) -> Bound:
-        if self.me != call.root:
-            return self._messages([self._message("send", call.input, call.root, call.tag)])
-        senders = [member for member in range(len(self.ranks)) if member != call.root]
-        places = _cut(call.output, [call.traffic.contribution] * len(senders))
-        return self._messages(
-            [self._message("receive", place, sender, call.tag) for sender, place in zip(senders, places, strict=True)]
-        )
-
-    def _multicast(self, call: Call) -> Bound:
-        if self.me != call.root:
-            return self._messages([self._message("receive", call.output, call.root, call.tag)])
-        others = [member for member in range(len(self.ranks)) if member != call.root]
-        return self._messages([self._message("send", call.input, member, call.tag) for member in others])
+        return bind_in_turn([self._messages([message]) for message in turns])._replace(start=start)
 
 
 def _do_nothing() -> None:

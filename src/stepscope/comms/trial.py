@@ -103,6 +103,19 @@ def idle() -> None:
     """The body of a rank that only keeps step."""
 
 
+class WithoutParts:
+    """For trials whose only times are the loop's."""
+
+    def further_s(self) -> dict[str, list[float]]:
+        return {}
+
+    def own_s(self) -> list[float] | None:
+        return None
+
+    def forget(self) -> None:
+        return
+
+
 class WaitingDevice:
     """A device that is done when what was started on it has also been waited for."""
 

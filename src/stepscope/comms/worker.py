@@ -191,8 +191,7 @@ def _lead(
         )
         telemetry = open_telemetry(room.device.name)
         device_time = bool(request.get("device_time"))
-        measured = StoredRun(folder).cases()
-        cases = writer.remaining() or (measure_more(measured) if measure_more is not None else [])
+        cases = writer.remaining() or _find_more(folder, measure_more)
         while cases:
             room.world.broadcast_value(msgspec.json.encode(Assignment(cases=cases, settings=settings)))
             for case in cases:
@@ -206,9 +205,14 @@ def _lead(
                     device_time=device_time, library=library,
                 )  # fmt: skip
                 writer.append(result, samples)
-            cases = measure_more(StoredRun(folder).cases()) if measure_more is not None else []
+            cases = _find_more(folder, measure_more)
         room.world.broadcast_value(msgspec.json.encode(Assignment(cases=[], settings=settings)))
         writer.finish()
+
+
+def _find_more(folder: Path, measure_more: MeasureMore | None) -> list[Case]:
+    """The run is read again only where somebody decides by it."""
+    return measure_more(StoredRun(folder).cases()) if measure_more is not None else []
 
 
 def _follow(room: Room) -> None:
