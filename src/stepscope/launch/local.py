@@ -30,7 +30,8 @@ from stepscope.store import RANKS_FOLDER, record_failure
 POLL_S = 0.05
 JOIN_EXTRA_S = 30.0
 """Before the first sign of life a rank has to import torch: this much longer than the hang limit is allowed."""
-STACK_WAIT_S = 1.0
+STACK_WAIT_S = 5.0
+"""The most that ranks are waited for to write their stacks: on a busy machine that takes more than a second."""
 STOP_WAIT_S = 3.0
 LAST_LINES = 20
 LAUNCHER_LOG = "launcher.log"
@@ -190,10 +191,16 @@ class _Supervisor:
             beat = read_beat(self._ranks_folder, rank)
             if beat is not None and beat.pid in self._known:
                 self._signal(self._known[beat.pid], STACK_SIGNAL)
-        time.sleep(STACK_WAIT_S)
+        deadline_s = time.monotonic() + STACK_WAIT_S
+        dumps: dict[int, str] = {}
+        while time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+            # A dump that did not grow since the last look is whole.
+            before, dumps = dumps, {r: _read_from(log_path(self._ranks_folder, r), sizes[r]) for r in late}
+            if dumps == before and all(dumps.values()):
+                break
         guilty = []
-        for rank in late:
-            dump = _read_from(log_path(self._ranks_folder, rank), sizes[rank])
+        for rank, dump in dumps.items():
             main_thread = dump.rpartition("Current thread")[2] or dump
             if "torch/distributed" not in main_thread:
                 guilty.append(rank)

@@ -87,9 +87,7 @@ class Heartbeat:
             case=case,
             at_s=time.time(),
         )
-        aside = self._path.with_suffix(".tmp")
-        aside.write_bytes(encode_document(beat))
-        aside.rename(self._path)
+        _write_whole(self._path, encode_document(beat))
 
     def _rearm(self) -> None:
         now_s = time.monotonic()
@@ -104,6 +102,13 @@ class Heartbeat:
         """The rank is done: nobody needs to look for it any more."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """By rename: whoever looks at any moment, or after a kill, finds all of it or nothing."""
+    aside = path.with_suffix(".tmp")
+    aside.write_bytes(content)
+    aside.rename(path)
 
 
 def beat_path(ranks_folder: Path, rank: int) -> Path:
@@ -129,7 +134,7 @@ def read_beat(ranks_folder: Path, rank: int) -> Beat | None:
 def write_rank_failure(ranks_folder: Path, rank: int, error: BaseException) -> Failure:
     """What a rank leaves behind when it ends by an exception."""
     failure = msgspec.structs.replace(describe_exception(error), rank=rank)
-    failure_path(ranks_folder, rank).write_bytes(encode_document(failure))
+    _write_whole(failure_path(ranks_folder, rank), encode_document(failure))
     return failure
 
 
