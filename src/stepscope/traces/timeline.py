@@ -241,6 +241,10 @@ class TimelineBuilder:
     def name_thread(self, process: object, thread: object, name: str) -> None:
         self._thread_names[str(process), str(thread)] = name
 
+    def thread_names(self) -> dict[tuple[str, str], str]:
+        """Names given to threads, those without an event of their own included."""
+        return dict(self._thread_names)
+
     def count_repair(self, what: str, count: int = 1) -> None:
         self.repairs[what] = self.repairs.get(what, 0) + count
 

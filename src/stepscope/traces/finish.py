@@ -1,0 +1,92 @@
+"""What every trace needs after reading: classes of kernels, who launched and enclosed what, steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stepscope.traces.timeline import (
+    COPY,
+    DEVICE_KINDS,
+    HOST_KINDS,
+    KERNEL,
+    MISSING,
+    RUNTIME,
+    SET,
+    Timeline,
+)
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Array, Integers
+
+
+def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
+    """Fill `category`, `parent` and `step`; steps that a reader has found itself are kept."""
+    from stepscope.traces.steps import assign_steps, find_steps
+
+    repairs = dict(timeline.repairs)
+    core: dict[str, Array] = dict(timeline.core)
+    core["category"] = _categories(timeline)
+    core["parent"], crossing = _parents(timeline)
+    if crossing:
+        repairs["host events that end after the event they began in"] = crossing
+    timeline = replace(timeline, core=core, repairs=repairs)
+    if timeline.steps and step_marker is None:
+        spans, marker = list(timeline.steps), timeline.step_marker
+    else:
+        spans, marker = find_steps(timeline, step_marker)
+    core["step"] = assign_steps(timeline, spans)
+    return replace(timeline, core=core, steps=tuple(spans), step_marker=marker)
+
+
+def _categories(timeline: Timeline) -> Array:
+    import numpy as np
+
+    from stepscope.traces.classify import CATEGORIES, COMMUNICATION, classify_names
+
+    kind, name = timeline.core["kind"], timeline.core["name"]
+    category = np.full(len(timeline), MISSING, np.int8)
+    kernels = kind == KERNEL
+    codes = np.unique(name[kernels])
+    by_code = np.zeros(int(codes.max()) + 1 if len(codes) else 0, np.int8)
+    by_code[codes] = classify_names([timeline.texts[code] for code in codes.tolist()])
+    category[kernels] = by_code[name[kernels]]  # type: ignore[index]
+    category[kind == COPY] = CATEGORIES.index("copy")
+    category[kind == SET] = CATEGORIES.index("set")
+    block = timeline.blocks.get("collective")
+    if block is not None:
+        rows = block.rows[block.columns["collective"] != MISSING]
+        category[rows[kind[rows] == KERNEL]] = COMMUNICATION
+    return category
+
+
+def _parents(timeline: Timeline) -> tuple[Integers, int]:
+    import numpy as np
+
+    from stepscope.traces.nesting import fill_parents
+
+    core = timeline.core
+    parent = np.full(len(timeline), MISSING, np.int32)
+    hosts = np.flatnonzero(np.isin(core["kind"], HOST_KINDS) & (core["thread"] >= 0)).astype(np.int32)  # type: ignore[operator]
+    crossing = fill_parents(hosts, core["thread"], core["start_ns"], core["end_ns"], core["event_index"], parent)  # type: ignore[arg-type]
+    devices = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS))
+    parent[devices] = find_launches(timeline, devices)
+    return parent, crossing
+
+
+def find_launches(timeline: Timeline, devices: Integers) -> Integers:
+    """Row of the runtime call that launched each device row, by correlation; −1 where the file has none."""
+    import numpy as np
+
+    correlation = timeline.core["correlation"]
+    calls = np.flatnonzero((timeline.core["kind"] == RUNTIME) & (correlation >= 0))  # type: ignore[operator]
+    if not len(calls):
+        return np.full(len(devices), MISSING)
+    # The first of several calls with one number: file order, since sorting is stable.
+    calls = calls[np.argsort(correlation[calls], kind="stable")]
+    numbers, first = np.unique(correlation[calls], return_index=True)
+    wanted = correlation[devices]
+    place = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    found = (numbers[place] == wanted) & (wanted >= 0)
+    launches: Integers = np.where(found, calls[first[place]], MISSING)
+    return launches

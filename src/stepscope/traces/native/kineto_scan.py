@@ -1,0 +1,647 @@
+"""The compiled scanner of Chrome traces: from text to numbers in one pass over the bytes.
+
+It reads what writers of traces write. A record with anything unusual (another phase, a missing field, an exponent in a
+time, …) is not touched: its place is noted and the careful reader takes it. So the two together read everything, and this
+part stays small.
+
+Most of a trace is the same text again and again: what stands between one value and the next. The scanner remembers, for each
+key, the two latest texts that followed its value (up to the next value) and compares eight bytes at once instead of reading
+them one by one; only what differs is taken apart.
+
+Everything it needs lies in a workspace of 64-bit numbers (`Field` says what is where; many are addresses of arrays), and
+places in the text are addresses: see the module memory for the reason.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+
+import numpy as np
+
+from stepscope.traces.native import compiled
+from stepscope.traces.native.memory import (
+    HIGHS,
+    ONES,
+    byte_at,
+    count_trailing_zeros,
+    number_at,
+    put_byte,
+    put_number,
+    put_real,
+    real_at,
+    word_at,
+)
+from stepscope.traces.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, INSTANT, KERNEL, MEMORY, SET, SYNC
+
+
+class Field(IntEnum):
+    """What stands where in the workspace."""
+
+    ROWS = 0
+    TEXTS = auto()
+    POOL_USED = auto()
+    THREADS = auto()
+    ODD = auto()
+    # known keys; slots hold numbers + 1
+    KEY_SLOTS = auto()
+    KEY_MASK = auto()
+    KEY_BYTES = auto()
+    KEY_BEGIN = auto()
+    KEY_COLUMN = auto()
+    KEY_FORM = auto()
+    CATEGORY_SLOTS = auto()
+    CATEGORY_MASK = auto()
+    CATEGORY_BYTES = auto()
+    CATEGORY_BEGIN = auto()
+    CATEGORY_KIND = auto()
+    # what followed each key lately
+    LITERALS = auto()
+    LITERAL_SIZE = auto()
+    LITERAL_KEY = auto()
+    START_OF_RECORD = auto()
+    # growing text pool
+    SLOTS = auto()
+    SLOT_MASK = auto()
+    POOL = auto()
+    BOUNDS = auto()
+    ESCAPED = auto()
+    # threads
+    THREAD_SLOTS = auto()
+    THREAD_MASK = auto()
+    THREAD_CODES = auto()
+    THREAD_LIMIT = auto()
+    # output
+    TABLE = auto()
+    WIDTH = auto()
+    FLOATS = auto()
+    FLOAT_WIDTH = auto()
+    ODD_LIST = auto()
+    # columns by number, −1 where not wanted
+    START_AT = auto()
+    END_AT = auto()
+    KIND_AT = auto()
+    NAME_AT = auto()
+    THREAD_AT = auto()
+    DEVICE_AT = auto()
+    STREAM_AT = auto()
+    ARGUMENTS_AT = auto()
+    WAIT_STREAM_AT = auto()
+    WANTS_THREADS = auto()
+
+
+ROWS, TEXTS, POOL_USED, THREADS, ODD = (8 * int(Field[name]) for name in ("ROWS", "TEXTS", "POOL_USED", "THREADS", "ODD"))
+KEY_SLOTS, CATEGORY_SLOTS = 8 * int(Field.KEY_SLOTS), 8 * int(Field.CATEGORY_SLOTS)
+KEY_COLUMN, KEY_FORM, CATEGORY_KIND = 8 * int(Field.KEY_COLUMN), 8 * int(Field.KEY_FORM), 8 * int(Field.CATEGORY_KIND)
+LITERALS, LITERAL_SIZE, LITERAL_KEY = 8 * int(Field.LITERALS), 8 * int(Field.LITERAL_SIZE), 8 * int(Field.LITERAL_KEY)
+START_OF_RECORD, SLOTS, SLOT_MASK = 8 * int(Field.START_OF_RECORD), 8 * int(Field.SLOTS), 8 * int(Field.SLOT_MASK)
+POOL, BOUNDS, ESCAPED = 8 * int(Field.POOL), 8 * int(Field.BOUNDS), 8 * int(Field.ESCAPED)
+THREAD_SLOTS, THREAD_MASK = 8 * int(Field.THREAD_SLOTS), 8 * int(Field.THREAD_MASK)
+THREAD_CODES, THREAD_LIMIT = 8 * int(Field.THREAD_CODES), 8 * int(Field.THREAD_LIMIT)
+TABLE, WIDTH, FLOATS, FLOAT_WIDTH = (8 * int(Field[name]) for name in ("TABLE", "WIDTH", "FLOATS", "FLOAT_WIDTH"))
+ODD_LIST, START_AT, END_AT, KIND_AT = (8 * int(Field[name]) for name in ("ODD_LIST", "START_AT", "END_AT", "KIND_AT"))
+NAME_AT, THREAD_AT, DEVICE_AT = (8 * int(Field[name]) for name in ("NAME_AT", "THREAD_AT", "DEVICE_AT"))
+STREAM_AT, ARGUMENTS_AT = 8 * int(Field.STREAM_AT), 8 * int(Field.ARGUMENTS_AT)
+WAIT_STREAM_AT, WANTS_THREADS = 8 * int(Field.WAIT_STREAM_AT), 8 * int(Field.WANTS_THREADS)
+
+QUOTE, BACKSLASH, COMMA, COLON, POINT, MINUS = 34, 92, 44, 58, 46, 45
+BRACE, BRACE_END, BRACKET, BRACKET_END, ZERO, SPACE = 123, 125, 91, 93, 48, 32
+_NO_STREAM = 4294967295
+_TIME_LIMIT = 1 << 62
+_FIRST_DEVICE_KIND, _LAST_DEVICE_KIND = min(DEVICE_KINDS), max(DEVICE_KINDS)
+assert tuple(range(KERNEL, SET + 1)) == DEVICE_KINDS
+
+# Forms of columns.
+FORM_INT, FORM_TEXT, FORM_FLOAT, FORM_IGNORED = range(4)
+
+# Keys of a record itself; those of its arguments follow.
+RECORD_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp", "s")
+PH, CAT, NAME, PID, TID, TS, DUR, ARGS = range(8)
+FIRST_ARGUMENT = len(RECORD_KEYS)
+
+# What `_next_key` answers beside a key's number.
+UNKNOWN_KEY, END, BROKEN = -1, -2, -3
+
+LITERAL_BYTES = 96
+"""Longer stretches between two values are not remembered."""
+
+_QUOTES = np.uint64(QUOTE) * ONES
+_BACKSLASHES = np.uint64(BACKSLASH) * ONES
+_SPACES = np.uint64(SPACE) * ONES
+# `[`, `]`, `{` and `}` have these bits in common, with four other characters.
+_BRACKET_BITS = np.uint64(0xD9) * ONES
+_BRACKETS = np.uint64(0x59) * ONES
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_NOTHING = np.uint64(0)
+
+
+@compiled
+def _zero_bytes(word: np.uint64) -> np.uint64:
+    """High bits where a byte is zero; above the lowest of them others may be wrong."""
+    return (word - ONES) & ~word & HIGHS
+
+
+@compiled
+def _first_bytes(word: np.uint64, count: int) -> np.uint64:
+    """The first `count` (1 to 8) bytes of a word, the others zero."""
+    return word & (_ALL >> (np.uint64(8) * np.uint64(8 - count)))
+
+
+@compiled
+def hash_text(begin: int, end: int) -> int:
+    total = np.uint64(end - begin) * _MIX
+    while begin + 8 <= end:
+        total = (total ^ word_at(begin)) * _MIX
+        total ^= total >> np.uint64(29)
+        begin += 8
+    if begin < end:
+        total = (total ^ _first_bytes(word_at(begin), end - begin)) * _MIX
+        total ^= total >> np.uint64(32)
+    return np.int64(total >> np.uint64(16))
+
+
+@compiled
+def _same(one: int, other: int, length: int) -> bool:
+    while length >= 8:
+        if word_at(one) != word_at(other):
+            return False
+        one += 8
+        other += 8
+        length -= 8
+    return length == 0 or _first_bytes(word_at(one) ^ word_at(other), length) == _NOTHING
+
+
+@compiled
+def find_key(begin: int, end: int, tables: int) -> int:
+    """Number of a known word; −1 for an unknown one. `tables` is where its slots, mask, bytes and bounds are noted."""
+    slots, mask = number_at(tables), number_at(tables + 8)
+    words, bounds = number_at(tables + 16), number_at(tables + 24)
+    length = end - begin
+    place = hash_text(begin, end) & mask
+    while True:
+        key = number_at(slots + 8 * place) - 1
+        if key < 0:
+            return UNKNOWN_KEY
+        known = number_at(bounds + 8 * key)
+        if number_at(bounds + 8 * key + 8) - known == length and _same(begin, words + known, length):
+            return key
+        place = (place + 1) & mask
+
+
+@compiled
+def _intern(work: int, begin: int, end: int, escaped: int) -> int:
+    """Number of this text among all texts; new ones are copied into the pool."""
+    slots, mask = number_at(work + SLOTS), number_at(work + SLOT_MASK)
+    pool, bounds, flags = number_at(work + POOL), number_at(work + BOUNDS), number_at(work + ESCAPED)
+    length = end - begin
+    place = (hash_text(begin, end) ^ (escaped * 7919)) & mask
+    while True:
+        code = number_at(slots + 8 * place) - 1
+        if code < 0:
+            break
+        known = number_at(bounds + 8 * code)
+        if (
+            number_at(bounds + 8 * code + 8) - known == length
+            and byte_at(flags + code) == escaped
+            and _same(begin, pool + known, length)
+        ):
+            return code
+        place = (place + 1) & mask
+    code = number_at(work + TEXTS)
+    used = number_at(work + POOL_USED)
+    for i in range(length):
+        put_byte(pool + used + i, byte_at(begin + i))
+    put_number(bounds + 8 * code + 8, used + length)
+    put_byte(flags + code, escaped)
+    put_number(slots + 8 * place, code + 1)
+    put_number(work + TEXTS, code + 1)
+    put_number(work + POOL_USED, used + length)
+    return code
+
+
+@compiled
+def _skip_space(place: int, size: int) -> int:
+    while place < size and byte_at(place) <= SPACE:
+        place += 1
+    return place
+
+
+@compiled
+def _string_end(place: int, size: int) -> tuple[int, int]:
+    """From behind the opening quote to the closing one (−1: none); and whether there are escapes."""
+    escaped = 0
+    while place < size:
+        word = word_at(place)
+        # A quote, a backslash or a byte below a space, which no JSON string may hold.
+        found = _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _BACKSLASHES) | ((word - _SPACES) & ~word & HIGHS)
+        if found == _NOTHING:
+            place += 8
+            continue
+        place += count_trailing_zeros(found) >> 3
+        if place >= size:
+            return -1, 0
+        byte = byte_at(place)
+        if byte == QUOTE:
+            return place, escaped
+        if byte != BACKSLASH:
+            return -1, 0
+        escaped = 1
+        place += 2
+    return -1, 0
+
+
+@compiled
+def nested_end(place: int, size: int) -> int:
+    """From an opening bracket to behind its closing one (−1: none)."""
+    depth = 0
+    while place < size:
+        word = word_at(place)
+        found = _zero_bytes(word ^ _QUOTES) | _zero_bytes((word & _BRACKET_BITS) ^ _BRACKETS)
+        if found == _NOTHING:
+            place += 8
+            continue
+        place += count_trailing_zeros(found) >> 3
+        if place >= size:
+            return -1
+        byte = byte_at(place)
+        if byte == QUOTE:
+            place, _ = _string_end(place + 1, size)
+            if place < 0:
+                return -1
+        elif byte in (BRACE, BRACKET):
+            depth += 1
+        elif byte in (BRACE_END, BRACKET_END):
+            depth -= 1
+            if depth == 0:
+                return place + 1
+        place += 1
+    return -1
+
+
+@compiled
+def _value_end(place: int, size: int) -> int:
+    """Behind a value of any kind (−1: none)."""
+    if place >= size:
+        return -1
+    byte = byte_at(place)
+    if byte == QUOTE:
+        end, _ = _string_end(place + 1, size)
+        return end + 1 if end >= 0 else -1
+    if byte in (BRACE, BRACKET):
+        return nested_end(place, size)
+    begin = place
+    while place < size:
+        byte = byte_at(place)
+        if byte <= SPACE or byte in (COMMA, BRACE_END, BRACKET_END):
+            break
+        place += 1
+    return place if place > begin else -1
+
+
+@compiled
+def _parse_number(begin: int, size: int) -> tuple[int, int, int]:
+    """Digits with at most one point: the digits as one number, how many stand behind the point (−1: no point) and where
+    they end (−1: not such a number, or one of more than 18 digits)."""
+    place = begin
+    negative = place < size and byte_at(place) == MINUS
+    if negative:
+        place += 1
+    first = place
+    number = 0
+    point = -1
+    while place < size:
+        byte = byte_at(place)
+        digit = byte - ZERO
+        if 0 <= digit <= 9:
+            number = number * 10 + digit
+        elif byte == POINT and point < 0:
+            point = place
+        else:
+            break
+        place += 1
+    decimals = place - point - 1 if point >= 0 else -1
+    digits = place - first - (1 if point >= 0 else 0)
+    if digits == 0 or digits > 18 or decimals == 0:
+        return 0, 0, -1
+    if place < size:
+        byte = byte_at(place)
+        if byte > SPACE and byte not in (COMMA, BRACE_END, BRACKET_END, QUOTE):
+            return 0, 0, -1
+    return (-number if negative else number), decimals, place
+
+
+@compiled
+def _parse_time(begin: int, size: int) -> tuple[int, int]:
+    """Decimal microseconds with up to three decimals as nanoseconds, and the end (−1: none of these)."""
+    number, decimals, end = _parse_number(begin, size)
+    if end < 0 or decimals > 3:
+        return 0, -1
+    decimals = max(decimals, 0)
+    while decimals < 3:
+        if number > _TIME_LIMIT // 10 or number < -_TIME_LIMIT // 10:
+            return 0, -1
+        number *= 10
+        decimals += 1
+    return number, end
+
+
+@compiled
+def _learn_key(work: int, place: int, size: int, before: int, in_record: int) -> tuple[int, int]:
+    """As `_next_key`, byte by byte; what stood there is remembered."""
+    begin = place
+    place = _skip_space(place, size)
+    if place < size and byte_at(place) == COMMA:
+        place = _skip_space(place + 1, size)
+    if place >= size:
+        return BROKEN, place
+    if byte_at(place) == BRACE_END:
+        return END, place + 1
+    if byte_at(place) != QUOTE:
+        return BROKEN, place
+    key_at = place + 1
+    key_end, _ = _string_end(key_at, size)
+    if key_end < 0:
+        return BROKEN, place
+    place = _skip_space(key_end + 1, size)
+    if place >= size or byte_at(place) != COLON:
+        return BROKEN, place
+    place = _skip_space(place + 1, size)
+    if place >= size:
+        return BROKEN, place
+    key = find_key(key_at, key_end, work + KEY_SLOTS)
+    if key >= 0 and (key < FIRST_ARGUMENT) != (in_record == 1):
+        key = UNKNOWN_KEY
+    length = place - begin
+    if key >= 0 and length <= LITERAL_BYTES:
+        # The latest first, the one before kept: two kinds of records often take turns.
+        sizes, keys = number_at(work + LITERAL_SIZE) + 16 * before, number_at(work + LITERAL_KEY) + 16 * before
+        latest = number_at(work + LITERALS) + 2 * before * LITERAL_BYTES
+        put_number(sizes + 8, number_at(sizes))
+        put_number(keys + 8, number_at(keys))
+        for i in range(0, LITERAL_BYTES, 8):
+            put_number(latest + LITERAL_BYTES + i, number_at(latest + i))
+        for i in range(length):
+            put_byte(latest + i, byte_at(begin + i))
+        put_number(sizes, length)
+        put_number(keys, key)
+    return key, place
+
+
+@compiled
+def _next_key(work: int, place: int, size: int, before: int, in_record: int) -> tuple[int, int]:
+    """From behind the value of key `before` to the next value: its key and its place."""
+    sizes, keys = number_at(work + LITERAL_SIZE) + 16 * before, number_at(work + LITERAL_KEY) + 16 * before
+    latest = number_at(work + LITERALS) + 2 * before * LITERAL_BYTES
+    length = number_at(sizes)
+    if length and place + length <= size and _same(place, latest, length):
+        return number_at(keys), place + length
+    length = number_at(sizes + 8)
+    if length and place + length <= size and _same(place, latest + LITERAL_BYTES, length):
+        return number_at(keys + 8), place + length
+    return _learn_key(work, place, size, before, in_record)
+
+
+@compiled
+def _read_arguments(work: int, place: int, size: int, row: int, reals: int) -> tuple[int, int]:
+    """From the opening brace to behind the closing one (−1: something unusual), and whether every key was known (1).
+
+    `row` and `reals` are where this row's numbers are written.
+    """
+    known = 1
+    before = ARGS
+    columns, forms = number_at(work + KEY_COLUMN), number_at(work + KEY_FORM)
+    place += 1
+    while True:
+        key, place = _next_key(work, place, size, before, 0)
+        if key == END:
+            return place, known
+        if key == BROKEN:
+            return -1, known
+        if key == UNKNOWN_KEY:
+            known = 0
+            before = number_at(work + START_OF_RECORD) + 2
+            place = _value_end(place, size)
+            if place < 0:
+                return -1, known
+            continue
+        before = key
+        form = number_at(forms + 8 * key)
+        cell = row + 8 * number_at(columns + 8 * key)
+        if form == FORM_INT:
+            quoted = 1 if byte_at(place) == QUOTE else 0
+            number, decimals, end = _parse_number(place + quoted, size)
+            if end < 0 or decimals >= 0 or (quoted == 1 and byte_at(end) != QUOTE):
+                return -1, known
+            place = end + quoted
+            if number_at(cell) == -1:
+                put_number(cell, number)
+        elif form == FORM_TEXT:
+            escaped = 0
+            if byte_at(place) == QUOTE:
+                begin = place + 1
+                end, escaped = _string_end(begin, size)
+                place = end + 1
+            elif byte_at(place) in (BRACE, BRACKET):
+                begin = place
+                end = nested_end(place, size)
+                place = end
+            else:
+                return -1, known
+            if end < 0:
+                return -1, known
+            if number_at(cell) == -1:
+                put_number(cell, _intern(work, begin, end, escaped))
+        elif form == FORM_FLOAT:
+            number, decimals, end = _parse_number(place, size)
+            if end < 0 or end - place > 16:
+                return -1, known
+            # Both are whole numbers that doubles hold: the quotient is the nearest double.
+            scale = 1.0
+            for _ in range(max(decimals, 0)):
+                scale *= 10.0
+            place = end
+            cell = reals + 8 * number_at(columns + 8 * key)
+            if np.isnan(real_at(cell)):
+                put_real(cell, number / scale)
+        else:
+            place = _value_end(place, size)
+            if place < 0:
+                return -1, known
+
+
+@compiled
+def _clear(work: int, row: int, reals: int) -> None:
+    for column in range(number_at(work + WIDTH)):
+        put_number(row + 8 * column, -1)
+    for column in range(number_at(work + FLOAT_WIDTH)):
+        put_real(reals + 8 * column, np.nan)
+
+
+@compiled
+def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_end: int) -> int:
+    """Number of a thread; −1 where there is no room for one more."""
+    pid = _intern(work, pid_begin, pid_end, 0)
+    tid = _intern(work, tid_begin, tid_end, 0)
+    slots, mask = number_at(work + THREAD_SLOTS), number_at(work + THREAD_MASK)
+    codes = number_at(work + THREAD_CODES)
+    spot = (pid * 7919 + tid * 104729) & mask
+    while True:
+        thread = number_at(slots + 8 * spot) - 1
+        if thread < 0:
+            break
+        if number_at(codes + 16 * thread) == pid and number_at(codes + 16 * thread + 8) == tid:
+            return thread
+        spot = (spot + 1) & mask
+    thread = number_at(work + THREADS)
+    if thread >= number_at(work + THREAD_LIMIT):
+        return -1
+    put_number(codes + 16 * thread, pid)
+    put_number(codes + 16 * thread + 8, tid)
+    put_number(slots + 8 * spot, thread + 1)
+    put_number(work + THREADS, thread + 1)
+    return thread
+
+
+@compiled
+def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid: int, tid_end: int, size: int) -> None:
+    device, stream = row + 8 * number_at(work + DEVICE_AT), row + 8 * number_at(work + STREAM_AT)
+    if number_at(device) == -1:
+        number, decimals, end = _parse_number(pid, size)
+        if end == pid_end and decimals < 0 and 0 <= number < 65536:
+            put_number(device, number)
+    if number_at(stream) == -1 and kind != SYNC:
+        number, decimals, end = _parse_number(tid, size)
+        if end == tid_end and decimals < 0:
+            put_number(stream, number)
+    if number_at(stream) == _NO_STREAM:
+        put_number(stream, -1)
+    if number_at(work + WAIT_STREAM_AT) >= 0:
+        wait = row + 8 * number_at(work + WAIT_STREAM_AT)
+        if number_at(wait) == _NO_STREAM:
+            put_number(wait, -1)
+
+
+@compiled
+def scan(work: int, begin: int, size: int) -> int:
+    """Read whole records separated by commas from `begin` to `size` (addresses). Returns how far it came: `size` unless
+    the text is broken there."""
+    place = begin
+    start_of_record = number_at(work + START_OF_RECORD)
+    while True:
+        while place < size and (byte_at(place) <= SPACE or byte_at(place) == COMMA):
+            place += 1
+        if place >= size:
+            return size
+        if byte_at(place) != BRACE:
+            return place
+        record = place
+        row_number = number_at(work + ROWS)
+        row = number_at(work + TABLE) + 8 * row_number * number_at(work + WIDTH)
+        reals = number_at(work + FLOATS) + 8 * row_number * number_at(work + FLOAT_WIDTH)
+        filled = False
+        usual = True
+        skip = False
+        phase = 0
+        kind = -1
+        name_begin = name_end = name_escaped = -1
+        pid_begin = pid_end = tid_begin = tid_end = -1
+        time_ns = 0
+        duration_ns = -1
+        has_time = False
+        before = start_of_record
+        place += 1
+        while True:
+            key, place = _next_key(work, place, size, before, 1)
+            if key == END:
+                break
+            if key == BROKEN:
+                usual = False
+                break
+            value = place
+            if key == ARGS and not skip:
+                if byte_at(value) != BRACE:
+                    usual = False
+                    break
+                if not filled:
+                    _clear(work, row, reals)
+                    filled = True
+                place, known = _read_arguments(work, value, size, row, reals)
+                if place >= 0 and known == 0 and number_at(work + ARGUMENTS_AT) >= 0:
+                    put_number(row + 8 * number_at(work + ARGUMENTS_AT), _intern(work, value, place, 0))
+            elif key == TS:
+                time_ns, place = _parse_time(value, size)
+                has_time = place >= 0
+            elif key == DUR:
+                duration_ns, place = _parse_time(value, size)
+            elif key == NAME and byte_at(value) == QUOTE:
+                name_begin = value + 1
+                name_end, name_escaped = _string_end(name_begin, size)
+                place = name_end + 1 if name_end >= 0 else -1
+            else:
+                place = _value_end(value, size)
+                if key == PH:
+                    phase = byte_at(value + 1) if place - value == 3 else 0
+                    skip = phase in (115, 116, 102)  # s, t, f: arrows
+                elif key == CAT and place >= 0 and byte_at(value) == QUOTE:
+                    number = find_key(value + 1, place - 1, work + CATEGORY_SLOTS)
+                    if number >= 0:
+                        kind = number_at(number_at(work + CATEGORY_KIND) + 8 * number)
+                elif key == PID:
+                    pid_begin, pid_end = value, place
+                elif key == TID:
+                    tid_begin, tid_end = value, place
+            if place < 0:
+                usual = False
+                break
+            before = key if key >= 0 else start_of_record + 1
+        if usual and skip:
+            continue
+        if usual and phase == 77:  # M: only names of threads matter
+            if name_end - name_begin != 11 or byte_at(name_begin) != 116:
+                continue
+            usual = False
+        instant = phase == 105 and kind == INSTANT
+        usual = (
+            usual
+            and ((phase == 88 and duration_ns >= 0) or instant)
+            and has_time
+            and kind >= 0
+            and 0 <= name_end - name_begin < 65536
+            and name_begin >= 0
+            and pid_begin >= 0
+            and tid_begin >= 0
+        )
+        if usual:
+            if not filled:
+                _clear(work, row, reals)
+            if _FIRST_DEVICE_KIND <= kind <= _LAST_DEVICE_KIND or kind in (DEVICE_ANNOTATION, SYNC):
+                _place_on_device(work, row, kind, pid_begin, pid_end, tid_begin, tid_end, size)
+            else:
+                put_number(row + 8 * number_at(work + STREAM_AT), -1)
+                if instant and name_end - name_begin == 8 and byte_at(name_begin) == BRACKET:
+                    kind = MEMORY
+                else:
+                    put_number(row + 8 * number_at(work + DEVICE_AT), -1)
+                if number_at(work + WANTS_THREADS):
+                    if byte_at(pid_begin) == QUOTE or byte_at(tid_begin) == QUOTE:
+                        usual = False  # threads with text for a number are few and may be escaped
+                    else:
+                        thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)
+                        put_number(row + 8 * number_at(work + THREAD_AT), thread)
+                        usual = thread >= 0
+        if usual:
+            put_number(row + 8 * number_at(work + START_AT), time_ns)
+            put_number(row + 8 * number_at(work + END_AT), time_ns if instant else time_ns + duration_ns)
+            put_number(row + 8 * number_at(work + KIND_AT), kind)
+            put_number(row + 8 * number_at(work + NAME_AT), _intern(work, name_begin, name_end, name_escaped))
+            put_number(work + ROWS, row_number + 1)
+            continue
+        # Not usual: give the record away whole.
+        end = nested_end(record, size)
+        if end < 0:
+            return record
+        number = number_at(work + ODD)
+        put_number(number_at(work + ODD_LIST) + 16 * number, record - begin)
+        put_number(number_at(work + ODD_LIST) + 16 * number + 8, end - begin)
+        put_number(work + ODD, number + 1)
+        place = end

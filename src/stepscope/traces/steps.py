@@ -1,0 +1,96 @@
+"""Where a step begins and ends, and which events belong to it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, Span, Timeline
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Integers
+
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#?(\d+)$")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+
+
+def find_steps(timeline: Timeline, marker: str | None = None) -> tuple[list[Span], str]:
+    """Steps in order of time, and how they were found.
+
+    `marker` names an annotation each of whose instances is a step. Without it: ProfilerStep, else the time from one end
+    of the optimizer to the next, else the whole trace as one step.
+    """
+    if marker is not None:
+        spans = _annotated(timeline, re.compile(re.escape(marker)))
+        return spans, f"annotation {marker}"
+    if spans := _annotated(timeline, _PROFILER_STEP):
+        return spans, "profiler"
+    if spans := _between_optimizers(timeline):
+        return spans, "optimizer"
+    return _whole(timeline), "none"
+
+
+def assign_steps(timeline: Timeline, spans: list[Span]) -> Integers:
+    """Step number of each row: by start for host rows, by their launch for device rows; −1 outside every step."""
+    import numpy as np
+
+    start = timeline.core["start_ns"]
+    if not spans:
+        return np.full(len(start), -1, np.int32)
+    begins = np.array([span.start_ns for span in spans])
+    ends = np.array([span.end_ns for span in spans])
+    numbers = np.array([span.number for span in spans], np.int32)
+    place = np.searchsorted(begins, start, side="right") - 1
+    # The end belongs to the step where nothing else does, so that an instant at the very end is not lost.
+    inside = (place >= 0) & (start <= ends[np.maximum(place, 0)])  # type: ignore[operator]
+    step: Integers = np.where(inside, numbers[np.maximum(place, 0)], -1).astype(np.int32)
+    launch = timeline.core["parent"]
+    launched = np.isin(timeline.core["kind"], DEVICE_KINDS) & (launch >= 0)  # type: ignore[operator]
+    step[launched] = step[launch[launched]]  # type: ignore[index]
+    return step
+
+
+def _annotated(timeline: Timeline, pattern: re.Pattern[str]) -> list[Span]:
+    """Instances of matching annotations. Nested or overlapping instances of one name would count time twice: the outer stays."""
+    import numpy as np
+
+    codes = [code for code, text in enumerate(timeline.texts) if pattern.match(text)]
+    if not codes:
+        return []
+    wanted = (timeline.core["kind"] == ANNOTATION) & np.isin(timeline.core["name"], codes)
+    rows = np.flatnonzero(wanted)
+    spans: list[Span] = []
+    for row in rows[np.argsort(timeline.core["start_ns"][rows], kind="stable")]:
+        start_ns, end_ns = int(timeline.core["start_ns"][row]), int(timeline.core["end_ns"][row])  # type: ignore[call-overload]
+        if spans and start_ns < spans[-1].end_ns:
+            continue
+        found = _LAST_NUMBER.search(timeline.texts[int(timeline.core["name"][row])])  # type: ignore[call-overload]
+        number = int(found[1]) if found and pattern is _PROFILER_STEP else len(spans)
+        if spans and number <= spans[-1].number:
+            number = spans[-1].number + 1
+        spans.append(Span(number, start_ns, end_ns))
+    return spans
+
+
+def _between_optimizers(timeline: Timeline) -> list[Span]:
+    """From the end of one optimizer step to the end of the next; the first begins with the first event."""
+    import numpy as np
+
+    codes = [code for code, text in enumerate(timeline.texts) if _OPTIMIZER_STEP.match(text)]
+    wanted = np.isin(timeline.core["name"], codes) & (timeline.core["kind"] == ANNOTATION)
+    rows = np.flatnonzero(wanted)
+    if len(rows) < 2:
+        return []
+    # A program with several optimizers runs each once a step: the first one counts.
+    first = timeline.core["name"][rows[np.argmin(timeline.core["start_ns"][rows])]]
+    ends = np.sort(timeline.core["end_ns"][rows[timeline.core["name"][rows] == first]])
+    begin = int(timeline.core["start_ns"].min())  # type: ignore[call-overload]
+    bounds = [begin, *(int(end) for end in ends)]
+    return [Span(number, *pair) for number, pair in enumerate(zip(bounds, bounds[1:], strict=False)) if pair[1] > pair[0]]
+
+
+def _whole(timeline: Timeline) -> list[Span]:
+    if not len(timeline):
+        return []
+    return [Span(0, int(timeline.core["start_ns"].min()), int(timeline.core["end_ns"].max()))]  # type: ignore[call-overload]
