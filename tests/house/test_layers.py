@@ -48,6 +48,10 @@ HEAVY = {
     "jinja2",
     "mpi4py",
     "rich",
+    "llvmlite",
+    "isal",
+    "zstandard",
+    "google",
 }
 PLAIN = {"errors", "units", "records"}
 
@@ -101,11 +105,19 @@ def test_heavy_libraries_are_imported_where_they_are_used(path: Path) -> None:
     for name, line, inside in imports(ast.parse(path.read_text())):
         library = name.split(".")[0]
         place = f"{path.relative_to(SOURCE)}:{line} imports {name}"
-        if library in HEAVY:
+        if library in HEAVY and path.parent.name != "native":
             assert inside, f"{place} at the top of the module"
             assert room not in PLAIN, f"{place}: records are plain"
         if library == "torch":
             assert room in MAY_USE_TORCH, f"{place}: readers never import torch"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_compiled_loops_are_loaded_where_they_run(path: Path) -> None:
+    """Folders named native import numpy and numba at their top; so nobody else may import them at theirs."""
+    for name, line, inside in imports(ast.parse(path.read_text())):
+        if name.startswith("stepscope.") and ".native" in name and path.parent.name != "native":
+            assert inside, f"{path.relative_to(SOURCE)}:{line} imports {name} at the top of the module"
 
 
 def loaded_by(code: str) -> set[str]:

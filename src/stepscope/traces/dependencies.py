@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers
 
 EDGE_KINDS = ("host", "thread", "launch", "stream", "event", "sync", "queue", "collective", "graph", "data")
-"""host: order on one thread; thread: hand-over between threads; launch: call to device work; stream: order on one stream;
-event: record and wait between streams; sync: device work that a host call waited for; queue: a full launch queue held the
-host; collective: a peer's arrival; graph: order inside a captured graph; data: a tensor was written and then read."""
+"""host: order on one thread; thread: hand-over between threads; launch: call to device work; stream: order on one
+stream; event: record and wait between streams; sync: device work that a host call waited for; queue: a full launch
+queue held the host; collective: a peer's arrival; graph: order inside a captured graph; data: a tensor was written and
+then read."""
 
 
 @dataclass(frozen=True)

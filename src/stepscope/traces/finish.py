@@ -50,7 +50,7 @@ def _categories(timeline: Timeline) -> Array:
     codes = np.unique(name[kernels])
     by_code = np.zeros(int(codes.max()) + 1 if len(codes) else 0, np.int8)
     by_code[codes] = classify_names([timeline.texts[code] for code in codes.tolist()])
-    category[kernels] = by_code[name[kernels]]  # type: ignore[index]
+    category[kernels] = by_code[name[kernels]]
     category[kind == COPY] = CATEGORIES.index("copy")
     category[kind == SET] = CATEGORIES.index("set")
     block = timeline.blocks.get("collective")
@@ -67,8 +67,15 @@ def _parents(timeline: Timeline) -> tuple[Integers, int]:
 
     core = timeline.core
     parent = np.full(len(timeline), MISSING, np.int32)
-    hosts = np.flatnonzero(np.isin(core["kind"], HOST_KINDS) & (core["thread"] >= 0)).astype(np.int32)  # type: ignore[operator]
-    crossing = fill_parents(hosts, core["thread"], core["start_ns"], core["end_ns"], core["event_index"], parent)  # type: ignore[arg-type]
+    hosts = np.flatnonzero(np.isin(core["kind"], HOST_KINDS) & (core["thread"] >= 0)).astype(np.int32)
+    crossing = fill_parents(
+        hosts,
+        thread=core["thread"],
+        start=core["start_ns"],
+        end=core["end_ns"],
+        index=core["event_index"],
+        parent=parent,
+    )
     devices = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS))
     parent[devices] = find_launches(timeline, devices)
     return parent, crossing
@@ -79,7 +86,7 @@ def find_launches(timeline: Timeline, devices: Integers) -> Integers:
     import numpy as np
 
     correlation = timeline.core["correlation"]
-    calls = np.flatnonzero((timeline.core["kind"] == RUNTIME) & (correlation >= 0))  # type: ignore[operator]
+    calls = np.flatnonzero((timeline.core["kind"] == RUNTIME) & (correlation >= 0))
     if not len(calls):
         return np.full(len(devices), MISSING)
     # The first of several calls with one number: file order, since sorting is stable.

@@ -1,7 +1,7 @@
 """Kineto and other Chrome traces, event by event: reads everything, mends what can be mended and counts it.
 
-For files of some tens of megabytes, for machines without heavy libraries, and for the odd record inside a large file that
-the compiled scanner leaves to it.
+For files of some tens of megabytes, for machines without heavy libraries, and for the odd record inside a large file
+that the compiled scanner leaves to it.
 """
 
 from __future__ import annotations
@@ -265,19 +265,14 @@ class EventReader:
     def _value(self, column: str, text: bytes) -> str | int | float | None:
         form = COLUMN[column].form
         if form == "text":
-            # Texts are kept as they are, lists and objects as JSON.
-            if text[:1] == b'"':
-                try:
-                    return msgspec.json.decode(text, type=str)
-                except msgspec.DecodeError:
-                    return text.decode("utf-8", errors="replace")
-            return None if text == b"null" else text.decode("utf-8", errors="replace")
+            return _text_value(text)
+        number: float | int | None
         try:
             number = float(text.strip(b'"')) if form == "float" else int(text.strip(b'"'))
         except ValueError:
             number = self._odd_number(form, text)
-            if number is None:
-                return None
+        if number is None:
+            return None
         if form == "int" and not -NUMBER_LIMIT <= number < NUMBER_LIMIT:
             if 0 <= number < 2 * NUMBER_LIMIT:
                 return number - 2 * NUMBER_LIMIT  # an address in the upper half
@@ -389,8 +384,8 @@ def finish_kineto(path: Path, timeline: Timeline, text: ChromeText) -> Timeline:
     base_ns = base if isinstance(base, int) and abs(base) < TIME_LIMIT_NS else 0
     core = dict(timeline.core)
     if base_ns:
-        core["start_ns"] = core["start_ns"] + base_ns  # type: ignore[operator]
-        core["end_ns"] = core["end_ns"] + base_ns  # type: ignore[operator]
+        core["start_ns"] = core["start_ns"] + base_ns
+        core["end_ns"] = core["end_ns"] + base_ns
     rank = distributed.get("rank")
     world = distributed.get("world_size")
     return replace(
@@ -430,6 +425,16 @@ def parse_microseconds(text: bytes) -> int:
         return int((Decimal(text.decode("ascii", errors="replace")) * 1000).to_integral_value())
     except (InvalidOperation, OverflowError) as error:
         raise ValueError(f"no number: {text[:40]!r}") from error
+
+
+def _text_value(text: bytes) -> str | None:
+    """Texts as they are, lists and objects as JSON."""
+    if text[:1] == b'"':
+        try:
+            return msgspec.json.decode(text, type=str)
+        except msgspec.DecodeError:
+            return text.decode("utf-8", errors="replace")
+    return None if text == b"null" else text.decode("utf-8", errors="replace")
 
 
 def _identity(value: int | str | float | None) -> str:

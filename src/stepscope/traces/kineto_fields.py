@@ -127,7 +127,7 @@ WITHOUT_COLUMN = frozenset(
         "Python thread",
     }
 )
-"""Arguments that are always the same, repeat another (bandwidth is bytes over time) or name nothing outside the process.
+"""Arguments that are always the same, repeat another (bandwidth is bytes over time) or mean nothing elsewhere.
 Any argument that is neither here nor above makes the whole object be kept in `arguments`."""
 
 NO_STREAM = 4294967295

@@ -103,7 +103,7 @@ class ChromeText:
 
 
 def _last_border(text: bytes) -> int | None:
-    """Place of the last comma between two events, as far as layout tells; decoding proves it or `split_records` mends it."""
+    """Place of the last comma between two events, as far as layout tells: decoding proves it, or it is mended."""
     best = -1
     for border in _BORDERS:
         found = text.rfind(border)

@@ -11,7 +11,9 @@ COMPILED_FROM = 50_000
 """Rows from which loading the compiled loop pays."""
 
 
-def walk_stack(order: Any, thread: Any, start: Any, end: Any, parent: Any, stack: Any) -> int:
+def walk_stack(  # noqa: PLR0917 - compiled functions take no keywords
+    order: Any, thread: Any, start: Any, end: Any, parent: Any, stack: Any
+) -> int:
     """Fill `parent` (rows) for the rows in `order`: by thread, start, longest first. Returns how many rows end after
     their parent does.
 
@@ -40,7 +42,7 @@ def walk_stack(order: Any, thread: Any, start: Any, end: Any, parent: Any, stack
 
 
 def fill_parents(
-    rows: Integers, thread: Integers, start: Integers, end: Integers, index: Integers, parent: Integers
+    rows: Integers, *, thread: Integers, start: Integers, end: Integers, index: Integers, parent: Integers
 ) -> int:
     """Write into `parent` the row of the innermost event that encloses each of `rows`; tells how many cross theirs."""
     order = _nested_order(rows, thread, start, end, index)
@@ -51,9 +53,7 @@ def fill_parents(
 
         return int(walk_stack_compiled(order, thread, start, end, parent, np.zeros(len(order) + 1, np.int32)))
     listed = [-1] * len(parent)
-    crossing = walk_stack(
-        order.tolist(), thread.tolist(), start.tolist(), end.tolist(), listed, [0] * (len(order) + 1)
-    )
+    crossing = walk_stack(order.tolist(), thread.tolist(), start.tolist(), end.tolist(), listed, [0] * (len(order) + 1))
     parent[rows] = [listed[row] for row in rows.tolist()]
     return crossing
 

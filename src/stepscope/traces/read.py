@@ -1,21 +1,213 @@
-"""One call for any trace: the format is found from the content."""
+"""One call for any trace: a file, a folder or a pattern of ranks; the format is found from the content."""
 
 from __future__ import annotations
 
+import glob
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from stepscope.errors import BadInputError, UsageError
 from stepscope.traces.timeline import Timeline
 
+if TYPE_CHECKING:
+    import polars as pl
 
-def read_timeline(path: Path, *, step_marker: str | None = None) -> Timeline:
-    """The trace of one rank, finished."""
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
+_TRACE_NAMES = re.compile(
+    r"\.(json|sqlite|csv|pkl|pickle|pt|trace|dump)(\.gz|\.zst)?$|(^|[_-])rank[_-]?\d+$|nccl_trace_rank", re.I
+)
+
+
+def read_timeline(path: Path | str, *, step_marker: str | None = None) -> Timeline:
+    """The trace of one rank, finished, without the cache. A file of several ranks gives its first."""
+    return read_timelines(Path(path), step_marker=step_marker)[0]
+
+
+def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeline]:
+    """All ranks (or device processes) that one file holds, finished, without the cache."""
+    from stepscope.traces.cache import check_file
     from stepscope.traces.finish import finish
-    from stepscope.traces.kineto import read_kineto
+    from stepscope.traces.formats import require_format
 
-    return finish(read_kineto(path), step_marker=step_marker)
+    check_file(path)
+    found = require_format(path)
+    return [finish(timeline, step_marker=step_marker) for timeline in found.read(path)]
 
 
 def read_core(path: Path) -> Timeline:
+    """Only time, kind, name, device, stream and correlation of a Chrome trace; not finished."""
     from stepscope.traces.kineto_fast import CORE_COLUMNS, read_kineto_fast
 
     return read_kineto_fast(path, columns=CORE_COLUMNS)
+
+
+def load_timeline(path: Path | str, *, step_marker: str | None = None, cache: bool = True) -> Timeline:
+    """As `read_timeline`, from the cache where the file has not changed; writes the cache after a first read.
+
+    Files of several ranks, and machines without polars, are read each time.
+    """
+    from importlib.util import find_spec
+
+    from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, write_cache
+
+    path = Path(path)
+    check_file(path)
+    if not cache or find_spec("polars") is None:
+        return read_timeline(path, step_marker=step_marker)
+    key = make_key(path, step_marker)
+    folder = find_cached(path, key)
+    if folder is not None and (kept := load_cached(folder)) is not None:
+        return kept
+    timelines = read_timelines(path, step_marker=step_marker)
+    if len(timelines) == 1:
+        write_cache(path, key, timelines[0])
+    return timelines[0]
+
+
+@dataclass(frozen=True)
+class TraceSet:
+    """Traces of one job, one entry a rank; each is loaded when it is asked for and not kept."""
+
+    paths: Sequence[Path]
+    """In order of rank."""
+    ranks: Sequence[int]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Files of the folder that are no timelines, and why."""
+    step_marker: str | None = None
+    cache: bool = True
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __iter__(self) -> Iterator[Timeline]:
+        return (self.timeline(rank) for rank in self.ranks)
+
+    def path(self, rank: int) -> Path:
+        return self.paths[self.ranks.index(rank)]
+
+    def timeline(self, rank: int | None = None) -> Timeline:
+        """Of one rank; of the first where none is named."""
+        place = 0 if rank is None else self._place(rank)
+        loaded = load_timeline(self.paths[place], step_marker=self.step_marker, cache=self.cache)
+        return loaded if loaded.rank == self.ranks[place] else replace(loaded, rank=self.ranks[place])
+
+    def _place(self, rank: int) -> int:
+        if rank not in self.ranks:
+            raise UsageError(f"there is no trace of rank {rank}", hint=f"ranks here: {_list_ranks(self.ranks)}")
+        return self.ranks.index(rank)
+
+    def table(self, columns: Sequence[str] | None = None, *, ranks: Collection[int] | None = None) -> pl.DataFrame:
+        """Events of all (or these) ranks as one polars frame."""
+        import polars as pl
+
+        from stepscope.traces.table import make_table
+
+        chosen = self.ranks if ranks is None else [rank for rank in self.ranks if rank in ranks]
+        frames = [make_table(self.timeline(rank), columns) for rank in chosen]
+        if len(frames) == 1:
+            return frames[0]
+        # Each rank has its own list of words: as plain strings they can stand below each other.
+        plain = [frame.with_columns(pl.col(pl.Enum).cast(pl.String)) for frame in frames]
+        return pl.concat(plain, how="vertical_relaxed")
+
+
+def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool = True) -> TraceSet:
+    """A file, a folder or a pattern (`traces/rank*.json.gz`). Ranks come from the content before the file names.
+
+    Only the beginnings of the files are looked at here; `timeline` and `table` read them.
+    """
+    files, named = _find_files(path)
+    found: list[tuple[int | None, Path]] = []
+    left_out: dict[str, str] = {}
+    for file in files:
+        reason = _why_not(file)
+        if reason is None:
+            found.append((find_rank(file), file))
+        elif named:
+            raise BadInputError(reason, hint="docs/trace-formats.md lists what can be read", where=str(file))
+        else:
+            left_out[file.name] = reason
+    if not found:
+        first = next(iter(left_out.items()), None)
+        raise BadInputError(
+            "holds no trace that can be read" + (f" ({first[0]}: {first[1]})" if first else ""),
+            hint="give a trace file, a folder of traces (one a rank) or a pattern in quotes",
+            where=str(path),
+        )
+    ranks = _number_ranks(found)
+    order = sorted(range(len(found)), key=lambda place: ranks[place])
+    return TraceSet(
+        paths=[found[place][1] for place in order],
+        ranks=[ranks[place] for place in order],
+        left_out=left_out,
+        step_marker=step_marker,
+        cache=cache,
+    )
+
+
+def _find_files(path: Path | str) -> tuple[list[Path], bool]:
+    """Files to look at, and whether the user named exactly these."""
+    text = str(path)
+    path = Path(path)
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.is_file() and _TRACE_NAMES.search(file.name)), False
+    if path.exists():
+        return [path], True
+    matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))] if glob.has_magic(text) else []
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        raise BadInputError(
+            "there is no such file, and no file matches",
+            hint="quote patterns, so that the shell leaves them alone",
+            where=text,
+        )
+    return files, False
+
+
+def _why_not(path: Path) -> str | None:
+    """Why a file is no timeline; None when it is one."""
+    from stepscope.traces.formats import find_format, looks_like_graph
+
+    try:
+        if find_format(path) is not None:
+            return None
+        return "a graph of operators without times" if looks_like_graph(path) else "no trace of a known format"
+    except (BadInputError, OSError) as error:
+        return str(error)
+
+
+def find_rank(path: Path) -> int | None:
+    """From the first bytes of the content, else from the name."""
+    from stepscope.traces.kineto_fields import rank_in_name
+    from stepscope.traces.source import read_head
+
+    found = _RANK.search(read_head(path, 1 << 18))
+    return int(found[1]) if found else rank_in_name(path)
+
+
+def _number_ranks(found: list[tuple[int | None, Path]]) -> list[int]:
+    """Every file gets a rank; two of one rank are an error that names both."""
+    if len(found) == 1:
+        return [found[0][0] or 0]
+    seen: dict[int, Path] = {}
+    for rank, path in found:
+        if rank is None:
+            raise BadInputError(
+                "says nothing of its rank, in content or name", hint="name it like trace_rank3.json", where=str(path)
+            )
+        if rank in seen:
+            raise BadInputError(
+                f"has rank {rank}, and so has {seen[rank].name}",
+                hint="give one trace a rank: another folder, or a pattern that matches one step's files",
+                where=str(path),
+            )
+        seen[rank] = path
+    return [rank for rank, _ in found if rank is not None]
+
+
+def _list_ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown + (f" … {ranks[-1]} ({len(ranks)} ranks)" if len(ranks) > 8 else "")

@@ -45,7 +45,9 @@ def open_bytes(path: Path) -> BinaryIO:
         file = path.open("rb")
     except OSError as error:
         raise BadInputError(
-            f"cannot be read: {error.strerror}", hint="give a trace file, or a folder of them", where=str(path)
+            f"cannot be read: {error.strerror}",
+            hint="give a trace file; folders are read with read_traces",
+            where=str(path),
         ) from error
     magic = file.read(4)
     file.seek(0)
@@ -79,7 +81,8 @@ def _unpack_gzip(file: BinaryIO) -> BinaryIO:
         import gzip
 
         return cast(BinaryIO, _Tolerant(gzip.GzipFile(fileobj=file)))
-    return cast(BinaryIO, _Tolerant(IGzipFile(fileobj=file)))
+    packed = IGzipFile(fileobj=file)  # type: ignore[no-untyped-call]
+    return cast(BinaryIO, _Tolerant(packed))
 
 
 def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
@@ -125,3 +128,8 @@ class _Tolerant(io.RawIOBase):
     def close(self) -> None:
         self._inner.close()
         super().close()
+
+
+def is_packed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4).startswith((GZIP, ZSTD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, Span, Timeline
@@ -43,16 +44,16 @@ def assign_steps(timeline: Timeline, spans: list[Span]) -> Integers:
     numbers = np.array([span.number for span in spans], np.int32)
     place = np.searchsorted(begins, start, side="right") - 1
     # The end belongs to the step where nothing else does, so that an instant at the very end is not lost.
-    inside = (place >= 0) & (start <= ends[np.maximum(place, 0)])  # type: ignore[operator]
+    inside = (place >= 0) & (start <= ends[np.maximum(place, 0)])
     step: Integers = np.where(inside, numbers[np.maximum(place, 0)], -1).astype(np.int32)
     launch = timeline.core["parent"]
-    launched = np.isin(timeline.core["kind"], DEVICE_KINDS) & (launch >= 0)  # type: ignore[operator]
-    step[launched] = step[launch[launched]]  # type: ignore[index]
+    launched = np.isin(timeline.core["kind"], DEVICE_KINDS) & (launch >= 0)
+    step[launched] = step[launch[launched]]
     return step
 
 
 def _annotated(timeline: Timeline, pattern: re.Pattern[str]) -> list[Span]:
-    """Instances of matching annotations. Nested or overlapping instances of one name would count time twice: the outer stays."""
+    """Instances of matching annotations; of nested ones the outer, since time would count twice."""
     import numpy as np
 
     codes = [code for code, text in enumerate(timeline.texts) if pattern.match(text)]
@@ -62,10 +63,10 @@ def _annotated(timeline: Timeline, pattern: re.Pattern[str]) -> list[Span]:
     rows = np.flatnonzero(wanted)
     spans: list[Span] = []
     for row in rows[np.argsort(timeline.core["start_ns"][rows], kind="stable")]:
-        start_ns, end_ns = int(timeline.core["start_ns"][row]), int(timeline.core["end_ns"][row])  # type: ignore[call-overload]
+        start_ns, end_ns = int(timeline.core["start_ns"][row]), int(timeline.core["end_ns"][row])
         if spans and start_ns < spans[-1].end_ns:
             continue
-        found = _LAST_NUMBER.search(timeline.texts[int(timeline.core["name"][row])])  # type: ignore[call-overload]
+        found = _LAST_NUMBER.search(timeline.texts[int(timeline.core["name"][row])])
         number = int(found[1]) if found and pattern is _PROFILER_STEP else len(spans)
         if spans and number <= spans[-1].number:
             number = spans[-1].number + 1
@@ -85,12 +86,12 @@ def _between_optimizers(timeline: Timeline) -> list[Span]:
     # A program with several optimizers runs each once a step: the first one counts.
     first = timeline.core["name"][rows[np.argmin(timeline.core["start_ns"][rows])]]
     ends = np.sort(timeline.core["end_ns"][rows[timeline.core["name"][rows] == first]])
-    begin = int(timeline.core["start_ns"].min())  # type: ignore[call-overload]
+    begin = int(timeline.core["start_ns"].min())
     bounds = [begin, *(int(end) for end in ends)]
-    return [Span(number, *pair) for number, pair in enumerate(zip(bounds, bounds[1:], strict=False)) if pair[1] > pair[0]]
+    return [Span(number, *pair) for number, pair in enumerate(pairwise(bounds)) if pair[1] > pair[0]]
 
 
 def _whole(timeline: Timeline) -> list[Span]:
     if not len(timeline):
         return []
-    return [Span(0, int(timeline.core["start_ns"].min()), int(timeline.core["end_ns"].max()))]  # type: ignore[call-overload]
+    return [Span(0, int(timeline.core["start_ns"].min()), int(timeline.core["end_ns"].max()))]

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    Array = NDArray[np.generic]
-    Integers = NDArray[np.integer[Any]]
+    Array = NDArray[Any]
+    Integers = NDArray[Any]
+    """Of whole numbers of any width: readers choose the narrowest that fits."""
 
 KINDS = (
     "operator",
@@ -34,8 +34,8 @@ KINDS = (
     "instant",
     "other",
 )
-"""What an event is. `sync` rows are the profiler's own record of a wait (of a stream, an event, a context); the call that
-waited is a `runtime` row. `device_annotation` repeats a host annotation on the device and is never busy time."""
+"""What an event is. `sync` rows are the profiler's own record of a wait (of a stream, an event, a context); the call
+that waited is a `runtime` row. `device_annotation` repeats a host annotation on the device and is never busy time."""
 
 OPERATOR, RUNTIME, KERNEL, COPY, SET, SYNC, ANNOTATION, DEVICE_ANNOTATION = range(8)
 PYTHON, COUNTER, MEMORY, OVERHEAD, INSTANT, OTHER = range(8, 14)
@@ -75,7 +75,9 @@ COLUMNS = (
     ColumnSpec("event_index", "int", None, "order of creation; decides between equal times"),
     ColumnSpec("sequence", "int", None, "autograd sequence number: pairs forward and backward"),
     ColumnSpec("forward_thread", "int", None, "above 0 on operators of the backward pass"),
-    ColumnSpec("parent", "int", None, "row of the enclosing host event; of a device row: row of the call that launched it"),
+    ColumnSpec(
+        "parent", "int", None, "row of the enclosing host event; of device rows: of the call that launched them"
+    ),
     ColumnSpec("step", "int", None, "number of the step the row belongs to; device rows: the step that launched them"),
     ColumnSpec("shapes", "text", None, "sizes of the inputs, JSON"),
     ColumnSpec("types", "text", None, "dtypes of the inputs, JSON"),
@@ -156,7 +158,7 @@ class Timeline:
     steps: Sequence[Span] = ()
     """In order of time."""
     step_marker: str = "none"
-    """How steps were found: profiler (ProfilerStep), optimizer, annotation `name`, or none (the whole trace is one step)."""
+    """How steps were found: profiler (ProfilerStep), optimizer, annotation `name`, or none (all is one step)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """source, format, devices, groups, versions: what the file says of itself."""
     repairs: Mapping[str, int] = field(default_factory=dict)
@@ -214,7 +216,7 @@ class Timeline:
             wanted &= self.core["step"] == step
         rows = np.flatnonzero(wanted)
         start, end, index = (self.core[name][rows] for name in ("start_ns", "end_ns", "event_index"))
-        order: Integers = rows[np.lexsort((index, -end, start))]  # type: ignore[operator]
+        order: Integers = rows[np.lexsort((index, -end, start))]
         return order
 
 
@@ -256,7 +258,7 @@ class TimelineBuilder:
         end_ns: int,
         *,
         thread: tuple[object, object] | None = None,
-        **values: object,
+        **values: Any,
     ) -> int:
         """One event; `values` are other columns by name (text as text, None for missing). Returns its row."""
         row = len(self)
@@ -274,12 +276,12 @@ class TimelineBuilder:
             if value is not None:
                 spec = COLUMN[column]
                 assert spec.block is not None
-                cell = float(value) if spec.form == "float" else self._cell(column, value)  # type: ignore[arg-type]
+                cell = float(value) if spec.form == "float" else self._cell(column, value)
                 self._sparse[spec.block].setdefault(row, {})[column] = cell
         return row
 
     def _cell(self, column: str, value: object) -> int:
-        return self.code(str(value)) if COLUMN[column].form == "text" else int(value)  # type: ignore[call-overload, no-any-return]
+        return self.code(str(value)) if COLUMN[column].form == "text" else int(value)  # type: ignore[call-overload]
 
     def build(
         self,

@@ -1,15 +1,15 @@
 """The compiled scanner of Chrome traces: from text to numbers in one pass over the bytes.
 
 It reads what writers of traces write. A record with anything unusual (another phase, a missing field, an exponent in a
-time, …) is not touched: its place is noted and the careful reader takes it. So the two together read everything, and this
-part stays small.
+time, …) is not touched: its place is noted and the careful reader takes it. So the two together read everything, and
+this part stays small.
 
-Most of a trace is the same text again and again: what stands between one value and the next. The scanner remembers, for each
-key, the two latest texts that followed its value (up to the next value) and compares eight bytes at once instead of reading
-them one by one; only what differs is taken apart.
+Most of a trace is the same text again and again: what stands between one value and the next. The scanner remembers, for
+each key, the two latest texts that followed its value (up to the next value) and compares eight bytes at once instead
+of reading them one by one; only what differs is taken apart.
 
-Everything it needs lies in a workspace of 64-bit numbers (`Field` says what is where; many are addresses of arrays), and
-places in the text are addresses: see the module memory for the reason.
+Everything it needs lies in a workspace of 64-bit numbers (`Field` says what is where; many are addresses of arrays),
+and places in the text are addresses: see the module memory for the reason.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Field(IntEnum):
     WANTS_THREADS = auto()
 
 
-ROWS, TEXTS, POOL_USED, THREADS, ODD = (8 * int(Field[name]) for name in ("ROWS", "TEXTS", "POOL_USED", "THREADS", "ODD"))
+ROWS, TEXTS, POOL_USED, THREADS, ODD = (
+    8 * int(Field[name]) for name in ("ROWS", "TEXTS", "POOL_USED", "THREADS", "ODD")
+)
 KEY_SLOTS, CATEGORY_SLOTS = 8 * int(Field.KEY_SLOTS), 8 * int(Field.CATEGORY_SLOTS)
 KEY_COLUMN, KEY_FORM, CATEGORY_KIND = 8 * int(Field.KEY_COLUMN), 8 * int(Field.KEY_FORM), 8 * int(Field.CATEGORY_KIND)
 LITERALS, LITERAL_SIZE, LITERAL_KEY = 8 * int(Field.LITERALS), 8 * int(Field.LITERAL_SIZE), 8 * int(Field.LITERAL_KEY)
@@ -157,7 +159,7 @@ def hash_text(begin: int, end: int) -> int:
     if begin < end:
         total = (total ^ _first_bytes(word_at(begin), end - begin)) * _MIX
         total ^= total >> np.uint64(32)
-    return np.int64(total >> np.uint64(16))
+    return np.int64(total >> np.uint64(16))  # type: ignore[return-value]
 
 
 @compiled

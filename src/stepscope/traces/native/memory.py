@@ -5,7 +5,8 @@ Texts must have eight more bytes behind their end, whatever they are: a word may
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -19,55 +20,26 @@ HIGHS = np.uint64(0x8080808080808080)
 _BYTE, _WORD, _REAL = ir.IntType(8), ir.IntType(64), ir.DoubleType()
 
 
-def _load(builder: Any, address: Any, kind: Any, align: int) -> Any:
-    loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    loaded.align = align
-    return loaded
+def _reader(kind: Any, result: Any, align: int, *, widen: bool = False) -> Any:
+    """A function that gives what lies at an address."""
+
+    @intrinsic
+    def read(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            loaded = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()))
+            loaded.align = align
+            return builder.zext(loaded, _WORD) if widen else loaded
+
+        return result(types.int64), generate
+
+    return read
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def byte_at(typing: Any, address: Any) -> Any:
-    """The byte there, as a number."""
+def _writer(kind: Any, value_type: Any, *, narrow: bool = False) -> Any:
+    """A function that puts a value there."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.zext(_load(builder, arguments[0], _BYTE, 1), _WORD)
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def word_at(typing: Any, address: Any) -> Any:
-    """Eight bytes from there on as one number, the first lowest."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _load(builder, arguments[0], _WORD, 1)
-
-    return types.uint64(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def number_at(typing: Any, address: Any) -> Any:
-    """The 64-bit number there."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _load(builder, arguments[0], _WORD, 8)
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def real_at(typing: Any, address: Any) -> Any:
-    """The double there."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _load(builder, arguments[0], _REAL, 8)
-
-    return types.float64(types.int64), generate
-
-
-def _store(kind: Any, value_type: Any, narrow: bool = False) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def store(typing: Any, address: Any, value: Any) -> Any:
+    @intrinsic
+    def write(typing: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             stored = builder.trunc(arguments[1], kind) if narrow else arguments[1]
             builder.store(stored, builder.inttoptr(arguments[0], kind.as_pointer()))
@@ -75,19 +47,26 @@ def _store(kind: Any, value_type: Any, narrow: bool = False) -> Any:
 
         return types.void(types.int64, value_type), generate
 
-    return store
+    return write
 
 
-put_byte = _store(_BYTE, types.int64, narrow=True)
-put_number = _store(_WORD, types.int64)
-put_real = _store(_REAL, types.float64)
+byte_at: Callable[[int], int] = _reader(_BYTE, types.int64, 1, widen=True)
+word_at: Callable[[int], np.uint64] = _reader(_WORD, types.uint64, 1)
+"""Eight bytes from there on as one number, the first lowest."""
+number_at: Callable[[int], int] = _reader(_WORD, types.int64, 8)
+real_at: Callable[[int], float] = _reader(_REAL, types.float64, 8)
+put_byte: Callable[[int, int], None] = _writer(_BYTE, types.int64, narrow=True)
+put_number: Callable[[int, int], None] = _writer(_WORD, types.int64)
+put_real: Callable[[int, float], None] = _writer(_REAL, types.float64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def count_trailing_zeros(typing: Any, word: Any) -> Any:
-    """Of a word that is not zero."""
-
+@intrinsic
+def _trailing_zeros(typing: Any, word: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], cgutils.true_bit)
 
     return types.int64(types.uint64), generate
+
+
+count_trailing_zeros: Callable[[np.uint64], int] = cast(Any, _trailing_zeros)
+"""Of a word that is not zero."""

@@ -1,0 +1,214 @@
+"""A trace that was read once is read from Parquet the second time.
+
+The cache lies beside the source (`.stepscope/NAME.cache/`), or in the user's cache folder where that cannot be written.
+It holds the columns as numbers (texts by their code) and is made for loading; `trace convert` writes tables for people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.errors import BadInputError, MissingDependencyError
+from stepscope.traces.timeline import Block, Span, Thread, Timeline
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Array
+
+CACHE_VERSION = 1
+"""Raised whenever a reader, the classifier or the layout changes what is stored."""
+BESIDE = ".stepscope"
+CACHE_VARIABLE = "STEPSCOPE_TRACE_CACHE"
+"""A folder for all caches of traces, instead of the places beside them."""
+_KEY = "key.json"
+
+
+class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cached trace was made from; anything else here means that it is stale."""
+
+    cache_version: int
+    classifier: str
+    size_bytes: int
+    modified_ns: int
+    step_marker: str | None
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything of a timeline that is no column."""
+
+    key: CacheKey
+    sha256: str
+    rank: int | None
+    world_size: int | None
+    steps: list[tuple[int, int, int]]
+    step_marker: str
+    threads: list[tuple[str, str, str]]
+    metadata: dict[str, Any]
+    repairs: dict[str, int]
+    blocks: list[str]
+
+
+def make_key(path: Path, step_marker: str | None) -> CacheKey:
+    from stepscope.traces.classify import CLASSIFIER_VERSION
+
+    extra = os.environ.get("STEPSCOPE_CLASSIFIER")
+    rules = hashlib.sha256(Path(extra).read_bytes()).hexdigest()[:16] if extra and Path(extra).exists() else ""
+    status = path.stat()
+    return CacheKey(
+        cache_version=CACHE_VERSION,
+        classifier=f"{CLASSIFIER_VERSION}{rules and '-'}{rules}",
+        size_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        step_marker=step_marker,
+    )
+
+
+def cache_folders(path: Path) -> list[Path]:
+    """Where the cache of this file may be: beside it, or in the user's cache folder."""
+    path = path.resolve()
+    named = f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}-{path.name}"[:200]
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return [Path(chosen) / named]
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return [path.parent / BESIDE / f"{path.name}.cache", Path(base) / "stepscope" / "traces" / named]
+
+
+def find_cached(path: Path, key: CacheKey) -> Path | None:
+    """The folder of a cache that was made from this very file; None where there is none."""
+    for folder in cache_folders(path):
+        facts = _read_facts(folder)
+        if facts is not None and facts.key == key:
+            return folder
+    return None
+
+
+def _read_facts(folder: Path) -> _Facts | None:
+    try:
+        return msgspec.json.decode((folder / _KEY).read_bytes(), type=_Facts)
+    except (OSError, msgspec.MsgspecError):
+        return None  # absent, or of another version: made anew
+
+
+def load_cached(folder: Path) -> Timeline | None:
+    """None where a part is missing or damaged: the source is then read again."""
+    import polars as pl
+
+    facts = _read_facts(folder)
+    if facts is None:
+        return None
+    try:
+        core = _columns(pl.read_parquet(folder / "events.parquet"))
+        texts = pl.read_parquet(folder / "texts.parquet")["text"].to_list()
+        blocks = {}
+        for name in facts.blocks:
+            columns = _columns(pl.read_parquet(folder / f"{name}.parquet"))
+            blocks[name] = Block(rows=columns.pop("row"), columns=columns)
+    except (OSError, pl.exceptions.PolarsError):
+        return None
+    return Timeline(
+        rank=facts.rank,
+        world_size=facts.world_size,
+        core=core,
+        blocks=blocks,
+        texts=texts,
+        threads=[Thread(*thread) for thread in facts.threads],
+        steps=tuple(Span(*step) for step in facts.steps),
+        step_marker=facts.step_marker,
+        metadata=facts.metadata,
+        repairs=facts.repairs,
+    )
+
+
+def _columns(frame: Any) -> dict[str, Array]:
+    return {name: frame[name].to_numpy() for name in frame.columns}
+
+
+def write_cache(path: Path, key: CacheKey, timeline: Timeline) -> Path | None:
+    """Keep a timeline for the next time; None where no folder can be written. A half-written cache never shows."""
+    for folder in cache_folders(path):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(prefix=f"{folder.name[:60]}.", suffix=".part", dir=folder.parent))
+        except OSError:
+            continue
+        try:
+            _write(aside, path, key, timeline)
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.rename(folder)
+        except OSError:
+            # A full disk, or another process that was quicker.
+            shutil.rmtree(aside, ignore_errors=True)
+            if folder.exists():
+                return folder
+            continue
+        return folder
+    return None
+
+
+def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
+    _write_parquet(folder / "events.parquet", timeline.core)
+    _write_parquet(folder / "texts.parquet", {"text": list(timeline.texts)})
+    for name, block in timeline.blocks.items():
+        _write_parquet(folder / f"{name}.parquet", {"row": block.rows, **block.columns})
+    facts = _Facts(
+        key=key,
+        sha256=hash_file(path),
+        rank=timeline.rank,
+        world_size=timeline.world_size,
+        steps=[(step.number, step.start_ns, step.end_ns) for step in timeline.steps],
+        step_marker=timeline.step_marker,
+        threads=[(thread.process, thread.thread, thread.name) for thread in timeline.threads],
+        metadata=dict(timeline.metadata),
+        repairs=dict(timeline.repairs),
+        blocks=list(timeline.blocks),
+    )
+    (folder / _KEY).write_bytes(msgspec.json.encode(facts))
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
+    import polars as pl
+
+    frame = pl.DataFrame(dict(columns))
+    try:
+        frame.write_parquet(path, compression="lz4", statistics=False)
+    except pl.exceptions.PolarsError as error:
+        raise OSError(str(error)) from error
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_cache(path: Path) -> tuple[str, str]:
+    """Whether the cache of a trace still belongs to its content: an outcome (fresh, stale, absent) and a sentence."""
+    found = [(folder, facts) for folder in cache_folders(path) if (facts := _read_facts(folder)) is not None]
+    if not found:
+        return "absent", "nothing is cached"
+    folder, facts = found[0]
+    if facts.sha256 == hash_file(path):
+        return "fresh", f"{folder} holds what was read from this content"
+    return "stale", f"{folder} was made from other content; remove it or read the trace again"
+
+
+def require_polars() -> None:
+    try:
+        import polars  # noqa: F401
+    except ImportError:
+        raise MissingDependencyError(
+            "tables of traces need the package polars", hint="pip install 'stepscope[read]'"
+        ) from None
+
+
+def check_file(path: Path) -> None:
+    if not path.exists():
+        raise BadInputError(
+            "there is no such file", hint="give a trace, a folder of traces or a pattern", where=str(path)
+        )

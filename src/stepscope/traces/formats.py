@@ -1,0 +1,98 @@
+"""Which reader a file needs: its first bytes decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.errors import BadInputError
+from stepscope.traces.source import read_head
+from stepscope.traces.timeline import Timeline
+
+ENTRY_POINT = "stepscope.trace_formats"
+FAST_FROM_BYTES = 24 << 20
+"""Raw size from which the compiled scanner is loaded; below, the careful reader is done sooner."""
+_PACKED_RATIO = 10
+_TABLE_SHARE = 0.3
+"""Bytes of columns for a byte of text, as measured on traces with shapes."""
+
+
+class TraceFormat(NamedTuple):
+    """A kind of trace file. Plugins offer one under the entry point `stepscope.trace_formats`."""
+
+    name: str
+    sniff: Callable[[bytes, Path], bool]
+    """Whether the unpacked first bytes (64 KiB) and the path look like it."""
+    read: Callable[[Path], list[Timeline]]
+    """One unfinished timeline for each rank or device process in the file."""
+
+
+_BUILT_IN = ("nsys_sqlite", "flight_recorder", "nsys_stats", "xla", "kineto", "call_list")
+"""Modules with `sniff` and `read`, in the order in which they are asked: the particular before the general."""
+
+
+def known_formats() -> list[TraceFormat]:
+    """Plugins are asked first."""
+    formats = [entry.load() for entry in entry_points(group=ENTRY_POINT)]
+    for name in _BUILT_IN:
+        if find_spec(f"stepscope.traces.{name}") is None:
+            continue
+        module = import_module(f"stepscope.traces.{name}")
+        formats.append(TraceFormat(name, module.sniff, _read_kineto if name == "kineto" else module.read))
+    return formats
+
+
+def _read_kineto(path: Path) -> list[Timeline]:
+    from stepscope.traces.kineto import read_kineto
+    from stepscope.traces.source import is_packed
+
+    raw = path.stat().st_size * (_PACKED_RATIO if is_packed(path) else 1)
+    if raw >= FAST_FROM_BYTES and find_spec("numba") is not None:
+        from stepscope.traces.kineto_fast import read_kineto_fast
+
+        return [read_kineto_fast(path, folder=_folder_for(raw))]
+    return [read_kineto(path)]
+
+
+def _folder_for(raw_bytes: int) -> Path | None:
+    """A folder for nameless files where the columns would fill half of the free memory; usually None."""
+    import tempfile
+
+    import psutil
+
+    table_bytes = raw_bytes * _TABLE_SHARE
+    return Path(tempfile.gettempdir()) if table_bytes > psutil.virtual_memory().available / 2 else None
+
+
+def find_format(path: Path) -> TraceFormat | None:
+    """None for a file that is no trace."""
+    head = read_head(path)
+    return next((known for known in known_formats() if known.sniff(head, path)), None)
+
+
+def looks_like_graph(path: Path) -> bool:
+    """An execution trace or a Chakra graph: operators without times."""
+    head = read_head(path)
+    if path.name.removesuffix(".gz").endswith(".et") and not head.lstrip().startswith((b"{", b"[")):
+        return True
+    return (
+        b'"schema"' in head[:4096] and b'"traceEvents"' not in head and (b'"nodes"' in head or b'"op_schema"' in head)
+    )
+
+
+def require_format(path: Path) -> TraceFormat:
+    found = find_format(path)
+    if found is None:
+        graph = looks_like_graph(path)
+        raise BadInputError(
+            "is a graph of operators without times, not a timeline" if graph else "is no trace of a known format",
+            hint="give the Kineto trace of the same steps; `stepscope trace link ET KINETO` joins both"
+            if graph
+            else "docs/trace-formats.md lists what can be read and how each is recognised",
+            where=str(path),
+        )
+    return found
