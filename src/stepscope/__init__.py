@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from stepscope.measure import MeasureSettings, measure
     from stepscope.store import StoredRun, find_run, list_runs, query_runs, verify_run
     from stepscope.system import collect_system, diagnose
+    from stepscope.traces import TraceSet, read_traces
 
 _HOMES = {
     "MeasureSettings": "measure",
     "StoredRun": "store",
+    "TraceSet": "traces",
     "check_regression": "compare",
     "collect_system": "system",
     "compare_cases": "compare",
@@ -31,12 +33,14 @@ _HOMES = {
     "list_runs": "store",
     "measure": "measure",
     "query_runs": "store",
+    "read_traces": "traces",
     "verify_run": "store",
 }
 
 __all__ = [
     "MeasureSettings",
     "StoredRun",
+    "TraceSet",
     "__version__",
     "check_regression",
     "collect_system",
@@ -46,6 +50,7 @@ __all__ = [
     "list_runs",
     "measure",
     "query_runs",
+    "read_traces",
     "verify_run",
 ]
 

@@ -47,6 +47,9 @@ NUMBER_LIMIT = 1 << 63
 NAME_LIMIT = 1 << 16
 """Longer names are cut: no kernel's name has 65,536 characters, but damaged files do."""
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding text from strangers may raise; nesting of thousands of brackets is the third."""
+
 _SKIPPED_FLOWS = ("s", "t", "f")
 
 
@@ -96,7 +99,7 @@ class EventReader:
     def read_piece(self, piece: Piece) -> None:
         try:
             events = _EVENTS.decode(b"[" + piece.text + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             events = list(self._read_damaged(piece))
         for event in events:
             self.add(event)
@@ -126,11 +129,11 @@ class EventReader:
     def _read_record(self, text: bytes) -> _Event | None:
         try:
             return _ONE_EVENT.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             pass
         try:
             loose = msgspec.json.decode(text.decode("utf-8", errors="replace"))
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return None
         return self._loosen(loose) if isinstance(loose, dict) else None
 
@@ -245,7 +248,7 @@ class EventReader:
             return {}
         try:
             raw = _RAW_ARGUMENTS.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.builder.count_repair("arguments that are no JSON object were left out")
             return {}
         values: dict[str, Any] = {}
@@ -314,7 +317,7 @@ class EventReader:
             return
         try:
             series = _RAW_ARGUMENTS.decode(bytes(event.args))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.builder.count_repair("arguments that are no JSON object were left out")
             return
         for key, value in series.items():
@@ -346,7 +349,7 @@ class EventReader:
         if event.name == "thread_name":
             try:
                 given = msgspec.json.decode(bytes(event.args)).get("name")
-            except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, RecursionError):
+            except (*UNREADABLE, AttributeError):
                 return
             if isinstance(given, str):
                 self.builder.name_thread(_identity(event.pid), _identity(event.tid), given[:NAME_LIMIT])
@@ -432,7 +435,7 @@ def _text_value(text: bytes) -> str | None:
     if text[:1] == b'"':
         try:
             return msgspec.json.decode(text, type=str)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return text.decode("utf-8", errors="replace")
     return None if text == b"null" else text.decode("utf-8", errors="replace")
 

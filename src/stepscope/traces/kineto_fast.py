@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.traces.kineto import EventReader, finish_kineto
+from stepscope.traces.kineto import UNREADABLE, EventReader, finish_kineto
 from stepscope.traces.kineto_fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
 from stepscope.traces.kineto_text import ChromeText, Piece
 from stepscope.traces.source import Source
@@ -101,18 +101,22 @@ class _Pool:
                 self.slots[spot] = code + 1
 
     def texts(self, count: int) -> tuple[list[str], int]:
-        """All of them as text, and how many were no valid UTF-8."""
+        """All of them as text, and how many were not what they should be: valid UTF-8, and JSON where lists are."""
         import msgspec
+
+        from stepscope.traces.native.kineto_scan import ESCAPED_TEXT, JSON_TEXT
 
         whole = self.bytes[: self.bounds[count]].tobytes()
         bounds, flags = self.bounds[: count + 1].tolist(), self.flags[:count].tolist()
         texts: list[str] = []
         invalid = 0
-        for begin, end, escaped in zip(bounds, bounds[1:], flags, strict=False):
+        for begin, end, form in zip(bounds, bounds[1:], flags, strict=False):
             raw = whole[begin:end]
             try:
-                text = msgspec.json.decode(b'"' + raw + b'"', type=str) if escaped else raw.decode()
-            except (UnicodeDecodeError, msgspec.DecodeError):
+                text = msgspec.json.decode(b'"' + raw + b'"', type=str) if form == ESCAPED_TEXT else raw.decode()
+                if form == JSON_TEXT:
+                    msgspec.json.decode(raw, type=msgspec.Raw)
+            except UNREADABLE:
                 invalid += 1
                 text = raw.decode("utf-8", errors="replace")
             texts.append(text)
@@ -332,7 +336,7 @@ class _Scanner:
         texts, invalid = self._pool.texts(int(self._work[Field.TEXTS]))
         repairs = dict(careful.repairs)
         if invalid:
-            repairs["texts that are no valid UTF-8 were read as far as possible"] = invalid
+            repairs["texts that are no valid UTF-8 or no valid JSON were kept as far as possible"] = invalid
         threads = [Thread(texts[p], texts[t]) for p, t in self._thread_codes[: self._work[Field.THREADS]].tolist()]
         joined = _Joined(texts, threads, careful)
         core: dict[str, Array] = {}

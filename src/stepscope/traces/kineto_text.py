@@ -93,12 +93,12 @@ class ChromeText:
         document = head + b'"traceEvents":[]' + (tail if tail.strip() else b"}")
         try:
             self.header = msgspec.json.decode(document, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Sampled and cut files: what stands before the events is often still whole.
             self.cut_short = self.cut_short or "what follows the list of events is no JSON"
             try:
                 self.header = msgspec.json.decode(head.rstrip().rstrip(b",") + b"}", type=dict[str, Any])
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 self.cut_short = "what stands before the list of events is no JSON"
 
 

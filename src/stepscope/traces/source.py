@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from stepscope.errors import BadInputError, MissingDependencyError
 
@@ -27,10 +28,9 @@ class Source:
         with open_bytes(self.path) as stream:
             while True:
                 try:
-                    piece = stream.read(size)
-                except (EOFError, zlib.error, OSError, ValueError) as error:
-                    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
-                        raise
+                    piece = _read_some(stream, size)
+                except Exception as error:  # noqa: BLE001
+                    # Each unpacker has an error class of its own; what it says is told to the user.
                     self.cut_short = str(error) or type(error).__name__
                     return
                 if not piece:
@@ -58,6 +58,24 @@ def open_bytes(path: Path) -> BinaryIO:
     return file
 
 
+def _read_some(stream: BinaryIO, size: int) -> bytes:
+    """Up to `size` bytes; what there is before an error, the error on the next call."""
+    parts: list[bytes] = []
+    left = size
+    while left:
+        try:
+            part = stream.read1(left) if hasattr(stream, "read1") else stream.read(left)
+        except Exception:
+            if parts:
+                break
+            raise
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
 def read_bytes(path: Path) -> bytes:
     """All of it, unpacked. Of a packed file that ends too early: what it holds."""
     return b"".join(Source(path).pieces())
@@ -75,14 +93,55 @@ def read_head(path: Path, size: int = 1 << 16) -> bytes:
 
 
 def _unpack_gzip(file: BinaryIO) -> BinaryIO:
-    try:
-        from isal.igzip import IGzipFile
-    except ImportError:
-        import gzip
+    library: Any = zlib
+    if find_spec("isal") is not None:
+        from isal import isal_zlib as library  # three times as fast
+    return cast(BinaryIO, io.BufferedReader(_Gunzip(file, library), 1 << 20))
 
-        return cast(BinaryIO, _Tolerant(gzip.GzipFile(fileobj=file)))
-    packed = IGzipFile(fileobj=file)  # type: ignore[no-untyped-call]
-    return cast(BinaryIO, _Tolerant(packed))
+
+class _Gunzip(io.RawIOBase):
+    """Unpacks as the bytes come, so that a file that was cut gives all it holds before the error. Several packed parts
+    one after the other are one file; anything else behind the last one is ignored, as gzip does."""
+
+    _STEP = 1 << 18
+
+    def __init__(self, file: BinaryIO, library: Any) -> None:
+        self._file = file
+        self._library = library
+        self._unpacker = library.decompressobj(wbits=31)
+        self._packed = b""
+        self._whole = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._whole:
+            if not self._packed:
+                self._packed = self._file.read(self._STEP)
+                if not self._packed:
+                    raise EOFError("the packed file ends before its end marker")
+            text = self._unpacker.decompress(self._packed, len(buffer))
+            self._packed = self._unpacker.unconsumed_tail
+            if self._unpacker.eof:
+                self._next_part()
+            if text:
+                buffer[: len(text)] = text
+                return len(text)
+        return 0
+
+    def _next_part(self) -> None:
+        rest = self._unpacker.unused_data or self._packed
+        rest = rest or self._file.read(self._STEP)
+        self._packed = rest
+        if rest.startswith(GZIP):
+            self._unpacker = self._library.decompressobj(wbits=31)
+        else:
+            self._whole = True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
@@ -95,39 +154,7 @@ def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
             hint="pip install zstandard, or unpack the file with zstd -d",
             where=str(path),
         ) from None
-    return cast(BinaryIO, _Tolerant(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)))
-
-
-class _Tolerant(io.RawIOBase):
-    """Hands out what an unpacker has before its error, then the error: a cut file keeps its beginning."""
-
-    _STEP = 1 << 18
-
-    def __init__(self, inner: object) -> None:
-        self._inner = cast(BinaryIO, inner)
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        parts: list[bytes] = []
-        left = size
-        while left:
-            try:
-                part = self._inner.read(self._STEP if left < 0 else min(left, self._STEP))
-            except Exception as error:  # each unpacker has an error class of its own
-                if parts:
-                    return b"".join(parts)
-                raise EOFError(f"{type(error).__name__}: {error}") from error
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part) if left > 0 else 0
-        return b"".join(parts)
-
-    def close(self) -> None:
-        self._inner.close()
-        super().close()
+    return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
 
 
 def is_packed(path: Path) -> bool:

@@ -106,7 +106,7 @@ STREAM_AT, ARGUMENTS_AT = 8 * int(Field.STREAM_AT), 8 * int(Field.ARGUMENTS_AT)
 WAIT_STREAM_AT, WANTS_THREADS = 8 * int(Field.WAIT_STREAM_AT), 8 * int(Field.WANTS_THREADS)
 
 QUOTE, BACKSLASH, COMMA, COLON, POINT, MINUS = 34, 92, 44, 58, 46, 45
-BRACE, BRACE_END, BRACKET, BRACKET_END, ZERO, SPACE = 123, 125, 91, 93, 48, 32
+BRACE, BRACE_END, BRACKET, BRACKET_END, ZERO, SPACE, NEWLINE = 123, 125, 91, 93, 48, 32, 10
 _NO_STREAM = 4294967295
 _TIME_LIMIT = 1 << 62
 _FIRST_DEVICE_KIND, _LAST_DEVICE_KIND = min(DEVICE_KINDS), max(DEVICE_KINDS)
@@ -119,6 +119,9 @@ FORM_INT, FORM_TEXT, FORM_FLOAT, FORM_IGNORED = range(4)
 RECORD_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp", "s")
 PH, CAT, NAME, PID, TID, TS, DUR, ARGS = range(8)
 FIRST_ARGUMENT = len(RECORD_KEYS)
+
+# How a text is to be read later: as it stands, as a string with escapes, or as a JSON list or object.
+PLAIN_TEXT, ESCAPED_TEXT, JSON_TEXT = range(3)
 
 # What `_next_key` answers beside a key's number.
 UNKNOWN_KEY, END, BROKEN = -1, -2, -3
@@ -135,6 +138,8 @@ _BRACKETS = np.uint64(0x59) * ONES
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _NOTHING = np.uint64(0)
+_FOUR_BYTES = np.uint64(0xFFFFFFFF)
+_TRUE, _NULL, _ALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"true", b"null", b"alse"))
 
 
 @compiled
@@ -223,7 +228,7 @@ def _intern(work: int, begin: int, end: int, escaped: int) -> int:
 
 @compiled
 def _skip_space(place: int, size: int) -> int:
-    while place < size and byte_at(place) <= SPACE:
+    while place < size and byte_at(place) in (SPACE, NEWLINE, 13, 9):
         place += 1
     return place
 
@@ -281,26 +286,6 @@ def nested_end(place: int, size: int) -> int:
 
 
 @compiled
-def _value_end(place: int, size: int) -> int:
-    """Behind a value of any kind (−1: none)."""
-    if place >= size:
-        return -1
-    byte = byte_at(place)
-    if byte == QUOTE:
-        end, _ = _string_end(place + 1, size)
-        return end + 1 if end >= 0 else -1
-    if byte in (BRACE, BRACKET):
-        return nested_end(place, size)
-    begin = place
-    while place < size:
-        byte = byte_at(place)
-        if byte <= SPACE or byte in (COMMA, BRACE_END, BRACKET_END):
-            break
-        place += 1
-    return place if place > begin else -1
-
-
-@compiled
 def _parse_number(begin: int, size: int) -> tuple[int, int, int]:
     """Digits with at most one point: the digits as one number, how many stand behind the point (−1: no point) and where
     they end (−1: not such a number, or one of more than 18 digits)."""
@@ -323,13 +308,34 @@ def _parse_number(begin: int, size: int) -> tuple[int, int, int]:
         place += 1
     decimals = place - point - 1 if point >= 0 else -1
     digits = place - first - (1 if point >= 0 else 0)
-    if digits == 0 or digits > 18 or decimals == 0:
+    if digits == 0 or digits > 18 or decimals == 0 or point == first:
         return 0, 0, -1
+    if byte_at(first) == ZERO and place - first > 1 and point != first + 1:
+        return 0, 0, -1  # JSON knows no leading zeros
     if place < size:
         byte = byte_at(place)
         if byte > SPACE and byte not in (COMMA, BRACE_END, BRACKET_END, QUOTE):
             return 0, 0, -1
     return (-number if negative else number), decimals, place
+
+
+@compiled
+def _value_end(place: int, size: int) -> int:
+    """Behind a value of any kind (−1: none, or one that only the careful reader can judge)."""
+    if place >= size:
+        return -1
+    byte = byte_at(place)
+    if byte == QUOTE:
+        end, escaped = _string_end(place + 1, size)
+        return end + 1 if end >= 0 and escaped == 0 else -1
+    if byte in (BRACE, BRACKET):
+        return nested_end(place, size)
+    if byte in (116, 110):  # true, null
+        return place + 4 if word_at(place) & _FOUR_BYTES in (_TRUE, _NULL) else -1
+    if byte == 102:  # false
+        return place + 5 if word_at(place + 1) & _FOUR_BYTES == _ALSE else -1
+    _, _, end = _parse_number(place, size)
+    return end
 
 
 @compiled
@@ -352,17 +358,20 @@ def _learn_key(work: int, place: int, size: int, before: int, in_record: int) ->
     """As `_next_key`, byte by byte; what stood there is remembered."""
     begin = place
     place = _skip_space(place, size)
-    if place < size and byte_at(place) == COMMA:
-        place = _skip_space(place + 1, size)
     if place >= size:
         return BROKEN, place
     if byte_at(place) == BRACE_END:
         return END, place + 1
-    if byte_at(place) != QUOTE:
+    first = before == (number_at(work + START_OF_RECORD) if in_record == 1 else ARGS)
+    if not first:
+        if byte_at(place) != COMMA:
+            return BROKEN, place
+        place = _skip_space(place + 1, size)
+    if place >= size or byte_at(place) != QUOTE:
         return BROKEN, place
     key_at = place + 1
-    key_end, _ = _string_end(key_at, size)
-    if key_end < 0:
+    key_end, escaped = _string_end(key_at, size)
+    if key_end < 0 or escaped == 1:
         return BROKEN, place
     place = _skip_space(key_end + 1, size)
     if place >= size or byte_at(place) != COLON:
@@ -438,7 +447,7 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int) -> t
             if number_at(cell) == -1:
                 put_number(cell, number)
         elif form == FORM_TEXT:
-            escaped = 0
+            escaped = JSON_TEXT
             if byte_at(place) == QUOTE:
                 begin = place + 1
                 end, escaped = _string_end(begin, size)
@@ -530,7 +539,7 @@ def scan(work: int, begin: int, size: int) -> int:
     place = begin
     start_of_record = number_at(work + START_OF_RECORD)
     while True:
-        while place < size and (byte_at(place) <= SPACE or byte_at(place) == COMMA):
+        while place < size and byte_at(place) in (SPACE, NEWLINE, 13, 9, COMMA):
             place += 1
         if place >= size:
             return size
@@ -569,7 +578,7 @@ def scan(work: int, begin: int, size: int) -> int:
                     filled = True
                 place, known = _read_arguments(work, value, size, row, reals)
                 if place >= 0 and known == 0 and number_at(work + ARGUMENTS_AT) >= 0:
-                    put_number(row + 8 * number_at(work + ARGUMENTS_AT), _intern(work, value, place, 0))
+                    put_number(row + 8 * number_at(work + ARGUMENTS_AT), _intern(work, value, place, JSON_TEXT))
             elif key == TS:
                 time_ns, place = _parse_time(value, size)
                 has_time = place >= 0
@@ -625,8 +634,8 @@ def scan(work: int, begin: int, size: int) -> int:
                 else:
                     put_number(row + 8 * number_at(work + DEVICE_AT), -1)
                 if number_at(work + WANTS_THREADS):
-                    if byte_at(pid_begin) == QUOTE or byte_at(tid_begin) == QUOTE:
-                        usual = False  # threads with text for a number are few and may be escaped
+                    if byte_at(pid_begin) > 57 or byte_at(tid_begin) > 57 or QUOTE in (byte_at(pid_begin), byte_at(tid_begin)):
+                        usual = False  # threads with anything but a number are few
                     else:
                         thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)
                         put_number(row + 8 * number_at(work + THREAD_AT), thread)

@@ -1,0 +1,262 @@
+"""Both readers of Chrome traces: what they make of each kind of event, and that they agree on real traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from same_rows import rows_of
+
+from stepscope.traces.kineto import parse_microseconds, read_kineto
+from stepscope.traces.kineto_fast import CORE_COLUMNS, read_kineto_fast
+from stepscope.traces.read import read_timeline
+from stepscope.traces.timeline import (
+    ANNOTATION,
+    COPY,
+    COUNTER,
+    DEVICE_ANNOTATION,
+    INSTANT,
+    KERNEL,
+    KINDS,
+    MEMORY,
+    OPERATOR,
+    PYTHON,
+    RUNTIME,
+    SET,
+    SYNC,
+    Timeline,
+)
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
+DATA = Path(__file__).parent / "data"
+READERS = (read_kineto, read_kineto_fast)
+
+
+def write(path: Path, events: list[dict[str, Any]], *, indent: int | None = None, **header: Any) -> Path:
+    path.write_text(json.dumps({**header, "traceEvents": events}, indent=indent))
+    return path
+
+
+def event(name: str, cat: str, ts: float, dur: float = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 2, "ts": ts, "dur": dur, "args": args}
+
+
+def only_row(timeline: Timeline) -> dict[str, Any]:
+    assert len(timeline) == 1
+    names = ("start_ns", "end_ns", "kind", "device", "stream", "correlation", "bytes")
+    return {name: timeline.at(name, 0) for name in names}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("category", "kind"),
+    [
+        ("cpu_op", OPERATOR), ("Operator", OPERATOR), ("cuda_runtime", RUNTIME), ("cuda_driver", RUNTIME),
+        ("Runtime", RUNTIME), ("hip_runtime", RUNTIME), ("mtia_runtime", RUNTIME), ("xpu_runtime", RUNTIME),
+        ("privateuse1_driver", RUNTIME), ("kernel", KERNEL), ("Kernel", KERNEL), ("mtia_ccp_events", KERNEL),
+        ("gpu_memcpy", COPY), ("Memcpy", COPY), ("gpu_memset", SET), ("cuda_sync", SYNC),
+        ("user_annotation", ANNOTATION), ("gpu_user_annotation", DEVICE_ANNOTATION), ("python_function", PYTHON),
+        ("cuda_profiler_range", COUNTER), ("some_vendors_own", ANNOTATION),
+    ],
+)  # fmt: skip
+def test_kinds(reader: Any, category: str, kind: int, tmp_path: Path) -> None:
+    timeline = reader(write(tmp_path / "t.json", [event("x", category, 5, 2)]))
+    assert KINDS[timeline.core["kind"][0]] == KINDS[kind]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_device_and_stream_come_from_arguments_before_ids(reader: Any, tmp_path: Path) -> None:
+    timeline = reader(write(tmp_path / "a.json", [event("k", "kernel", 1, device=3, stream=7, correlation=11)]))
+    assert only_row(timeline) | {"bytes": None} == {
+        "start_ns": 1000, "end_ns": 2000, "kind": KERNEL, "device": 3, "stream": 7, "correlation": 11, "bytes": None,
+    }  # fmt: skip
+    without = only_row(reader(write(tmp_path / "b.json", [event("k", "kernel", 1)])))
+    assert (without["device"], without["stream"]) == (1, 2)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_both_spellings_of_no_stream_are_none(reader: Any, tmp_path: Path) -> None:
+    events = [
+        event("Context Sync", "cuda_sync", 1, stream=4294967295, device=0, cuda_sync_kind="Context Sync"),
+        event("Event Sync", "cuda_sync", 3, stream=-1, device=0, wait_on_stream=4294967295),
+    ]
+    timeline = reader(write(tmp_path / "t.json", events))
+    assert timeline.core["stream"].tolist() == [-1, -1]
+    assert timeline.column("wait_stream").tolist() == [-1, -1]
+    assert timeline.text("sync_kind", 0) == "Context Sync"
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_nanoseconds_are_exact(reader: Any, indent: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    write(
+        path, [event("a", "cpu_op", 0), event("b", "cpu_op", 0)], indent=indent, baseTimeNanoseconds=1790857026000000000
+    )
+    text = (
+        path.read_text()
+        .replace('"ts": 0', '"ts": 3865631203872.708', 1)
+        .replace('"ts": 0', '"ts": 1682725898236567.001', 1)
+    )
+    path.write_text(text)
+    timeline = reader(path)
+    assert timeline.core["start_ns"].tolist() == [
+        1790857026000000000 + 3865631203872708,
+        1790857026000000000 + 1682725898236567001,
+    ]
+
+
+@given(st.integers(-(10**15), 10**15))
+def test_microseconds_keep_every_nanosecond(number: int) -> None:
+    sign, size = "-" if number < 0 else "", abs(number)
+    assert parse_microseconds(f"{sign}{size // 1000}.{size % 1000:03d}".encode()) == number
+    assert parse_microseconds(f"{number}".encode()) == number * 1000
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_collective_arguments(reader: Any, tmp_path: Path) -> None:
+    arguments = {
+        "Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "Group size": 8,
+        "dtype": "Float",
+        "In split size": "[]", "Out split size": "[]", "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": "[0, 1, 2, ..., 7]", "Global rank start": 0, "Global rank stride": 1, "Seq": 12,
+    }  # fmt: skip
+    timeline = reader(write(tmp_path / "t.json", [event("ncclDevKernel", "kernel", 1, **arguments)]))
+    assert timeline.text("collective", 0) == "allreduce"
+    assert timeline.text("group_ranks", 0) == "[0, 1, 2, ..., 7]"
+    assert [timeline.at(name, 0) for name in ("in_elements", "group_size", "collective_sequence")] == [1024, 8, 12]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_memory_instants_counters_and_halves(reader: Any, tmp_path: Path) -> None:
+    memory = {
+        "Device Type": 1,
+        "Device Id": 0,
+        "Addr": 140,
+        "Bytes": 512,
+        "Total Allocated": 512,
+        "Total Reserved": 1024,
+    }
+    events = [
+        {
+            "ph": "i",
+            "cat": "cpu_instant_event",
+            "name": "[memory]",
+            "pid": 1,
+            "tid": 2,
+            "ts": 5,
+            "s": "t",
+            "args": memory,
+        },
+        {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 9, "s": "g"},
+        {"ph": "C", "name": "power", "pid": 1, "tid": 0, "ts": 6, "args": {"watts": 250.5}},
+        {"ph": "B", "cat": "user_annotation", "name": "outer", "pid": 1, "tid": 2, "ts": 1},
+        {"ph": "E", "pid": 1, "tid": 2, "ts": 4},
+        {"ph": "E", "pid": 1, "tid": 2, "ts": 5},
+    ]
+    timeline = reader(write(tmp_path / "t.json", events))
+    kinds = [KINDS[kind] for kind in timeline.core["kind"]]
+    assert sorted(kinds) == sorted(KINDS[kind] for kind in (MEMORY, INSTANT, COUNTER, ANNOTATION))
+    row = kinds.index("memory")
+    assert [timeline.at(n, row) for n in ("bytes", "total_allocated", "total_reserved", "device")] == [
+        512,
+        512,
+        1024,
+        0,
+    ]
+    assert timeline.at("value", kinds.index("counter")) == 250.5
+    annotation = kinds.index("annotation")
+    assert (timeline.core["start_ns"][annotation], timeline.core["end_ns"][annotation]) == (1000, 4000)
+    assert timeline.repairs == {"ends without a begin were left out": 1}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_unknown_arguments_are_kept_whole(reader: Any, tmp_path: Path) -> None:
+    timeline = reader(
+        write(tmp_path / "t.json", [event("m", "cpu_op", 1, **{"Ev Idx": 4, "smsp__inst.sum": [1, {"a": "}"}]})])
+    )
+    kept = timeline.text("arguments", 0)
+    assert kept is not None
+    assert json.loads(kept) == {"Ev Idx": 4, "smsp__inst.sum": [1, {"a": "}"}]}
+    assert timeline.at("event_index", 0) == 4
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_names_with_brackets_quotes_and_escapes(reader: Any, tmp_path: Path) -> None:
+    names = ['void k<{1, 2}, "x">(float*)', "back\\slash", "über\u2028", "}, {", '"}, {"', "[[", "tab\there"]
+    timeline = reader(write(tmp_path / "t.json", [event(name, "kernel", i) for i, name in enumerate(names)]))
+    assert [timeline.texts[code] for code in timeline.core["name"]] == names
+    assert not timeline.repairs
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_bare_list_of_events_is_a_trace_too(reader: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rank-3.json"
+    path.write_text(json.dumps([event("a", "cpu_op", 1), event("b", "cpu_op", 2)]))
+    timeline = reader(path)
+    assert (len(timeline), timeline.rank) == (2, 3)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".json.zst"])
+def test_packed_files_are_told_by_their_first_bytes(suffix: str, tmp_path: Path) -> None:
+    import zstandard
+
+    text = gzip.decompress((DATA / "event_sync_multi_stream.json.gz").read_bytes())
+    pack = {".json": bytes, ".json.gz": gzip.compress, ".json.zst": zstandard.ZstdCompressor().compress}[suffix]
+    path = tmp_path / "trace.data"
+    path.write_bytes(pack(text))
+    assert rows_of(read_kineto(path)) == rows_of(read_kineto(DATA / "event_sync_multi_stream.json.gz"))
+
+
+def test_the_core_columns_are_the_same(tmp_path: Path) -> None:
+    path = DATA / "event_sync_multi_stream.json.gz"
+    core, full = read_kineto_fast(path, columns=CORE_COLUMNS), read_kineto_fast(path)
+    for name in ("start_ns", "end_ns", "kind", "device", "stream", "correlation"):
+        assert core.core[name].tolist() == full.core[name].tolist()
+
+
+def test_columns_in_files_are_the_same(tmp_path: Path) -> None:
+    path = DATA / "event_sync_multi_stream.json.gz"
+    assert rows_of(read_kineto_fast(path, folder=tmp_path)) == rows_of(read_kineto_fast(path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_small_pieces_give_the_same_rows() -> None:
+    path = DATA / "event_sync_multi_stream.json.gz"
+    assert rows_of(read_kineto_fast(path, piece_bytes=700)) == rows_of(read_kineto(path))
+
+
+def real_traces() -> list[Path]:
+    return sorted(p for p in SHARED.rglob("*.json.gz") if "_et" not in str(p) and p.name != "et.json.gz")
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not here")
+def test_both_readers_agree_on_every_real_trace() -> None:
+    paths = real_traces()
+    assert len(paths) > 20
+    for path in paths:
+        careful = read_kineto(path)
+        assert rows_of(read_kineto_fast(path)) == rows_of(careful), path
+        assert not careful.repairs, path
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not here")
+@pytest.mark.parametrize(
+    ("name", "marker", "steps", "rows"),
+    [
+        ("public/hta/nccl_parser_config/nccl_data.json.gz", "profiler", 3, 26_935),
+        ("public/param/resnet_kineto.json.gz", "optimizer", 30, 75_550),
+        ("public/param/linear_kineto.json.gz", "optimizer", 40, 61_952),
+        ("h200/gpt2_bf16_b8_s1024/kineto.json.gz", "profiler", 1, 7_466),
+        ("public/hta/critical_path/alexnet/benchmark_result_2869224_1695835535_trace.json.gz", "none", 1, 870),
+    ],
+)
+def test_steps_of_real_traces(name: str, marker: str, steps: int, rows: int) -> None:
+    timeline = read_timeline(SHARED / name)
+    assert (timeline.step_marker, len(timeline.steps), len(timeline)) == (marker, steps, rows)
