@@ -2,9 +2,9 @@
 
     python benchmarks/trace_load.py --trace nccl_data.json.gz [--peer /path/to/venv/bin/python] [--megabytes 1070]
 
-Makes a trace of about 1 GB (4 million records) by repeating a real one with shifted times and ids, then loads it, each time
-in a fresh process: the full table, the core columns, from the cache, and with the peer. Prints CPU seconds, peak memory and
-ratios. The peer is a Python that has `traceinsight` installed (it needs pandas; Stepscope does not install it).
+Makes a trace of about 1 GB (4 million records) by repeating a real one with shifted times and ids, then loads it, each
+time in a fresh process: the full table, the core columns, from the cache, and with the peer. Prints CPU seconds, peak
+memory and ratios. The peer is a Python that has `traceinsight` installed (Stepscope does not install it).
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ print(json.dumps({"cpu_s": done[0], "wall_s": done[1], "rows": len(analysis.t.ge
 """
 
 
-def enlarge(trace: Path, out: Path, megabytes: int) -> tuple[int, int]:
-    """Write `trace` again and again, later each time; returns copies and raw bytes."""
-    text = gzip.open(trace).read()
+def enlarge(trace: Path, out: Path, megabytes: int, *, all_steps: bool = False) -> tuple[int, int]:
+    """Write `trace` again and again, later each time; returns copies and raw bytes.
+
+    Only the first copy has steps unless all are asked for: the peer assigns steps in a loop over events and steps,
+    which would be most of its time in a trace with hundreds of them.
+    """
+    text = gzip.decompress(trace.read_bytes())
     begin = text.index(b'"traceEvents"')
     begin = text.index(b"[", begin) + 1
     end = text.rindex(b"]", 0, text.rindex(b"}")) if b'"traceName"' not in text else _end_of_events(text)
@@ -87,6 +91,8 @@ def enlarge(trace: Path, out: Path, megabytes: int) -> tuple[int, int]:
                     piece.append(b"%d" % (int(number) + copy * (steps if is_step else biggest)))
             piece.append(last)
             written = b"".join(piece) + (b"," if copy + 1 < copies else b"")
+            if copy and not all_steps:
+                written = written.replace(b'"ProfilerStep#', b'"profiled step#')
             raw += len(written)
             file.write(written)
         file.write(tail)
@@ -107,9 +113,11 @@ def run(python: str, code: str, *arguments: str) -> dict[str, float]:
 
 
 def show(name: str, result: dict[str, float], peer: dict[str, float] | None) -> None:
-    line = f"{name:28} {result['cpu_s']:8.2f} s CPU {result['wall_s']:8.2f} s {result['peak_mb']:7.0f} MB {result['rows']:9.0f} rows"
+    line = f"{name:28} {result['cpu_s']:8.2f} s CPU {result['wall_s']:8.2f} s {result['peak_mb']:7.0f} MB"
+    line += f" {result['rows']:9.0f} rows"
     if peer and result is not peer:
-        line += f"   peer / this: CPU {peer['cpu_s'] / result['cpu_s']:6.1f}, memory {peer['peak_mb'] / result['peak_mb']:5.1f}"
+        cpu, memory = peer["cpu_s"] / result["cpu_s"], peer["peak_mb"] / result["peak_mb"]
+        line += f"   peer / this: CPU {cpu:6.1f}, memory {memory:5.1f}"
     print(line, flush=True)
 
 
@@ -120,15 +128,17 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1070)
     parser.add_argument("--peer", default=os.environ.get("STEPSCOPE_PEER_PYTHON"))
     parser.add_argument("--keep", type=Path, help="make the large trace here and keep it")
+    parser.add_argument("--all-steps", action="store_true", help="every copy brings its steps")
     parser.add_argument("--repeat", type=int, default=1)
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="stepscope-trace-load-"))
     folder.mkdir(parents=True, exist_ok=True)
-    large = folder / f"large-{options.megabytes}.json.gz"
+    large = folder / f"large-{options.megabytes}{'-steps' if options.all_steps else ''}.json.gz"
     try:
         if not large.exists():
-            copies, raw = enlarge(options.trace, large, options.megabytes)
-            print(f"{copies} copies of {options.trace.name}: {raw / 1e6:.0f} MB raw, {large.stat().st_size / 1e6:.0f} MB packed")
+            copies, raw = enlarge(options.trace, large, options.megabytes, all_steps=options.all_steps)
+            packed = large.stat().st_size / 1e6
+            print(f"{copies} copies of {options.trace.name}: {raw / 1e6:.0f} MB raw, {packed:.0f} MB packed")
         # Compiling is paid once a machine; a small trace is enough to have it done.
         small = folder / "small.json.gz"
         enlarge(options.trace, small, 20)

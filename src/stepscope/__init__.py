@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepscope.store import StoredRun, find_run, list_runs, query_runs, verify_run
     from stepscope.system import collect_system, diagnose
     from stepscope.traces import TraceSet, read_traces
+    from stepscope.traces.recording import record, step
 
 _HOMES = {
     "MeasureSettings": "measure",
@@ -34,6 +35,8 @@ _HOMES = {
     "measure": "measure",
     "query_runs": "store",
     "read_traces": "traces",
+    "record": "traces.recording",
+    "step": "traces.recording",
     "verify_run": "store",
 }
 
@@ -51,6 +54,8 @@ __all__ = [
     "measure",
     "query_runs",
     "read_traces",
+    "record",
+    "step",
     "verify_run",
 ]
 

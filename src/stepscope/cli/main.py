@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("stepscope.cli.compare", "Say for each case of two runs: better, worse, no difference found."),
     "check": ("stepscope.cli.check", "Fail when a run is slower than its baseline; for CI."),
     "ab": ("stepscope.cli.ab", "Measure two sides interleaved, in repeated fresh processes."),
+    "trace": ("stepscope.cli.trace", "Read traces, explain where a step went, compare, convert, link, record."),
     "costs": ("stepscope.cli.costs", "Fit cost models to measured runs."),
     "launch": ("stepscope.cli.launch", "Start ranks on several hosts, or on a cluster in one machine."),
 }  # fmt: skip

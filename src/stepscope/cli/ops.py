@@ -5,19 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
-from stepscope.cli.execute import Addition, Job, open_job, run_stored
+from stepscope.cli.execute import Addition, Job, measure_inline, open_job, run_stored
 from stepscope.cli.options import json_option, make_settings, measure_options, resume_option, store_option
 from stepscope.cli.output import emit, narrate
-from stepscope.errors import ExitCode, StoreWriteError, UsageError, unknown_name
+from stepscope.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.records import Case
 from stepscope.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from stepscope.ops.trace_comparison import StoredTrace
     from stepscope.store import StoredRun
 
 SHOWN_CASES = 40
@@ -60,6 +61,10 @@ def ops_options(function: Any) -> Any:
 @click.option("--call", "target", metavar="TARGET", help="Any operator: aten::NAME, a schema, or torch.NAME.")
 @click.option("--args", "arguments", metavar="TEXT", help="Arguments of --call: 'float32[128,64] float32[64,8] 2'.")
 @click.option("--build", "building", metavar="TEXT", help="Arguments that build the module of --call torch.nn.NAME.")
+@click.option("--from-trace", "trace_path", type=click.Path(path_type=Path), metavar="PATH",
+              help="The operators of a trace with their shapes: timeline, execution trace, or a folder.")  # fmt: skip
+@click.option("--trace-rank", type=click.IntRange(0), help="Of a recording of several ranks [default: the first].")
+@click.option("--top", type=click.IntRange(1), help="Of --from-trace: only so many, those that take most of its time.")
 @click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="[default: the preset's own, else float32]")
 @click.option("--pass", "directions", multiple=True, metavar="PASS", help="[default: the preset's own, else forward]")
 @click.option("--cache", "caches", multiple=True, type=click.Choice(["warm", "cold"]),
@@ -81,6 +86,9 @@ def ops(
     target: str | None,
     arguments: str | None,
     building: str | None,
+    trace_path: Path | None,
+    trace_rank: int | None,
+    top: int | None,
     dtypes: tuple[str, ...],
     directions: tuple[str, ...],
     caches: tuple[str, ...],
@@ -116,8 +124,49 @@ def ops(
         cases += call_cases(
             target, arguments or "", build=building or "", dtypes=dtypes, directions=directions, draws=draws, **common
         )
-    title = "-".join(dict.fromkeys([*names, *(path.stem for path in case_files), *(["call"] if target else [])]))
-    return measure_cases(cases, title, resume=resume, store=store, as_json=as_json, **how)
+    trace = None
+    if trace_path is not None:
+        if dtypes or directions:
+            raise UsageError("a trace says dtypes and passes itself", hint="leave --dtype and --pass out",
+                             where="--from-trace")  # fmt: skip
+        trace = read_trace(trace_path, rank=trace_rank, top=top, **common)
+        cases += trace.cases
+    elif trace_rank is not None or top is not None:
+        raise UsageError("--trace-rank and --top belong to --from-trace", hint="name the trace: --from-trace PATH")
+    parts = [*names, *(path.stem for path in case_files), *(["call"] if target else []), *(["trace"] if trace else [])]
+    return measure_cases(
+        cases, "-".join(dict.fromkeys(parts)), trace=trace, resume=resume, store=store, as_json=as_json, **how
+    )
+
+
+class TraceCases(NamedTuple):
+    """Cases of a trace, and what is kept of it."""
+
+    cases: list[Case]
+    stored: StoredTrace
+    listing: str
+    """What is in it, for a dry run."""
+
+
+def read_trace(
+    path: Path, *, rank: int | None, top: int | None, device: str, caches: Sequence[str], compiled: bool
+) -> TraceCases:
+    from stepscope.ops.from_trace import cases_of_trace, find_trace_files, read_traced_calls
+    from stepscope.ops.trace_comparison import format_calls, store_trace
+
+    require_device(device)
+    files = find_trace_files(path, rank=rank)
+    traced = read_traced_calls(files, device=device)
+    cases, stands_for = cases_of_trace(traced, device=device, caches=caches, compiled=compiled, top=top)
+    if not cases:
+        reasons = dict.fromkeys(call.skip for call in traced.calls if call.skip)
+        raise BadInputError(
+            f"no operator of this trace can be run again: {next(iter(reasons), None) or 'it holds none'}",
+            hint="record with `stepscope trace record`, which keeps shapes and the execution trace",
+            where=str(path),
+        )
+    stored = store_trace(traced, stands_for)
+    return TraceCases(cases, stored, format_calls(stored))
 
 
 @click.command("suite")
@@ -171,6 +220,7 @@ def measure_cases(
     cases: Sequence[Case],
     title: str,
     *,
+    trace: TraceCases | None = None,
     resume: str | None,
     store: Path,
     as_json: bool,
@@ -184,33 +234,63 @@ def measure_cases(
     **limits: Any,
 ) -> int:
     """Measure the cases (ceilings first), or only list them; then write the table that was asked for."""
+    from stepscope.ops.trace_comparison import read_stored_trace
+
     limits.pop("compiled")
     processes = limits.pop("processes")
     require_device(device)
     if table is not None:
         require_table_path(table)
     settings = make_settings(**limits)
+    # Calls that a trace names are given random numbers: their sums cancel, and float64 then says nothing about them.
+    check = not no_check and trace is None
     listed = list(cases)
     if listed and ceilings:
         from stepscope.ops import make_ceiling_cases
 
         listed = make_ceiling_cases([str(case.parameters["dtype"]) for case in cases], device) + listed
     if dry_run:
-        return show_plan(listed, device=device, settings=settings, check=not no_check, as_json=as_json)
+        return show_plan(listed, device=device, settings=settings, check=check, trace=trace, as_json=as_json)
     job = None
     if listed:
         request = {
             "device": device,
             "processes": processes,
             "settings": msgspec.to_builtins(settings),
-            "check": not no_check,
+            "check": check,
             "kernels": kernels,
             "graph": graph,
             "table": str(table.resolve()) if table is not None else None,
         }
+        if trace is not None:
+            request["from_trace"] = msgspec.to_builtins(trace.stored)
         job = Job("ops", title[:40], listed, request)
     stored = open_job(job, store=store, resume=resume, verb="ops")
+    if read_stored_trace(stored.plan.request) is not None and not as_json:
+        # A case's arguments may be lists of hundreds of tensors, which no table of cases has room for.
+        return show_trace_run(measure_stored(stored), table)
     return run_stored(stored, as_json=as_json, finish=lambda run: finish_run(run, table))
+
+
+def measure_stored(stored: StoredRun) -> StoredRun:
+    processes = int(stored.plan.request.get("processes", 1))
+    if processes > 1:
+        from stepscope.launch import measure_in_processes
+
+        measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
+    else:
+        measure_inline(stored)
+    return type(stored)(stored.folder)
+
+
+def show_trace_run(run: StoredRun, table: Path | None) -> int:
+    """A trace's own times beside what was measured; the exit code is 1 when a case failed."""
+    results = [case.result for case in run.cases()]
+    noticed = sum(1 for result in results if result.notices)
+    emit(None, f"{finish_run(run, table).text}\nrun: {run.folder}", as_json=False)
+    if noticed:
+        narrate(f"{noticed} of {len(results)} cases have notices: stepscope report {run.folder}")
+    return ExitCode.FAILED if any(result.status == "failed" for result in results) else ExitCode.DONE
 
 
 def require_device(name: str) -> None:
@@ -222,8 +302,9 @@ def require_device(name: str) -> None:
 
 
 def finish_run(run: StoredRun, table: Path | None) -> Addition:
-    """The kernel table that was asked for, and one score for each benchmark of a suite that the run holds."""
+    """The kernel table that was asked for, one score for each benchmark of a suite, and a trace's own times beside."""
     from stepscope.ops.suites import format_rows, score_rows
+    from stepscope.ops.trace_comparison import compare_with_trace, format_comparison, read_stored_trace
 
     data: dict[str, Any] = {}
     if table is not None:
@@ -232,7 +313,13 @@ def finish_run(run: StoredRun, table: Path | None) -> Addition:
     scores = score_rows(run.cases())
     if scores:
         data["suite"] = [score._asdict() for score in scores]
-    return Addition(data, format_rows(scores))
+    text = format_rows(scores)
+    trace = read_stored_trace(run.plan.request)
+    if trace is not None:
+        comparison = compare_with_trace(trace, run.cases())
+        data["trace"] = msgspec.to_builtins(comparison)
+        text = "\n".join(filter(None, [text, format_comparison(comparison)]))
+    return Addition(data, text)
 
 
 def require_table_path(table: Path) -> None:
@@ -260,7 +347,9 @@ def _write_table(run: StoredRun, table: Path) -> int:
         raise StoreWriteError(error.message, hint=hint, where=str(table)) from error
 
 
-def show_plan(cases: Sequence[Case], *, device: str, settings: Any, check: bool, as_json: bool) -> int:
+def show_plan(
+    cases: Sequence[Case], *, device: str, settings: Any, check: bool, trace: TraceCases | None = None, as_json: bool
+) -> int:
     from stepscope.ops.estimate import estimate_cases
 
     if not cases:
@@ -287,7 +376,11 @@ def show_plan(cases: Sequence[Case], *, device: str, settings: Any, check: bool,
         }
         for one in planned
     ]
-    emit({"cases": data, "total_s": total_s}, "\n".join(lines), as_json=as_json)
+    content: dict[str, Any] = {"cases": data, "total_s": total_s}
+    if trace is not None:
+        content["trace"] = msgspec.to_builtins(trace.stored)
+        lines = [trace.listing, lines[-1]]
+    emit(content, "\n".join(lines), as_json=as_json)
     return ExitCode.DONE
 
 

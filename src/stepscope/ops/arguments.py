@@ -1,8 +1,9 @@
 """Arguments of any call as text: canonical JSON in records, a short form for people.
 
 A tensor is `{"tensor": [128, 64]}`, with `dtype` where it does not take the case's, `high` (and `low`) for whole
-numbers drawn below a bound, and `"grad": false` where no gradient is wanted. `{"dtype": "float16"}`,
-`{"device": "cuda"}` and `{"number": "-inf"}` stand for what JSON cannot say.
+numbers drawn below a bound, `"ramp": [factor, divisor]` where the i-th of them is factor · (i // divisor), `strides`
+(in elements) where it is not laid out row by row, and `"grad": false` where no gradient is wanted.
+`{"dtype": "float16"}`, `{"device": "cuda"}` and `{"number": "-inf"}` stand for what JSON cannot say.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 ELEMENT_BYTES = {
@@ -29,7 +30,7 @@ LARGEST_WHOLE = 2**63
 
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _KEYS = {
-    "tensor": {"tensor", "dtype", "high", "low", "grad"},
+    "tensor": {"tensor", "dtype", "high", "low", "grad", "strides", "ramp"},
     "dtype": {"dtype"},
     "device": {"device"},
     "number": {"number"},
@@ -45,12 +46,35 @@ class TensorSpec(NamedTuple):
     low: int
     high: int
     grad: bool
+    strides: tuple[int, ...] | None = None
+    """In elements; None: row by row."""
+    ramp: tuple[int, int] | None = None
+    """Factor and divisor of whole numbers that rise; None: they are drawn."""
+
+    @property
+    def elements(self) -> int:
+        """Those in memory: an expanded tensor shows some of them several times."""
+        if self.strides is None:
+            return math.prod(self.size)
+        return math.prod(size for size, stride in zip(self.size, self.strides, strict=True) if stride or not size)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last."""
+        return reach(self.size, self.strides) if self.strides is not None else math.prod(self.size)
 
     def bytes_in(self, dtype: str) -> int:
-        return math.prod(self.size) * ELEMENT_BYTES[self.dtype or dtype]
+        return self.elements * ELEMENT_BYTES[self.dtype or dtype]
 
     def is_float(self, dtype: str) -> bool:
         return (self.dtype or dtype) in FLOAT_NAMES
+
+
+def reach(size: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last of a tensor that is laid out so."""
+    if 0 in size:
+        return 0
+    return 1 + sum((one - 1) * stride for one, stride in zip(size, strides, strict=True))
 
 
 def read_list(text: str, what: str) -> list[Any]:
@@ -124,6 +148,22 @@ def _check_tensor(value: dict[str, Any], what: str) -> None:
         raise ValueError(f"{what} holds a tensor whose shape is not a list of whole numbers")
     if math.prod(size) > LARGEST_TENSOR:
         raise ValueError(f"{what} holds a tensor of more than {LARGEST_TENSOR} elements")
+    strides = value.get("strides", [0] * len(size))
+    if (
+        not isinstance(strides, list)
+        or len(strides) != len(size)
+        or not all(_is_whole(one) and 0 <= one <= LARGEST_TENSOR for one in strides)
+        or reach(size, strides) > LARGEST_TENSOR
+    ):
+        raise ValueError(f"{what} holds a tensor whose strides are not one whole number for each of its dimensions")
+    ramp = value.get("ramp", [0, 1])
+    if (
+        not isinstance(ramp, list)
+        or len(ramp) != 2
+        or not all(_is_whole(one) and 0 <= one <= LARGEST_TENSOR for one in ramp)
+        or not ramp[1]
+    ):
+        raise ValueError(f"{what} holds a tensor whose ramp is not a factor and a divisor above 0")
     low = value.get("low", 0)
     high = value.get("high", low + DEFAULT_HIGH if _is_whole(low) else low)
     if not _is_whole(low) or not _is_whole(high) or not -LARGEST_WHOLE <= low < high < LARGEST_WHOLE:
@@ -154,6 +194,8 @@ def find_tensors(value: Any, name: str) -> Iterator[TensorSpec]:
             low=value.get("low", 0),
             high=value.get("high", value.get("low", 0) + DEFAULT_HIGH),
             grad=value.get("grad", True),
+            strides=tuple(value["strides"]) if "strides" in value else None,
+            ramp=(value["ramp"][0], value["ramp"][1]) if "ramp" in value else None,
         )
 
 

@@ -76,14 +76,24 @@ def is_module(target: str) -> bool:
 
 def make_tensor(spec: TensorSpec, maker: Maker) -> torch.Tensor:
     """Its own memory: a call may write to what it is given."""
+    if spec.strides is None:
+        return _draw(spec, spec.size, maker)
+    return _draw(spec, (spec.span,), maker).as_strided(spec.size, spec.strides)
+
+
+def _draw(spec: TensorSpec, size: Sequence[int], maker: Maker) -> torch.Tensor:
     import torch
 
     dtype = maker.dtype if spec.dtype is None else getattr(torch, spec.dtype)
     if dtype.is_floating_point:
-        return _draw_normal(spec.size, dtype, maker)
+        return _draw_normal(size, dtype, maker)
     if dtype == torch.bool:
-        return torch.rand(spec.size, device=maker.device, generator=maker.generator) < 0.5
-    return torch.randint(spec.low, spec.high, spec.size, dtype=dtype, device=maker.device, generator=maker.generator)
+        return torch.rand(size, device=maker.device, generator=maker.generator) < 0.5
+    if spec.ramp is not None:
+        factor, divisor = spec.ramp
+        places = torch.arange(math.prod(size), device=maker.device)
+        return (places // divisor * factor).to(dtype).view(size)
+    return torch.randint(spec.low, spec.high, size, dtype=dtype, device=maker.device, generator=maker.generator)
 
 
 def _draw_normal(size: Sequence[int], dtype: torch.dtype, maker: Maker, *, scale: float = 1.0) -> torch.Tensor:

@@ -70,19 +70,20 @@ def make_key(path: Path, step_marker: str | None) -> CacheKey:
     )
 
 
-def cache_folders(path: Path) -> list[Path]:
-    """Where the cache of this file may be: beside it, or in the user's cache folder."""
+def cache_folders(path: Path, place: int = 0) -> list[Path]:
+    """Where the cache of this file (of its `place`-th rank) may be: beside it, or in the user's cache folder."""
     path = path.resolve()
-    named = f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}-{path.name}"[:200]
+    named = f"{hashlib.sha256(f'{path}:{place}'.encode()).hexdigest()[:24]}-{path.name}"[:200]
     if chosen := os.environ.get(CACHE_VARIABLE):
         return [Path(chosen) / named]
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return [path.parent / BESIDE / f"{path.name}.cache", Path(base) / "stepscope" / "traces" / named]
+    beside = f"{path.name}.{place}.cache" if place else f"{path.name}.cache"
+    return [path.parent / BESIDE / beside, Path(base) / "stepscope" / "traces" / named]
 
 
-def find_cached(path: Path, key: CacheKey) -> Path | None:
+def find_cached(path: Path, key: CacheKey, place: int = 0) -> Path | None:
     """The folder of a cache that was made from this very file; None where there is none."""
-    for folder in cache_folders(path):
+    for folder in cache_folders(path, place):
         facts = _read_facts(folder)
         if facts is not None and facts.key == key:
             return folder
@@ -130,9 +131,9 @@ def _columns(frame: Any) -> dict[str, Array]:
     return {name: frame[name].to_numpy() for name in frame.columns}
 
 
-def write_cache(path: Path, key: CacheKey, timeline: Timeline) -> Path | None:
+def write_cache(path: Path, key: CacheKey, timeline: Timeline, place: int = 0) -> Path | None:
     """Keep a timeline for the next time; None where no folder can be written. A half-written cache never shows."""
-    for folder in cache_folders(path):
+    for folder in cache_folders(path, place):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             aside = Path(tempfile.mkdtemp(prefix=f"{folder.name[:60]}.", suffix=".part", dir=folder.parent))

@@ -53,6 +53,9 @@ def _categories(timeline: Timeline) -> Array:
     category[kernels] = by_code[name[kernels]]
     category[kind == COPY] = CATEGORIES.index("copy")
     category[kind == SET] = CATEGORIES.index("set")
+    # What a reader knows of its own format (an operation's class in XLA, say) is kept.
+    given = timeline.core["category"]
+    category[given >= 0] = given[given >= 0]
     block = timeline.blocks.get("collective")
     if block is not None:
         rows = block.rows[block.columns["collective"] != MISSING]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,6 +17,7 @@ from stepscope.traces.timeline import Timeline
 ENTRY_POINT = "stepscope.trace_formats"
 FAST_FROM_BYTES = 24 << 20
 """Raw size from which the compiled scanner is loaded; below, the careful reader is done sooner."""
+FAST_WHEN_LOADED_FROM_BYTES = 256 << 10
 _PACKED_RATIO = 10
 _TABLE_SHARE = 0.3
 """Bytes of columns for a byte of text, as measured on traces with shapes."""
@@ -31,7 +33,7 @@ class TraceFormat(NamedTuple):
     """One unfinished timeline for each rank or device process in the file."""
 
 
-_BUILT_IN = ("nsys_sqlite", "flight_recorder", "nsys_stats", "xla", "kineto", "call_list")
+_BUILT_IN = ("nsys_sqlite", "flight_recorder", "nsys_stats", "xla", "merged_chrome", "kineto", "call_list")
 """Modules with `sniff` and `read`, in the order in which they are asked: the particular before the general."""
 
 
@@ -39,8 +41,6 @@ def known_formats() -> list[TraceFormat]:
     """Plugins are asked first."""
     formats = [entry.load() for entry in entry_points(group=ENTRY_POINT)]
     for name in _BUILT_IN:
-        if find_spec(f"stepscope.traces.{name}") is None:
-            continue
         module = import_module(f"stepscope.traces.{name}")
         formats.append(TraceFormat(name, module.sniff, _read_kineto if name == "kineto" else module.read))
     return formats
@@ -51,7 +51,8 @@ def _read_kineto(path: Path) -> list[Timeline]:
     from stepscope.traces.source import is_packed
 
     raw = path.stat().st_size * (_PACKED_RATIO if is_packed(path) else 1)
-    if raw >= FAST_FROM_BYTES and find_spec("numba") is not None:
+    least = FAST_WHEN_LOADED_FROM_BYTES if "numba" in sys.modules else FAST_FROM_BYTES
+    if raw >= least and find_spec("numba") is not None:
         from stepscope.traces.kineto_fast import read_kineto_fast
 
         return [read_kineto_fast(path, folder=_folder_for(raw))]

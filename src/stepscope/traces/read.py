@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.errors import BadInputError, UsageError
 from stepscope.traces.timeline import Timeline
@@ -44,10 +44,10 @@ def read_core(path: Path) -> Timeline:
     return read_kineto_fast(path, columns=CORE_COLUMNS)
 
 
-def load_timeline(path: Path | str, *, step_marker: str | None = None, cache: bool = True) -> Timeline:
+def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None = None, cache: bool = True) -> Timeline:
     """As `read_timeline`, from the cache where the file has not changed; writes the cache after a first read.
 
-    Files of several ranks, and machines without polars, are read each time.
+    `place` chooses among the ranks of a file that holds several. Machines without polars read each time.
     """
     from importlib.util import find_spec
 
@@ -56,15 +56,15 @@ def load_timeline(path: Path | str, *, step_marker: str | None = None, cache: bo
     path = Path(path)
     check_file(path)
     if not cache or find_spec("polars") is None:
-        return read_timeline(path, step_marker=step_marker)
+        return read_timelines(path, step_marker=step_marker)[place]
     key = make_key(path, step_marker)
-    folder = find_cached(path, key)
+    folder = find_cached(path, key, place)
     if folder is not None and (kept := load_cached(folder)) is not None:
         return kept
     timelines = read_timelines(path, step_marker=step_marker)
-    if len(timelines) == 1:
-        write_cache(path, key, timelines[0])
-    return timelines[0]
+    for number, timeline in enumerate(timelines):
+        write_cache(path, key, timeline, number)
+    return timelines[place]
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,10 @@ class TraceSet:
     """Traces of one job, one entry a rank; each is loaded when it is asked for and not kept."""
 
     paths: Sequence[Path]
-    """In order of rank."""
+    """In order of rank; a file that holds several ranks is there for each."""
     ranks: Sequence[int]
+    places: Sequence[int]
+    """Which of the ranks in its file each is."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Files of the folder that are no timelines, and why."""
     step_marker: str | None = None
@@ -86,12 +88,17 @@ class TraceSet:
         return (self.timeline(rank) for rank in self.ranks)
 
     def path(self, rank: int) -> Path:
-        return self.paths[self.ranks.index(rank)]
+        return self.paths[self._place(rank)]
+
+    def place(self, rank: int) -> int:
+        return self.places[self._place(rank)]
 
     def timeline(self, rank: int | None = None) -> Timeline:
         """Of one rank; of the first where none is named."""
         place = 0 if rank is None else self._place(rank)
-        loaded = load_timeline(self.paths[place], step_marker=self.step_marker, cache=self.cache)
+        loaded = load_timeline(
+            self.paths[place], place=self.places[place], step_marker=self.step_marker, cache=self.cache
+        )
         return loaded if loaded.rank == self.ranks[place] else replace(loaded, rank=self.ranks[place])
 
     def _place(self, rank: int) -> int:
@@ -120,12 +127,12 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
     Only the beginnings of the files are looked at here; `timeline` and `table` read them.
     """
     files, named = _find_files(path)
-    found: list[tuple[int | None, Path]] = []
+    found: list[_Entry] = []
     left_out: dict[str, str] = {}
     for file in files:
         reason = _why_not(file)
         if reason is None:
-            found.append((find_rank(file), file))
+            found += _list_ranks_of(file)
         elif named:
             raise BadInputError(reason, hint="docs/trace-formats.md lists what can be read", where=str(file))
         else:
@@ -138,10 +145,11 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
             where=str(path),
         )
     ranks = _number_ranks(found)
-    order = sorted(range(len(found)), key=lambda place: ranks[place])
+    order = sorted(range(len(found)), key=lambda number: ranks[number])
     return TraceSet(
-        paths=[found[place][1] for place in order],
-        ranks=[ranks[place] for place in order],
+        paths=[found[number].path for number in order],
+        ranks=[ranks[number] for number in order],
+        places=[found[number].place for number in order],
         left_out=left_out,
         step_marker=step_marker,
         cache=cache,
@@ -188,12 +196,32 @@ def find_rank(path: Path) -> int | None:
     return int(found[1]) if found else rank_in_name(path)
 
 
-def _number_ranks(found: list[tuple[int | None, Path]]) -> list[int]:
+class _Entry(NamedTuple):
+    rank: int | None
+    path: Path
+    place: int
+
+
+def _list_ranks_of(path: Path) -> list[_Entry]:
+    """A Chrome trace holds one rank and its beginning tells which; files of other formats are read for it."""
+    from stepscope.traces.formats import require_format
+
+    found = require_format(path)
+    if found.name == "kineto":
+        return [_Entry(find_rank(path), path, 0)]
+    timelines = found.read(path)
+    several = len(timelines) > 1
+    return [
+        _Entry(number if several and t.rank is None else t.rank, path, number) for number, t in enumerate(timelines)
+    ]
+
+
+def _number_ranks(found: list[_Entry]) -> list[int]:
     """Every file gets a rank; two of one rank are an error that names both."""
     if len(found) == 1:
-        return [found[0][0] or 0]
+        return [found[0].rank or 0]
     seen: dict[int, Path] = {}
-    for rank, path in found:
+    for rank, path, _ in found:
         if rank is None:
             raise BadInputError(
                 "says nothing of its rank, in content or name", hint="name it like trace_rank3.json", where=str(path)
@@ -205,7 +233,7 @@ def _number_ranks(found: list[tuple[int | None, Path]]) -> list[int]:
                 where=str(path),
             )
         seen[rank] = path
-    return [rank for rank, _ in found if rank is not None]
+    return [rank for rank, _, _ in found if rank is not None]
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:

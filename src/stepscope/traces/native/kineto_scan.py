@@ -634,7 +634,11 @@ def scan(work: int, begin: int, size: int) -> int:
                 else:
                     put_number(row + 8 * number_at(work + DEVICE_AT), -1)
                 if number_at(work + WANTS_THREADS):
-                    if byte_at(pid_begin) > 57 or byte_at(tid_begin) > 57 or QUOTE in (byte_at(pid_begin), byte_at(tid_begin)):
+                    if (
+                        byte_at(pid_begin) > 57
+                        or byte_at(tid_begin) > 57
+                        or QUOTE in (byte_at(pid_begin), byte_at(tid_begin))
+                    ):
                         usual = False  # threads with anything but a number are few
                     else:
                         thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)

@@ -1,0 +1,108 @@
+"""The least delays of a machine, measured in the trace itself: launch, stream order, return of a blocking call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.analyze.critical.columns import core
+from stepscope.traces.timeline import Timeline
+
+if TYPE_CHECKING:
+    from stepscope.analyze.critical.kinds import Mask, Whole
+    from stepscope.analyze.critical.rows import Devices
+
+LOW = 0.01
+"""Which quantile stands for the least: the clocks of host and device are fitted, so the very least is noise."""
+USUAL = 0.95
+"""Up to this quantile a delay counts as usual for its edge; what is above is unexplained."""
+MOST_USUAL_NS = 50_000
+"""No usual delay is longer, whatever a trace with holes seems to say."""
+FALLBACK_STREAM_NS = 1_000
+QUEUE_LIMIT = 1_024
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
+    """Delays in ns. The lower ones are what a dependency costs at least, the others what is usual on top of it."""
+
+    launch_ns: dict[str, int] = {}
+    """Name of the call → from its start to the start of its work on an idle stream."""
+    launch_other_ns: int = 0
+    """For calls that never met an idle stream."""
+    launch_usual_ns: int = 0
+    stream_ns: int = FALLBACK_STREAM_NS
+    """From the end of one piece of work to the start of the next that was already waiting."""
+    stream_usual_ns: int = 0
+    event_ns: int = 0
+    """From the end of work to the start of work on another stream that waited for its event."""
+    sync_ns: int | None = None
+    """From the end of work to the return of the call that waited for it. None: measured in the window."""
+    sync_usual_ns: int = 0
+    call_ns: dict[str, int] = {}
+    """Name of a blocking call → what it takes when there is nothing to wait for."""
+    queue_limit: int = QUEUE_LIMIT
+    """How many launches a stream holds before the next one has to wait; 0: no limit known."""
+
+
+def least(delays: Whole) -> int:
+    import numpy as np
+
+    return int(np.quantile(delays, LOW, method="lower")) if len(delays) else 0
+
+
+def usual(delays: Whole) -> int:
+    """What is usual above the least."""
+    import numpy as np
+
+    if not len(delays):
+        return 0
+    return min(int(np.quantile(delays, USUAL, method="higher")) - least(delays), MOST_USUAL_NS)
+
+
+def measure_constants(timeline: Timeline, queues: Devices) -> Constants:
+    """From all steps of a trace; `queues` is its device work on the clock of the trace."""
+    import numpy as np
+
+    free_from = free_times(queues)
+    launched = (queues.call >= 0) & queues.alone
+    idle = launched & (free_from <= queues.called) & (queues.start >= queues.called)
+    latency = (queues.start - queues.called)[idle]
+    name = core(timeline, "name")[queues.call[idle]]
+    by_call = {timeline.texts[code]: least(latency[name == code]) for code in np.unique(name).tolist()}
+    gap = (queues.start - free_from)[queued(queues, free_from, least(latency))]
+    return Constants(
+        launch_ns=by_call,
+        launch_other_ns=min(by_call.values(), default=least((queues.start - queues.called)[launched])),
+        launch_usual_ns=usual(latency),
+        stream_ns=least(gap) if len(gap) else FALLBACK_STREAM_NS,
+        stream_usual_ns=usual(gap),
+    )
+
+
+def free_times(queues: Devices) -> Whole:
+    """When everything before a piece of work on its stream had ended; the least number for the first one."""
+    import numpy as np
+
+    free = np.full(len(queues), np.iinfo(np.int64).min // 2, np.int64)
+    for mine in queues.queues():
+        free[mine.start + 1 : mine.stop] = np.maximum.accumulate(queues.end[mine])[:-1]
+    return free
+
+
+def queued(queues: Devices, free_from: Whole, latency: int) -> Mask:
+    """Work that was waiting on its stream when what was before it ended."""
+    waiting: Mask = (queues.call >= 0) & (queues.called + latency <= free_from) & (queues.start >= free_from)
+    return waiting
+
+
+def launch_latencies(timeline: Timeline, constants: Constants, calls: Whole) -> Whole:
+    """The least latency for each launching call (rows)."""
+    import numpy as np
+
+    names = core(timeline, "name")[calls]
+    delays = np.full(len(calls), constants.launch_other_ns, np.int64)
+    for code in np.unique(names).tolist():
+        if code >= 0:
+            delays[names == code] = constants.launch_ns.get(timeline.texts[code], constants.launch_other_ns)
+    return delays

@@ -1,0 +1,310 @@
+"""The critical path: the chain of what was waited for, from the end of the window back to its start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from stepscope.analyze.critical import kinds
+from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
+from stepscope.analyze.critical.latencies import Constants
+from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph_of_ranks
+from stepscope.analyze.critical.schedule import Checks, Schedule, check_graph, find_slack, path_edges, retime
+from stepscope.traces.timeline import Timeline
+from stepscope.units import format_share
+
+if TYPE_CHECKING:
+    from stepscope.analyze.critical.kinds import Whole
+
+NS = 1e-9
+NO_EVENT = "(no event)"
+MOST_NAMES = 40
+"""How many names are listed: those that take longest."""
+MUCH_UNEXPLAINED = 0.05
+
+
+class PathSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of the path that belongs to one event."""
+
+    name: str
+    kind: str
+    """One of COSTS."""
+    start_ns: int
+    end_ns: int
+    row: int | None
+    """Of the timeline of its rank; None: no event."""
+    rank: int
+    """Index of the timeline."""
+
+
+class PathShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one name takes of the path, for one kind of time."""
+
+    name: str
+    kind: str
+    time_s: float
+    share: float
+    count: int
+
+
+class NameSlack(msgspec.Struct, frozen=True, kw_only=True):
+    """How near to the path the device work of one name is."""
+
+    name: str
+    kind: str
+    count: int
+    time_s: float
+    on_path_s: float
+    least_slack_s: float
+    """The smallest time by which one of them could end later without making the step longer."""
+
+
+class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a profiled step; its length is that of the window."""
+
+    step: int | None
+    """None: the whole trace."""
+    ranks: list[int | None]
+    window_start_ns: int
+    window_end_ns: int
+    length_s: float
+    host_s: float
+    """On the path, of the host; the rest is device work, delays between the two, and unexplained."""
+    device_s: float
+    by_kind_s: dict[str, float]
+    """Every one of COSTS; they sum to the length."""
+    by_rank_s: list[float]
+    """How long the path runs on each rank."""
+    by_name: list[PathShare]
+    segments: list[PathSegment]
+    """In order of time; empty where only the sums were asked for."""
+    slack: list[NameSlack]
+    checks: Checks
+    constants: list[Constants]
+    """Delays, one set a rank."""
+    notes: list[str]
+    """What to know before believing it."""
+
+
+class Stretches(NamedTuple):
+    """The path as columns: what was spent between two nodes, split where a part of it is unexplained."""
+
+    start: Whole
+    length: Whole
+    cost: Whole
+    row: Whole
+    rank: Whole
+
+
+def critical_path(timeline: Timeline, step: int | None = None, *, constants: Constants | None = None) -> CriticalPath:
+    """Of one rank's step, or of the whole trace."""
+    return describe_path(build_graph(timeline, step, constants=constants))
+
+
+def critical_path_of_ranks(
+    timelines: Sequence[Timeline],
+    matches: Sequence[Sequence[tuple[int, int]]],
+    step: int | None = None,
+    *,
+    offsets_ns: Sequence[int] | None = None,
+    constants: Constants | None = None,
+) -> CriticalPath:
+    """Through all ranks: where one waited for another in a collective, the path changes rank.
+
+    `matches`: for each collective its members as (index of the timeline, row). `offsets_ns`: what to add to each rank's
+    times to have them on one clock.
+    """
+    graph = build_graph_of_ranks(timelines, matches, step=step, offsets_ns=offsets_ns, constants=constants)
+    return describe_path(graph)
+
+
+def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segments: bool = True) -> CriticalPath:
+    """The path of a schedule (that of the trace unless one is given) as a record."""
+    measured = retime(graph)
+    checks = check_graph(graph, measured, path_edges(graph, measured))
+    shown = measured if schedule is None else schedule
+    edges = path_edges(graph, shown)
+    stretches = path_stretches(graph, shown, edges)
+    by_kind = kind_totals(stretches)
+    return CriticalPath(
+        step=graph.step,
+        ranks=[timeline.rank for timeline in graph.timelines],
+        window_start_ns=graph.start_ns,
+        window_end_ns=graph.start_ns + shown.length_ns,
+        length_s=shown.length_ns * NS,
+        host_s=sum(by_kind[COSTS[cost]] for cost in HOST_COSTS) * NS,
+        device_s=sum(by_kind[COSTS[cost]] for cost in WORK_COSTS) * NS,
+        by_kind_s={kind: total * NS for kind, total in by_kind.items()},
+        by_rank_s=_by_rank(graph, stretches),
+        by_name=_by_name(graph, stretches),
+        segments=_segments(graph, stretches) if segments else [],
+        slack=_slack_by_name(graph, shown, edges),
+        checks=checks,
+        constants=list(graph.constants),
+        notes=_notes(graph, checks),
+    )
+
+
+def path_stretches(graph: StepGraph, schedule: Schedule, edges: Whole) -> Stretches:
+    """Edges of the path as stretches of time, in order; those of no length are left out."""
+    import numpy as np
+
+    own, rest = schedule.weight[edges], schedule.unexplained[edges]
+    begin = schedule.time[graph.edges.source[edges]]
+    # What is unexplained comes first: the delay that is known leads up to the event.
+    start = np.stack((begin, begin + rest), 1).ravel()
+    length = np.stack((rest, own), 1).ravel()
+    cost = np.stack((np.full(len(edges), kinds.C_UNEXPLAINED), graph.edges.cost[edges]), 1).ravel()
+    row, rank = np.repeat(graph.edges.row[edges], 2), np.repeat(graph.edges.rank[edges], 2)
+    there = length != 0
+    return Stretches(*(column[there] for column in (start, length, cost, row, rank)))
+
+
+def kind_totals(stretches: Stretches) -> dict[str, int]:
+    """Nanoseconds of each of COSTS."""
+    import numpy as np
+
+    totals = np.zeros(len(COSTS), np.int64)
+    np.add.at(totals, stretches.cost, stretches.length)
+    return dict(zip(COSTS, totals.tolist(), strict=True))
+
+
+def _by_rank(graph: StepGraph, stretches: Stretches) -> list[float]:
+    import numpy as np
+
+    totals = np.zeros(len(graph.timelines), np.int64)
+    np.add.at(totals, stretches.rank, stretches.length)
+    return [total * NS for total in totals.tolist()]
+
+
+def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:
+    """Codes of names; −1 where there is no event."""
+    import numpy as np
+
+    names = graph.timelines[rank].core["name"]
+    return np.where(rows >= 0, names[rows], -1).astype(np.int64)
+
+
+def _by_name(graph: StepGraph, stretches: Stretches) -> list[PathShare]:
+    import numpy as np
+
+    totals: dict[tuple[str, int], list[int]] = {}
+    for rank, timeline in enumerate(graph.timelines):
+        mine = stretches.rank == rank
+        key = (_names(graph, rank, stretches.row[mine]) + 1) * len(COSTS) + stretches.cost[mine]
+        found, place, count = np.unique(key, return_inverse=True, return_counts=True)
+        sums = np.zeros(len(found), np.int64)
+        np.add.at(sums, place, stretches.length[mine])
+        for code, total, number in zip(found.tolist(), sums.tolist(), count.tolist(), strict=True):
+            name, cost = divmod(code, len(COSTS))
+            entry = totals.setdefault((timeline.texts[name - 1] if name else NO_EVENT, cost), [0, 0])
+            entry[0] += total
+            entry[1] += number
+    whole = int(stretches.length.sum()) or 1
+    ranked = sorted(totals.items(), key=lambda item: -item[1][0])
+    return [
+        PathShare(name=name, kind=COSTS[cost], time_s=total * NS, share=total / whole, count=number)
+        for (name, cost), (total, number) in ranked[:MOST_NAMES]
+    ]
+
+
+def _segments(graph: StepGraph, stretches: Stretches) -> list[PathSegment]:
+    """Neighbours of one event and kind become one."""
+    import numpy as np
+
+    start, length, cost, row, rank = stretches
+    if not len(start):
+        return []
+    same = (
+        (row[1:] == row[:-1]) & (cost[1:] == cost[:-1]) & (rank[1:] == rank[:-1]) & (start[1:] == (start + length)[:-1])
+    )
+    first = np.flatnonzero(np.append(True, ~same))
+    last = np.append(first[1:], len(start)) - 1
+    begins = (graph.start_ns + start[first]).tolist()
+    ends = (graph.start_ns + (start + length)[last]).tolist()
+    texts = [timeline.texts for timeline in graph.timelines]
+    codes = np.full(len(first), -1, np.int64)
+    for index in range(len(graph.timelines)):
+        mine = rank[first] == index
+        codes[mine] = _names(graph, index, row[first][mine])
+    return [
+        PathSegment(
+            name=texts[member][code] if code >= 0 else NO_EVENT,
+            kind=COSTS[kind],
+            start_ns=begin,
+            end_ns=end,
+            row=number if number >= 0 else None,
+            rank=member,
+        )
+        for begin, end, kind, number, member, code in zip(
+            begins, ends, *(column[first].tolist() for column in (cost, row, rank)), codes.tolist(), strict=True
+        )
+    ]
+
+
+def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[NameSlack]:
+    """Device work by name, the longest first."""
+    import numpy as np
+
+    slack = find_slack(graph, schedule)
+    work = _work_edges(graph)
+    on_path = np.zeros(len(graph.edges.kind), bool)
+    on_path[edges] = True
+    found: dict[tuple[str, int], list[int]] = {}
+    for rank, timeline in enumerate(graph.timelines):
+        mine = work[graph.edges.rank[work] == rank]
+        key = _names(graph, rank, graph.edges.row[mine]) * len(COSTS) + graph.edges.cost[mine]
+        codes, place, count = np.unique(key, return_inverse=True, return_counts=True)
+        total, path_part = np.zeros(len(codes), np.int64), np.zeros(len(codes), np.int64)
+        least = np.full(len(codes), np.iinfo(np.int64).max)
+        np.add.at(total, place, schedule.weight[mine])
+        np.add.at(path_part, place, np.where(on_path[mine], schedule.weight[mine], 0))
+        np.minimum.at(least, place, slack[graph.edges.target[mine]])
+        for code, *numbers in zip(
+            codes.tolist(), count.tolist(), total.tolist(), path_part.tolist(), least.tolist(), strict=True
+        ):
+            name, cost = divmod(code, len(COSTS))
+            entry = found.setdefault((timeline.texts[name], cost), [0, 0, 0, numbers[3]])
+            entry[:3] = [old + new for old, new in zip(entry[:3], numbers[:3], strict=True)]
+            entry[3] = min(entry[3], numbers[3])
+    ranked = sorted(found.items(), key=lambda item: -item[1][1])[:MOST_NAMES]
+    return [
+        NameSlack(
+            name=name, kind=COSTS[cost], count=count, time_s=total * NS, on_path_s=part * NS, least_slack_s=least * NS
+        )
+        for (name, cost), (count, total, part, least) in ranked
+    ]
+
+
+def _work_edges(graph: StepGraph) -> Whole:
+    """One edge for each piece of device work: that into its end which carries its time."""
+    import numpy as np
+
+    kind, target = graph.edges.kind, graph.edges.target
+    moved = (kind == kinds.COLLECTIVE) & (graph.node_row[target] >= 0)
+    met = np.zeros(len(graph.node_row), bool)
+    met[target[moved]] = True
+    return np.flatnonzero(moved | ((kind == kinds.WORK) & ~met[target]))
+
+
+def _notes(graph: StepGraph, checks: Checks) -> list[str]:
+    notes = list(checks.failures)
+    if not checks.device_events:
+        notes.append("no device work in this window: the path is that of the host")
+    if checks.window_ns and checks.unexplained_on_path_ns > MUCH_UNEXPLAINED * checks.window_ns:
+        share = format_share(checks.unexplained_on_path_ns / checks.window_ns)
+        notes.append(f"{share} of the path is unexplained: dependencies are missing in the trace")
+    if checks.without_launch:
+        notes.append(
+            f"{checks.without_launch} of {checks.device_events} device events have no launching call in the trace"
+        )
+    if checks.meetings_skipped:
+        notes.append(f"{checks.meetings_skipped} collectives left out: their members' times do not overlap")
+    if checks.contradicted:
+        listed = ", ".join(f"{count} {kind}" for kind, count in checks.contradicted.items())
+        notes.append(f"dependencies that the times contradict were left out: {listed}")
+    if graph.step is None and any(len(timeline.steps) > 1 for timeline in graph.timelines):
+        notes.append("the whole trace as one window")
+    return notes

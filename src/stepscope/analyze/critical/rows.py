@@ -1,0 +1,242 @@
+"""The events of a step as the graph needs them: host events thread by thread, device work stream by stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.analyze.critical.columns import Window, core, is_kind, step_window
+from stepscope.traces.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
+
+if TYPE_CHECKING:
+    from stepscope.analyze.critical.kinds import Mask, Whole
+
+NEVER = -(1 << 61)
+"""The time of a call that the trace does not have: before everything."""
+
+
+class Hosts(NamedTuple):
+    """Host events of the window, by thread, then start, then longest first. Times count from the window's start."""
+
+    rows: Whole
+    thread: Whole
+    start: Whole
+    end: Whole
+    parent: Whole
+    """Place of the enclosing event; −1 at the top."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Device work, by stream, then start. Times count from the window's start."""
+
+    rows: Whole
+    queue: Whole
+    """Number of the stream among all streams of all devices."""
+    device: Whole
+    start: Whole
+    end: Whole
+    call: Whole
+    """Row of the call that launched it; −1 where the trace has none."""
+    called: Whole
+    """When that call began; NEVER without one."""
+    alone: Mask
+    """The only or first work of its call: a captured graph has many."""
+    names: list[tuple[int, int]]
+    """(device, stream) of each queue."""
+    first: list[int]
+    """Where each queue begins; one more for the end."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def queues(self) -> list[slice]:
+        return [slice(*pair) for pair in zip(self.first, self.first[1:], strict=False)]
+
+    def take(self, wanted: Mask) -> Devices:
+        """Those for which `wanted` holds; queues keep their numbers."""
+        import numpy as np
+
+        counts = np.bincount(self.queue[wanted], minlength=len(self.names))
+        columns = ("rows", "queue", "device", "start", "end", "call", "called", "alone")
+        taken = {name: getattr(self, name)[wanted] for name in columns}
+        return replace(self, **taken, first=[0, *np.cumsum(counts).tolist()])
+
+    def shifted(self, window: Window) -> Devices:
+        """Times from the window's start, cut to it."""
+        import numpy as np
+
+        length = window.length_ns
+        return replace(
+            self,
+            start=np.clip(self.start - window.start_ns, 0, length),
+            end=np.clip(self.end - window.start_ns, 0, length),
+            called=np.where(self.called == NEVER, NEVER, self.called - window.start_ns),
+        )
+
+
+class StepRows(NamedTuple):
+    window: Window
+    hosts: Hosts
+    devices: Devices
+    start_of: Whole
+    """Node of the start of each row of the timeline; its end is the next node. −1: not in the window."""
+
+    @property
+    def source(self) -> int:
+        """The node of the window's start; the next one is its end."""
+        return 2 * (len(self.hosts.rows) + len(self.devices))
+
+
+def device_queues(timeline: Timeline) -> Devices:
+    """All device work of a trace. Times are those of the trace."""
+    import numpy as np
+
+    rows = np.flatnonzero(is_kind(timeline, *DEVICE_KINDS))
+    device, stream = (core(timeline, name)[rows].astype(np.int64) for name in ("device", "stream"))
+    pairs = np.unique(np.stack((device, stream), 1), axis=0) if len(rows) else np.zeros((0, 2), np.int64)
+    queue = np.zeros(len(rows), np.int64)
+    for number, (one, other) in enumerate(pairs.tolist()):
+        queue[(device == one) & (stream == other)] = number
+    order = np.lexsort((core(timeline, "end_ns")[rows], core(timeline, "start_ns")[rows], queue))
+    rows, queue, device = rows[order], queue[order], device[order]
+    call = core(timeline, "parent")[rows].astype(np.int64)
+    called = np.where(call >= 0, core(timeline, "start_ns")[call], NEVER)
+    counts = np.bincount(queue, minlength=len(pairs))
+    return Devices(
+        rows=rows,
+        queue=queue,
+        device=device,
+        start=core(timeline, "start_ns")[rows].astype(np.int64),
+        end=core(timeline, "end_ns")[rows].astype(np.int64),
+        call=call,
+        called=called,
+        alone=_first_of_call(call, core(timeline, "start_ns")[rows]),
+        names=[(int(one), int(other)) for one, other in pairs.tolist()],
+        first=[0, *np.cumsum(counts).tolist()],
+    )
+
+
+def _first_of_call(call: Whole, start: Whole) -> Mask:
+    import numpy as np
+
+    order = np.lexsort((start, call))
+    sorted_calls = call[order]
+    first = np.ones(len(call), bool)
+    first[order[1:]] = (sorted_calls[1:] != sorted_calls[:-1]) | (sorted_calls[1:] < 0)
+    return first
+
+
+def step_rows(timeline: Timeline, step: int | None, queues: Devices) -> StepRows:
+    """What belongs to the window of a step: its host events, what they launched, earlier work that was still queued.
+
+    Work of later steps is left out: on a stream it comes after all of this step, so it cannot have held it up.
+    """
+    import numpy as np
+
+    window = step_window(timeline, step)
+    hosts = _hosts(timeline, step, window)
+    own = np.ones(len(queues), bool) if step is None else core(timeline, "step")[queues.rows] == step
+    before = queues.called if step is not None else queues.start
+    carried = (before < window.start_ns) & (queues.end > window.start_ns) & (queues.start < window.end_ns)
+    devices = queues.take(own | carried).shifted(window)
+    start_of = np.full(len(timeline), -1, np.int64)
+    start_of[hosts.rows] = 2 * np.arange(len(hosts.rows))
+    start_of[devices.rows] = 2 * (len(hosts.rows) + np.arange(len(devices)))
+    return StepRows(window, hosts, devices, start_of)
+
+
+def _hosts(timeline: Timeline, step: int | None, window: Window) -> Hosts:
+    import numpy as np
+
+    wanted = is_kind(timeline, *HOST_KINDS) & (core(timeline, "thread") >= 0)
+    if step is not None:
+        wanted &= core(timeline, "step") == step
+    rows = _nested_order(timeline, np.flatnonzero(wanted))
+    place = np.full(len(timeline) + 1, -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    length = window.length_ns
+    return Hosts(
+        rows=rows,
+        thread=core(timeline, "thread")[rows].astype(np.int64),
+        start=np.clip(core(timeline, "start_ns")[rows] - window.start_ns, 0, length),
+        end=np.clip(core(timeline, "end_ns")[rows] - window.start_ns, 0, length),
+        parent=place[core(timeline, "parent")[rows]],  # the last entry answers for −1
+    )
+
+
+def _nested_order(timeline: Timeline, rows: Whole) -> Whole:
+    import numpy as np
+
+    start = core(timeline, "start_ns")[rows]
+    order = np.argsort(start, kind="stable")
+    ordered = start[order]
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.lexsort((core(timeline, "event_index")[rows], -core(timeline, "end_ns")[rows], start))
+    thread = core(timeline, "thread")[rows][order]
+    # A radix sort, where numbers are short, is much faster than one by comparison.
+    small = thread.astype(np.uint16) if len(thread) and int(thread.max()) < 1 << 16 else thread
+    by_thread: Whole = rows[order[np.argsort(small, kind="stable")]]
+    return by_thread
+
+
+class LaunchOrder:
+    """What was launched last before, or first after, a time: by a thread, or on a stream."""
+
+    def __init__(self, timeline: Timeline, rows: StepRows) -> None:
+        import numpy as np
+
+        devices = rows.devices
+        self._devices = devices
+        has_call = np.flatnonzero(devices.call >= 0)
+        thread = core(timeline, "thread")[devices.call[has_call]].astype(np.int64)
+        order = np.lexsort((devices.called[has_call], thread))
+        self._places = has_call[order]
+        self._thread = thread[order]
+        self._called = devices.called[self._places]
+        self._issued = np.zeros(len(devices), np.int64)
+        self._last_to_end = np.zeros(len(devices), np.int64)
+        for mine in devices.queues():
+            self._issued[mine] = np.maximum.accumulate(devices.called[mine])
+            latest = np.maximum.accumulate(devices.end[mine])
+            is_new = devices.end[mine] == latest
+            self._last_to_end[mine] = np.maximum.accumulate(np.where(is_new, np.arange(mine.start, mine.stop), 0))
+
+    def by_thread(self, thread: Whole, time: Whole, *, after: bool = False) -> Whole:
+        """Place of the last work that this thread launched before the time (first after it); −1 if there is none."""
+        import numpy as np
+
+        found = np.full(len(thread), -1, np.int64)
+        for number in np.unique(thread).tolist():
+            first, last = (int(np.searchsorted(self._thread, number, side=side)) for side in ("left", "right"))
+            mine = np.flatnonzero(thread == number)
+            place = first + np.searchsorted(self._called[first:last], time[mine], side="left") - (0 if after else 1)
+            inside = (place >= first) & (place < last)
+            found[mine[inside]] = self._places[place[inside]]
+        return found
+
+    def on_queue(self, queue: int, time: Whole) -> Whole:
+        """Place of the work launched on a stream before the time that ended last; −1 if there is none."""
+        import numpy as np
+
+        mine = self._devices.queues()[queue]
+        place = mine.start + np.searchsorted(self._issued[mine], time, side="left") - 1
+        found: Whole = (
+            np.where(place >= mine.start, self._last_to_end[np.maximum(place, 0)], -1)
+            if len(self._issued)
+            else place * 0 - 1
+        )
+        return found
+
+    def next_on_queue(self, queue: int, time: Whole) -> Whole:
+        """Place of the first work launched on a stream at or after the time; −1 if there is none."""
+        import numpy as np
+
+        mine = self._devices.queues()[queue]
+        place = mine.start + np.searchsorted(self._issued[mine], time, side="left")
+        found: Whole = np.where(place < mine.stop, place, -1)
+        return found
+
+    def last_of(self, places: Whole) -> Whole:
+        """Among this work and all before it on its stream: the place of what ended last."""
+        return self._last_to_end[places]

@@ -1,0 +1,325 @@
+"""Calls that hold up the host until device work has ended, and launches that a full queue holds up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.analyze.critical import kinds
+from stepscope.analyze.critical.calls import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
+from stepscope.analyze.critical.columns import codes_in, core
+from stepscope.analyze.critical.draft import Draft
+from stepscope.analyze.critical.events import last_recorded
+from stepscope.analyze.critical.latencies import least, usual
+from stepscope.traces.timeline import COPY, MISSING, OPERATOR
+
+if TYPE_CHECKING:
+    from stepscope.analyze.critical.kinds import Mask, Whole
+
+CLOCK_NS = 2_000
+"""By how much the clocks of host and device may disagree: whole microseconds are cut off at both ends."""
+OWN_NS = 2_000
+"""What a blocking call costs itself where the trace has none that did not wait."""
+LONG_NS = 20_000
+"""A blocking call that takes longer has waited."""
+_SCALARS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero")
+
+
+class HostWaits(NamedTuple):
+    """Edges from the end of device work (places) to the return of host calls (places)."""
+
+    work: Whole
+    call: Whole
+    inferred: Whole
+
+
+def add_host_waits(draft: Draft) -> None:
+    """Edges to the returns of blocking calls, and what those that waited take themselves. Measures what is missing."""
+    import numpy as np
+
+    hosts, devices = draft.hosts, draft.devices
+    waits = _joined([finder(draft) for finder in _FINDERS])
+    delay = hosts.end[waits.call] - devices.end[waits.work]
+    # A wait is over when the last work is: only its delay says how long returning takes.
+    last = np.full(len(hosts.rows), -1, np.int64)
+    np.maximum.at(last, waits.call, np.where(delay >= -CLOCK_NS, devices.end[waits.work], -1))
+    waited = last > hosts.start
+    binding = (devices.end[waits.work] == last[waits.call]) & waited[waits.call] & (delay >= 0)
+    if draft.constants.sync_ns is None:
+        _measure(draft, delay[binding], np.unique(waits.call[~waited[waits.call]]))
+    calls = np.flatnonzero((last >= 0) & (last + (draft.constants.sync_ns or 0) > hosts.start))
+    names = core(draft.timeline, "name")[hosts.rows[calls]].tolist()
+    own = draft.constants.call_ns
+    draft.limit[2 * calls + 1] = [own.get(draft.timeline.texts[name], OWN_NS) for name in names]
+    draft.edges.add(
+        draft.begins(waits.work) + 1,
+        2 * waits.call + 1,
+        draft.constants.sync_ns or 0,
+        kind=kinds.SYNC,
+        cost=kinds.C_SYNC,
+        row=hosts.rows[waits.call],
+        inferred=waits.inferred,
+    )
+
+
+def _measure(draft: Draft, delay: Whole, free: Whole) -> None:
+    """How long returning takes, and each kind of blocking call (places) that had nothing to wait for."""
+    import numpy as np
+    from msgspec.structs import replace
+
+    hosts = draft.hosts
+    names = core(draft.timeline, "name")[hosts.rows[free]]
+    taken = hosts.end[free] - hosts.start[free]
+    own = {draft.timeline.texts[code]: least(taken[names == code]) for code in np.unique(names).tolist()}
+    draft.constants = replace(
+        draft.constants,
+        sync_ns=least(delay),
+        sync_usual_ns=usual(delay),
+        call_ns={**own, **draft.constants.call_ns},
+    )
+
+
+def _joined(parts: list[HostWaits]) -> HostWaits:
+    import numpy as np
+
+    return HostWaits(*(np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True)))
+
+
+def _none() -> HostWaits:
+    import numpy as np
+
+    empty = np.zeros(0, np.int64)
+    return HostWaits(empty, empty, empty)
+
+
+def _all_queues(draft: Draft, calls: Whole, device: Whole, *, inferred: int) -> HostWaits:
+    """Each call waits for what every stream of its device (−1: all) had been given when it began."""
+    import numpy as np
+
+    parts = [_none()]
+    for queue, (number, _) in enumerate(draft.devices.names):
+        place = draft.order.on_queue(queue, draft.hosts.start[calls])
+        known = (place >= 0) & ((device == number) | (device == MISSING))
+        parts.append(HostWaits(place[known], calls[known], np.full(int(known.sum()), inferred, np.int64)))
+    return _joined(parts)
+
+
+def _recorded(draft: Draft) -> HostWaits:
+    """Waits that the profiler wrote down."""
+    import numpy as np
+
+    syncs, role = draft.syncs, draft.roles[draft.syncs.call]
+    if not len(syncs.call) or not len(draft.devices):
+        return _none()
+    place = draft.rows.start_of[syncs.call] >> 1
+    began = draft.hosts.start[place]
+    kind = np.array(syncs.kind)
+    number = {name: queue for queue, name in enumerate(draft.devices.names)}
+    context = (kind == "Context Sync") & (role == DEVICE_SYNC)
+    parts = [_all_queues(draft, place[context], syncs.device[context], inferred=0)]
+    recorded = np.where(syncs.recorded != MISSING, syncs.recorded, began)
+    for mine, stream, until in (
+        ((kind == "Stream Sync") & (role != EVENT_SYNC), syncs.stream, began),
+        ((kind == "Event Sync") & (role == EVENT_SYNC), syncs.wait_stream, recorded),
+    ):
+        for index in np.flatnonzero(mine).tolist():
+            queue = number.get((int(syncs.device[index]), int(stream[index])))
+            work = _none().work if queue is None else draft.order.on_queue(queue, until[index : index + 1])
+            work = work[work >= 0]
+            parts.append(HostWaits(work, np.full(len(work), place[index]), np.zeros(len(work), np.int64)))
+    return _joined(parts)
+
+
+def _untold(draft: Draft, role: int) -> Whole:
+    """Calls (places) of a role of which the profiler did not write down what they waited for."""
+    import numpy as np
+
+    if not len(draft.devices) or (draft.syncs.complete and role == EVENT_SYNC):
+        return np.zeros(0, np.int64)
+    rows = draft.hosts.rows
+    return np.flatnonzero((draft.roles[rows] == role) & ~np.isin(rows, draft.syncs.call))
+
+
+def _device_syncs(draft: Draft) -> HostWaits:
+    """In a process with several devices the current one is that of the thread's last launch."""
+    import numpy as np
+
+    calls = _untold(draft, DEVICE_SYNC)
+    if not len(calls):
+        return _none()
+    device = np.full(len(calls), MISSING)
+    several = len({number for number, _ in draft.devices.names}) > 1
+    if several:
+        last = draft.order.by_thread(draft.hosts.thread[calls], draft.hosts.start[calls])
+        device = np.where(last >= 0, draft.devices.device[last], MISSING)
+    return _all_queues(draft, calls, device, inferred=int(several))
+
+
+def _stream_syncs(draft: Draft) -> HostWaits:
+    """The stream is that of the thread's last launch: whoever waits has just asked for something."""
+    calls = _untold(draft, STREAM_SYNC)
+    return _inferred(draft, calls, draft.hosts.start[calls])
+
+
+def _event_syncs(draft: Draft) -> HostWaits:
+    """The event is the last one that the thread recorded, on the stream of its last launch before."""
+    import numpy as np
+
+    hosts = draft.hosts
+    calls = _untold(draft, EVENT_SYNC)
+    recorded = last_recorded(draft, hosts.thread[calls], hosts.start[calls])
+    return _inferred(draft, calls, np.where(recorded >= 0, recorded, hosts.start[calls]))
+
+
+def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
+    """Waits for the stream of the last launch until then, unless the times contradict or do not explain the wait.
+
+    Then for what ended last before the call returned.
+    """
+    import numpy as np
+
+    hosts, devices = draft.hosts, draft.devices
+    if not len(calls):
+        return _none()
+    launch = draft.order.by_thread(hosts.thread[calls], until)
+    work = np.full(len(calls), -1, np.int64)
+    for queue in np.unique(devices.queue[launch[launch >= 0]]).tolist():
+        mine = np.flatnonzero((launch >= 0) & (devices.queue[launch] == queue))
+        work[mine] = draft.order.on_queue(queue, until[mine])
+    end = np.where(work >= 0, devices.end[work], -1)
+    began, returned = hosts.start[calls], hosts.end[calls]
+    contradicted = end > returned + CLOCK_NS
+    # A call that returned long after that work had ended waited for something else, or not for the device at all.
+    unclear = contradicted | (returned - np.maximum(end, began) > LONG_NS)
+    by_end = np.argsort(devices.end, kind="stable")
+    place = np.searchsorted(devices.end[by_end], returned, side="right") - 1
+    nearest = by_end[np.maximum(place, 0)]
+    helps = (place >= 0) & (devices.end[nearest] > np.maximum(began, np.where(contradicted, 0, end)))
+    work = np.where(unclear & helps, nearest, np.where(contradicted, -1, work))
+    known = work >= 0
+    return HostWaits(work[known], calls[known], np.ones(int(known.sum()), np.int64))
+
+
+def _copies(draft: Draft) -> HostWaits:
+    """Copies from and to pageable memory, and blocking copies: the call returns when the copy has ended."""
+    import numpy as np
+
+    places, calls, blocking = _maybe_blocking(draft)
+    wanted = draft.devices.end[places] <= draft.hosts.end[calls] + CLOCK_NS
+    return HostWaits(places[wanted], calls[wanted], np.where(blocking, 0, 1)[wanted])
+
+
+def add_staged_copies(draft: Draft) -> None:
+    """Large copies from pageable memory go through a buffer, piece by piece: the call returns with the last one in it.
+
+    That is shortly before the copy ends, so the call follows the copy's start and takes a share of its time.
+    """
+    hosts, devices = draft.hosts, draft.devices
+    places, calls, _ = _maybe_blocking(draft)
+    start, end, returned = devices.start[places], devices.end[places], hosts.end[calls]
+    staged = (end > returned + CLOCK_NS) & (2 * (returned - start) > end - start)
+    places, calls, passed = places[staged], calls[staged], (returned - start)[staged]
+    source, row = draft.begins(places), devices.rows[places]
+    draft.edges.add(source, 2 * calls + 1, passed, kind=kinds.SYNC, cost=kinds.C_COPY, row=row, inferred=1)
+    draft.limit[2 * calls + 1] = OWN_NS
+
+
+def _maybe_blocking(draft: Draft) -> tuple[Whole, Whole, Mask]:
+    """Copies (places) whose calls (places) may wait for them, and which of these do by their name."""
+    import numpy as np
+
+    timeline, devices, start_of = draft.timeline, draft.devices, draft.rows.start_of
+    places = np.flatnonzero((core(timeline, "kind")[devices.rows] == COPY) & (devices.call >= 0))
+    places = places[start_of[devices.call[places]] >= 0]
+    names = core(timeline, "name")[devices.rows[places]]
+    pageable = [code for code in np.unique(names).tolist() if _may_block(timeline.texts[code])]
+    blocking = draft.roles[devices.call[places]] == BLOCKING_COPY
+    # A captured graph launches many things at once and waits for none.
+    of_call = np.bincount(devices.call[devices.call >= 0], minlength=len(timeline))[devices.call[places]]
+    wanted = (of_call == 1) & (blocking | np.isin(names, pageable))
+    return places[wanted], start_of[devices.call[places[wanted]]] >> 1, blocking[wanted]
+
+
+def _may_block(name: str) -> bool:
+    """Names tell the kind of memory in newer traces; where they do not, the times decide."""
+    return "Pageable" in name or not any(word in name for word in ("Pinned", "DtoD", "Device -> Device", "PtoP"))
+
+
+def _scalars(draft: Draft) -> HostWaits:
+    """Operators that return a number to the host, where the trace lacks the call that waited."""
+    import numpy as np
+
+    timeline, hosts, devices, start_of = draft.timeline, draft.hosts, draft.devices, draft.rows.start_of
+    named = [code for code in codes_in(timeline, hosts.rows) if timeline.texts[code] in _SCALARS]
+    if not named or not len(devices):
+        return _none()
+    is_scalar = np.isin(core(timeline, "name")[hosts.rows], named) & (core(timeline, "kind")[hosts.rows] == OPERATOR)
+    waits = np.isin(draft.roles[hosts.rows], (DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC))
+    has_wait = np.zeros(len(hosts.rows) + 1, bool)
+    has_wait[hosts.parent[waits]] = True
+    launched = np.flatnonzero((core(timeline, "kind")[devices.rows] == COPY) & (devices.call >= 0))
+    launched = launched[start_of[devices.call[launched]] >= 0]
+    operator = hosts.parent[start_of[devices.call[launched]] >> 1]
+    wanted = (operator >= 0) & is_scalar[operator] & ~has_wait[operator]
+    wanted &= devices.end[launched] <= hosts.end[operator] + CLOCK_NS
+    return HostWaits(launched[wanted], operator[wanted], np.ones(int(wanted.sum()), np.int64))
+
+
+def _allocations(draft: Draft) -> HostWaits:
+    """Taking or giving back memory waits for the device only sometimes: where most of the call was such a wait."""
+    import numpy as np
+
+    hosts, devices = draft.hosts, draft.devices
+    calls = np.flatnonzero(draft.roles[hosts.rows] == ALLOCATION)
+    if not len(calls) or not len(devices):
+        return _none()
+    waits = _all_queues(draft, calls, np.full(len(calls), MISSING), inferred=1)
+    last = np.full(len(hosts.rows), -1, np.int64)
+    np.maximum.at(last, waits.call, devices.end[waits.work])
+    length = hosts.end - hosts.start
+    waited = (last <= hosts.end + CLOCK_NS) & (last - hosts.start > length // 2) & (length > LONG_NS)
+    keep = waited[waits.call]
+    return HostWaits(waits.work[keep], waits.call[keep], waits.inferred[keep])
+
+
+_FINDERS = (_recorded, _device_syncs, _stream_syncs, _event_syncs, _copies, _scalars, _allocations)
+
+
+def add_queue_limits(draft: Draft) -> None:
+    """A stream holds only so many launches: the call that is one too many returns when the oldest has begun.
+
+    A trace in which more were waiting than the limit allows has another limit: none is assumed then.
+    """
+    import numpy as np
+    from msgspec.structs import replace
+
+    devices, hosts, held = draft.devices, draft.hosts, draft.constants.queue_limit
+    parts: list[tuple[Whole, Whole]] = []
+    for mine in devices.queues() if held > 0 else []:
+        places = np.arange(mine.start, mine.stop)
+        places = places[devices.alone[places]]
+        later, earlier = places[held:], places[: max(0, len(places) - held)]
+        called = devices.call[later]
+        known = (called >= 0) & (draft.rows.start_of[called] >= 0)
+        earlier, call = earlier[known], draft.rows.start_of[called[known]] >> 1
+        if (devices.start[earlier] > hosts.end[call] + CLOCK_NS).any():
+            draft.constants = replace(draft.constants, queue_limit=0)
+            return
+        parts.append((earlier, call))
+    for earlier, call in parts:
+        held_up = call[devices.start[earlier] > hosts.start[call]]
+        draft.limit[2 * held_up + 1] = np.minimum(draft.limit[2 * held_up + 1], _least_times(draft, held_up))
+        row = hosts.rows[call]
+        draft.edges.add(
+            draft.begins(earlier), 2 * call + 1, 0, kind=kinds.QUEUE, cost=kinds.C_SYNC, row=row, inferred=1
+        )
+
+
+def _least_times(draft: Draft, calls: Whole) -> Whole:
+    """For each call the least time that calls of its name take."""
+    import numpy as np
+
+    hosts = draft.hosts
+    names = core(draft.timeline, "name")[hosts.rows]
+    taken = hosts.end - hosts.start
+    by_name = {code: least(taken[names == code]) for code in np.unique(names[calls]).tolist()}
+    return np.array([by_name[code] for code in names[calls].tolist()], np.int64)

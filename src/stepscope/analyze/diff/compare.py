@@ -1,0 +1,402 @@
+"""Two traces side by side, step against step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepscope.analyze.diff.exposure import Side
+from stepscope.analyze.diff.matching import Group, match_names, pair_renamed
+from stepscope.analyze.diff.noise import (
+    DEVICE_VARIATION,
+    HOST_VARIATION,
+    MAD_TO_SD,
+    MIN_EFFECT,
+    are_clear,
+    middle_steps,
+    noise_of_step,
+    p_values,
+)
+from stepscope.analyze.diff.records import (
+    Contribution,
+    NameChange,
+    NameVerdict,
+    Part,
+    StepsUsed,
+    TraceDiff,
+    Verdict,
+)
+from stepscope.analyze.diff.tables import (
+    NO_OPERATOR,
+    Identity,
+    Names,
+    OperatorNames,
+    count_idle,
+    count_operators,
+    count_work,
+)
+from stepscope.analyze.diff.wording import describe_change, list_notes
+from stepscope.analyze.trace_view import view
+from stepscope.errors import UsageError
+from stepscope.traces.timeline import Timeline
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stepscope.analyze.diff.tables import Table
+
+    Flags = NDArray[np.bool_]
+
+NS = 1e-9
+
+
+def diff_traces(
+    a: Timeline, b: Timeline, steps_a: Sequence[int] | None = None, steps_b: Sequence[int] | None = None
+) -> TraceDiff:
+    """What made B's profiled step longer or shorter than A's.
+
+    Without `steps_a` and `steps_b` all complete steps are looked at. Values are means over the steps of middle length,
+    so traces with different numbers of steps can be compared; a difference counts only where it is larger than what
+    steps of one trace differ by. The contributions add up to the change of the step to the nanosecond.
+    """
+    sides = _Pair(_side(a, steps_a, "A"), _side(b, steps_b, "B"))
+    (names_a, which_a), (names_b, which_b) = count_work(sides.a), count_work(sides.b)
+    pair = pair_renamed(sides.a, sides.b, (names_a.identities, names_b.identities), (which_a, which_b))
+    groups = match_names(names_a.identities, names_b.identities, pair)
+    contributions = _contributions(sides, groups, (names_a, names_b))
+    kernels = _kernel_changes(sides, groups, (names_a, names_b)) if sides.have_devices else []
+    operators = _operator_changes(sides, count_operators(sides.a), count_operators(sides.b))
+    change_ns = sum(contribution.change_ns for contribution in contributions)
+    step_a, step_b = sides.step_s
+    noise_s = noise_of_step(*sides.durations, (step_a + step_b) / 2)
+    diff = TraceDiff(
+        sentence="",
+        verdict=_step_verdict(sides, step_b - step_a, noise_s),
+        step_a_s=step_a,
+        step_b_s=step_b,
+        change_s=change_ns * NS,
+        change_ns=change_ns,
+        change_share=(step_b - step_a) / step_a if step_a else None,
+        noise_s=noise_s,
+        a=sides.describe(0),
+        b=sides.describe(1),
+        contributions=contributions,
+        kernels=kernels,
+        operators=operators,
+        counts=_count(kernels, operators),
+        notes=list_notes(sides.a, sides.b),
+    )
+    import msgspec
+
+    return msgspec.structs.replace(diff, sentence=describe_change(diff))
+
+
+class _Pair:
+    """Both sides, with the steps that speak for each."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        import numpy as np
+
+        self.a = a
+        self.b = b
+        lengths = [np.array([window.length_ns for window in side.windows], np.int64) for side in (a, b)]
+        self.middle = [middle_steps(length) for length in lengths]
+        self.durations: tuple[Any, Any] = (lengths[0] * NS, lengths[1] * NS)
+        means = [float(length[middle].mean()) * NS for length, middle in zip(lengths, self.middle, strict=True)]
+        self.step_s = (means[0], means[1])
+
+    @property
+    def have_devices(self) -> bool:
+        return self.a.has_device and self.b.has_device
+
+    def means(self, a: Table, b: Table) -> tuple[Table, Table]:
+        """Seconds a step, over the steps that count."""
+        return a[self.middle[0]].mean(axis=0), b[self.middle[1]].mean(axis=0)
+
+    def changes_ns(self, a: Table, b: Table) -> list[int]:
+        """Whole nanoseconds that add up: numerators are exact, and what rounding leaves goes to the largest rests."""
+        sums_a, count_a = a[self.middle[0]].sum(axis=0), int(self.middle[0].sum())
+        sums_b, count_b = b[self.middle[1]].sum(axis=0), int(self.middle[1].sum())
+        numerators = [
+            int(after) * count_a - int(before) * count_b
+            for before, after in zip(sums_a.tolist(), sums_b.tolist(), strict=True)
+        ]
+        return apportion(numerators, count_a * count_b)
+
+    def describe(self, number: int) -> StepsUsed:
+        import numpy as np
+
+        side = (self.a, self.b)[number]
+        durations = np.asarray(self.durations[number])
+        median = float(np.median(durations))
+        return StepsUsed(
+            source=side.trace.source,
+            marker=side.timeline.step_marker,
+            numbers=side.numbers,
+            middle=[step for step, is_middle in zip(side.numbers, self.middle[number], strict=True) if is_middle],
+            durations_s=durations.tolist(),
+            step_s=self.step_s[number],
+            median_s=median,
+            spread_s=MAD_TO_SD * float(np.median(np.abs(durations - median))) if len(durations) > 1 else None,
+            device=side.device,
+        )
+
+
+def apportion(numerators: Sequence[int], denominator: int) -> list[int]:
+    """Each quotient rounded down or up, so that all add up to the rounded sum."""
+    wholes = [numerator // denominator for numerator in numerators]
+    rests = [numerator % denominator for numerator in numerators]
+    total = (2 * sum(numerators) + denominator) // (2 * denominator)
+    missing = total - sum(wholes)
+    for place in sorted(range(len(rests)), key=lambda place: -rests[place])[:missing]:
+        wholes[place] += 1
+    return wholes
+
+
+def _side(timeline: Timeline, steps: Sequence[int] | None, which: str) -> Side:
+    if not timeline.steps:
+        raise UsageError(f"trace {which} has no events to compare", where=view(timeline).source)
+    return Side(timeline, steps)
+
+
+def _gather(table: Table, columns: Sequence[list[int]]) -> Table:
+    """One column a group: the sum of its columns."""
+    import numpy as np
+
+    gathered = np.zeros((len(table), len(columns)))
+    for place, mine in enumerate(columns):
+        if mine:
+            gathered[:, place] = table[:, mine].sum(axis=1)
+    return gathered
+
+
+class _Exposed(NamedTuple):
+    """All that makes up a step, by name: columns of both sides that belong together."""
+
+    identities: list[Identity]
+    a: Table
+    b: Table
+
+
+def _contributions(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[Contribution]:
+    import numpy as np
+
+    (idle_a, spent_a), (idle_b, spent_b) = count_idle(sides.a), count_idle(sides.b)
+    idle_groups = match_names(idle_a, idle_b, lambda only_a, only_b: [])
+    everything = _Exposed(
+        [group.identity for group in [*groups, *idle_groups]],
+        np.hstack([_gather(names[0].exposed_ns, [g.a for g in groups]), _gather(spent_a, [g.a for g in idle_groups])]),
+        np.hstack([_gather(names[1].exposed_ns, [g.b for g in groups]), _gather(spent_b, [g.b for g in idle_groups])]),
+    )
+    changes = sides.changes_ns(everything.a, everything.b)
+    total = sum(changes)
+    members: dict[tuple[str, str], list[int]] = {}
+    for place, identity in enumerate(everything.identities):
+        members.setdefault((identity.share, identity.category), []).append(place)
+    clear = _clear_contributions(sides, everything, members)
+    found = [
+        _contribution(sides, everything, key, places, changes, total=total, clear=is_clear)
+        for (key, places), is_clear in zip(members.items(), clear, strict=True)
+    ]
+    return sorted(found, key=lambda one: (-abs(one.change_ns), one.share, one.name))
+
+
+def _clear_contributions(sides: _Pair, everything: _Exposed, members: dict[tuple[str, str], list[int]]) -> list[bool]:
+    import numpy as np
+
+    places = list(members.values())
+    a, b = _gather(everything.a, places), _gather(everything.b, places)
+    mean_a, mean_b = sides.means(a, b)
+    change, level = mean_b - mean_a, np.maximum(mean_a, mean_b)
+    idle = np.array([share.endswith("_idle") for share, _ in members])
+    by_host, by_device = (
+        p_values(a, b, level=level, variation=variation) for variation in (HOST_VARIATION, DEVICE_VARIATION)
+    )
+    p = np.where(idle, by_host, by_device)
+    return are_clear(p.tolist(), change, level)
+
+
+def _contribution(
+    sides: _Pair,
+    everything: _Exposed,
+    key: tuple[str, str],
+    places: list[int],
+    changes: Sequence[int],
+    *,
+    total: int,
+    clear: bool,
+) -> Contribution:
+    a, b = everything.a[:, places], everything.b[:, places]
+    mean_a, mean_b = sides.means(a, b)
+    change_ns = sum(changes[place] for place in places)
+    parts = [
+        Part(
+            name=everything.identities[place].name,
+            a_s=before * NS,
+            b_s=after * NS,
+            change_s=changes[place] * NS,
+            change_ns=changes[place],
+        )
+        for place, before, after in zip(places, mean_a.tolist(), mean_b.tolist(), strict=True)
+        if before or after or changes[place]
+    ]
+    return Contribution(
+        share=key[0],
+        name=key[1],
+        a_s=float(mean_a.sum()) * NS,
+        b_s=float(mean_b.sum()) * NS,
+        change_s=change_ns * NS,
+        change_ns=change_ns,
+        share_of_change=change_ns / total if total else None,
+        clear=clear,
+        a_steps_s=(a.sum(axis=1) * NS).tolist(),
+        b_steps_s=(b.sum(axis=1) * NS).tolist(),
+        parts=sorted(parts, key=lambda part: (-abs(part.change_ns), part.name)),
+    )
+
+
+class _Compared(NamedTuple):
+    """Calls and durations of groups in both traces."""
+
+    calls: tuple[Table, Table]
+    total: tuple[Table, Table]
+    exposed: tuple[Table, Table]
+
+
+def _kernel_changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[NameChange]:
+    from stepscope.traces.kernel_names import short_name
+
+    def both(read: Callable[[Names], Table]) -> tuple[Table, Table]:
+        return _gather(read(names[0]), [g.a for g in groups]), _gather(read(names[1]), [g.b for g in groups])
+
+    compared = _Compared(both(lambda n: n.calls), both(lambda n: n.total_ns), both(lambda n: n.exposed_ns))
+    found = []
+    for group, values in zip(groups, _judge(sides, groups, compared, DEVICE_VARIATION), strict=True):
+        operator = next((names[1].operators[place] for place in group.b), None)
+        found.append(
+            NameChange(
+                name=group.identity.name,
+                short_name=short_name(group.identity.name),
+                status=group.status,
+                category=group.identity.category,
+                operator=operator or next((names[0].operators[place] for place in group.a), None),
+                names_a=[names[0].identities[place].name for place in group.a],
+                names_b=[names[1].identities[place].name for place in group.b],
+                **values,
+            )
+        )
+    return _largest_first(found)
+
+
+def _operator_changes(sides: _Pair, a: OperatorNames, b: OperatorNames) -> list[NameChange]:
+    groups = match_names(a.identities, b.identities, lambda only_a, only_b: [])
+
+    def both(read: Callable[[OperatorNames], Table]) -> tuple[Table, Table]:
+        return _gather(read(a), [g.a for g in groups]), _gather(read(b), [g.b for g in groups])
+
+    compared = _Compared(both(lambda n: n.calls), both(lambda n: n.self_ns), both(lambda n: n.exposed_ns))
+    device_a, device_b = (means.tolist() for means in sides.means(*both(lambda n: n.device_ns)))
+    found = []
+    for place, values in enumerate(_judge(sides, groups, compared, HOST_VARIATION)):
+        group = groups[place]
+        name = group.identity.name
+        if name == NO_OPERATOR and not (device_a[place] or device_b[place]):
+            continue
+        found.append(
+            NameChange(
+                name=name,
+                short_name=name,
+                status=group.status,
+                category=None,
+                operator=None,
+                names_a=[name] if group.a else [],
+                names_b=[name] if group.b else [],
+                device_a_s=device_a[place] * NS if sides.have_devices else None,
+                device_b_s=device_b[place] * NS if sides.have_devices else None,
+                **values,
+            )
+        )
+    return _largest_first(found)
+
+
+def _largest_first(changes: list[NameChange]) -> list[NameChange]:
+    return sorted(changes, key=lambda one: (-abs(one.change_s), -abs(one.exposed_change_ns), one.name))
+
+
+def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation: float) -> list[dict[str, Any]]:
+    """The fields that kernels and operators have in common."""
+    import numpy as np
+
+    calls_a, calls_b = sides.means(*compared.calls)
+    total_a, total_b = sides.means(*compared.total)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_call = [
+            total / np.where(calls > 0, calls, np.nan)
+            for total, calls in zip(compared.total, compared.calls, strict=True)
+        ]
+        mean_a, mean_b = total_a / calls_a, total_b / calls_b
+    has_both = (calls_a > 0) & (calls_b > 0)
+    slower = np.where(has_both, mean_b - mean_a, 0.0)
+    level = np.where(has_both, np.fmax(mean_a, mean_b), 0.0)
+    clear_duration = are_clear(p_values(*per_call, level=level, variation=variation), slower, level)
+    clear_calls = _clear_calls(*compared.calls, calls_a, calls_b)
+    from_calls = (calls_b - calls_a) * np.where(calls_a > 0, mean_a, np.where(calls_b > 0, mean_b, 0.0))
+    from_duration = np.where(has_both, calls_b * slower, 0.0)
+    exposed = sides.changes_ns(*compared.exposed)
+    return [
+        {
+            "verdict": _name_verdict(
+                group,
+                calls=float(calls_b[place] - calls_a[place]) if clear_calls[place] else 0.0,
+                duration=float(slower[place]) if clear_duration[place] else 0.0,
+                by_calls=abs(float(from_calls[place])) >= abs(float(from_duration[place])),
+            ),
+            "calls_a": float(calls_a[place]),
+            "calls_b": float(calls_b[place]),
+            "a_s": float(total_a[place]) * NS,
+            "b_s": float(total_b[place]) * NS,
+            "mean_a_s": float(mean_a[place]) * NS if calls_a[place] > 0 else None,
+            "mean_b_s": float(mean_b[place]) * NS if calls_b[place] > 0 else None,
+            "change_s": float(total_b[place] - total_a[place]) * NS,
+            "from_calls_s": float(from_calls[place]) * NS,
+            "from_duration_s": float(from_duration[place]) * NS,
+            "exposed_change_ns": exposed[place],
+        }
+        for place, group in enumerate(groups)
+    ]
+
+
+def _clear_calls(calls_a: Table, calls_b: Table, mean_a: Table, mean_b: Table) -> list[bool]:
+    """A number of calls that is the same in every step needs no statistics; one that varies must leave its range."""
+    apart: Flags = (calls_a.min(axis=0) > calls_b.max(axis=0)) | (calls_b.min(axis=0) > calls_a.max(axis=0))
+    clear: list[bool] = (apart & (mean_a != mean_b)).tolist()
+    return clear
+
+
+def _name_verdict(group: Group, *, calls: float, duration: float, by_calls: bool) -> NameVerdict:
+    if group.status in ("added", "removed"):
+        return group.status
+    if calls and (by_calls or not duration):
+        return "more calls" if calls > 0 else "fewer calls"
+    if duration:
+        return "slower" if duration > 0 else "faster"
+    return "no difference found"
+
+
+def _step_verdict(sides: _Pair, change_s: float, noise_s: float) -> Verdict:
+    if abs(change_s) >= noise_s:
+        return "longer" if change_s > 0 else "shorter"
+    few = min(len(sides.a.windows), len(sides.b.windows)) == 1
+    if few and abs(change_s) >= MIN_EFFECT * max(sides.step_s):
+        return "not enough data"
+    return "no difference found"
+
+
+def _count(kernels: Sequence[NameChange], operators: Sequence[NameChange]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for what, changes in (("kernels", kernels), ("operators", operators)):
+        for word in ("added", "removed", "slower", "faster", "more calls", "fewer calls"):
+            counts[f"{what} {word}"] = sum(change.verdict == word for change in changes)
+    counts["kernels renamed"] = sum(change.status == "renamed" for change in kernels)
+    return counts

@@ -1,0 +1,223 @@
+"""Every nanosecond of a step given to one name: to the work that kept the device busy, or to why it was idle.
+
+The shares are those of a breakdown: compute first, then communication beside which nothing computed, then copies beside
+which nothing else ran. Of two works of one share that run at once, the one that began first has the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepscope.analyze.breakdown import SHARES
+from stepscope.analyze.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
+from stepscope.analyze.intervals import Intervals, complement, measure_within, union
+from stepscope.analyze.trace_view import (
+    COMMUNICATION,
+    COMPUTE,
+    TRANSFER,
+    DeviceWork,
+    TraceView,
+    Window,
+    busy_ns,
+    device_label,
+    view,
+)
+from stepscope.errors import UsageError
+from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Integers
+
+IDLE_SHARES = SHARES[3:]
+_REASONS_OF_SHARE = (HOST_REASONS, SYNC_REASONS, OTHER_REASONS)
+
+OUTSIDE = "outside recorded calls"
+NO_DEVICE = "cpu"
+
+
+class Work(NamedTuple):
+    """What kept the device busy, in order of start; without a device: what threads did, cut where it changes."""
+
+    rows: Integers
+    start: Integers
+    end: Integers
+    latest_end: Integers
+    share: Integers
+    own_start: Integers
+    """From here to its end nothing that began before it, of its own share, still runs; may lie after the end."""
+    covered_by: tuple[Intervals, Intervals, Intervals]
+    """For each share the time that more important ones take from it."""
+
+    def part(self, window: Window) -> slice:
+        import numpy as np
+
+        first = int(np.searchsorted(self.latest_end, window.start_ns, side="left"))
+        return slice(first, max(first, int(np.searchsorted(self.start, window.end_ns, side="left"))))
+
+    def exposed(self, window: Window) -> tuple[slice, Integers]:
+        """For the rows that reach into the window the nanoseconds of it that are theirs alone."""
+        import numpy as np
+
+        part = self.part(window)
+        begin = np.maximum(self.own_start[part], window.start_ns)
+        end = np.maximum(np.minimum(self.end[part], window.end_ns), begin)
+        exposed = end - begin
+        for share in (COMMUNICATION, TRANSFER):
+            mine = self.share[part] == share
+            if mine.any():
+                exposed[mine] -= measure_within(self.covered_by[share], begin[mine], end[mine])
+        return part, exposed
+
+
+class IdleTime(NamedTuple):
+    """Of one window: idle nanoseconds by label of what the host was doing, one column a share."""
+
+    labels: list[str]
+    spent: Integers
+
+
+class Side:
+    """One of the two traces: its steps, and where their time went."""
+
+    def __init__(self, timeline: Timeline, steps: Sequence[int] | None) -> None:
+        self.timeline = timeline
+        self.trace = view(timeline)
+        self.numbers = complete_steps(self.trace) if steps is None else _known(self.trace, steps)
+        turns = _turns(self.trace.windows)
+        self.windows = [turns[number] for number in self.numbers]
+        self.overlapping = any(turns[number] != self.trace.windows[number] for number in self.numbers)
+        self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
+        self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
+        self.work = _cpu_work(self.trace) if self._device is None else _device_work(self._device)
+
+    @property
+    def has_device(self) -> bool:
+        return self._device is not None
+
+    @cached_property
+    def exposed(self) -> list[tuple[slice, Integers]]:
+        """For each step the rows of `work` that reach into it, and what of its time is theirs alone."""
+        return [self.work.exposed(window) for window in self.windows]
+
+    def _busy(self, work: DeviceWork) -> tuple[int, int]:
+        return sum(busy_ns(work, window) for window in self.windows), -work.device
+
+    def idle(self, window: Window) -> IdleTime:
+        import numpy as np
+
+        if self._device is None:
+            part = self.work.part(window)
+            busy = union(self.work.start[part], self.work.end[part])
+            free = complement(busy, *window)
+            return IdleTime([OUTSIDE], np.array([[0, 0, int((free.end - free.start).sum())]]))
+        gaps = find_gaps(self.trace, self._device, window)
+        if not len(gaps.spans.start):
+            return IdleTime([], np.zeros((0, len(IDLE_SHARES)), np.int64))
+        spent = np.stack([gaps.parts[:, list(reasons)].sum(axis=1) for reasons in _REASONS_OF_SHARE], axis=1)
+        middle = gaps.spans.start + (gaps.spans.end - gaps.spans.start) // 2
+        codes = self._doing(gaps.thread, middle)
+        different, place = np.unique(codes, return_inverse=True)
+        sums = np.zeros((len(different), len(IDLE_SHARES)), np.int64)
+        np.add.at(sums, place.reshape(-1), spent)
+        return IdleTime([OUTSIDE if c == MISSING else self.timeline.texts[c] for c in different.tolist()], sums)
+
+    def _doing(self, thread: Integers, time: Integers) -> Integers:
+        """Name of the innermost operator or Python function on the thread; else of its annotation or call."""
+        import numpy as np
+
+        trace = self.trace
+        found = trace.innermost_of(thread, time)
+        named = trace.enclosing(found, trace.is_kind(OPERATOR, PYTHON))
+        plain = trace.enclosing(found, trace.is_kind(ANNOTATION, RUNTIME))
+        row = np.where(named >= 0, named, plain)
+        codes: Integers = np.where(row >= 0, trace.name[row], MISSING)
+        return codes
+
+
+def complete_steps(trace: TraceView) -> list[int]:
+    """Without the first and last of many. Where optimizer steps are the marks, the first began before the trace did."""
+    numbers = trace.judged_steps()
+    steps = trace.timeline.steps
+    if trace.timeline.step_marker == "optimizer" and len(steps) > 1:
+        numbers = [number for number in numbers if number != steps[0].number]
+    return numbers
+
+
+def _known(trace: TraceView, steps: Sequence[int]) -> list[int]:
+    if not steps:
+        raise UsageError("no steps to compare were given", where=trace.source)
+    return [trace.span(number).number for number in dict.fromkeys(steps)]
+
+
+def _turns(windows: dict[int, Window]) -> dict[int, Window]:
+    """The windows without what still belongs to the step before.
+
+    Where the host runs ahead, the device works on one step while the next is already being launched: their windows
+    overlap, and the sum of them would count that time twice.
+    """
+    turns: dict[int, Window] = {}
+    reached: int | None = None
+    for number, window in windows.items():
+        start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
+        turns[number] = Window(start, window.end_ns)
+        reached = window.end_ns if reached is None else max(reached, window.end_ns)
+    return turns
+
+
+def _device_work(device: DeviceWork) -> Work:
+    return _own_times(device.rows, device.start, device.end, device.share)
+
+
+def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) -> Work:
+    import numpy as np
+
+    own_start = start.astype(np.int64)
+    spans: list[Intervals] = []
+    for one in (COMPUTE, COMMUNICATION, TRANSFER):
+        mine = np.flatnonzero(share == one)
+        spans.append(union(start[mine], end[mine]))
+        if len(mine) > 1:
+            reached = np.maximum.accumulate(end[mine])[:-1]
+            own_start[mine[1:]] = np.maximum(start[mine[1:]], reached)
+    compute, communication, _ = spans
+    nothing = Intervals(compute.start[:0], compute.end[:0])
+    both = union(np.concatenate((compute.start, communication.start)), np.concatenate((compute.end, communication.end)))
+    return Work(
+        rows=rows,
+        start=start,
+        end=end,
+        latest_end=np.maximum.accumulate(end) if len(end) else end,
+        share=share,
+        own_start=own_start,
+        covered_by=(nothing, compute, both),
+    )
+
+
+def _cpu_work(trace: TraceView) -> Work:
+    """What each thread's innermost operator was, from one change to the next; a collective it is inside of makes it
+    communication."""
+    import numpy as np
+
+    from stepscope.traces.classify import classify_host_communication
+
+    operators = trace.is_kind(OPERATOR)
+    every = trace.rows(OPERATOR)
+    is_talking = np.zeros(len(trace.timeline), bool)
+    is_talking[trace.named(every, classify_host_communication)] = True
+    parts: list[tuple[Any, Any, Any]] = []
+    for thread in np.unique(trace.thread[every]).tolist():
+        rows = every[trace.thread[every] == thread]
+        cuts = np.unique(np.concatenate((trace.start[rows], trace.end[rows])))
+        inside = trace.enclosing(trace.innermost(int(thread), cuts[:-1]), operators)
+        busy = inside >= 0
+        parts.append((inside[busy], cuts[:-1][busy], cuts[1:][busy]))
+    if not parts:
+        none = np.zeros(0, np.int64)
+        return _own_times(none, none, none, none)
+    rows, start, end = (np.concatenate([part[place] for part in parts]) for place in range(3))
+    order = np.argsort(start, kind="stable")
+    rows, start, end = rows[order], start[order], end[order]
+    share = np.where(trace.enclosing(rows, is_talking) >= 0, COMMUNICATION, COMPUTE)
+    return _own_times(rows, start, end, share)

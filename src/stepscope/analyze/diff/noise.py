@@ -1,0 +1,131 @@
+"""Whether a difference between two traces is more than steps of one trace differ by among themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepscope.stats import holm, t_quantile, t_two_sided
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+    """Steps down, names across. NaN: the name has no value in that step."""
+
+LEVEL = 0.01
+"""Chance of even one false alarm in a table, as long as both traces vary as their steps do."""
+
+MIN_EFFECT = 0.01
+"""A difference smaller than this share of the larger value is not called one, however sure it is."""
+
+STEP_VARIATION = 0.03
+DEVICE_VARIATION = 0.02
+HOST_VARIATION = 0.10
+"""Relative standard deviation taken at least: of a step, of device work, of anything the host decides. Steps of one
+trace share its clocks and its caches and may differ less than two runs of the same program do."""
+
+ASSUMED_FREEDOM = 4
+"""Degrees of freedom where no variation can be seen, because there is one step."""
+
+MAD_TO_SD = 1.4826
+"""From the median deviation to a standard deviation, for normal values."""
+SMALL_SAMPLES = (1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
+"""The median deviation of few values is too small by this (Croux and Rousseeuw 1992), by number of values."""
+MAD_EFFICIENCY = 0.4
+"""Degrees of freedom of a median deviation over those of a standard deviation."""
+MEDIAN_INEFFICIENCY = 1.2533
+"""Standard error of a median over that of the mean, for normal values."""
+MIDDLE_INEFFICIENCY = 1.1
+"""Standard error of a mean over the middle half of all values over that of the mean of all, for normal values."""
+
+
+def middle_steps(durations: Any) -> NDArray[np.bool_]:
+    """The middle half by length: of three the median one, of one or two all."""
+    import numpy as np
+
+    count = len(durations)
+    dropped = (count + 1) // 4 if count > 2 else 0
+    order = np.argsort(durations, kind="stable")
+    middle = np.zeros(count, bool)
+    middle[order[dropped : count - dropped]] = True
+    return middle
+
+
+def spreads(values: Values) -> tuple[Values, Values]:
+    """For each name a standard deviation that a few odd steps do not move, and how many steps have the name."""
+    import numpy as np
+
+    there = ~np.isnan(values)
+    count = there.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        deviation = np.where(there, np.abs(values - _median(values, there)), np.nan)
+    few = np.array(SMALL_SAMPLES)[np.minimum(count, len(SMALL_SAMPLES) - 1)]
+    correction = np.where(count < len(SMALL_SAMPLES), few, count / np.maximum(count - 0.8, 1))
+    return MAD_TO_SD * correction * _median(deviation, there), count.astype(np.float64)
+
+
+def _median(values: Values, there: NDArray[np.bool_]) -> Values:
+    """Of each column, over the steps that have a value; 0 where none has."""
+    import numpy as np
+
+    ordered = np.sort(np.where(there, values, np.inf), axis=0)
+    count = there.sum(axis=0)
+    columns = np.arange(values.shape[1])
+    last = max(len(values) - 1, 0)
+    low = ordered[np.clip((count - 1) // 2, 0, last), columns]
+    high = ordered[np.clip(count // 2, 0, last), columns]
+    return np.where(count > 0, (low + high) / 2, 0.0)
+
+
+def p_values(a: Values, b: Values, *, level: Values, variation: float) -> list[float]:
+    """For each name the chance that medians over steps differ so much from variation alone.
+
+    `level` is how large the values are; `variation` of it is taken at least.
+    """
+    import numpy as np
+
+    spread, freedom, counts = _pooled(a, b, variation * level)
+    error = spread * np.sqrt(sum(_median_variance(count) for count in counts))
+    there = [~np.isnan(values) for values in (a, b)]
+    moved = np.abs(_median(b, there[1]) - _median(a, there[0])) * (level > 0)
+    return [
+        (t_two_sided(distance / by_chance, df) if by_chance > 0 else 0.0) if distance > 0 else 1.0
+        for distance, by_chance, df in zip(moved.tolist(), error.tolist(), freedom.tolist(), strict=True)
+    ]
+
+
+def _median_variance(count: Values) -> Values:
+    """Of a median of so many values, in variances of one value."""
+    import numpy as np
+
+    return np.where(count > 2, MEDIAN_INEFFICIENCY**2, 1.0) / np.maximum(count, 1)
+
+
+def _pooled(a: Values, b: Values, least: Values) -> tuple[Values, Values, tuple[Values, Values]]:
+    """Variation between steps of one side, its degrees of freedom, and in how many steps of each side it was seen."""
+    import numpy as np
+
+    (spread_a, count_a), (spread_b, count_b) = spreads(a), spreads(b)
+    seen_a, seen_b = np.maximum(count_a - 1, 0), np.maximum(count_b - 1, 0)
+    seen = np.maximum(seen_a + seen_b, 1)
+    observed = np.sqrt((seen_a * spread_a**2 + seen_b * spread_b**2) / seen)
+    freedom = ASSUMED_FREEDOM + MAD_EFFICIENCY * (seen_a + seen_b)
+    return np.maximum(observed, least), freedom, (count_a, count_b)
+
+
+def are_clear(p: Sequence[float], change: Values, level: Values) -> list[bool]:
+    """Which changes of a table stand, each with regard to how many were looked at."""
+    large = (abs(change) >= MIN_EFFECT * level).tolist()
+    return [adjusted <= LEVEL and enough for adjusted, enough in zip(holm(p), large, strict=True)]
+
+
+def noise_of_step(a: Values, b: Values, level: float) -> float:
+    """The smallest change of the step that would be called one."""
+    import numpy as np
+
+    spread, freedom, _ = _pooled(a[:, None], b[:, None], np.array([STEP_VARIATION * level]))
+    error = MIDDLE_INEFFICIENCY * float(spread[0]) * math.sqrt(1 / len(a) + 1 / len(b))
+    return max(t_quantile(LEVEL, float(freedom[0])) * error, MIN_EFFECT * level)

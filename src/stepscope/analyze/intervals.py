@@ -1,0 +1,244 @@
+"""Sets of time as sorted, disjoint intervals [start, end) in whole nanoseconds, and step functions over time.
+
+Everything is exact: lengths are integers, and no interval is lost to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stepscope.traces.timeline import Integers
+
+    Whole = NDArray[np.int64]
+
+
+class Intervals(NamedTuple):
+    """Ascending, disjoint, not touching; [start, end)."""
+
+    start: Integers
+    end: Integers
+
+
+class StepFunction(NamedTuple):
+    """`value[i]` holds from `time[i]` until `time[i + 1]`; before the first time and after the last it is zero."""
+
+    time: Integers
+    value: Integers
+
+
+def no_intervals() -> Intervals:
+    import numpy as np
+
+    return Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def union(start: Integers, end: Integers, *, in_order: bool = False) -> Intervals:
+    """Everything that any of these intervals covers; those that touch become one, those without length vanish.
+
+    `in_order` says that the starts ascend already, which saves the sorting.
+    """
+    import numpy as np
+
+    start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    wanted = end > start
+    if not wanted.all():
+        start, end = start[wanted], end[wanted]
+    if not len(start):
+        return no_intervals()
+    if in_order:
+        end = np.maximum.accumulate(end)
+    else:
+        # A break lies before the i-th start exactly where i ends have passed by then, so both can be sorted apart.
+        start, end = np.sort(start), np.sort(end)
+    breaks = np.flatnonzero(start[1:] > end[:-1])
+    first = np.concatenate(([0], breaks + 1))
+    last = np.concatenate((breaks, [len(end) - 1]))
+    return Intervals(start[first], end[last])
+
+
+def length(intervals: Intervals) -> int:
+    """Nanoseconds covered."""
+    return int((intervals.end - intervals.start).sum())
+
+
+def clip(intervals: Intervals, low: int, high: int) -> Intervals:
+    """The part inside [low, high)."""
+    import numpy as np
+
+    if not len(intervals.start):
+        return intervals
+    start, end = np.maximum(intervals.start, low), np.minimum(intervals.end, high)
+    kept = end > start
+    return Intervals(start[kept], end[kept])
+
+
+def complement(intervals: Intervals, low: int, high: int) -> Intervals:
+    """What [low, high) has beside the intervals."""
+    import numpy as np
+
+    inside = (intervals.end >= low) & (intervals.start <= high)
+    start = np.concatenate(([low], np.clip(intervals.end[inside], low, high)))
+    end = np.concatenate((np.clip(intervals.start[inside], low, high), [high]))
+    kept = end > start
+    return Intervals(start[kept], end[kept])
+
+
+def intersect(one: Intervals, other: Intervals) -> Intervals:
+    """What is in both; cheap where one of them has few intervals."""
+    import numpy as np
+
+    few, many = (one, other) if len(one.start) < len(other.start) else (other, one)
+    first = many.end.searchsorted(few.start, side="right")
+    count = many.start.searchsorted(few.end, side="left") - first
+    total = int(count.sum())
+    if not total:
+        return no_intervals()
+    mine = np.repeat(np.arange(len(few.start)), count)
+    place = np.arange(total) + np.repeat(first - (np.cumsum(count) - count), count)
+    return Intervals(
+        np.maximum(few.start[mine], many.start[place]).astype(np.int64),
+        np.minimum(few.end[mine], many.end[place]).astype(np.int64),
+    )
+
+
+def subtract(one: Intervals, other: Intervals) -> Intervals:
+    """What is in `one` and not in `other`."""
+    if not len(one.start):
+        return no_intervals()
+    return intersect(one, complement(other, int(one.start[0]), int(one.end[-1])))
+
+
+def covers(intervals: Intervals, points: Integers) -> NDArray[np.bool_]:
+    """For each point whether it is inside."""
+    import numpy as np
+
+    opened = np.searchsorted(intervals.start, points, side="right")
+    closed = np.searchsorted(intervals.end, points, side="right")
+    inside: NDArray[np.bool_] = opened > closed
+    return inside
+
+
+def measure_before(intervals: Intervals, points: Integers) -> Whole:
+    """For each point how much of the set lies before it: differences of it are lengths inside any span."""
+    import numpy as np
+
+    points = np.asarray(points, np.int64)
+    whole = np.concatenate(([0], np.cumsum(intervals.end - intervals.start)))
+    opened = np.searchsorted(intervals.start, points, side="right")
+    before: Whole = whole[opened]
+    if len(intervals.start):
+        last = np.maximum(opened - 1, 0)
+        before = before - np.where(opened > 0, np.maximum(intervals.end[last] - points, 0), 0)
+    return before
+
+
+def measure_within(intervals: Intervals, start: Integers, end: Integers) -> Whole:
+    """For each span [start, end) how much of the set lies inside; 0 where the span is empty or turned round."""
+    import numpy as np
+
+    inside: Whole = measure_before(intervals, np.maximum(start, end)) - measure_before(intervals, start)
+    return inside
+
+
+def common_length(one: Intervals, other: Intervals) -> int:
+    """Nanoseconds in both; cheap where one of them has few intervals."""
+    few, many = (one, other) if len(one.start) < len(other.start) else (other, one)
+    return int(measure_within(many, few.start, few.end).sum()) if len(few.start) else 0
+
+
+def sweep(start: Integers, end: Integers) -> StepFunction:
+    """How many of these intervals are open, over time. Empty intervals are never open."""
+    import numpy as np
+
+    if not len(start) and not len(end):
+        return StepFunction(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    # The last bit says whether an interval opens: numbers sort several times faster than places of numbers.
+    base = min(int(np.min(times)) for times in (start, end) if len(times))
+    changes = np.concatenate((np.asarray(start, np.int64), np.asarray(end, np.int64)))
+    changes -= base
+    changes <<= 1
+    changes[: len(start)] |= 1
+    changes.sort(kind="stable")  # mostly in order: runs are only merged
+    value = np.cumsum(2 * (changes & 1) - 1)
+    changes >>= 1
+    changes += base
+    # The value after all changes of one instant counts: ties have no order of their own.
+    is_last = np.append(changes[1:] != changes[:-1], True)
+    return StepFunction(changes[is_last], value[is_last])
+
+
+def sweep_sets(sets: Sequence[Intervals]) -> StepFunction:
+    """Which of the sets are on, over time: bit i of the value stands for set i."""
+    import numpy as np
+
+    cuts = np.sort(np.concatenate([edge for intervals in sets for edge in intervals]))
+    if len(cuts):
+        cuts = cuts[np.append(cuts[1:] != cuts[:-1], True)]
+    value = np.zeros(len(cuts), np.int64)
+    for bit, intervals in enumerate(sets):
+        value |= covers(intervals, cuts).astype(np.int64) << bit
+    return StepFunction(cuts, value)
+
+
+def time_at_values(function: StepFunction) -> dict[int, int]:
+    """Nanoseconds spent at each value, between the first and the last time."""
+    import numpy as np
+
+    if len(function.time) < 2:
+        return {}
+    values, place = np.unique(function.value[:-1], return_inverse=True)
+    spent = np.zeros(len(values), np.int64)
+    np.add.at(spent, place, np.diff(function.time))
+    return dict(zip(values.tolist(), spent.tolist(), strict=True))
+
+
+def clip_function(function: StepFunction, low: int, high: int) -> StepFunction:
+    """The function on [low, high]: begins at low with the value it has there and ends at high."""
+    import numpy as np
+
+    place = int(np.searchsorted(function.time, low, side="right")) - 1
+    first = int(function.value[place]) if place >= 0 else 0
+    inside = (function.time > low) & (function.time < high)
+    time = np.concatenate(([low], function.time[inside], [high]))
+    value = np.concatenate(([first], function.value[inside], [0]))
+    return StepFunction(time, value)
+
+
+def value_at(function: StepFunction, points: Integers) -> Whole:
+    """The value at each point; 0 outside."""
+    import numpy as np
+
+    place = np.searchsorted(function.time, points, side="right")
+    padded = np.concatenate(([0], function.value)).astype(np.int64)
+    values: Whole = padded[place]
+    return values
+
+
+def weighted_mean(function: StepFunction) -> float:
+    """Mean over time between the first and the last time; 0 where no time passes."""
+    import numpy as np
+
+    spans = np.diff(function.time)
+    total = int(spans.sum())
+    return float((function.value[:-1] * spans).sum() / total) if total else 0.0
+
+
+def weighted_quantile(function: StepFunction, q: float) -> int:
+    """The smallest value that the function does not exceed during at least the share q of the time.
+
+    For functions that count: values are not negative, and few of them are different.
+    """
+    import numpy as np
+
+    spans = np.diff(function.time)
+    total = int(spans.sum())
+    if not total:
+        return 0
+    spent = np.bincount(function.value[:-1], weights=spans)
+    values = np.flatnonzero(spent)
+    return int(values[min(int(np.searchsorted(np.cumsum(spent[values]), q * total)), len(values) - 1)])

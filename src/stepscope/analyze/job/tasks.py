@@ -1,0 +1,119 @@
+"""What one process does for one rank: read its trace, reduce it, hand back a small answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.analyze.breakdown import Shares
+from stepscope.analyze.critical.path import CriticalPath
+from stepscope.analyze.ranks.digest import RankDigest
+from stepscope.analyze.step_report import StepReport
+from stepscope.errors import StepscopeError
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Timeline
+
+
+class RankTask(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    place: int = 0
+    """Which of the ranks in that file."""
+    rank: int
+    step: int | None
+    step_marker: str | None = None
+    cache: bool = True
+    in_full: bool = True
+    """Whether the full report of the step comes back, or only its summary."""
+    critical: bool = False
+    """Whether the critical path comes back too."""
+
+
+class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    source: str
+    format: str
+    devices: list[str]
+    step: int
+    summary_step_s: float
+    shares: Shares
+    device_busy_s: float
+    kernels: int
+    copies: int
+    device: str
+    hidden_comm_share: float | None
+    repairs: dict[str, int]
+    digest: RankDigest
+    report: StepReport | None
+    critical: CriticalPath | None
+    notes: list[str]
+
+
+def explain_rank(task: RankTask) -> RankAnswer:
+    """The same answer wherever it runs: nothing here depends on the process, the machine or other ranks."""
+    from dataclasses import replace
+    from importlib.util import find_spec
+
+    from stepscope.analyze.breakdown import break_down
+    from stepscope.analyze.ranks.digest import digest
+    from stepscope.analyze.step_report import explain_step
+    from stepscope.traces.read import load_timeline
+
+    if not task.in_full and find_spec("numba") is not None:
+        import numba  # noqa: F401 - one of many ranks: loading the compiled scanner once pays for all of them
+    timeline = load_timeline(Path(task.path), place=task.place, step_marker=task.step_marker, cache=task.cache)
+    if timeline.rank != task.rank:
+        timeline = replace(timeline, rank=task.rank)
+    step = _own_step(timeline, task.step)
+    report = explain_step(timeline, step) if task.in_full else None
+    breakdown = report.breakdown if report is not None else break_down(timeline, step)
+    critical, notes = _critical(timeline, breakdown.step) if task.critical else (None, [])
+    return RankAnswer(
+        rank=task.rank,
+        source=task.path,
+        format=str(timeline.metadata.get("format", "")),
+        devices=_device_names(timeline),
+        step=breakdown.step if breakdown.step is not None else 0,
+        summary_step_s=breakdown.step_s,
+        shares=breakdown.breakdown_s,
+        device_busy_s=breakdown.device_busy_s,
+        kernels=breakdown.kernels,
+        copies=breakdown.copies,
+        device=breakdown.device,
+        hidden_comm_share=breakdown.overlap.hidden_share,
+        repairs=dict(timeline.repairs),
+        digest=digest(timeline),
+        report=report,
+        critical=critical,
+        notes=[*(report.notes if report is not None else []), *notes],
+    )
+
+
+def _own_step(timeline: Timeline, step: int | None) -> int | None:
+    """The step asked for where this rank has it; else the rank's own choice."""
+    numbers = [span.number for span in timeline.steps]
+    if step is None or step in numbers:
+        return step
+    if len(numbers) == 1:
+        return numbers[0]
+    from stepscope.errors import UsageError
+
+    listed = ", ".join(map(str, numbers[:12])) + (" …" if len(numbers) > 12 else "")
+    raise UsageError(f"rank {timeline.rank} has no step {step}", hint=f"its steps: {listed or 'none'}")
+
+
+def _critical(timeline: Timeline, step: int | None) -> tuple[CriticalPath | None, list[str]]:
+    from stepscope.analyze.critical.path import critical_path
+
+    try:
+        return critical_path(timeline, step), []
+    except StepscopeError as error:
+        return None, [f"no critical path: {error.message}"]
+
+
+def _device_names(timeline: Timeline) -> list[str]:
+    devices: Any = timeline.metadata.get("devices") or []
+    names = (device.get("name") for device in devices if isinstance(device, dict))
+    return list(dict.fromkeys(str(name) for name in names if name))

@@ -1,0 +1,1 @@
+"""Loops that are compiled. These modules are imported only inside functions."""

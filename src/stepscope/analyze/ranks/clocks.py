@@ -1,0 +1,243 @@
+"""How far the ranks' clocks are apart, seen in collectives that all members leave at nearly the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.analyze.ranks import conventions as conv
+from stepscope.analyze.ranks.matching import Matching
+from stepscope.analyze.ranks.segments import run_medians, run_sums
+from stepscope.traces.timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+LEAST_CALLS = 3
+"""With fewer, nothing can be said about how well they agree."""
+
+ROBUST = 1.4826
+"""Median absolute deviation to standard deviation, for normal noise."""
+
+_ITERATIONS = 2000
+
+
+class ClockOffset(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's clock against that of the reference rank."""
+
+    rank: int
+    offset_s: float | None
+    """What this clock shows minus what the reference's shows; None: no chain of shared collectives leads to it."""
+    spread_s: float | None
+    """How far single collectives lie from that (robust standard deviation, at least two units of the clock)."""
+    calls: int
+    usable: bool
+    reason: str | None = None
+    """Why not."""
+
+
+class Clocks(msgspec.Struct, frozen=True, kw_only=True):
+    reference: int | None
+    """The lowest rank given."""
+    method: str
+    resolution_s: float
+    """Of the coarsest clock among the ranks."""
+    collectives: int
+    """Matched synchronising ones that were looked at."""
+    offsets: list[ClockOffset]
+    largest_offset_s: float | None
+    """Among the usable ones, in size; None: no rank has a usable one."""
+    largest_spread_s: float | None
+
+
+def find_clocks(matching: Matching, resolution_ns: int = 1) -> Clocks:
+    """Offsets from the ends of matched synchronising collectives.
+
+    Each member's end is compared with that of one member of its group (the reference rank where it is one, else the
+    lowest); the median difference of each such pair is taken. Where every rank shares a group with the reference these
+    medians are the offsets; otherwise the offsets that fit all pairs best in the least squares' sense.
+    """
+    import numpy as np
+
+    pairs = _compare_ends(matching)
+    ranks = len(matching.ranks)
+    direct = np.isin(np.arange(1, ranks), pairs.rank[pairs.hub == 0]).all() if ranks > 1 else True
+    if direct:
+        offset = np.full(ranks, np.nan)
+        offset[:1] = 0.0
+        here = pairs.pair_hub == 0
+        offset[pairs.pair_rank[here]] = pairs.median[here]
+    else:
+        offset = _solve(pairs, ranks)
+    spread = _spread(pairs, offset, ranks)
+    entries = [
+        _entry(
+            int(matching.ranks[i]),
+            float(offset[i]),
+            float(spread[i]),
+            int(pairs.taken_part[i]),
+            resolution_ns,
+            is_first=i == 0,
+        )
+        for i in range(ranks)
+    ]
+    usable = [entry for entry in entries if entry.usable]
+    return Clocks(
+        reference=int(matching.ranks[0]) if ranks else None,
+        method="difference to the reference" if direct else "least squares over pairs of ranks that share a group",
+        resolution_s=resolution_ns / 1e9,
+        collectives=pairs.collectives,
+        offsets=entries,
+        largest_offset_s=max((abs(entry.offset_s or 0.0) for entry in usable), default=None),
+        largest_spread_s=max((entry.spread_s for entry in entries if entry.spread_s is not None), default=None),
+    )
+
+
+class _Pairs:
+    """Differences of ends between members and the hub of their collective, one row a member that is not the hub."""
+
+    def __init__(
+        self, rank: Integers, hub: Integers, difference: Floats, taken_part: Integers, collectives: int
+    ) -> None:
+        import numpy as np
+
+        ranks = len(taken_part)
+        self.rank, self.hub, self.difference, self.collectives = rank, hub, difference, collectives
+        self.taken_part = taken_part
+        """By rank: in how many collectives."""
+        keys, self.pair = np.unique(hub * ranks + rank, return_inverse=True)
+        self.pair_hub, self.pair_rank = keys // max(ranks, 1), keys % max(ranks, 1)
+        self.calls = np.bincount(self.pair, minlength=len(keys))
+        self.median = run_medians(difference, self.pair, len(keys))
+
+
+def _compare_ends(matching: Matching) -> _Pairs:
+    import numpy as np
+
+    chosen = np.isin(matching.collective, conv.SYNCHRONISING)
+    kept = matching.only(chosen, np.zeros(len(matching.unmatched), bool))
+    rank, end = kept.rank[kept.member], kept.of_members("end_ns").astype(np.int64)
+    # Runs are ordered by rank: the first member is the reference, or the lowest rank.
+    lead = np.repeat(kept.first, kept.count)
+    other = np.ones(len(rank), bool)
+    other[kept.first] = False
+    difference = (end - end[lead])[other].astype(np.float64)
+    taken_part = np.bincount(rank, minlength=len(matching.ranks))
+    return _Pairs(rank[other], rank[lead][other], difference, taken_part, len(kept))
+
+
+def _solve(pairs: _Pairs, ranks: int) -> Floats:
+    """Offsets with offset[rank] − offset[hub] = median for all pairs as nearly as can be, weighted by calls.
+
+    NaN for ranks that no chain reaches. Conjugate gradients on the graph of pairs: thousands of ranks need no matrix.
+    """
+    import numpy as np
+
+    offset, reached = _follow_chains(pairs, ranks)
+    weight = pairs.calls.astype(np.float64)
+    free = reached.copy()
+    free[0] = False  # the reference stays at zero
+
+    def gather(edge: Floats) -> Floats:
+        return np.where(free, run_sums(pairs.pair_rank, edge, ranks) - run_sums(pairs.pair_hub, edge, ranks), 0.0)
+
+    def differences(values: Floats) -> Floats:
+        apart: Floats = values[pairs.pair_rank] - values[pairs.pair_hub]
+        return apart
+
+    # What the chains leave is small, so even clocks that are years apart lose no digits here.
+    rest = gather(weight * (pairs.median - differences(offset)))
+    step, left = rest.copy(), float(rest @ rest)
+    enough = 1e-20 * left
+    for _ in range(min(_ITERATIONS, 10 * ranks)):
+        moved = gather(weight * differences(step))
+        curvature = float(step @ moved)
+        if left <= enough or curvature <= 0:
+            break
+        offset += left / curvature * step
+        rest -= left / curvature * moved
+        previous, left = left, float(rest @ rest)
+        step = rest + left / previous * step
+    return np.where(reached, offset, np.nan)
+
+
+def _follow_chains(pairs: _Pairs, ranks: int) -> tuple[Floats, Flags]:
+    """Offsets by adding up pairs from the reference outwards, and which ranks that reaches."""
+    import numpy as np
+
+    offset, reached = np.zeros(ranks), np.zeros(ranks, bool)
+    reached[0] = True
+    for _ in range(ranks):
+        forward = reached[pairs.pair_hub] & ~reached[pairs.pair_rank]
+        backward = reached[pairs.pair_rank] & ~reached[pairs.pair_hub]
+        if not forward.any() and not backward.any():
+            break
+        offset[pairs.pair_rank[forward]] = offset[pairs.pair_hub[forward]] + pairs.median[forward]
+        offset[pairs.pair_hub[backward]] = offset[pairs.pair_rank[backward]] - pairs.median[backward]
+        reached[pairs.pair_rank[forward]] = reached[pairs.pair_hub[backward]] = True
+    return offset, reached
+
+
+def _spread(pairs: _Pairs, offset: Floats, ranks: int) -> Floats:
+    """Robust standard deviation of what the offsets leave; NaN where a rank is in no pair."""
+    import numpy as np
+
+    rest = np.abs(pairs.difference - (offset[pairs.rank] - offset[pairs.hub]))
+    known = ~np.isnan(rest)
+    spread = run_medians(rest[known], pairs.rank[known], ranks)
+    as_hub = run_medians(rest[known], pairs.hub[known], ranks)
+    return ROBUST * np.where(np.isnan(spread), as_hub, spread)
+
+
+def _entry(
+    rank: int, offset_ns: float, spread_ns: float, calls: int, resolution_ns: int, *, is_first: bool
+) -> ClockOffset:
+    import math
+
+    if math.isnan(offset_ns):
+        unlinked = "no matched synchronising collective links it to the reference"
+        return ClockOffset(rank=rank, offset_s=None, spread_s=None, calls=calls, usable=False, reason=unlinked)
+    # Both times of a difference are cut to whole units of their clock.
+    spread = None if math.isnan(spread_ns) else max(spread_ns, 2.0 * resolution_ns) / 1e9
+    offset = offset_ns / 1e9
+    reason = _refuse(abs(offset), spread, calls)
+    if is_first:
+        reason = "it is the reference"
+    return ClockOffset(rank=rank, offset_s=offset, spread_s=spread, calls=calls, usable=reason is None, reason=reason)
+
+
+def _refuse(offset_s: float, spread_s: float | None, calls: int) -> str | None:
+    if calls < LEAST_CALLS or spread_s is None:
+        return f"fewer than {LEAST_CALLS} matched synchronising collectives"
+    if offset_s <= spread_s:
+        return "not larger than its spread: no offset can be told from none"
+    return None
+
+
+def usable_offsets_ns(clocks: Clocks) -> list[int]:
+    """By place of the rank: what to take off its times; 0 where no offset is usable."""
+    return [round((entry.offset_s or 0.0) * 1e9) if entry.usable else 0 for entry in clocks.offsets]
+
+
+def shift(timeline: Timeline, offset_ns: int) -> Timeline:
+    """The timeline as the reference's clock would have shown it.
+
+    `offset_ns` (this clock minus the reference's) is taken off all times, and `metadata["clock_shift_ns"]` says so.
+    Nothing calls this unasked.
+    """
+    core = dict(timeline.core)
+    for name in ("start_ns", "end_ns"):
+        core[name] = timeline.core[name] - offset_ns
+    steps: Sequence[Span] = tuple(
+        span._replace(start_ns=span.start_ns - offset_ns, end_ns=span.end_ns - offset_ns) for span in timeline.steps
+    )
+    shifted = -offset_ns + int(timeline.metadata.get("clock_shift_ns", 0))
+    return replace(timeline, core=core, steps=steps, metadata={**timeline.metadata, "clock_shift_ns": shifted})

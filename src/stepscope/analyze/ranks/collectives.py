@@ -1,0 +1,489 @@
+"""The collective calls of one rank: which collective, how large, among whom, when.
+
+A call is device work of the category communication, with the fields that the profiler wrote on it or on the host record
+that launched it (`record_param_comms`). Kernels of one record are one call. Where nothing was recorded, the annotation
+around the launch (`nccl:all_to_all`) and then the kernel's name say what it is. Collectives that the host carries out
+itself (gloo) are the host's own events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.analyze.ranks import conventions as conv
+from stepscope.analyze.ranks.groups import ProcessGroup, find_members, listed_groups, parse_members
+from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, HOST_KINDS, MISSING, OPERATOR, Timeline
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+NAMED_BY = ("arguments", "annotation", "kernel name")
+"""What said which collective it is, in order of trust."""
+ARGUMENTS, BY_ANNOTATION, BY_KERNEL = range(3)
+
+PLACES = ("device", "host", "host call")
+"""Where the interval was seen. `host call`: of the call alone; the transfer itself is not in the trace."""
+ON_DEVICE, ON_HOST, HOST_CALL = range(3)
+
+CALL_FIELDS = (
+    ("start_ns", "<i8"), ("end_ns", "<i8"), ("size_bytes", "<i8"), ("piece_bytes", "<i8"), ("bus_bytes", "<i8"),
+    ("sequence", "<i8"), ("row", "<i4"), ("step", "<i4"), ("group", "<i4"), ("call", "<i4"), ("stream", "<i4"),
+    ("peer", "<i4"), ("pieces", "<u2"), ("dtype", "<i2"), ("collective", "u1"), ("named_by", "u1"),
+    ("size_reason", "u1"), ("place", "u1"),
+)  # fmt: skip
+"""Columns of a rank's calls; −1 stands for a missing value. `group` and `dtype` are places in the lists beside them."""
+
+_DEEPEST = 1000
+"""Enclosing events looked at: stacks of Python frames are deep, and a damaged file may have a circle."""
+
+
+_LEFT_OPEN = "named by its kernel alone: an all_to_all looks the same, and older NCCL ran others under this name too"
+
+
+class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective call of one rank."""
+
+    row: int
+    """Of the timeline: its (first) kernel, or the host event."""
+    collective: str
+    named_by: str
+    note: str | None = None
+    """What the name leaves open."""
+    place: str
+    step: int | None
+    call: int
+    """The n-th in its group, from 1; sends and receives are counted for each peer apart."""
+    sequence: int | None
+    """The number the recorder gave it, where it did."""
+    group: ProcessGroup
+    peer: int | None
+    dtype: str | None
+    size_bytes: int | None
+    size_unknown: str | None
+    """Why there is no size."""
+    stream: int | None
+    pieces: int
+    """Kernels it consists of."""
+    start_ns: int
+    end_ns: int
+    duration_s: float
+    algbw_bytes_per_s: float | None
+    """Over the whole duration, waiting for others included: a lower bound of what the links gave."""
+    busbw_bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
+class RankCalls:
+    """The same as columns."""
+
+    calls: Any
+    """Structured array with CALL_FIELDS, in order of start."""
+    groups: Sequence[ProcessGroup]
+    dtypes: Sequence[str]
+    left_out: dict[str, int]
+    """Records that are no calls of their own, counted by what they are."""
+
+
+def list_collectives(timeline: Timeline, step: int | None = None) -> list[CollectiveCall]:
+    """One record a collective call, in order of start; of one step, or of all."""
+    found = collective_calls(timeline)
+    calls = found.calls if step is None else found.calls[found.calls["step"] == step]
+    names = calls.dtype.names
+    return [_record(dict(zip(names, row, strict=True)), found) for row in calls.tolist()]
+
+
+def _record(cells: dict[str, int], found: RankCalls) -> CollectiveCall:
+    collective, duration_s = cells["collective"], (cells["end_ns"] - cells["start_ns"]) / 1e9
+    guess = collective == conv.SEND_RECV
+    return CollectiveCall(
+        row=cells["row"],
+        collective=conv.COLLECTIVES[collective],
+        named_by=NAMED_BY[cells["named_by"]],
+        note=_LEFT_OPEN if guess else None,
+        place=PLACES[cells["place"]],
+        step=_known(cells["step"]),
+        call=cells["call"],
+        sequence=_known(cells["sequence"]),
+        group=found.groups[cells["group"]],
+        peer=_known(cells["peer"]),
+        dtype=found.dtypes[cells["dtype"]] if cells["dtype"] >= 0 else None,
+        size_bytes=_known(cells["size_bytes"]),
+        size_unknown=conv.SIZE_REASONS[cells["size_reason"]] or None,
+        stream=_known(cells["stream"]),
+        pieces=cells["pieces"],
+        start_ns=cells["start_ns"],
+        end_ns=cells["end_ns"],
+        duration_s=duration_s,
+        algbw_bytes_per_s=rate(_known(cells["size_bytes"]), duration_s),
+        busbw_bytes_per_s=rate(_known(cells["bus_bytes"]), duration_s),
+    )
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def rate(moved_bytes: float | None, seconds: float | None) -> float | None:
+    """Bytes per second; None where either is unknown or no time passed."""
+    return moved_bytes / seconds if moved_bytes is not None and seconds is not None and seconds > 0 else None
+
+
+def collective_calls(timeline: Timeline) -> RankCalls:
+    """All calls of the timeline as columns."""
+    seen = _Seen(timeline)
+    rows, place = seen.find_rows()
+    record, annotation = seen.climb(rows)
+    calls, groups, dtypes = _describe(seen, rows, place, record, annotation)
+    calls = _join_pieces(calls, _owners(rows, record, annotation))
+    _number(calls)
+    return RankCalls(calls, groups, dtypes, seen.left_out(place, record))
+
+
+class _Seen:
+    """What the timeline's rows say of collectives, looked up for few rows at a time."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        import numpy as np
+
+        self.timeline = timeline
+        self.block = timeline.blocks.get("collective")
+        self.name_of_text = np.full(len(timeline.texts), -2, np.int16)
+        """By text code: index into COLLECTIVES as an annotation would name it; −2: not looked at, −1: none."""
+        kind = timeline.core["kind"]
+        self.host_marks = self._rows_named(np.isin(kind, (ANNOTATION, OPERATOR)), conv.HOST_BACKENDS)
+
+    def _rows_named(self, among: Flags, prefixes: tuple[str, ...]) -> Integers:
+        """Rows whose name begins so; the codes of all backends' annotations are noted on the way."""
+        import numpy as np
+
+        names = self.timeline.core["name"]
+        used = np.flatnonzero(np.bincount(names[among], minlength=len(self.timeline.texts)))
+        wanted = []
+        for code in used.tolist():
+            text = self.timeline.texts[code]
+            if text.startswith((*conv.HOST_BACKENDS, *conv.DEVICE_BACKENDS)):
+                named = conv.canonical_collective(text)
+                self.name_of_text[code] = -1 if named is None else named
+                if named is not None and text.startswith(prefixes):
+                    wanted.append(code)
+        return np.flatnonzero(among & np.isin(names, wanted))
+
+    def cells(self, column: str, rows: Integers) -> Integers:
+        """A column of the collective block in these rows; MISSING where there is none, and for row −1."""
+        import numpy as np
+
+        values = np.full(len(rows), MISSING, np.int64)
+        if self.block is not None and column in self.block.columns and len(self.block.rows):
+            place = np.minimum(np.searchsorted(self.block.rows, rows), len(self.block.rows) - 1)
+            hit = self.block.rows[place] == rows
+            values[hit] = self.block.columns[column][place[hit]]
+        return values
+
+    def names_by_arguments(self, codes: Integers) -> Integers:
+        return self._by_text(codes, conv.canonical_collective)
+
+    def names_by_kernel(self, rows: Integers) -> Integers:
+        return self._by_text(self.timeline.core["name"][rows], conv.kernel_collective)
+
+    def _by_text(self, codes: Integers, name: Callable[[str], int | None]) -> Integers:
+        """−1 where the text is missing or names nothing."""
+        import numpy as np
+
+        distinct, back = np.unique(codes, return_inverse=True)
+        texts = self.timeline.texts
+        found = [None if code < 0 else name(texts[code]) for code in distinct.tolist()]
+        return np.array([-1 if value is None else value for value in found], np.int64)[back]
+
+    def _host_rows(self) -> Integers:
+        """Rows of the host with fields of a collective, bookkeeping included."""
+        import numpy as np
+
+        rows = np.asarray(self.block.rows if self.block is not None else (), np.int64)
+        return rows[np.isin(self.timeline.core["kind"][rows], HOST_KINDS)]
+
+    def records(self) -> Integers:
+        """Host rows that record a collective call, bookkeeping left out."""
+        rows = self._host_rows()
+        return rows[self.names_by_arguments(self.cells("collective", rows)) >= 0]
+
+    def find_rows(self) -> tuple[Integers, Integers]:
+        """Rows whose intervals are collectives, and where they ran."""
+        import numpy as np
+
+        from stepscope.traces.classify import COMMUNICATION
+
+        core = self.timeline.core
+        on_device = np.flatnonzero((core["category"] == COMMUNICATION) & np.isin(core["kind"], DEVICE_KINDS))
+        on_host = self.host_marks
+        calls = self.records() if not len(on_device) and not len(on_host) else np.empty(0, np.int64)
+        rows = np.concatenate([on_device, on_host, calls])
+        return rows, np.repeat([ON_DEVICE, ON_HOST, HOST_CALL], [len(on_device), len(on_host), len(calls)])
+
+    def climb(self, rows: Integers) -> tuple[Integers, Integers]:
+        """The innermost enclosing record and backend annotation of each row (of a device row: of its launch)."""
+        import numpy as np
+
+        parents, names = self.timeline.core["parent"], self.timeline.core["name"]
+        record, annotation = np.full(len(rows), -1, np.int64), np.full(len(rows), -1, np.int64)
+        current, live = rows.astype(np.int64), np.arange(len(rows))
+        for _ in range(_DEEPEST):
+            at = current[live]
+            marked = (annotation[live] < 0) & (self.name_of_text[names[at]] >= 0)
+            annotation[live[marked]] = at[marked]
+            named = self.names_by_arguments(self.cells("collective", at)) >= 0
+            recorded = named & np.isin(self.timeline.core["kind"][at], HOST_KINDS)
+            record[live[recorded]] = at[recorded]
+            current[live] = np.where(recorded, -1, parents[at])
+            live = live[current[live] >= 0]
+            if not len(live):
+                break
+        return record, annotation
+
+    def left_out(self, place: Integers, record: Integers) -> dict[str, int]:
+        import numpy as np
+
+        counts: dict[str, int] = {}
+        host = self._host_rows()
+        for code, count in zip(*np.unique(self.cells("collective", host), return_counts=True), strict=True):
+            if code >= 0 and conv.canonical_collective(self.timeline.texts[code]) is None:
+                counts[f"record of {self.timeline.texts[code]}"] = int(count)
+        if not (place == HOST_CALL).any():
+            alone = len(np.setdiff1d(self.records(), record))
+            if alone:
+                counts["record without device work of its own"] = alone
+        return counts
+
+
+def _describe(
+    seen: _Seen, rows: Integers, place: Integers, record: Integers, annotation: Integers
+) -> tuple[Any, list[ProcessGroup], list[str]]:
+    """Structured array in the order of `rows`, with the groups and element types it points to."""
+    import numpy as np
+
+    def field(column: str) -> Integers:
+        own = seen.cells(column, rows)
+        return np.where(own != MISSING, own, seen.cells(column, record))
+
+    timeline = seen.timeline
+    core = timeline.core
+    calls = np.full(len(rows), -1, np.dtype(list(CALL_FIELDS)))
+    for column in ("start_ns", "end_ns", "step"):
+        calls[column] = core[column][rows]
+    calls["row"], calls["place"], calls["pieces"] = rows, place, 1
+    calls["stream"] = np.where(place == ON_DEVICE, core["stream"][rows], -1)
+    calls["sequence"], calls["peer"] = field("collective_sequence"), field("peer")
+    _name(calls, seen, rows, annotation, field("collective"))
+    elements = _Elements.look_up(timeline, field, annotation)
+    groups = _group(calls, timeline, field)
+    splits = field("in_splits"), field("out_splits")
+    _measure(calls, timeline, elements, groups, splits)
+    calls["dtype"] = elements.dtype
+    return calls, groups, elements.dtypes
+
+
+def _name(calls: Any, seen: _Seen, rows: Integers, annotation: Integers, recorded: Integers) -> None:
+    import numpy as np
+
+    by_arguments = seen.names_by_arguments(recorded)
+    names = seen.timeline.core["name"]
+    by_annotation = np.where(annotation >= 0, seen.name_of_text[names[annotation]], -1)
+    by_kernel = np.where(calls["place"] == ON_DEVICE, seen.names_by_kernel(rows), conv.OTHER)
+    choices = [by_arguments >= 0, by_annotation >= 0]
+    calls["collective"] = np.select(choices, [by_arguments, by_annotation], by_kernel)
+    calls["named_by"] = np.select(choices, [ARGUMENTS, BY_ANNOTATION], BY_KERNEL)
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """Elements put in and got by each call (−1: not known) and their type."""
+
+    put_in: Integers
+    got: Integers
+    dtype: Integers
+    dtypes: list[str]
+    recorded: Flags
+
+    @classmethod
+    def look_up(cls, timeline: Timeline, field: Callable[[str], Integers], annotation: Integers) -> _Elements:
+        import numpy as np
+
+        put_in, got, code = field("in_elements"), field("out_elements"), field("dtype")
+        texts = timeline.texts
+        dtypes: dict[str, int] = {}
+        distinct, back = np.unique(code, return_inverse=True)
+        local = [_place(dtypes, texts[c]) if c >= 0 else -1 for c in distinct.tolist()]
+        dtype = np.array(local, np.int64)[back]
+        # Older profilers recorded no counts, but the annotation around the launch has the input's shape.
+        shapes = np.where(annotation >= 0, timeline.core["shapes"][annotation], -1)
+        types = np.where(annotation >= 0, timeline.core["types"][annotation], -1)
+        wanted = np.flatnonzero((put_in < 0) & (got < 0) & (shapes >= 0) & (types >= 0))
+        for place in wanted.tolist():
+            counted = conv.count_elements(texts[shapes[place]], texts[types[place]])
+            if counted is not None:
+                put_in[place], dtype[place] = counted[0], _place(dtypes, counted[1])
+        recorded = (put_in >= 0) | (got >= 0) | (dtype >= 0) | (annotation >= 0)
+        return cls(put_in, got, dtype, list(dtypes), recorded)
+
+
+def _place(known: dict[str, int], dtype: str) -> int:
+    return known.setdefault(conv.canonical_dtype(dtype), len(known))
+
+
+def _group(calls: Any, timeline: Timeline, field: Callable[[str], Integers]) -> list[ProcessGroup]:
+    """Fills the column `group`."""
+    import numpy as np
+
+    columns = ("group", "group_description", "group_ranks", "rank_start", "rank_stride", "group_size")
+    described = np.stack([field(column) for column in columns], axis=1)
+    described = np.concatenate([described, _stand_ins(calls)[:, None]], axis=1)
+    known = (described[:, 0] >= 0) | (described[:, 2] >= 0)
+    described[known, -1] = -1
+    described[~known, :-1] = -1
+    groups: dict[ProcessGroup, int] = {}
+    listed = listed_groups(timeline.metadata)
+    distinct, back = np.unique(described, axis=0, return_inverse=True)
+    places = [groups.setdefault(_make_group(cells, timeline, listed), len(groups)) for cells in distinct.tolist()]
+    calls["group"] = np.array(places, np.int64)[back.reshape(-1)] if places else -1
+    return list(groups)
+
+
+def _stand_ins(calls: Any) -> Integers:
+    """For calls without a group: the place of their stream among the rank's streams; −2 for calls of the host."""
+    import numpy as np
+
+    device = calls["place"] == ON_DEVICE
+    stand_in = np.full(len(calls), -2, np.int64)
+    stand_in[device] = np.unique(calls["stream"][device], return_inverse=True)[1]
+    return stand_in
+
+
+def _make_group(cells: list[int], timeline: Timeline, listed: dict[str, list[int]]) -> ProcessGroup:
+    name, description, ranks, start, stride, size, stand_in = cells
+    if name < 0 and ranks < 0:
+        return ProcessGroup(stand_in="host" if stand_in == -2 else f"communication stream {stand_in + 1}")
+    texts = timeline.texts
+    named = texts[name] if name >= 0 else None
+    members, note = find_members(
+        texts[ranks] if ranks >= 0 else None,
+        size=size if size > 0 else None,
+        start=start if start >= 0 else None,
+        stride=stride if stride >= 0 else None,
+        listed=listed.get(named) if named is not None else None,
+        world_size=timeline.world_size,
+    )
+    count = len(parse_members(members)) if members is not None else None
+    return ProcessGroup(
+        name=named,
+        description=texts[description] if description >= 0 else None,
+        members=members,
+        size=size if size > 0 else count,
+        note=note,
+    )
+
+
+def _measure(
+    calls: Any,
+    timeline: Timeline,
+    elements: _Elements,
+    groups: list[ProcessGroup],
+    splits: tuple[Integers, Integers],
+) -> None:
+    """Fills sizes and bus bytes; whoever has none gets a reason instead."""
+    import numpy as np
+
+    own_place = [_own_place(group, timeline.rank) for group in groups]
+    columns = (calls["collective"], elements.put_in, elements.got, elements.dtype, *splits, calls["group"])
+    facts = np.stack([*columns, elements.recorded], axis=1).astype(np.int64)
+    distinct, back = np.unique(facts, axis=0, return_inverse=True)
+    sizes = [_size(cells, elements.dtypes, groups, own_place, timeline.texts) for cells in distinct.tolist()]
+    if sizes:
+        found = np.array(sizes, np.int64)[back.reshape(-1)]
+        calls["size_bytes"], calls["piece_bytes"], calls["bus_bytes"], calls["size_reason"] = found.T
+
+
+def _own_place(group: ProcessGroup, rank: int | None) -> int:
+    members = parse_members(group.members) if group.members is not None else ()
+    return members.index(rank) if rank in members else -1
+
+
+def _size(
+    cells: list[int], dtypes: list[str], groups: list[ProcessGroup], own_place: list[int], texts: Sequence[str]
+) -> tuple[int, int, int, int]:
+    """Size, one member's piece (where the size waits for the group's), bus bytes, reason."""
+    collective, put_in, got, dtype, in_splits, out_splits, group, recorded = cells
+    members = groups[group].size or 0
+    if collective == conv.BARRIER:
+        return -1, -1, -1, conv.NO_DATA
+    if not recorded:
+        return -1, -1, -1, conv.NO_RECORD
+    if put_in < 0 and got < 0:
+        return -1, -1, -1, conv.NO_ELEMENTS
+    width = conv.element_bytes(dtypes[dtype]) if dtype >= 0 else None
+    if width is None:
+        return -1, -1, -1, conv.NO_DTYPE
+    whole = conv.whole_elements(collective, put_in, got, members)
+    if whole is None:
+        return -1, max(put_in, got) * width, -1, conv.NO_GROUP_SIZE
+    uneven = None
+    if collective == conv.ALL_TO_ALL and in_splits >= 0 and out_splits >= 0:
+        uneven = conv.uneven_bus_elements(put_in, got, texts[in_splits], texts[out_splits], own_place[group])
+    factor = conv.bus_factor(collective, members)
+    even = -1 if factor is None else round(whole * width * factor)
+    return whole * width, -1, even if uneven is None else uneven * width, conv.KNOWN
+
+
+def _owners(rows: Integers, record: Integers, annotation: Integers) -> Integers:
+    """What makes kernels one call: their record, else their annotation, else each is a call of its own."""
+    import numpy as np
+
+    return np.select([record >= 0, annotation >= 0], [record, annotation], -1 - rows)
+
+
+def _join_pieces(calls: Any, owner: Integers) -> Any:
+    """One row a call, in order of start."""
+    import numpy as np
+
+    if not len(calls):
+        return calls
+    order = np.lexsort((calls["row"], calls["start_ns"], owner))
+    calls, owner = calls[order], owner[order]
+    first = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+    joined = calls[first].copy()
+    joined["end_ns"] = np.maximum.reduceat(calls["end_ns"], first)
+    joined["pieces"] = np.minimum(np.diff(np.r_[first, len(calls)]), 65535)
+    return joined[np.lexsort((joined["row"], joined["end_ns"], joined["start_ns"]))]
+
+
+def _number(calls: Any) -> None:
+    """Fills `call`: the n-th of its group in order of start; of its peer and direction for single messages."""
+    import numpy as np
+
+    single = np.isin(calls["collective"], (conv.SEND, conv.RECV))
+    calls["call"] = 1 + ordinals(
+        calls["group"], np.where(single, calls["collective"], 255), np.where(single, calls["peer"], -1)
+    )
+
+
+def ordinals(*keys: Any) -> Integers:
+    """For each row: how many rows with the same keys stand before it."""
+    import numpy as np
+
+    count = len(keys[0])
+    order = np.lexsort((np.arange(count), *keys[::-1]))
+    new = np.zeros(count, bool)
+    for key in keys:
+        moved = key[order]
+        new[1:] |= moved[1:] != moved[:-1]
+    new[:1] = True
+    first = np.maximum.accumulate(np.where(new, np.arange(count), 0))
+    result = np.empty(count, np.int64)
+    result[order] = np.arange(count) - first
+    return result

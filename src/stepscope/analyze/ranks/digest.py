@@ -1,0 +1,142 @@
+"""What the comparison of ranks needs from one rank: its collective calls and a few numbers a step, in a few kilobytes.
+
+A digest is made where the trace is, in a process of its own; the report is made from the digests alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.analyze.ranks.collectives import CALL_FIELDS, collective_calls
+from stepscope.analyze.ranks.groups import ProcessGroup
+from stepscope.analyze.ranks.unions import union_lengths
+from stepscope.traces.timeline import DEVICE_KINDS, Timeline
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+DIGEST_VERSION = 1
+
+
+class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """One step on one rank, as profiled. Times in nanoseconds on the rank's own clock."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    """Of the step's interval on the host, or of the last device work launched in it where that is later."""
+    busy_ns: int | None = None
+    """Union of computing, copying and setting; several devices are added up. None: no device work in the trace."""
+    communication_ns: int = 0
+    """Union of the collectives' intervals, waiting included."""
+
+
+class RankDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank in small. Encodes with msgspec (JSON or MessagePack)."""
+
+    version: int = DIGEST_VERSION
+    rank: int | None
+    world_size: int | None
+    source: str
+    step_marker: str
+    resolution_ns: int
+    """The largest unit that all times are multiples of, 1,000 for a clock of microseconds."""
+    steps: list[StepDigest]
+    groups: list[ProcessGroup]
+    dtypes: list[str]
+    calls: bytes
+    """Packed rows, see `calls_of`."""
+    left_out: dict[str, int]
+    extra: bytes = b""
+    """Free: other reports of the same rank."""
+
+
+def calls_of(digest: RankDigest) -> Any:
+    """The calls as a structured array (CALL_FIELDS), in order of start."""
+    import numpy as np
+
+    return np.frombuffer(digest.calls, np.dtype(list(CALL_FIELDS)))
+
+
+def digest(timeline: Timeline, step: int | None = None) -> RankDigest:
+    """Of one step, or of all of them; calls keep the number they have in the whole trace."""
+    found = collective_calls(timeline)
+    calls = found.calls if step is None else found.calls[found.calls["step"] == step]
+    return RankDigest(
+        rank=timeline.rank,
+        world_size=timeline.world_size,
+        source=str(timeline.metadata.get("source", "")),
+        step_marker=timeline.step_marker,
+        resolution_ns=_resolution(timeline),
+        steps=_digest_steps(timeline, found.calls, step),
+        groups=list(found.groups),
+        dtypes=list(found.dtypes),
+        calls=calls.tobytes(),
+        left_out=found.left_out,
+    )
+
+
+def _resolution(timeline: Timeline) -> int:
+    """Looks at a sample: a clock of nanoseconds shows itself in the first few times."""
+    import numpy as np
+
+    sample = np.concatenate([timeline.core["start_ns"][:4096], timeline.core["end_ns"][:4096]]).astype(np.int64)
+    # Relative times have a base of whole seconds or none: the differences tell, whatever it is.
+    return max(1, int(np.gcd.reduce(sample - sample[0]))) if len(sample) else 1
+
+
+def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[StepDigest]:
+    import numpy as np
+
+    from stepscope.traces.classify import COMMUNICATION
+
+    core, spans = timeline.core, timeline.steps
+    device = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS))
+    numbers = np.array([span.number for span in spans], np.int64)
+    place = _place_of(core["step"][device], numbers)
+    device, place = device[place >= 0], place[place >= 0]
+    last = np.array([span.end_ns for span in spans], np.int64)
+    np.maximum.at(last, place, core["end_ns"][device])
+    working = core["category"][device] != COMMUNICATION
+    busy = _union_by_device(timeline, device[working], place[working], len(spans))
+    called = _place_of(calls["step"], numbers)
+    inside = called >= 0
+    communicated = union_lengths(calls["start_ns"][inside], calls["end_ns"][inside], called[inside], len(spans))
+    return [
+        StepDigest(
+            number=span.number,
+            start_ns=span.start_ns,
+            end_ns=int(last[index]),
+            busy_ns=int(busy[index]) if len(device) else None,
+            communication_ns=int(communicated[index]),
+        )
+        for index, span in enumerate(spans)
+        if step is None or span.number == step
+    ]
+
+
+def _place_of(step: Any, numbers: Integers) -> Integers:
+    """Place of each row's step in the list of steps; −1 outside of all."""
+    import numpy as np
+
+    if not len(numbers):
+        return np.full(len(step), -1, np.int64)
+    order = np.argsort(numbers, kind="stable")
+    found = np.minimum(np.searchsorted(numbers[order], step), len(numbers) - 1)
+    return np.where(numbers[order][found] == step, order[found], -1)
+
+
+def _union_by_device(timeline: Timeline, rows: Integers, place: Integers, steps: int) -> Integers:
+    import numpy as np
+
+    devices, index = np.unique(timeline.core["device"][rows], return_inverse=True)
+    lengths = union_lengths(
+        timeline.core["start_ns"][rows], timeline.core["end_ns"][rows], index * steps + place, len(devices) * steps
+    )
+    total: Integers = lengths.reshape(len(devices), steps).sum(axis=0)
+    return total

@@ -1,0 +1,566 @@
+"""Which call of one rank is the same collective as which call of another.
+
+Calls of one process group are laid side by side: by the recorder's sequence number where there is one, else by their
+order in the group. Order says something only where all ranks have the same number of calls: one that is missing shifts
+all behind it. Where the numbers differ over the whole trace (a profiler that started later on one rank), calls of one
+kind inside one step are counted instead, and steps in which the numbers still differ stay unmatched. What lies side by
+side must be the same collective of the same size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.analyze.ranks import conventions as conv
+from stepscope.analyze.ranks.collectives import BY_KERNEL, ordinals
+from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
+from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+METHODS = ("sequence number", "call in the group", "call of its kind in the step")
+BY_SEQUENCE, BY_CALL, BY_STEP = range(3)
+
+REASONS = (
+    "only one rank of its group is given",
+    "absent on another rank of its group",
+    "another collective on another rank",
+    "another size on another rank",
+    "the other end of the message is not recorded",
+)
+ALONE, ABSENT, OTHER_COLLECTIVE, OTHER_SIZE, NO_PEER = range(5)
+
+_MOST_LISTED = 20
+
+
+class UnmatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    reason: str
+    calls: int
+    """Summed over ranks."""
+    collectives: dict[str, int]
+
+
+class ShortRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that has fewer calls of a group than others: its trace may begin later or end earlier."""
+
+    rank: int
+    group: str
+    calls: int
+    most: int
+
+
+class MatchingSummary(msgspec.Struct, frozen=True, kw_only=True):
+    collectives: int
+    """Matched: each is one call on every rank of its group that was given."""
+    calls: int
+    """Of all ranks together, matched and unmatched."""
+    matched_calls: int
+    methods: dict[str, int]
+    """Collectives by how they were matched."""
+    without_group: int
+    """Matched by order alone: no group is recorded, and all ranks that have the call are taken for its members."""
+    unmatched: list[UnmatchedCalls]
+    short_ranks: list[ShortRank]
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Matched collectives as columns. `rows` holds all calls of all ranks; a collective is a run of `member`."""
+
+    ranks: Integers
+    world_size: int | None
+    groups: Sequence[ProcessGroup]
+    dtypes: Sequence[str]
+    rows: Any
+    """Structured array (CALL_FIELDS); `group` and `dtype` point into the lists above."""
+    rank: Integers
+    """Of each row: place in `ranks`."""
+    member: Integers
+    """Places in `rows`, run by run, by rank inside a run."""
+    first: Integers
+    count: Integers
+    collective: Integers
+    group: Integers
+    step: Integers
+    size_bytes: Integers
+    bus_bytes: Integers
+    dtype: Integers
+    members: Integers
+    """Size of the group; 0: not known."""
+    assumed: Flags
+    """Whether the group is not recorded and taken to be all ranks."""
+    method: Integers
+    unmatched: Integers
+    """Places in `rows`."""
+    reason: Integers
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def of_members(self, column: str) -> Any:
+        """A column of the matched rows, run by run."""
+        return self.rows[column][self.member]
+
+    def owner(self) -> Integers:
+        """Of each matched row: its collective."""
+        import numpy as np
+
+        return np.repeat(np.arange(len(self)), self.count)
+
+    def only(self, keep: Flags, keep_unmatched: Flags) -> Matching:
+        """Some of the collectives and some of the unmatched rows."""
+        import numpy as np
+
+        count = self.count[keep]
+        per_collective = {
+            name: getattr(self, name)[keep]
+            for name in (
+                "collective",
+                "group",
+                "step",
+                "size_bytes",
+                "bus_bytes",
+                "dtype",
+                "members",
+                "assumed",
+                "method",
+            )
+        }
+        return replace(
+            self,
+            member=self.member[np.repeat(keep, self.count)],
+            count=count,
+            first=np.cumsum(count) - count,
+            unmatched=self.unmatched[keep_unmatched],
+            reason=self.reason[keep_unmatched],
+            **per_collective,
+        )
+
+
+def order_digests(digests: Sequence[RankDigest]) -> list[RankDigest]:
+    """By rank. A single trace without a rank is rank 0; several must each say theirs."""
+    if len(digests) == 1 and digests[0].rank is None:
+        _check_version(digests[0])
+        return [msgspec.structs.replace(digests[0], rank=0)]
+    seen: dict[int, RankDigest] = {}
+    for item in digests:
+        _check_version(item)
+        if item.rank is None:
+            raise UsageError(
+                "the trace does not say of which rank it is, and there are several",
+                hint="put the rank into the file's name (rank3.json) or give one trace alone",
+                where=item.source or None,
+            )
+        if item.rank in seen:
+            raise UsageError(
+                f"two traces are of rank {item.rank}: {seen[item.rank].source or '?'} and {item.source or '?'}",
+                hint="give one trace a rank, all of the same run",
+                where=item.source or None,
+            )
+        seen[item.rank] = item
+    return [seen[rank] for rank in sorted(seen)]
+
+
+def _check_version(item: RankDigest) -> None:
+    if item.version != DIGEST_VERSION:
+        raise UsageError(
+            f"the digest of rank {item.rank} has version {item.version}, this is version {DIGEST_VERSION}",
+            hint="make the digests of all ranks with one version of stepscope",
+            where=item.source or None,
+        )
+
+
+def match(digests: Sequence[RankDigest]) -> Matching:
+    """Matches the calls of these ranks; the order of the digests does not matter."""
+    import numpy as np
+
+    ordered = order_digests(digests)
+    ranks = np.array([item.rank for item in ordered], np.int64)
+    rows, rank, groups, dtypes = _lay_together(ordered)
+    channel, usable = _channels(rows, ranks[rank], len(groups))
+    best = _Best(rows, rank, channel, len(ordered))
+    best.try_all(np.flatnonzero(usable))
+    member, first, method, unmatched, reason = best.result()
+    lost = np.flatnonzero(~usable)
+    unmatched = np.concatenate([unmatched, lost])
+    reason = np.concatenate([reason, np.full(len(lost), NO_PEER, np.int64)])
+    by_row = np.argsort(unmatched, kind="stable")
+    worlds = [item.world_size for item in ordered if item.world_size is not None]
+    return _describe(
+        ranks=ranks,
+        world_size=max(worlds) if worlds else None,
+        groups=groups,
+        dtypes=dtypes,
+        rows=rows,
+        rank=rank,
+        member=member,
+        first=first,
+        method=method,
+        unmatched=unmatched[by_row],
+        reason=reason[by_row],
+    )
+
+
+def _lay_together(ordered: Sequence[RankDigest]) -> tuple[Any, Integers, list[ProcessGroup], list[str]]:
+    import numpy as np
+
+    tables = [calls_of(item) for item in ordered]
+    rows = np.concatenate(tables)
+    rank = np.repeat(np.arange(len(ordered)), [len(table) for table in tables])
+    groups, group_map = _join_groups(ordered)
+    dtypes: dict[str, int] = {}
+    dtype_map = [dtypes.setdefault(name, len(dtypes)) for item in ordered for name in item.dtypes]
+    rows["group"] = _translate(rows["group"], rank, [len(item.groups) for item in ordered], group_map)
+    rows["dtype"] = _translate(rows["dtype"], rank, [len(item.dtypes) for item in ordered], dtype_map)
+    return rows, rank, groups, list(dtypes)
+
+
+def _translate(local: Any, rank: Integers, lengths: Sequence[int], table: Sequence[int]) -> Integers:
+    """Places in each rank's own list as places in the common one."""
+    import numpy as np
+
+    offset = np.cumsum([0, *lengths])[:-1][rank]
+    common = np.array([*table, -1], np.int64)
+    return common[np.where(local >= 0, offset + local, len(table))]
+
+
+def _join_groups(ordered: Sequence[RankDigest]) -> tuple[list[ProcessGroup], list[int]]:
+    """Groups of all ranks, and for each rank's groups in turn the place of its group among them."""
+    by_order = _named_differently(ordered)
+    known: dict[tuple[object, ...], int] = {}
+    groups: list[ProcessGroup] = []
+    places: list[int] = []
+    for item in ordered:
+        nth: dict[str, int] = {}
+        for group in item.groups:
+            key: tuple[object, ...] = (group.members, group.name, group.stand_in)
+            if group.members is None:
+                key = (*key, group.description, group.size)
+            elif group.members in by_order:
+                nth[group.members] = nth.get(group.members, 0) + 1
+                key = (group.members, nth[group.members])
+            if key not in known:
+                known[key] = len(groups)
+                groups.append(group)
+            places.append(known[key])
+    return groups, places
+
+
+def _named_differently(ordered: Sequence[RankDigest]) -> set[str]:
+    """Member lists whose groups have other names on every rank: there the order of the groups must do."""
+    names: dict[str, list[list[str | None]]] = {}
+    for item in ordered:
+        own: dict[str, list[str | None]] = {}
+        for group in item.groups:
+            if group.members is not None:
+                own.setdefault(group.members, []).append(group.name)
+        for members, listed in own.items():
+            names.setdefault(members, []).append(listed)
+    return {
+        members
+        for members, by_rank in names.items()
+        if len(by_rank) > 1 and not set.intersection(*map(set, by_rank)) and len({len(own) for own in by_rank}) == 1
+    }
+
+
+def _channels(rows: Any, rank: Integers, groups: int) -> tuple[Integers, Flags]:
+    """What is laid side by side: a group's collectives, or the messages from one rank to another; and what can be."""
+    import numpy as np
+
+    single = np.isin(rows["collective"], (conv.SEND, conv.RECV))
+    channel = rows["group"].astype(np.int64)
+    usable = ~(single & (rows["peer"] < 0))
+    if single.any():
+        peer = rows["peer"].astype(np.int64)
+        sends = rows["collective"] == conv.SEND
+        width = int(max(rank.max(), peer.max())) + 1
+        sender, receiver = np.where(sends, rank, peer), np.where(sends, peer, rank)
+        pairs = (channel * width + sender) * width + receiver
+        channel[single] = groups + np.unique(pairs[single], return_inverse=True)[1]
+    return channel, usable
+
+
+class _Best:
+    """Tries the methods and keeps for each channel the one that matches most calls; earlier ones win ties."""
+
+    def __init__(self, rows: Any, rank: Integers, channel: Integers, ranks: int) -> None:
+        import numpy as np
+
+        self.rows, self.rank, self.channel = rows, rank, channel
+        self.channels = int(channel.max()) + 1 if len(channel) else 0
+        users = np.unique(channel * ranks + rank) // ranks
+        self.expected = np.bincount(users, minlength=self.channels)
+        """By channel: ranks that use it."""
+        self.calls = np.bincount(channel, minlength=self.channels)
+        self.matched = np.full(self.channels, -1)
+        self.method = np.full(self.channels, -1)
+        self.tried: list[tuple[int, Integers, Integers, Integers]] = []
+        self.usable = np.empty(0, np.int64)
+        collective = rows["collective"].astype(np.int64)
+        vague = (rows["named_by"] == BY_KERNEL) & np.isin(collective, (conv.SEND_RECV, conv.OTHER))
+        self.low, self.high = np.where(vague, 255, collective), np.where(vague, -1, collective)
+        sized = np.isin(collective, conv.EVEN) & (rows["size_bytes"] >= 0)
+        self.least = np.where(sized, rows["size_bytes"], np.iinfo(np.int64).max)
+        self.most = np.where(sized, rows["size_bytes"], -1)
+
+    def try_all(self, usable: Integers) -> None:
+        self.usable = usable
+        for method in range(len(METHODS)):
+            open_channels = (self.matched < self.calls) & (self.expected > 1)
+            rows = usable[open_channels[self.channel[usable]]]
+            if method == BY_SEQUENCE:
+                rows = self._numbered(rows)
+            if len(rows):
+                self._try(method, rows)
+
+    def _numbered(self, rows: Integers) -> Integers:
+        """Rows of channels in which every call has a sequence number."""
+        import numpy as np
+
+        lacking = np.zeros(self.channels, bool)
+        lacking[self.channel[rows[self.rows["sequence"][rows] < 0]]] = True
+        return rows[~lacking[self.channel[rows]]]
+
+    def _key(self, method: int, rows: Integers) -> tuple[Integers, Integers]:
+        """What must be equal for two calls of one channel to lie side by side."""
+        import numpy as np
+
+        coarse = np.zeros(len(rows), np.int64)
+        if method == BY_SEQUENCE:
+            coarse += self.rows["sequence"][rows]
+        elif method == BY_STEP:
+            kind = self.rows["collective"][rows].astype(np.int64)
+            # The two ends of a message lie side by side, though they are not the same call.
+            kind[np.isin(kind, (conv.SEND, conv.RECV))] = conv.SEND_RECV
+            coarse += self.rows["step"][rows].astype(np.int64) * len(conv.COLLECTIVES) + kind
+        return coarse, ordinals(self.channel[rows], self.rank[rows], coarse)
+
+    def _try(self, method: int, rows: Integers) -> None:
+        import numpy as np
+
+        coarse, fine = self._key(method, rows)
+        channel = self.channel[rows]
+        order = np.lexsort((self.rank[rows], fine, coarse, channel))
+        new = np.zeros(len(rows), bool)
+        new[0] = True
+        for key in (channel, coarse, fine):
+            moved = key[order]
+            new[1:] |= moved[1:] != moved[:-1]
+        member, first = rows[order], np.flatnonzero(new)
+        block = np.cumsum(np.r_[True, _changes(channel[order][first]) | _changes(coarse[order][first])]) - 1
+        reason = self._judge(member, first, block)
+        count = np.diff(np.r_[first, len(member)])
+        fitting = np.bincount(self.channel[member[first]], weights=count * (reason < 0), minlength=self.channels)
+        touched = np.bincount(channel, minlength=self.channels) > 0
+        better = touched & (fitting > self.matched)
+        self.matched[better], self.method[better] = fitting[better], method
+        self.tried.append((method, member, first, reason))
+
+    def _judge(self, member: Integers, first: Integers, block: Integers) -> Integers:
+        """−1 where a run is one collective, else the reason why not.
+
+        Runs of one block were told apart by their order: one that lacks a rank makes the others doubtful too.
+        """
+        import numpy as np
+
+        count = np.diff(np.r_[first, len(member)])
+        expected = self.expected[self.channel[member[first]]]
+        low, high = np.minimum.reduceat(self.low[member], first), np.maximum.reduceat(self.high[member], first)
+        message = (low == conv.SEND) & (high == conv.RECV)
+        same = (high < 0) | (low == high) | message
+        least, most = np.minimum.reduceat(self.least[member], first), np.maximum.reduceat(self.most[member], first)
+        lacking = np.bincount(block, weights=count < expected) > 0
+        checks = [lacking[block], ~same, (most >= 0) & (least != most)]
+        return np.select(checks, [ABSENT, OTHER_COLLECTIVE, OTHER_SIZE], -1)
+
+    def result(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+        """Members and first member of each collective, its method; unmatched rows and their reasons."""
+        import numpy as np
+
+        runs: list[tuple[Integers, Integers, int]] = []
+        empty = np.empty(0, np.int64)
+        alone = self.usable[self.expected[self.channel[self.usable]] < 2]
+        unmatched, reasons = [alone], [np.full(len(alone), ALONE, np.int64)]
+        for method, member, first, reason in self.tried:
+            chosen = self.method[self.channel[member[first]]] == method
+            count = np.diff(np.r_[first, len(member)])
+            good = chosen & (reason < 0)
+            runs.append((member[np.repeat(good, count)], count[good], method))
+            bad = np.repeat(chosen & (reason >= 0), count)
+            unmatched.append(member[bad])
+            reasons.append(np.repeat(reason, count)[bad])
+        members = np.concatenate([empty, *(run[0] for run in runs)])
+        counts = np.concatenate([empty, *(run[1] for run in runs)])
+        methods = np.concatenate([empty, *(np.full(len(run[1]), run[2]) for run in runs)])
+        member, first, order = self._in_order(members, counts)
+        return member, first, methods[order], np.concatenate(unmatched), np.concatenate(reasons)
+
+    def _in_order(self, members: Integers, counts: Integers) -> tuple[Integers, Integers, Integers]:
+        """Collectives by their start on the lowest rank that has them."""
+        import numpy as np
+
+        first = np.cumsum(counts) - counts
+        lead = members[first] if len(counts) else members
+        order = np.lexsort((lead, self.rows["start_ns"][lead]))
+        counts_sorted = counts[order]
+        begin = np.cumsum(counts_sorted) - counts_sorted
+        inside = np.arange(len(members)) - np.repeat(begin, counts_sorted)
+        return members[np.repeat(first[order], counts_sorted) + inside], begin, order
+
+
+def _changes(values: Integers) -> Flags:
+    """From the second value on: whether it differs from the one before."""
+    changed: Flags = values[1:] != values[:-1]
+    return changed
+
+
+def _describe(
+    *,
+    ranks: Integers,
+    world_size: int | None,
+    groups: list[ProcessGroup],
+    dtypes: list[str],
+    rows: Any,
+    rank: Integers,
+    member: Integers,
+    first: Integers,
+    method: Integers,
+    unmatched: Integers,
+    reason: Integers,
+) -> Matching:
+    """Adds what all members of a collective have in common."""
+    import numpy as np
+
+    count = np.diff(np.r_[first, len(member)]) if len(first) else np.empty(0, np.int64)
+    group = rows["group"][member[first]].astype(np.int64)
+    collective = _common_name(rows, member, first)
+    known_size = np.array([entry.size or 0 for entry in groups], np.int64)
+    members = known_size[group] if len(groups) else group
+    single = np.isin(collective, (conv.SEND, conv.RECV, conv.SEND_RECV)) & (members == 0)
+    assumed = (members == 0) & (count == (world_size or -1)) & ~single
+    members = np.where(assumed, count, members)
+    size, bus = _common_sizes(rows, member, first, collective, members)
+    return Matching(
+        ranks=ranks,
+        world_size=world_size,
+        groups=groups,
+        dtypes=dtypes,
+        rows=rows,
+        rank=rank,
+        member=member,
+        first=first,
+        count=count,
+        collective=collective,
+        group=group,
+        step=_reduce(np.maximum, rows["step"][member], first),
+        size_bytes=size,
+        bus_bytes=bus,
+        dtype=_reduce(np.maximum, rows["dtype"][member], first),
+        members=members,
+        assumed=assumed,
+        method=method,
+        unmatched=unmatched,
+        reason=reason,
+    )
+
+
+def _reduce(how: Any, values: Any, first: Integers) -> Integers:
+    import numpy as np
+
+    return how.reduceat(values.astype(np.int64), first) if len(first) else np.empty(0, np.int64)
+
+
+def _common_name(rows: Any, member: Integers, first: Integers) -> Integers:
+    """The most that any member says: `send_recv` by a kernel's name gives way to a recorded name."""
+    import numpy as np
+
+    collective, named_by = rows["collective"][member].astype(np.int64), rows["named_by"][member].astype(np.int64)
+    return _reduce(np.minimum, named_by * 256 + collective, first) % 256
+
+
+def _common_sizes(
+    rows: Any, member: Integers, first: Integers, collective: Integers, members: Integers
+) -> tuple[Integers, Integers]:
+    """Size and bus bytes of each collective; −1 where they are not known. Of uneven pieces the largest count."""
+    import numpy as np
+
+    size = _reduce(np.maximum, rows["size_bytes"][member], first)
+    piece = _reduce(np.maximum, rows["piece_bytes"][member], first)
+    size = np.where((size < 0) & (piece >= 0) & (members > 0), piece * members, size)
+    bus = _reduce(np.maximum, rows["bus_bytes"][member], first)
+    lacking = (bus < 0) & (size >= 0) & (members > 0)
+    factors = {
+        (int(kind), int(n)): conv.bus_factor(int(kind), int(n))
+        for kind, n in np.unique(np.stack([collective, members], axis=1)[lacking], axis=0)
+    }
+    for (kind, n), factor in factors.items():
+        if factor is not None:
+            here = lacking & (collective == kind) & (members == n)
+            bus[here] = np.rint(size[here] * factor)
+    return size, bus
+
+
+def summarize_matching(matching: Matching) -> MatchingSummary:
+    import numpy as np
+
+    methods = np.bincount(matching.method, minlength=len(METHODS))
+    stand_in = np.array([group.stand_in is not None for group in matching.groups], bool)
+    return MatchingSummary(
+        collectives=len(matching),
+        calls=len(matching.member) + len(matching.unmatched),
+        matched_calls=len(matching.member),
+        methods={name: int(count) for name, count in zip(METHODS, methods, strict=True) if count},
+        without_group=int(stand_in[matching.group].sum()) if len(matching) else 0,
+        unmatched=_count_unmatched(matching),
+        short_ranks=_find_short_ranks(matching),
+    )
+
+
+def _count_unmatched(matching: Matching) -> list[UnmatchedCalls]:
+    import numpy as np
+
+    found = []
+    for code, reason in enumerate(REASONS):
+        rows = matching.unmatched[matching.reason == code]
+        if len(rows):
+            counts = np.bincount(matching.rows["collective"][rows], minlength=len(conv.COLLECTIVES))
+            names = {name: int(count) for name, count in zip(conv.COLLECTIVES, counts, strict=True) if count}
+            found.append(UnmatchedCalls(reason=reason, calls=len(rows), collectives=names))
+    return found
+
+
+def _find_short_ranks(matching: Matching) -> list[ShortRank]:
+    """Ranks with fewer calls of a group than another member, the shortest first; single messages do not count."""
+    import numpy as np
+
+    rows, ranks = matching.rows, matching.ranks
+    several = ~np.isin(rows["collective"], (conv.SEND, conv.RECV))
+    keys, counts = np.unique(
+        rows["group"][several].astype(np.int64) * len(ranks) + matching.rank[several], return_counts=True
+    )
+    group, rank = keys // len(ranks), keys % len(ranks)
+    short: list[ShortRank] = []
+    for code in np.unique(group).tolist():
+        here = group == code
+        most = int(counts[here].max())
+        calls = dict(zip(ranks[rank[here]].tolist(), counts[here].tolist(), strict=True))
+        members = matching.groups[code].members
+        given = np.intersect1d(parse_members(members), ranks).tolist() if members is not None else list(calls)
+        label = matching.groups[code].label()
+        short += [
+            ShortRank(rank=member, group=label, calls=calls.get(member, 0), most=most)
+            for member in given
+            if calls.get(member, 0) < most
+        ]
+    short.sort(key=lambda item: (item.calls - item.most, item.rank, item.group))
+    return short[:_MOST_LISTED]

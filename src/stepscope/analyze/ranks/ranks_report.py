@@ -1,0 +1,415 @@
+"""What the ranks of one run say together: who waited for whom, how fast data moved, who is late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from stepscope.analyze.ranks import conventions as conv
+from stepscope.analyze.ranks.clocks import Clocks, find_clocks, usable_offsets_ns
+from stepscope.analyze.ranks.collective_table import CollectiveRow, GroupTotals, make_entries, tabulate, total_groups
+from stepscope.analyze.ranks.digest import RankDigest, digest
+from stepscope.analyze.ranks.matching import Matching, MatchingSummary, match, order_digests, summarize_matching
+from stepscope.analyze.ranks.segments import run_sums
+from stepscope.analyze.ranks.stragglers import (
+    LoadBalance,
+    Stragglers,
+    find_balance,
+    find_stragglers,
+    step_tables,
+)
+from stepscope.analyze.ranks.waiting import Waiting, find_waiting
+from stepscope.errors import UsageError
+from stepscope.traces.timeline import Timeline
+from stepscope.units import format_duration, format_share
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
+
+ClockChoice = Literal["as recorded", "aligned", "durations"]
+"""as recorded: the ranks' times are compared as they stand. aligned: usable offsets are taken off first. durations: no
+clock is compared; whoever was longer in a collective waited longer."""
+
+TELLING_DIFFERENCE = 0.05
+"""Of the time in collectives: by more than this the two ways to find waiting do not differ where both are right."""
+
+
+class RankWaiting(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank in its matched collectives."""
+
+    rank: int
+    source: str
+    calls: int
+    matched_calls: int
+    collective_s: float
+    """Sum of the durations of its calls, unmatched ones included."""
+    wait_s: float | None
+    """In matched synchronising collectives; None: there are none."""
+    wait_share: float | None
+    """Of its time in those."""
+    wait_by_durations_s: float | None
+    """The same without comparing clocks."""
+
+
+class StepRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """One step over the ranks. Times are profiled ones."""
+
+    step: int | None
+    """None: outside of all steps."""
+    collectives: int
+    """Matched ones."""
+    calls: int
+    """Of all ranks, unmatched ones included."""
+    profiled_step_s: float | None
+    """Median over the ranks."""
+    communication_s: float | None
+    """Time in which a rank had a collective running: median over the ranks."""
+    wait_s: float | None
+    """Sum over the step's collectives: median over the ranks."""
+    largest_wait_s: float | None
+    skew_s: float | None
+    """Latest minus median arrival, summed over the step's synchronising collectives; None: there is none."""
+    skew_share: float | None
+    """Of the step."""
+    latest_rank: int | None
+    """To whom most of the skew is due."""
+    imbalance: float | None
+    busiest_rank: int | None
+    end_spread_s: float | None
+
+
+class OverSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians over steps."""
+
+    steps: list[int]
+    """Those that count: without the first and the last where more than two remain."""
+    profiled_step_s: float | None
+    communication_s: float | None
+    wait_s: float | None
+    skew_s: float | None
+    skew_share: float | None
+    imbalance: float | None
+    end_spread_s: float | None
+
+
+class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
+    ranks: list[int]
+    world_size: int | None
+    step: int | None
+    """The one asked for; None: all."""
+    clocks: str
+    """How times of different ranks were compared."""
+    clock_offsets: Clocks
+    matching: MatchingSummary
+    waiting: list[RankWaiting]
+    stragglers: Stragglers
+    balance: LoadBalance
+    table: list[CollectiveRow]
+    groups: list[GroupTotals]
+    steps: list[StepRanks]
+    over_steps: OverSteps
+    left_out: dict[str, int]
+    """Records that are no collectives of their own, over all ranks."""
+    notes: list[str]
+
+
+def explain_ranks(
+    timelines: Sequence[Timeline] | Iterable[RankDigest],
+    step: int | None = None,
+    clocks: ClockChoice = "as recorded",
+) -> RanksReport:
+    """From timelines or from digests made elsewhere; neither their order nor where they were made matters.
+
+    One rank is enough for the table; whatever needs two says so.
+    """
+    if clocks not in get_args(ClockChoice):
+        raise UsageError(f"{clocks!r} is no way to compare clocks", hint=f"one of: {', '.join(get_args(ClockChoice))}")
+    digests = order_digests([item if isinstance(item, RankDigest) else digest(item) for item in timelines])
+    if not digests:
+        raise UsageError("there is no trace to explain", hint="give one trace a rank")
+    whole = match(digests)
+    found = find_clocks(whole, max(item.resolution_ns for item in digests))
+    offsets = usable_offsets_ns(found) if clocks == "aligned" else [0] * len(digests)
+    matching = whole if step is None else whole.only(whole.step == step, whole.rows["step"][whole.unmatched] == step)
+    _check_step(step, digests)
+    by_starts = find_waiting(matching, "starts", offsets)
+    by_durations = find_waiting(matching, "durations")
+    waiting = by_durations if clocks == "durations" else by_starts
+    entries = make_entries(matching, waiting)
+    steps = _explain_steps(matching, waiting, digests, offsets, step)
+    return RanksReport(
+        ranks=matching.ranks.tolist(),
+        world_size=matching.world_size,
+        step=step,
+        clocks=clocks,
+        clock_offsets=found,
+        matching=summarize_matching(matching),
+        waiting=_rank_waiting(matching, waiting, by_durations, digests),
+        stragglers=find_stragglers(
+            matching, waiting, found, aligned=clocks == "aligned", by_starts=clocks != "durations"
+        ),
+        balance=find_balance(digests, offsets, step),
+        table=tabulate(matching, entries),
+        groups=total_groups(matching, entries),
+        steps=steps,
+        over_steps=_over_steps(steps),
+        left_out=_sum_counts(item.left_out for item in digests),
+        notes=[
+            *_notes_on_matching(matching),
+            *_notes_on_clocks(found, clocks),
+            *_notes_on_agreement(by_starts, by_durations, clocks),
+            *_notes_on_steps(digests),
+        ],
+    )
+
+
+def _check_step(step: int | None, digests: Sequence[RankDigest]) -> None:
+    if step is not None and not any(entry.number == step for item in digests for entry in item.steps):
+        known = sorted({entry.number for item in digests for entry in item.steps})
+        listed = ", ".join(map(str, known[:12])) + (" …" if len(known) > 12 else "")
+        raise UsageError(f"no rank has a step {step}", hint=f"steps: {listed}" if known else "the traces have no steps")
+
+
+def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for entry in counts:
+        for name, count in entry.items():
+            total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))
+
+
+def _rank_waiting(
+    matching: Matching, waiting: Waiting, by_durations: Waiting, digests: Sequence[RankDigest]
+) -> list[RankWaiting]:
+    import numpy as np
+
+    ranks = len(digests)
+    rank, alone = matching.rank[matching.member], matching.unmatched
+    told = ~np.isnan(waiting.wait_s) & ~np.isnan(by_durations.wait_s)
+
+    def total(values: Floats) -> Floats:
+        return run_sums(rank[told], values[told], ranks)
+
+    wait, compared, inside = total(waiting.wait_s), total(by_durations.wait_s), total(waiting.duration_s)
+    single = (matching.rows["end_ns"][alone] - matching.rows["start_ns"][alone]) / 1e9
+    spent = run_sums(rank, waiting.duration_s, ranks) + run_sums(matching.rank[alone], single, ranks)
+    matched = np.bincount(rank, minlength=ranks)
+    calls = matched + np.bincount(matching.rank[alone], minlength=ranks)
+    some = np.bincount(rank[told], minlength=ranks) > 0
+    return [
+        RankWaiting(
+            rank=int(item.rank or 0),
+            source=item.source,
+            calls=int(calls[place]),
+            matched_calls=int(matched[place]),
+            collective_s=float(spent[place]),
+            wait_s=float(wait[place]) if some[place] else None,
+            wait_share=float(wait[place] / inside[place]) if inside[place] > 0 else None,
+            wait_by_durations_s=float(compared[place]) if some[place] else None,
+        )
+        for place, item in enumerate(digests)
+    ]
+
+
+def _explain_steps(
+    matching: Matching,
+    waiting: Waiting,
+    digests: Sequence[RankDigest],
+    offsets_ns: Sequence[int],
+    step: int | None,
+) -> list[StepRanks]:
+    """Steps that any rank has, and what lies outside of all of them where there is something."""
+    import numpy as np
+
+    listed = {entry.number for item in digests for entry in item.steps if step is None or entry.number == step}
+    unmatched = matching.rows["step"][matching.unmatched].tolist()
+    numbers = sorted(listed | set(matching.step.tolist()) | set(unmatched))
+    place = np.searchsorted(numbers, matching.step)
+    skew = run_sums(place, np.nan_to_num(waiting.skew_s), len(numbers))
+    told = np.bincount(place[~np.isnan(waiting.skew_s)], minlength=len(numbers))
+    counts = np.bincount(place, minlength=len(numbers))
+    alone = np.searchsorted(numbers, matching.rows["step"][matching.unmatched])
+    calls = run_sums(place, matching.count, len(numbers)) + np.bincount(alone, minlength=len(numbers))
+    waits = _waits_by_step(matching, waiting, place, len(numbers))
+    latest = _latest_by_step(matching, waiting, place, len(numbers))
+    common, busy, end = step_tables(digests, offsets_ns, step)
+    column = {number: index for index, number in enumerate(common)}
+    spans = _spans_by_step(digests)
+    found = []
+    for index, number in enumerate(numbers):
+        step_s, communication_s = spans.get(number, (None, None))
+        at = column.get(number) if len(digests) > 1 else None
+        share = busy[:, at] if at is not None else None
+        works = share is not None and not np.isnan(share).any() and share.sum() > 0
+        found.append(
+            StepRanks(
+                step=number if number >= 0 else None,
+                collectives=int(counts[index]),
+                calls=int(calls[index]),
+                profiled_step_s=step_s,
+                communication_s=communication_s,
+                wait_s=float(np.median(waits[index])) if len(waits[index]) else None,
+                largest_wait_s=float(waits[index].max()) if len(waits[index]) else None,
+                skew_s=float(skew[index]) if told[index] else None,
+                skew_share=float(skew[index]) / step_s if step_s and told[index] else None,
+                latest_rank=latest[index],
+                imbalance=float(share.max() / share.mean()) if share is not None and works else None,
+                busiest_rank=digests[int(share.argmax())].rank if share is not None and works else None,
+                end_spread_s=float(end[:, at].max() - end[:, at].min()) if at is not None else None,
+            )
+        )
+    return found
+
+
+def _waits_by_step(matching: Matching, waiting: Waiting, place: Integers, steps: int) -> list[Floats]:
+    """By step: waiting of each rank that has any synchronising collective in it."""
+    import numpy as np
+
+    told = ~np.isnan(waiting.wait_s)
+    ranks = len(matching.ranks)
+    keys = place[matching.owner()][told] * ranks + matching.rank[matching.member][told]
+    distinct, back = np.unique(keys, return_inverse=True)
+    sums = run_sums(back, waiting.wait_s[told], len(distinct))
+    return np.split(sums, np.searchsorted(distinct // ranks, np.arange(1, steps))) if steps else []
+
+
+def _latest_by_step(matching: Matching, waiting: Waiting, place: Integers, steps: int) -> list[int | None]:
+    import numpy as np
+
+    told = waiting.last >= 0
+    ranks = len(matching.ranks)
+    keys = place[told] * ranks + waiting.last[told]
+    distinct, back = np.unique(keys, return_inverse=True)
+    caused = run_sums(back, waiting.skew_s[told], len(distinct))
+    latest: list[int | None] = [None] * steps
+    most = [0.0] * steps
+    for key, skew in zip(distinct.tolist(), caused.tolist(), strict=True):
+        step, rank = divmod(key, ranks)
+        if skew > most[step]:
+            latest[step], most[step] = int(matching.ranks[rank]), skew
+    return latest
+
+
+def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, float]]:
+    """By step: medians over the ranks of its length and of its communication, in seconds."""
+    import numpy as np
+
+    lengths: dict[int, list[int]] = {}
+    communicated: dict[int, list[int]] = {}
+    for item in digests:
+        for entry in item.steps:
+            lengths.setdefault(entry.number, []).append(entry.end_ns - entry.start_ns)
+            communicated.setdefault(entry.number, []).append(entry.communication_ns)
+    return {
+        number: (float(np.median(lengths[number])) / 1e9, float(np.median(communicated[number])) / 1e9)
+        for number in lengths
+    }
+
+
+def _over_steps(steps: Sequence[StepRanks]) -> OverSteps:
+    import numpy as np
+
+    counted = [entry for entry in steps if entry.step is not None]
+    if len(counted) > 4:
+        counted = counted[1:-1]
+
+    def middle(name: str) -> float | None:
+        values = [value for value in (getattr(entry, name) for entry in counted) if value is not None]
+        return float(np.median(values)) if values else None
+
+    return OverSteps(
+        steps=[entry.step for entry in counted if entry.step is not None],
+        profiled_step_s=middle("profiled_step_s"),
+        communication_s=middle("communication_s"),
+        wait_s=middle("wait_s"),
+        skew_s=middle("skew_s"),
+        skew_share=middle("skew_share"),
+        imbalance=middle("imbalance"),
+        end_spread_s=middle("end_spread_s"),
+    )
+
+
+def _notes_on_matching(matching: Matching) -> Iterator[str]:
+    """What a reader must know before believing a number."""
+    for note in (_note_on_ranks, _note_on_groups, _note_on_unmatched, _note_on_names):
+        text = note(matching)
+        if text is not None:
+            yield text
+
+
+def _note_on_ranks(matching: Matching) -> str | None:
+    given, world = len(matching.ranks), matching.world_size
+    if not len(matching.member) and not len(matching.unmatched):
+        return "no collective was found"
+    if given == 1:
+        of = f" of {world}" if world else ""
+        return f"one rank{of}: waiting cannot be told from moving data, and rates are lower bounds"
+    if world is not None and given < world:
+        return f"{given} of {world} ranks: a rank that is not here may have come later, so waiting is a lower bound"
+    return None
+
+
+def _note_on_groups(matching: Matching) -> str | None:
+    import numpy as np
+
+    stand_in = np.array([group.stand_in is not None for group in matching.groups], bool)
+    count = int(stand_in[matching.group].sum()) if len(matching) else 0
+    if not count:
+        return None
+    return (
+        f"{count:,} collectives were matched by order alone: the traces name no process groups, and all ranks with the "
+        "call were taken for its members"
+    )
+
+
+def _note_on_unmatched(matching: Matching) -> str | None:
+    unmatched, calls = len(matching.unmatched), len(matching.unmatched) + len(matching.member)
+    if not unmatched or len(matching.ranks) == 1:
+        return None
+    return f"{unmatched:,} of {calls:,} calls were not matched ({format_share(unmatched / calls)}); see the reasons"
+
+
+def _note_on_names(matching: Matching) -> str | None:
+    import numpy as np
+
+    used = np.concatenate([matching.member, matching.unmatched])
+    vague = int((matching.rows["collective"][used] == conv.SEND_RECV).sum())
+    if not vague:
+        return None
+    return f"{vague:,} calls are known by their SendRecv kernel alone: they may be all-to-alls"
+
+
+def _notes_on_clocks(clocks: Clocks, choice: ClockChoice) -> Iterator[str]:
+    refused = sum(not entry.usable for entry in clocks.offsets[1:])
+    if choice == "as recorded" and clocks.largest_offset_s is not None:
+        yield (
+            f"clocks are up to {format_duration(clocks.largest_offset_s)} apart and were left as recorded; "
+            'clocks="aligned" takes that off'
+        )
+    elif choice == "aligned" and refused:
+        yield f"{refused:,} of {len(clocks.offsets) - 1:,} clock offsets are not usable; those ranks were not shifted"
+
+
+def _notes_on_agreement(by_starts: Waiting, by_durations: Waiting, choice: ClockChoice) -> Iterator[str]:
+    """Starts and durations say the same where clocks agree and ends coincide."""
+    import numpy as np
+
+    told = ~np.isnan(by_starts.wait_s) & ~np.isnan(by_durations.wait_s)
+    first, second = float(by_starts.wait_s[told].sum()), float(by_durations.wait_s[told].sum())
+    inside = float(by_starts.duration_s[told].sum())
+    if choice != "durations" and abs(first - second) > TELLING_DIFFERENCE * inside:
+        yield (
+            f"starts say {format_duration(first)} of waiting, durations say {format_duration(second)}: the clocks "
+            "disagree, or the ranks do not leave their collectives together"
+        )
+
+
+def _notes_on_steps(digests: Sequence[RankDigest]) -> Iterator[str]:
+    if all(item.step_marker == "none" for item in digests):
+        yield "no steps are marked: each trace counts as one step"

@@ -1,0 +1,361 @@
+"""Who keeps the others waiting, and whether that is more than chance; how evenly the work is shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from stepscope.analyze.ranks.clocks import ROBUST, Clocks
+from stepscope.analyze.ranks.digest import RankDigest
+from stepscope.analyze.ranks.matching import Matching
+from stepscope.analyze.ranks.segments import run_medians, run_sums
+from stepscope.analyze.ranks.waiting import Waiting
+from stepscope.stats import median, median_interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+CHANCE = 0.05
+"""Of calling any rank a straggler where none is; shared out among the ranks."""
+
+LATE_THROUGHOUT = "later than noise, throughout"
+HANDED_ON = "late only because others had kept it waiting before"
+
+
+class RankLateness(msgspec.Struct, frozen=True, kw_only=True):
+    """How late one rank arrives at synchronising collectives, against the median member."""
+
+    rank: int
+    median_s: float | None
+    """Over units (steps: summed over the collectives of each)."""
+    low_s: float | None
+    high_s: float | None
+    """Interval of that median from order statistics."""
+    own_median_s: float | None
+    """The same for its own doing: late because others had kept it waiting before does not count."""
+    units: int
+    floor_s: float | None
+    """Below this it is noise: ordinary jitter, the clock's unit, and what is not known of the clock."""
+    last_calls: int
+    """Collectives at which it arrived last."""
+    last_share: float | None
+    """Its share of all arrival skew: skew counts for whoever came last."""
+    caused_s: float
+    """Skew it caused in all."""
+    straggler: bool
+    verdict: str
+
+
+class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
+    units: str | None
+    """What lateness is counted over: steps, or collectives where there are too few steps. None: there is nothing."""
+    level: float | None
+    """Coverage of each rank's interval."""
+    jitter_s: float | None
+    """How much a rank's own lateness varies from unit to unit (robust standard deviation over all ranks)."""
+    skew_s: float | None
+    """Latest minus median arrival, summed over the synchronising collectives; None: there is none."""
+    ranks: list[RankLateness]
+    stragglers: list[int]
+    note: str | None = None
+
+
+class LoadBalance(msgspec.Struct, frozen=True, kw_only=True):
+    """How evenly computing and copying are shared out; waiting does not count as work."""
+
+    imbalance: float | None
+    """max/mean over ranks of the time the device computed or copied: median over steps. 1: even."""
+    busiest_rank: int | None
+    """In most steps."""
+    busy_s: dict[int, float]
+    """By rank: median over steps."""
+    end_spread_s: float | None
+    """Last minus first end of a step over the ranks: median over steps. Needs clocks that agree."""
+    steps: int
+    """That all ranks have."""
+    reason: str | None = None
+    """Why there is no imbalance."""
+
+
+def find_stragglers(
+    matching: Matching, waiting: Waiting, clocks: Clocks, *, aligned: bool, by_starts: bool
+) -> Stragglers:
+    """A rank is a straggler if one of two things holds.
+
+    Lateness lies above noise: the lower end of the interval of its median is above its floor, and so are the medians of
+    both halves of the trace. The interval's level is shared out among the ranks, so that large jobs have few false
+    ones. Or it is the latest of all in every step, by more than its floor, and there are so many ranks and steps that
+    this is no chance: ranks ** (1 − steps) is at most CHANCE. And in both cases it must be late by its own doing:
+    lateness is handed on from group to group, and only where it arises there is something to mend.
+    """
+    import numpy as np
+
+    ranks = len(matching.ranks)
+    level = 1 - 2 * CHANCE / max(ranks, 1)
+    skew = np.nan_to_num(waiting.skew_s)
+    by_call, by_step = _by_collective(matching, waiting), _by_step(matching, waiting)
+    if ranks < 2 or not len(by_call.late_s):
+        return _nothing(matching)
+    unapplied = by_starts and not aligned
+    enough_steps = _is_enough(by_step.most_units(), level)
+    judged = _judge(by_step if enough_steps else by_call, clocks, level, unapplied=unapplied)
+    always = _latest_in_every_step(by_step, clocks, unapplied=unapplied)
+    told = waiting.last >= 0
+    caused, last = run_sums(waiting.last[told], skew[told], ranks), np.bincount(waiting.last[told], minlength=ranks)
+    total = float(skew.sum())
+    entries = [
+        RankLateness(
+            rank=int(matching.ranks[place]),
+            **fields,  # type: ignore[arg-type]
+            last_calls=int(last[place]),
+            last_share=float(caused[place]) / total if total > 0 else None,
+            caused_s=float(caused[place]),
+            straggler=verdict is None or (always is not None and always.decides and always.place == place),
+            verdict=_word(verdict, always if always is not None and always.place == place else None),
+        )
+        for place, (fields, verdict) in enumerate(judged.ranks)
+    ]
+    units = "steps" if enough_steps else "collectives"
+    return Stragglers(
+        units=units,
+        level=level,
+        jitter_s=judged.jitter_s,
+        skew_s=total,
+        ranks=entries,
+        stragglers=[entry.rank for entry in entries if entry.straggler],
+        note=_caution(matching, units),
+    )
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Lateness of each rank in each unit, by rank and then in order of time."""
+
+    rank: Integers
+    unit: Integers
+    late_s: Floats
+    own_s: Floats
+    calls: Integers
+    """Collectives that each value is the sum of."""
+
+    def most_units(self) -> int:
+        import numpy as np
+
+        return int(np.bincount(self.rank).max()) if len(self.rank) else 0
+
+    def jitter_s(self, values: Floats) -> float:
+        """How far a rank strays from its own median."""
+        import numpy as np
+
+        middle = run_medians(values, self.rank, int(self.rank.max()) + 1)
+        return ROBUST * float(np.median(np.abs(values - middle[self.rank])))
+
+    def floors_s(self, clocks: Clocks, *, unapplied: bool) -> list[float]:
+        """By rank: below this, lateness is noise. `unapplied`: clock offsets were found and are still in the times."""
+        jitter, calls = self.jitter_s(self.late_s), float(self.calls.max())
+        off = [(entry.offset_s or 0.0) if unapplied and entry.usable else 0.0 for entry in clocks.offsets]
+        usual = median(off) or 0.0  # a clock is wrong against those of the others
+        floors = []
+        for entry, own in zip(clocks.offsets, off, strict=True):
+            noise = max(2 * clocks.resolution_s, entry.spread_s or 0.0) * calls**0.5
+            floors.append(max(jitter, noise) + abs(own - usual) * calls)
+        return floors
+
+    def is_own_doing(self, clocks: Clocks) -> list[bool]:
+        """By rank: whether its own share of the lateness is above noise."""
+        ranks = len(clocks.offsets)
+        floor = max(self.jitter_s(self.own_s), 2 * clocks.resolution_s * float(self.calls.max()) ** 0.5)
+        above: list[bool] = (run_medians(self.own_s, self.rank, ranks) > floor).tolist()
+        return above
+
+
+def _by_collective(matching: Matching, waiting: Waiting) -> _Samples:
+    import numpy as np
+
+    known = ~np.isnan(waiting.late_s)
+    rank = matching.rank[matching.member][known]
+    order = np.argsort(rank, kind="stable")
+    late, own = waiting.late_s[known][order], waiting.own_late_s[known][order]
+    return _Samples(rank[order], matching.owner()[known][order], late, own, np.ones(len(order), np.int64))
+
+
+def _by_step(matching: Matching, waiting: Waiting) -> _Samples:
+    """Summed over the collectives of each step; what lies outside of all steps does not count."""
+    import numpy as np
+
+    step = matching.step[matching.owner()]
+    kept = ~np.isnan(waiting.late_s) & (step >= 0)
+    rank, step = matching.rank[matching.member][kept], step[kept]
+    width = int(step.max()) + 1 if len(step) else 1
+    keys, back = np.unique(rank * width + step, return_inverse=True)
+    late, own = (run_sums(back, values[kept], len(keys)) for values in (waiting.late_s, waiting.own_late_s))
+    return _Samples(keys // width, keys % width, late, own, np.bincount(back, minlength=len(keys)))
+
+
+def _nothing(matching: Matching) -> Stragglers:
+    reason = "one rank alone" if len(matching.ranks) < 2 else "no synchronising collective was matched"
+    return Stragglers(
+        units=None, level=None, jitter_s=None, skew_s=None, ranks=[], stragglers=[], note=f"not applicable: {reason}"
+    )
+
+
+def _caution(matching: Matching, units: str) -> str | None:
+    import numpy as np
+
+    steps = len(np.unique(matching.step))
+    if units == "collectives" and steps < 3:
+        return f"seen in {steps} step{'s' if steps > 1 else ''} only: what is late there need not be late in others"
+    return None
+
+
+def _is_enough(n: int, level: float) -> bool:
+    return n > 0 and median_interval(range(n), level)[2] >= level
+
+
+class _Judged(NamedTuple):
+    jitter_s: float
+    ranks: list[tuple[dict[str, float | int | None], str | None]]
+    """Fields of RankLateness, and why it is no straggler (None: it is one)."""
+
+
+def _judge(samples: _Samples, clocks: Clocks, level: float, *, unapplied: bool) -> _Judged:
+    import numpy as np
+
+    ranks = len(clocks.offsets)
+    floors, halves = samples.floors_s(clocks, unapplied=unapplied), _halves(samples, ranks)
+    own, own_doing = run_medians(samples.own_s, samples.rank, ranks), samples.is_own_doing(clocks)
+    values = samples.late_s[np.lexsort((samples.late_s, samples.rank))]
+    middle = run_medians(samples.late_s, samples.rank, ranks)
+    count = np.bincount(samples.rank, minlength=ranks)
+    first = np.cumsum(count) - count
+    judged: list[tuple[dict[str, float | int | None], str | None]] = []
+    for place, (start, n) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
+        fields: dict[str, float | int | None] = dict.fromkeys(("median_s", "low_s", "high_s", "own_median_s"))
+        verdict: str | None = "it is in no matched synchronising collective"
+        if n:
+            low, high, covered = median_interval(range(n), level)
+            ends = float(values[start + int(low)]), float(values[start + int(high)])
+            fields |= {"median_s": float(middle[place]), "low_s": ends[0], "high_s": ends[1]}
+            fields["own_median_s"] = float(own[place])
+            verdict = _verdict(ends[0], halves[place], floors[place], enough=covered >= level)
+            if verdict is None and not own_doing[place]:
+                verdict = HANDED_ON
+        judged.append((fields | {"units": n, "floor_s": floors[place]}, verdict))
+    return _Judged(samples.jitter_s(samples.late_s), judged)
+
+
+def _halves(samples: _Samples, ranks: int) -> list[float]:
+    """By rank: the smaller of the medians of its earlier and its later units."""
+    import numpy as np
+
+    count = np.bincount(samples.rank, minlength=ranks)
+    place = np.arange(len(samples.rank)) - (np.cumsum(count) - count)[samples.rank]
+    later = place >= (count[samples.rank] + 1) // 2
+    medians = run_medians(samples.late_s, samples.rank * 2 + later, ranks * 2).reshape(ranks, 2)
+    smaller: list[float] = np.nan_to_num(medians, nan=-np.inf).min(axis=1).tolist()
+    return smaller
+
+
+def _verdict(low_s: float, half_s: float, floor_s: float, *, enough: bool) -> str | None:
+    """None: a straggler."""
+    if not enough:
+        return "too few units to decide"
+    if low_s <= floor_s:
+        return "not later than noise"
+    if half_s <= floor_s:
+        return "late in one half of the trace only"
+    return None
+
+
+class _Always(NamedTuple):
+    """A rank that is the latest in every step."""
+
+    place: int
+    steps: int
+    chance: float
+
+    @property
+    def decides(self) -> bool:
+        return self.chance <= CHANCE
+
+    def text(self) -> str:
+        found = f"the latest in each of {self.steps} steps"
+        return found if self.decides else f"{found}: too few ranks and steps to decide"
+
+
+def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool) -> _Always | None:
+    import numpy as np
+
+    steps = np.unique(samples.unit)
+    if len(steps) < 2:
+        return None
+    order = np.lexsort((samples.rank, samples.late_s, samples.unit))
+    latest = order[np.flatnonzero(np.r_[samples.unit[order][1:] != samples.unit[order][:-1], True])]
+    place = int(samples.rank[latest[0]])
+    if (samples.rank[latest] != place).any():
+        return None
+    floor = samples.floors_s(clocks, unapplied=unapplied)[place]
+    if samples.late_s[latest].min() <= floor or not samples.is_own_doing(clocks)[place]:
+        return None
+    return _Always(place, len(steps), float(len(clocks.offsets)) ** (1 - len(steps)))
+
+
+def _word(verdict: str | None, always: _Always | None) -> str:
+    if verdict is None:
+        return LATE_THROUGHOUT
+    return verdict if always is None else always.text()
+
+
+def find_balance(digests: Sequence[RankDigest], offsets_ns: Sequence[int], step: int | None = None) -> LoadBalance:
+    """`digests` by rank, `offsets_ns` as in `find_waiting`."""
+    import numpy as np
+
+    numbers, busy, end = step_tables(digests, offsets_ns, step)
+    several = len(digests) > 1 and len(numbers) > 0
+    works = bool(len(numbers)) and not np.isnan(busy).any() and bool((busy.sum(axis=0) > 0).all())
+    busiest = np.bincount(busy.argmax(axis=0), minlength=len(digests)) if several and works else None
+    return LoadBalance(
+        imbalance=float(np.median(busy.max(axis=0) / busy.mean(axis=0))) if several and works else None,
+        busiest_rank=digests[int(busiest.argmax())].rank if busiest is not None else None,
+        busy_s={int(item.rank or 0): float(np.median(row)) for item, row in zip(digests, busy, strict=True)}
+        if works
+        else {},
+        end_spread_s=float(np.median(end.max(axis=0) - end.min(axis=0))) if several else None,
+        steps=len(numbers),
+        reason=_why_no_balance(len(digests), len(numbers), works=works),
+    )
+
+
+def _why_no_balance(ranks: int, steps: int, *, works: bool) -> str | None:
+    if ranks < 2:
+        return "not applicable: one rank alone"
+    if not steps:
+        return "not applicable: the ranks have no step in common"
+    return None if works else "not applicable: a rank has no device work"
+
+
+def step_tables(
+    digests: Sequence[RankDigest], offsets_ns: Sequence[int], step: int | None = None
+) -> tuple[list[int], Floats, Floats]:
+    """Numbers of the steps that all ranks have; busy seconds and ends (since the first of all), by rank and step."""
+    import numpy as np
+
+    by_rank = [{entry.number: entry for entry in item.steps} for item in digests]
+    common = set.intersection(*(set(entries) for entries in by_rank)) if by_rank else set()
+    numbers = sorted(number for number in common if step is None or number == step)
+    shape = (len(digests), len(numbers))
+    busy, end = np.full(shape, np.nan), np.zeros(shape, np.int64)
+    for place, entries in enumerate(by_rank):
+        for column, number in enumerate(numbers):
+            entry = entries[number]
+            end[place, column] = entry.end_ns - offsets_ns[place]
+            if entry.busy_ns is not None:
+                busy[place, column] = entry.busy_ns / 1e9
+    return numbers, busy, (end - end.min()) / 1e9 if end.size else end.astype(np.float64)

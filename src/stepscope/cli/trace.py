@@ -1,0 +1,169 @@
+"""`stepscope trace`: read traces, explain a step, compare, convert, link and record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+import msgspec
+
+from stepscope.cli.options import json_option
+from stepscope.cli.output import emit, narrate
+from stepscope.cli.trace_diff import diff
+from stepscope.cli.trace_files import convert, link
+from stepscope.cli.trace_options import Progress, engine_options, open_traces, source_argument, step_options
+from stepscope.cli.trace_path import critical_path
+from stepscope.cli.trace_record import record
+from stepscope.errors import ExitCode, UsageError
+from stepscope.traces.kernel_names import short_name
+from stepscope.units import format_duration, format_share
+
+if TYPE_CHECKING:
+    from stepscope.analyze.answer import Answer
+    from stepscope.analyze.job import JobReport
+    from stepscope.traces.nsys_stats import KernelSummary
+
+SHOWN_SUMS = 10
+CLOCKS = ("as recorded", "aligned", "durations")
+
+
+@click.group("trace")
+def command() -> None:
+    """Read traces of any kind, explain where the step went, compare, convert, link and record."""
+
+
+@command.command("summary")
+@source_argument
+@step_options
+@click.option("--clocks", type=click.Choice(CLOCKS), default="as recorded", show_default=True,
+              help="How ranks' times are compared; aligned takes off offsets found from collectives.")  # fmt: skip
+@engine_options
+@json_option
+def summary(*, as_json: bool, **options: Any) -> int:
+    """Say where a step of the traced job went: the answer first, then the evidence.
+
+    PATH is a trace, a folder with one trace a rank, or a quoted pattern. Without --step the step of median length is
+    explained. Step times from a trace are profiled times.
+
+    Example: stepscope trace summary traces/ --json
+    """
+    if (told := _sums_only(options["source"], as_json=as_json)) is not None:
+        return told
+    from stepscope.report.trace_text import format_job
+
+    job, answer = _explain(options)
+    emit(_as_data(job, answer), "" if as_json else format_job(job, answer), as_json=as_json)
+    return ExitCode.DONE
+
+
+@command.command("report")
+@source_argument
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), default=Path("trace-report.html"),
+              show_default=True, metavar="FILE.html", help="The page to write.")  # fmt: skip
+@step_options
+@click.option("--clocks", type=click.Choice(CLOCKS), default="as recorded", show_default=True,
+              help="How times of different ranks are compared.")  # fmt: skip
+@engine_options
+@json_option
+def report(*, output: Path, as_json: bool, **options: Any) -> int:
+    """Write one HTML page about a step: timeline, breakdown, tables. It needs no network and opens anywhere.
+
+    Example: stepscope trace report traces/ -o step.html
+    """
+    from stepscope.report.trace_page import write_page
+
+    job, answer = _explain(options)
+    traces = open_traces(options)
+    size = write_page(job, answer, traces.timeline(job.telling_rank), output)
+    data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
+    emit(data, f"{answer.sentence}\nthe page is in {output}", as_json=as_json)
+    return ExitCode.DONE
+
+
+@command.command("verify")
+@source_argument
+@json_option
+def verify(*, source: str, as_json: bool) -> int:
+    """Check whether cached traces still belong to the content of their files.
+
+    The cache is keyed by size and time of a file; this compares the hash of its content.
+    """
+    from stepscope.traces.cache import verify_cache
+    from stepscope.traces.read import read_traces
+
+    checked = [(str(path), *verify_cache(path)) for path in dict.fromkeys(read_traces(source).paths)]
+    data = [{"path": path, "outcome": outcome, "message": message} for path, outcome, message in checked]
+    emit(
+        {"files": data},
+        "\n".join(f"{outcome:7} {path}: {message}" for path, outcome, message in checked),
+        as_json=as_json,
+    )
+    return ExitCode.FAILED if any(outcome == "stale" for _, outcome, _ in checked) else ExitCode.DONE
+
+
+def _sums_only(source: str, *, as_json: bool) -> int | None:
+    """A table of `nsys stats` has sums but no times: shown as what it is. None for anything else."""
+    from stepscope.traces.nsys_stats import read_summary, sniff_summary
+    from stepscope.traces.source import read_head
+
+    path = Path(source)
+    if not path.is_file() or not sniff_summary(read_head(path), path):
+        return None
+    found = read_summary(path)
+    by_category = found.seconds_by_category()
+    data = {**msgspec.to_builtins(found), "total_s": found.total_s, "by_category_s": by_category}
+    emit(data, "" if as_json else _format_sums(found, by_category), as_json=as_json)
+    return ExitCode.DONE
+
+
+def _format_sums(found: KernelSummary, by_category: dict[str, float]) -> str:
+    largest = sorted(found.rows, key=lambda row: -row.total_s)[:SHOWN_SUMS]
+    return "\n".join(
+        [
+            f"{len(found.rows)} {found.report}, {format_duration(found.total_s)} in sum",
+            "no timeline: nothing is known of steps, overlap or idle time",
+            *(
+                f"  {category:14} {format_duration(spent):>10}  {format_share(spent / found.total_s):>7}"
+                for category, spent in sorted(by_category.items(), key=lambda item: -item[1])
+            ),
+            "largest:",
+            *(
+                f"  {format_duration(row.total_s):>10}  {row.count:>8} ×  {short_name(row.name)[:80]}"
+                for row in largest
+            ),
+        ]
+    )
+
+
+def _explain(options: dict[str, Any]) -> tuple[JobReport, Answer]:
+    from stepscope.analyze.answer import answer
+    from stepscope.analyze.job import explain_job
+    from stepscope.analyze.ranks.ranks_report import ClockChoice
+
+    if options["clocks"] not in get_args(ClockChoice):
+        raise UsageError(f"there is no clock choice {options['clocks']!r}")
+    traces = open_traces(options)
+    for name, reason in traces.left_out.items():
+        narrate(f"left out {name}: {reason}")
+    with Progress("ranks read") as progress:
+        job = explain_job(
+            traces,
+            step=options["step"],
+            clocks=options["clocks"],
+            engine=options["engine"],
+            workers=options["workers"],
+            on_done=progress.show,
+        )
+    return job, answer(job)
+
+
+def _as_data(job: JobReport, answer: Answer) -> dict[str, Any]:
+    """The report without what only pictures need."""
+    critical = job.critical and msgspec.structs.replace(job.critical, segments=[])
+    short = msgspec.structs.replace(job, critical=critical)
+    return {"answer": msgspec.to_builtins(answer), **msgspec.to_builtins(short)}
+
+
+for verb in (critical_path, diff, convert, link, record):
+    command.add_command(verb)

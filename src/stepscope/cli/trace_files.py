@@ -1,0 +1,284 @@
+"""`stepscope trace convert` and `stepscope trace link`: traces and graphs as files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from stepscope.cli.options import json_option
+from stepscope.cli.output import emit
+from stepscope.cli.trace_diff import parse_steps
+from stepscope.cli.trace_options import open_traces, require_numpy, step_options
+from stepscope.errors import ExitCode, StoreWriteError, UsageError
+from stepscope.units import format_bytes, format_share, parse_size
+
+if TYPE_CHECKING:
+    from stepscope.traces.read import TraceSet
+    from stepscope.traces.timeline import Timeline
+
+FORMATS = {"chrome": (".json", ".json.gz"), "parquet": (".parquet",), "csv": (".csv", ".csv.gz"), "chakra": (".et",)}
+
+
+@click.command("convert")
+@click.argument("source", metavar="IN")
+@click.argument("target", type=click.Path(path_type=Path), metavar="OUT")
+@click.option("--to", "form", type=click.Choice(list(FORMATS)), help="The format [default: by the name of OUT].")
+@click.option("--steps", metavar="N,N…", help="Only these steps.")
+@click.option(
+    "--time", "time_text", metavar="FROM:TO", help="Only this time: seconds from the first event, such as 0.5:1.2."
+)
+@click.option("--ranks", "ranks_text", metavar="N,N…", help="Only these ranks.")
+@click.option(
+    "--max-size", metavar="SIZE", help="Chrome only: no larger than this, such as 100M; the shortest events go first."
+)
+@click.option("--flows", type=click.Choice(["none", "launches", "all"]), default="launches", show_default=True,
+              help="Chrome only: arrows from launch to kernel, and from forward to backward.")  # fmt: skip
+@click.option(
+    "--anonymise", is_flag=True, help="Replace names that tell whose trace it is; kernels and operators stay."
+)
+@click.option("--et", "graph_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+              help="Chakra only: the execution trace of the same step, for arguments and data.")  # fmt: skip
+@click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step.")
+@click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing.")
+@json_option
+def convert(
+    *,
+    target: Path,
+    form: str | None,
+    steps: str | None,
+    time_text: str | None,
+    ranks_text: str | None,
+    max_size: str | None,
+    flows: str,
+    anonymise: bool,
+    graph_path: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Write traces in another form: Chrome/Perfetto (many ranks in one file), Parquet, CSV or Chakra.
+
+    IN may also be a Chakra or execution-trace graph when OUT is a .et file. Chakra holds one rank a file: with several,
+    OUT is a folder.
+
+    Example: stepscope trace convert traces/ job.json.gz --steps 3 --max-size 200M
+    """
+    form = form or _form_of(target)
+    if form == "chakra" and _is_graph(options["source"]):
+        data = _convert_graph(Path(options["source"]), target)
+    else:
+        traces = open_traces(options)
+        timelines = _cut(traces, steps, time_text, ranks_text)
+        notes: dict[str, Any] = {}
+        if anonymise:
+            timelines, notes = _anonymise(timelines)
+        data = {**_write(form, timelines, target, max_size=max_size, flows=flows, graph_path=graph_path), **notes}
+    emit(data, f"{data['path']}: {format_bytes(data['size_bytes'])}, {data['events']} events", as_json=as_json)
+    return ExitCode.DONE
+
+
+def _form_of(target: Path) -> str:
+    for form, suffixes in FORMATS.items():
+        if target.name.endswith(suffixes):
+            return form
+    known = ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+    raise UsageError(
+        f"{target.name} does not tell a format", hint=f"end it in one of {known}, or give --to", where="OUT"
+    )
+
+
+def _is_graph(source: str) -> bool:
+    from stepscope.traces.formats import looks_like_graph
+
+    path = Path(source)
+    return path.is_file() and looks_like_graph(path)
+
+
+def _cut(traces: TraceSet, steps: str | None, time_text: str | None, ranks_text: str | None) -> list[Timeline]:
+    from stepscope.traces.cut import cut
+
+    wanted = parse_steps(ranks_text, "--ranks")
+    numbers = parse_steps(steps, "--steps")
+    timelines = [traces.timeline(rank) for rank in (traces.ranks if wanted is None else wanted)]
+    if numbers is None and time_text is None:
+        return timelines
+    first, last = (None, None) if time_text is None else _parse_time(time_text, timelines)
+    return [cut(timeline, steps=numbers, start_ns=first, end_ns=last) for timeline in timelines]
+
+
+def _parse_time(text: str, timelines: Sequence[Timeline]) -> tuple[int | None, int | None]:
+    begin = min(int(timeline.core["start_ns"].min()) for timeline in timelines)
+    first, colon, last = text.partition(":")
+    try:
+        bounds = [begin + round(float(part) * 1e9) if part.strip() else None for part in (first, last)]
+    except ValueError:
+        bounds = []
+    if not colon or not bounds:
+        raise UsageError(
+            f"{text!r} is no time", hint="write FROM:TO in seconds, such as 0.5:1.2 or :0.1", where="--time"
+        )
+    return bounds[0], bounds[1]
+
+
+def _anonymise(timelines: Sequence[Timeline]) -> tuple[list[Timeline], dict[str, Any]]:
+    from stepscope.traces.anonymise import anonymise
+
+    done = anonymise(timelines)
+    return done.timelines, {"anonymised": msgspec.to_builtins(done.report)}
+
+
+def _write(
+    form: str, timelines: list[Timeline], target: Path, *, max_size: str | None, flows: str, graph_path: Path | None
+) -> dict[str, Any]:
+    if form == "chrome":
+        from stepscope.traces.write_chrome import write_chrome
+
+        chosen = {"none": (), "launches": ("ac2g",), "all": ("ac2g", "fwdbwd")}[flows]
+        limit = parse_size(max_size, where="--max-size") if max_size else None
+        data: dict[str, Any] = msgspec.to_builtins(write_chrome(timelines, target, flows=chosen, max_bytes=limit))
+        return data
+    if form == "csv":
+        from stepscope.traces.write_csv import write_csv
+
+        table = write_csv(timelines, target)
+        return {**msgspec.to_builtins(table), "events": table.rows}
+    if form == "parquet":
+        return _write_parquet(timelines, target)
+    return _write_chakra(timelines, target, graph_path)
+
+
+def _write_parquet(timelines: Sequence[Timeline], target: Path) -> dict[str, Any]:
+    import polars as pl
+
+    from stepscope.traces.table import make_table
+
+    frames = [make_table(timeline).with_columns(pl.col(pl.Enum).cast(pl.String)) for timeline in timelines]
+    frame = pl.concat(frames, how="vertical_relaxed")
+    aside = target.with_name(f".{target.name}.part")
+    try:
+        frame.write_parquet(aside, compression="zstd")
+        aside.replace(target)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        aside.unlink(missing_ok=True)
+        raise StoreWriteError(f"cannot be written: {error}", where=str(target)) from error
+    return {"path": str(target), "size_bytes": target.stat().st_size, "events": len(frame), "columns": frame.columns}
+
+
+def _write_chakra(timelines: Sequence[Timeline], target: Path, graph_path: Path | None) -> dict[str, Any]:
+    if len(timelines) == 1 and not target.is_dir():
+        return _write_chakra_rank(timelines[0], target, graph_path)
+    if graph_path is not None:
+        raise UsageError(
+            "an execution trace belongs to one rank", hint="convert rank by rank with --ranks N", where="--et"
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    files = [_write_chakra_rank(timeline, target / f"rank-{timeline.rank}.et", None) for timeline in timelines]
+    return {
+        "path": str(target),
+        "size_bytes": sum(file["size_bytes"] for file in files),
+        "events": sum(file["events"] for file in files),
+        "files": files,
+    }
+
+
+def _write_chakra_rank(timeline: Timeline, target: Path, graph_path: Path | None) -> dict[str, Any]:
+    from stepscope.analyze.critical.edges import row_edges
+    from stepscope.traces.chakra_convert import convert as to_chakra
+    from stepscope.traces.execution_trace import read_execution_trace
+    from stepscope.traces.link import link as join
+
+    linked = None if graph_path is None else join(read_execution_trace(graph_path), timeline)
+    done = to_chakra(timeline, edges=row_edges(timeline), link=linked)
+    done.write(target)
+    return {
+        "path": str(target),
+        "size_bytes": target.stat().st_size,
+        "events": done.node_count,
+        "coverage": msgspec.to_builtins(done.coverage),
+    }
+
+
+def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
+    """A graph without times as Chakra."""
+    from stepscope.traces.chakra import write_chakra
+    from stepscope.traces.chakra_graph import chakra_of_graph
+
+    require_numpy()
+    graph = read_graph(source)
+    trace = chakra_of_graph(graph)
+    write_chakra(target, trace)
+    return {"path": str(target), "size_bytes": target.stat().st_size, "events": len(trace.nodes), "coverage": None}
+
+
+def read_graph(path: Path) -> Any:
+    """An execution trace or a Chakra file."""
+    from stepscope.traces.chakra import read_chakra
+    from stepscope.traces.chakra_graph import graph_of_chakra
+    from stepscope.traces.execution_trace import read_execution_trace
+    from stepscope.traces.source import read_head
+
+    if read_head(path, 4096).lstrip().startswith(b"{"):
+        return read_execution_trace(path)
+    return graph_of_chakra(read_chakra(path))
+
+
+@click.command("link")
+@click.argument("graph_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="ET")
+@click.argument("source", metavar="KINETO")
+@click.option("--minimum-share", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+              help="Fail where less than this was joined.")  # fmt: skip
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.jsonl",
+              help="Write one line a node: id, name, device events, durations.")  # fmt: skip
+@step_options
+@json_option
+def link(*, graph_path: Path, minimum_share: float, output: Path | None, as_json: bool, **options: Any) -> int:
+    """Join an execution trace to the timeline of the same steps: each node with its kernels and durations.
+
+    Says which generation of ids the files have, how much was joined, and why the rest was not.
+
+    Example: stepscope trace link et.json.gz kineto.json.gz --json
+    """
+    from stepscope.traces.link import link as join
+    from stepscope.traces.read import read_timeline
+
+    require_numpy()
+    timeline = read_timeline(options["source"], step_marker=options["step_marker"])
+    found = join(read_graph(graph_path), timeline, minimum_share=minimum_share)
+    said = found.summary
+    if output is not None:
+        _write_nodes(found, output)
+    data = {**msgspec.to_builtins(said), "output": str(output) if output else None}
+    lines = [
+        f"linked {format_share(said.linked_share)} ({said.generation})",
+        f"  {said.device_events_linked} of {said.device_events} device events",
+        f"  {said.operators_linked} of {said.operators} operators",
+        *(f"  {count} not joined: {reason}" for reason, count in said.reasons.items()),
+        *(f"warning: {warning}" for warning in said.warnings),
+    ]
+    emit(data, "\n".join(lines), as_json=as_json)
+    return ExitCode.DONE
+
+
+def _describe_row(timeline: Timeline, row: int) -> dict[str, Any]:
+    core = timeline.core
+    start_ns, end_ns = int(core["start_ns"][row]), int(core["end_ns"][row])
+    return {"name": timeline.text("name", row), "start_ns": start_ns, "duration_s": (end_ns - start_ns) / 1e9}
+
+
+def _write_nodes(found: Any, output: Path) -> None:
+    try:
+        with output.open("wb") as file:
+            for place, node in enumerate(found.graph.nodes):
+                line = {
+                    "id": node.id,
+                    "name": node.name,
+                    "host_s": found.host_s(place),
+                    "device_s": found.device_s(place),
+                    "device_events": [_describe_row(found.timeline, row) for row in found.rows_of(place).tolist()],
+                }
+                file.write(msgspec.json.encode(line) + b"\n")
+    except OSError as error:
+        raise StoreWriteError(f"cannot be written: {error.strerror}", where=str(output)) from error

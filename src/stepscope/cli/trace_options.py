@@ -1,0 +1,77 @@
+"""What the verbs of `stepscope trace` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import click
+
+from stepscope.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from stepscope.traces.read import TraceSet
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def source_argument(function: F) -> F:
+    return click.argument("source", metavar="PATH")(function)
+
+
+def step_options(function: F) -> F:
+    for option in (
+        click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing."),
+        click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step."),
+        click.option("--step", type=int, metavar="N", help="The step to look at [default: the one of median length]."),
+    ):
+        function = option(function)
+    return function
+
+
+def engine_options(function: F) -> F:
+    for option in (
+        click.option("--workers", type=click.IntRange(1), metavar="N",
+                     help="Processes on this machine [default: as cores and memory allow]."),
+        click.option("--engine", metavar="ADDRESS", help="Analyse ranks on a cluster: ray://HOST:PORT or dask://HOST:PORT."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def open_traces(options: dict[str, Any]) -> TraceSet:
+    """The traces a verb was given."""
+    from stepscope.traces.read import read_traces
+
+    require_numpy()
+    return read_traces(
+        options["source"], step_marker=options.get("step_marker"), cache=not options.get("no_cache", False)
+    )
+
+
+def require_numpy() -> None:
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        raise MissingDependencyError("reading traces needs numpy", hint="pip install 'stepscope[read]'") from None
+
+
+class Progress:
+    """A count on a terminal; silent elsewhere."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def show(self, done: int, of: int) -> None:
+        if of > 1 and sys.stderr.isatty():
+            self._shown = True
+            click.echo(f"\r{done} of {of} {self._what}", err=True, nl=False)
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            click.echo("\r\033[K", err=True, nl=False)

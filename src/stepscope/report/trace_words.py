@@ -1,0 +1,123 @@
+"""How the views of a traced job call things, and the pieces of text that they share."""
+
+from __future__ import annotations
+
+from stepscope.analyze.breakdown import SHARES, Shares
+from stepscope.analyze.job import JobReport, RankSummary
+from stepscope.analyze.ranks.collective_table import CollectiveRow
+from stepscope.traces.kernel_names import short_name
+from stepscope.units import format_bandwidth, format_bytes, format_share
+
+SHARE_WORDS = {
+    "compute": "compute",
+    "exposed_comm": "exposed communication",
+    "exposed_copy": "exposed copies",
+    "host_idle": "waiting for the host",
+    "sync_idle": "synchronisation",
+    "other_idle": "other idle",
+}
+CPU_WORDS = {**SHARE_WORDS, "compute": "inside operators", "other_idle": "outside operators"}
+REASON_WORDS = {
+    "host_launch": "not launched yet",
+    "sync": "host in a blocking call",
+    "event_wait": "stream waited for an event",
+    "collective_peer": "host in a collective",
+    "stream_order": "hand-over on a stream",
+    "unknown": "unknown",
+}
+
+
+def share_words(job: JobReport) -> dict[str, str]:
+    return CPU_WORDS if job.detail.breakdown.device == "cpu" else SHARE_WORDS
+
+
+def share_values(shares: Shares) -> list[float]:
+    """In the order of SHARES."""
+    return [getattr(shares, name) for name in SHARES]
+
+
+def fractions(summary: RankSummary) -> list[float]:
+    """Of the rank's step, in the order of SHARES."""
+    whole = summary.step_s
+    return [value / whole if whole > 0 else 0.0 for value in share_values(summary.breakdown_s)]
+
+
+def by_step_time(ranks: list[RankSummary]) -> list[RankSummary]:
+    """Slowest first."""
+    return sorted(ranks, key=lambda one: (-one.step_s, one.rank))
+
+
+def median_rank(ranks: list[RankSummary]) -> RankSummary:
+    return by_step_time(ranks)[len(ranks) // 2]
+
+
+def short_on_path(name: str, kind: str) -> str:
+    """Names of kernels are shortened; what the host did keeps its name, whatever signs are in it."""
+    return short_name(name) if kind in ("compute", "communication", "copy", "stream") else name
+
+
+def format_size(row: CollectiveRow) -> str:
+    if row.size_bytes is None:
+        return "unknown"
+    if row.size_range_bytes:
+        low, high = min(row.size_range_bytes), max(row.size_range_bytes)
+        return f"{format_bytes(low)}–{format_bytes(high)}"
+    return format_bytes(row.size_bytes)
+
+
+def format_rate(row: CollectiveRow) -> str:
+    """With ≥ where waiting could not be taken out."""
+    if row.busbw_bytes_per_s is None:
+        return "-"
+    return ("≥ " if row.includes_waiting else "") + format_bandwidth(row.busbw_bytes_per_s)
+
+
+def format_optional_share(share: float | None) -> str:
+    return "-" if share is None else format_share(share)
+
+
+def describe_job(job: JobReport) -> str:
+    """Format, devices, ranks and the step: what is looked at."""
+    ranks = len(job.ranks)
+    of = f" of {job.world_size}" if job.world_size is not None and job.world_size != ranks else ""
+    parts = [
+        job.format or "unknown format",
+        ", ".join(job.devices) or "no device named",
+        f"{ranks} rank{'s' if ranks != 1 else ''}{of}",
+        describe_choice(job),
+    ]
+    return "; ".join(parts)
+
+
+def describe_choice(job: JobReport) -> str:
+    """Which step, and why that one."""
+    detail = job.detail
+    if detail.step_marker == "none":
+        return "no steps marked: the whole trace"
+    if len(job.steps) <= 1:
+        return f"step {job.step}, the only one" if job.steps else f"step {job.step}"
+    if job.chosen.startswith("step "):
+        return f"step {job.step}, of median length among {len(job.steps)}"
+    return f"step {job.step} of {len(job.steps)}, {job.chosen}"
+
+
+def all_notes(job: JobReport) -> list[str]:
+    """Everything to know before believing a number; what was mended while reading comes last."""
+    notes = [*job.notes, *job.detail.notes]
+    if job.across is not None:
+        notes += job.across.notes
+        late = job.across.stragglers.note
+        notes += [late] if late and len(job.ranks) > 1 else []
+    if job.critical is not None:
+        notes += job.critical.notes
+    repairs = list_repairs(job)
+    mended = {f"{what}: {count}" for summary in job.ranks for what, count in summary.repairs.items()}
+    return list(dict.fromkeys([*(note for note in notes if note not in mended), *repairs]))
+
+
+def list_repairs(job: JobReport) -> list[str]:
+    sums: dict[str, int] = {}
+    for summary in job.ranks:
+        for what, count in summary.repairs.items():
+            sums[what] = sums.get(what, 0) + count
+    return [f"mended while reading: {what}: {count}" for what, count in sums.items()]

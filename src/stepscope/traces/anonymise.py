@@ -1,0 +1,448 @@
+"""A trace that can be shared: what its program, its people and its machines are called is replaced; what ran and how
+long it took stays.
+
+A text stays only where it is known to belong to public software (see `public_names`); everything else is replaced by a
+hash under a key. The same text gets the same hash wherever it stands, in all ranks, and in other traces under the same
+key, so that two anonymised traces can still be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from stepscope.errors import UsageError
+from stepscope.traces import public_names as public
+from stepscope.traces.kineto_fields import COLUMN_OF_ARGUMENT
+from stepscope.traces.timeline import (
+    ANNOTATION,
+    COLUMN,
+    COPY,
+    DEVICE_ANNOTATION,
+    KERNEL,
+    KINDS,
+    MISSING,
+    OPERATOR,
+    RUNTIME,
+    SET,
+    Block,
+    Thread,
+    Timeline,
+)
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Array
+
+LEAST_KEY_BYTES = 16
+HASH_BYTES = 8
+PROCESS_NUMBERS = 1000
+"""Threads of a process are numbered from the process's own number."""
+
+NAMELESS = "(no name)"
+
+_KERNEL_STEMS = {
+    "communication": "ncclDevKernel",
+    "moe": "fused_moe_kernel",
+    "attention": "flash_fwd_kernel",
+    "convolution": "conv2d_kernel",
+    "gemm": "gemm_kernel",
+    "embedding": "embedding_kernel",
+    "norm": "layer_norm_kernel",
+    "softmax": "softmax_kernel",
+    "optimizer": "adam_kernel",
+    "sort": "radix_sort_kernel",
+    "reduction": "reduce_kernel",
+    "elementwise": "elementwise_kernel",
+}
+"""Before the hash of a kernel's name, so that the classifier still knows what the kernel does."""
+
+_PATTERNS = {
+    "collective": public.COLLECTIVE_NAMES,
+    "group": public.GROUP_TEXTS,
+    "group_description": public.GROUP_TEXTS,
+    "group_ranks": public.NUMBER_LIST,
+    "in_splits": public.NUMBER_LIST,
+    "out_splits": public.NUMBER_LIST,
+    "shapes": public.NUMBER_LIST,
+    "strides": public.NUMBER_LIST,
+    "grid": public.NUMBER_LIST,
+    "block": public.NUMBER_LIST,
+    "dtype": public.DTYPE_NAMES,
+    "sync_kind": public.PROFILER_NAMES,
+}
+"""What may stand in a text column."""
+_SHAPE_COLUMNS = ("shapes", "types", "strides", "values")
+
+_REPORTED_AS = {"values": "scalar inputs", "types": "input types", "arguments": "other arguments"}
+
+
+class AnonymiseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, without a word of what was there."""
+
+    replaced: dict[str, int]
+    """Different texts replaced, by what they were."""
+    kept: dict[str, int]
+    """Different texts that stayed, because public software uses them or because it was asked for."""
+    removed_metadata: list[str]
+    """Facts about the file and the run that were taken out."""
+    times_from_zero: bool
+    notes: list[str]
+
+
+class Anonymised(NamedTuple):
+    timelines: list[Timeline]
+    report: AnonymiseReport
+    names: dict[str, str]
+    """From each replaced text to what stands for it now. For the owner of the trace: not to be shared with it."""
+
+
+def anonymise(
+    timelines: Timeline | Sequence[Timeline],
+    *,
+    key: bytes | None = None,
+    kernels: bool = False,
+    operators: bool = False,
+    shapes: bool = False,
+    keep_times: bool = False,
+) -> Anonymised:
+    """Replace what could tell whose trace this is.
+
+    Names of kernels and of public operators stay unless `kernels` and `operators` ask to replace them too; `shapes`
+    takes the inputs' sizes, types and values out. Times are counted from the first event of all ranks unless
+    `keep_times`. Without a key a new one is made and forgotten: nobody can then test whether a name was in the trace,
+    and no other trace gets the same hashes.
+    """
+    given = [timelines] if isinstance(timelines, Timeline) else list(timelines)
+    if key is not None and len(key) < LEAST_KEY_BYTES:
+        raise UsageError(
+            f"a key of {len(key)} bytes can be guessed", hint=f"use at least {LEAST_KEY_BYTES} random bytes"
+        )
+    firsts = [int(timeline.core["start_ns"].min()) for timeline in given if len(timeline)]
+    hider = _Hider(key or secrets.token_bytes(32), kernels=kernels, operators=operators)
+    shift_ns = 0 if keep_times else min(firsts, default=0)
+    hidden = [_anonymise_one(timeline, hider, shift_ns, drop_shapes=shapes) for timeline in given]
+    report = AnonymiseReport(
+        replaced=hider.counts(hider.replaced),
+        kept=hider.counts(hider.kept),
+        removed_metadata=sorted(hider.removed_metadata),
+        times_from_zero=not keep_times,
+        notes=_notes(kernels=kernels, operators=operators, shapes=shapes, keep_times=keep_times),
+    )
+    return Anonymised(timelines=hidden, report=report, names=hider.names)
+
+
+def describe_report(report: AnonymiseReport) -> str:
+    """The report as lines to keep beside the trace."""
+    lines = ["Replaced (different texts):"]
+    lines += [f"  {what}: {count}" for what, count in report.replaced.items()] or ["  nothing"]
+    lines += ["Kept as they were (different texts):"]
+    lines += [f"  {what}: {count}" for what, count in report.kept.items()] or ["  nothing"]
+    if report.removed_metadata:
+        lines.append(f"Removed from the metadata: {', '.join(report.removed_metadata)}")
+    return "\n".join([*lines, *report.notes]) + "\n"
+
+
+def _notes(*, kernels: bool, operators: bool, shapes: bool, keep_times: bool) -> list[str]:
+    notes = []
+    if not kernels:
+        notes.append("Names of kernels stay: those a program has compiled for itself may say what it computes.")
+    if not operators:
+        notes.append("Names of public operators stay.")
+    if not shapes:
+        notes.append("Sizes of tensors stay: together they can tell which model ran.")
+    if keep_times:
+        notes.append("Times stay: they tell when it ran.")
+    return notes
+
+
+class _Hider:
+    """Decides text by text, and remembers what it did."""
+
+    def __init__(self, key: bytes, *, kernels: bool, operators: bool) -> None:
+        self._key = key[:64]
+        self._hide_kernels = kernels
+        self._hide_operators = operators
+        self.names: dict[str, str] = {}
+        self.replaced: dict[str, set[str]] = {}
+        self.kept: dict[str, set[str]] = {}
+        self.removed_metadata: set[str] = set()
+
+    @staticmethod
+    def counts(texts: dict[str, set[str]]) -> dict[str, int]:
+        return {what: len(found) for what, found in sorted(texts.items()) if found}
+
+    def hash(self, text: str) -> str:
+        encoded = text.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(encoded, key=self._key, digest_size=HASH_BYTES).hexdigest()
+
+    def hide(self, text: str, what: str, stem: str | None = None) -> str:
+        hidden = f"{stem or what.replace(' ', '_')}_{self.hash(text)}"
+        self.replaced.setdefault(what, set()).add(text)
+        self.names[text] = hidden
+        return hidden
+
+    def keep(self, text: str, what: str) -> str:
+        self.kept.setdefault(what, set()).add(text)
+        return text
+
+    def name(self, text: str, kind: int) -> str:
+        """Of an event of this kind."""
+        what = KINDS[kind]
+        if kind == OPERATOR:
+            return self._operator(text)
+        if kind in (ANNOTATION, DEVICE_ANNOTATION):
+            # The same annotation on host and device stays the same text.
+            return self._by_pattern(text, public.ANNOTATION_NAMES, "annotation")
+        if kind == RUNTIME:
+            return self._by_pattern(text, public.CALL_NAMES, "runtime")
+        if kind in (COPY, SET):
+            return self._by_pattern(text, public.PROFILER_NAMES, what)
+        if kind == KERNEL:
+            return self._kernel(text)
+        return self._by_pattern(text, public.PROFILER_NAMES, what)
+
+    def _operator(self, text: str) -> str:
+        if text.startswith(public.EVALUATE):
+            return public.EVALUATE + self._operator(text[len(public.EVALUATE) :])
+        if self._hide_operators:
+            return self.hide(text, "operator")
+        return self._by_pattern(text, public.OPERATOR_NAMES, "operator")
+
+    def _kernel(self, text: str) -> str:
+        if not self._hide_kernels:
+            return self.keep(text, "kernel")
+        from stepscope.traces.classify import CATEGORIES, classify_names
+
+        category = CATEGORIES[int(classify_names([text])[0])]
+        return self.hide(text, "kernel", _KERNEL_STEMS.get(category, "kernel"))
+
+    def _by_pattern(self, text: str, pattern: Any, what: str) -> str:
+        return self.keep(text, what) if pattern.fullmatch(text) else self.hide(text, what)
+
+    def cell(self, text: str, column: str) -> str:
+        """A text of another column than the name."""
+        what = _REPORTED_AS.get(column, column.replace("_", " "))
+        if column in ("types", "values"):
+            return self._members(text, public.TYPE_NAMES if column == "types" else public.NUMBER, what)
+        if column == "arguments":
+            return self._arguments(text)
+        return self._by_pattern(text, _PATTERNS[column], what)
+
+    def _members(self, text: str, pattern: Any, what: str) -> str:
+        """Each text of a JSON list by itself."""
+        try:
+            content = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return self.hide(text, what)
+        return json.dumps(self._walk(content, pattern, what))
+
+    def _walk(self, value: Any, pattern: Any, what: str) -> Any:
+        if isinstance(value, list):
+            return [self._walk(member, pattern, what) for member in value]
+        if isinstance(value, str):
+            fine = pattern.fullmatch(value) or public.NUMBER_LIST.fullmatch(value)
+            return self.keep(value, what) if fine else self.hide(value, what)
+        if isinstance(value, dict):
+            return self.hide(json.dumps(value), what)
+        return value
+
+    def _arguments(self, text: str) -> str:
+        """Those without a column; numbers stay, texts and what is nested do not. Empty where nothing is left."""
+        what = _REPORTED_AS["arguments"]
+        try:
+            content = msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return json.dumps({"argument": self.hide(text, what, "text")})
+        left: dict[str, Any] = {}
+        for argument, value in content.items():
+            if argument in COLUMN_OF_ARGUMENT:
+                continue  # the column is the truth
+            known = argument in public.KEPT_ARGUMENTS
+            named = self.keep(argument, what) if known else self.hide(argument, what, "argument")
+            if isinstance(value, bool | int | float) or value is None:
+                left[named] = value
+            else:
+                left[named] = self.hide(value if isinstance(value, str) else json.dumps(value), what, "text")
+        return json.dumps(left) if left else ""
+
+
+def _anonymise_one(timeline: Timeline, hider: _Hider, shift_ns: int, *, drop_shapes: bool) -> Timeline:
+    texts = _NewTexts(timeline.texts)
+    core: dict[str, Any] = dict(timeline.core)
+    core["name"] = _new_names(timeline, texts, hider)
+    for column in ("start_ns", "end_ns"):
+        core[column] = core[column] - shift_ns
+    for column in ("shapes", "types"):
+        core[column] = _new_cells(core[column], column, texts, hider, drop=drop_shapes)
+    blocks = {name: _new_block(block, texts, hider, drop_shapes=drop_shapes) for name, block in timeline.blocks.items()}
+    return replace(
+        timeline,
+        core=core,
+        blocks={name: block for name, block in blocks.items() if block is not None},
+        texts=texts.texts,
+        threads=_new_threads(timeline.threads, hider),
+        steps=tuple(
+            span._replace(start_ns=span.start_ns - shift_ns, end_ns=span.end_ns - shift_ns) for span in timeline.steps
+        ),
+        step_marker=_new_marker(timeline.step_marker, hider),
+        metadata=_new_metadata(timeline, hider),
+        repairs={},
+    )
+
+
+class _NewTexts:
+    """The texts of the new timeline, numbered as they come."""
+
+    def __init__(self, old: Sequence[str]) -> None:
+        self.old = old
+        self._codes: dict[str, int] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._codes)
+
+    def recode(self, codes: Any, change: Callable[[str], str]) -> Any:
+        """Codes of the changed texts; MISSING where nothing is left of one."""
+        import numpy as np
+
+        new_code = np.full(len(self.old) + 1, MISSING, np.int64)
+        for code in np.unique(codes).tolist():
+            if code != MISSING:
+                text = change(self.old[code])
+                new_code[code] = self._codes.setdefault(text, len(self._codes)) if text else MISSING
+        return new_code[codes]
+
+
+def _new_names(timeline: Timeline, texts: _NewTexts, hider: _Hider) -> Array:
+    import numpy as np
+
+    names: Any = timeline.core["name"]
+    kinds: Any = timeline.core["kind"]
+    new = np.full(len(timeline), MISSING, np.int32)
+    for kind in np.unique(kinds).tolist():
+        mine = kinds == kind
+        new[mine] = texts.recode(names[mine], partial(_new_name, hider, kind))
+    return new
+
+
+def _new_name(hider: _Hider, kind: int, text: str) -> str:
+    return hider.name(text, kind) if text else NAMELESS
+
+
+def _new_cells(codes: Any, column: str, texts: _NewTexts, hider: _Hider, *, drop: bool) -> Any:
+    import numpy as np
+
+    if drop:
+        return np.full(len(codes), MISSING, np.int32)
+    return texts.recode(codes, lambda text: hider.cell(text, column))
+
+
+def _new_block(block: Block, texts: _NewTexts, hider: _Hider, *, drop_shapes: bool) -> Block | None:
+    import numpy as np
+
+    columns: dict[str, Any] = {}
+    for name, values in block.columns.items():
+        if COLUMN[name].form == "text":
+            drop = drop_shapes and name in _SHAPE_COLUMNS
+            columns[name] = _new_cells(values, name, texts, hider, drop=drop)
+        elif name == "address":
+            addresses: Any = values
+            _, ordinal = np.unique(addresses, return_inverse=True)
+            columns[name] = np.where(addresses == MISSING, MISSING, ordinal + 1)
+        else:
+            columns[name] = values
+    if all(COLUMN[name].form == "text" and (values == MISSING).all() for name, values in columns.items()):
+        return None
+    return Block(rows=block.rows, columns=columns)
+
+
+def _new_threads(threads: Sequence[Thread], hider: _Hider) -> list[Thread]:
+    """Numbered anew; the main thread keeps the number of its process, which is how viewers find it."""
+    processes: dict[str, int] = {}
+    new = []
+    for place, thread in enumerate(threads, 1):
+        number = processes.setdefault(thread.process, PROCESS_NUMBERS * (len(processes) + 1))
+        own = number if thread.thread == thread.process else number + place
+        new.append(
+            Thread(
+                _thread_text(thread.process, str(number)),
+                _thread_text(thread.thread, str(own)),
+                _thread_name(thread.name, own, hider),
+            )
+        )
+    return new
+
+
+def _thread_text(text: str, number: str) -> str:
+    """Headings of the profiler itself are no numbers and stay."""
+    return text if public.PROFILER_NAMES.fullmatch(text) else number
+
+
+def _thread_name(name: str, number: int, hider: _Hider) -> str:
+    if not name:
+        return ""
+    said = name.rpartition("(")[2].removesuffix(")")
+    if public.THREAD_KIND.fullmatch(said):
+        return f"thread {number} ({said})"
+    return hider.hide(name, "thread")
+
+
+def _new_marker(marker: str, hider: _Hider) -> str:
+    kind, _, name = marker.partition(" ")
+    return f"{kind} {hider.name(name, ANNOTATION)}" if name else kind
+
+
+def _new_metadata(timeline: Timeline, hider: _Hider) -> dict[str, Any]:
+    """Only what is on the list; everything else is named in the report by its key alone."""
+    old = timeline.metadata
+    new: dict[str, Any] = {name: old[name] for name in public.KEPT_METADATA if _is_plain(old.get(name))}
+    devices = old.get("devices")
+    if isinstance(devices, list):
+        new["devices"] = [_plain_members(device, ("name",)) for device in devices if isinstance(device, dict)]
+    versions = old.get("versions")
+    if isinstance(versions, dict):
+        new["versions"] = {name: value for name, value in versions.items() if _is_plain(value)}
+    distributed = old.get("distributed")
+    if isinstance(distributed, dict):
+        new["distributed"] = {
+            name: distributed[name] for name in public.KEPT_DISTRIBUTED if _is_plain(distributed.get(name))
+        }
+        groups = distributed.get("pg_config")
+        if isinstance(groups, list):
+            new["distributed"]["pg_config"] = [_new_group(group, hider) for group in groups if isinstance(group, dict)]
+        hider.removed_metadata |= {f"distributed.{name}" for name in distributed if name not in new["distributed"]}
+    hider.removed_metadata |= {name for name in old if name not in new}
+    if timeline.repairs:
+        hider.removed_metadata.add("repairs")
+    return new
+
+
+def _is_plain(value: object) -> bool:
+    """A number, or a word that everybody has."""
+    if isinstance(value, str):
+        return bool(public.VERSION.fullmatch(value))
+    return isinstance(value, bool | int | float)
+
+
+def _plain_members(content: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    return {
+        name: value for name, value in content.items() if _is_plain(value) or (name in texts and isinstance(value, str))
+    }
+
+
+def _new_group(group: dict[str, Any], hider: _Hider) -> dict[str, Any]:
+    new = _plain_members(group, ())
+    ranks = group.get("ranks")
+    if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+        new["ranks"] = ranks
+    for name, column in (("pg_name", "group"), ("pg_desc", "group_description")):
+        if isinstance(group.get(name), str):
+            new[name] = hider.cell(group[name], column)
+    return new

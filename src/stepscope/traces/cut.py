@@ -1,0 +1,220 @@
+"""Part of a timeline: some steps, a stretch of time, some kinds. Events are kept whole or left out, never clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import UsageError, unknown_name
+from stepscope.traces.timeline import COLUMN, COLUMNS, DEVICE_KINDS, KINDS, MISSING, Block, Span, Timeline
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stepscope.traces.timeline import Array, Integers
+
+    Flags = NDArray[np.bool_]
+
+MOST_STEPS_NAMED = 12
+"""In a message about a step that is not there."""
+
+
+def cut(
+    timeline: Timeline,
+    *,
+    steps: Iterable[int] | None = None,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    ranks: Collection[int] | None = None,
+    kinds: Iterable[str] | None = None,
+) -> Timeline:
+    """The events of these steps that overlap [start_ns, end_ns) and are of these kinds; each condition may be left out.
+
+    A launch call and the device work it started stay together: where one is wanted by step and time, so is the other.
+    `kinds` is taken literally after that. A timeline of another rank than `ranks` becomes an empty one. Row order,
+    times and ids stay; texts and threads that nothing uses any more are gone. A host event whose parent was left out
+    gets the nearest enclosing one that was kept; device work without its call has none.
+    """
+    import numpy as np
+
+    if ranks is not None and timeline.rank not in ranks:
+        return take_rows(timeline, np.zeros(0, np.int64), steps=())
+    kept = np.ones(len(timeline), bool)
+    spans: Sequence[Span] = timeline.steps
+    if steps is not None:
+        numbers = _known_steps(timeline, steps)
+        kept &= np.isin(timeline.core["step"], numbers)
+        spans = [span for span in spans if span.number in numbers]
+    if start_ns is not None or end_ns is not None:
+        first, last = _known_time(timeline, start_ns, end_ns)
+        kept &= _overlaps(timeline, first, last)
+        spans = [span for span in spans if span.start_ns < last and span.end_ns > first]
+    kept = _with_launches(timeline, kept)
+    if kinds is not None:
+        kept &= np.isin(timeline.core["kind"], _known_kinds(kinds))
+    return take_rows(timeline, np.flatnonzero(kept), steps=spans)
+
+
+def cut_all(
+    timelines: Iterable[Timeline], *, ranks: Collection[int] | None = None, **conditions: Any
+) -> list[Timeline]:
+    """`cut` for many ranks; those not in `ranks` are left out altogether."""
+    given = list(timelines)
+    chosen = [timeline for timeline in given if ranks is None or timeline.rank in ranks]
+    if not chosen:
+        there = ", ".join(str(timeline.rank) for timeline in given)
+        raise UsageError(
+            f"none of the ranks {', '.join(map(str, ranks or ()))} is there", hint=f"the traces are of ranks {there}"
+        )
+    return [cut(timeline, **conditions) for timeline in chosen]
+
+
+def take_rows(timeline: Timeline, rows: Integers, *, steps: Sequence[Span] | None = None) -> Timeline:
+    """A timeline of these rows alone (ascending); texts and threads are numbered anew in order of first use."""
+    import numpy as np
+
+    place = np.full(len(timeline) + 1, MISSING, np.int64)
+    place[rows] = np.arange(len(rows))
+    core: dict[str, Any] = {name: column[rows] for name, column in timeline.core.items()}
+    core["parent"] = place[_kept_ancestors(timeline, rows, place)].astype(core["parent"].dtype)
+    blocks = {
+        name: block for name in timeline.blocks if (block := _take_block(timeline.blocks[name], place)) is not None
+    }
+    core, blocks, texts = _renumber_texts(core, blocks, timeline.texts)
+    core["thread"], used_threads = _renumber(core["thread"], len(timeline.threads))
+    return replace(
+        timeline,
+        core=core,
+        blocks=blocks,
+        texts=texts,
+        threads=[timeline.threads[old] for old in used_threads],
+        steps=tuple(timeline.steps if steps is None else steps),
+    )
+
+
+def _known_steps(timeline: Timeline, steps: Iterable[int]) -> list[int]:
+    wanted = list(steps)
+    there = [span.number for span in timeline.steps]
+    missing = [number for number in wanted if number not in there]
+    if missing:
+        named = ", ".join(map(str, there[:MOST_STEPS_NAMED])) + (", …" if len(there) > MOST_STEPS_NAMED else "")
+        raise UsageError(
+            f"there is no step {missing[0]} in this trace",
+            hint=f"its steps are {named}" if there else "it has no events",
+            where=_where(timeline),
+        )
+    return wanted
+
+
+def _known_time(timeline: Timeline, start_ns: int | None, end_ns: int | None) -> tuple[int, int]:
+    import numpy as np
+
+    limits = np.iinfo(np.int64)
+    first = int(limits.min) if start_ns is None else start_ns
+    last = int(limits.max) if end_ns is None else end_ns
+    if last <= first:
+        raise UsageError("the end of the time to keep is not after its start", where=_where(timeline))
+    return first, last
+
+
+def _known_kinds(kinds: Iterable[str]) -> list[int]:
+    wanted = list(kinds)
+    for kind in wanted:
+        if kind not in KINDS:
+            raise unknown_name("kind of event", kind, KINDS)
+    return [KINDS.index(kind) for kind in wanted]
+
+
+def _where(timeline: Timeline) -> str | None:
+    source = timeline.metadata.get("source")
+    return None if source is None else str(source)
+
+
+def _overlaps(timeline: Timeline, first: int, last: int) -> Flags:
+    """An event without duration belongs to the time it happens in; the end itself is outside."""
+    start: Any = timeline.core["start_ns"]
+    end: Any = timeline.core["end_ns"]
+    inside: Flags = (start < last) & ((end > first) | (start >= first))
+    return inside
+
+
+def _with_launches(timeline: Timeline, kept: Flags) -> Flags:
+    """Launch calls of kept device work, and device work of kept launch calls."""
+    import numpy as np
+
+    parent: Any = timeline.core["parent"]
+    devices = np.flatnonzero(np.isin(timeline.core["kind"], DEVICE_KINDS) & (parent >= 0))
+    calls = parent[devices]
+    wanted = kept.copy()
+    wanted[calls[kept[devices]]] = True
+    # A graph's launch starts many kernels: wanted by one of them, it brings the others too.
+    wanted[devices[wanted[calls]]] = True
+    return wanted
+
+
+def _kept_ancestors(timeline: Timeline, rows: Integers, place: Integers) -> Integers:
+    """Row of the nearest kept ancestor; −1 (the last entry of `place`) where there is none.
+
+    Device work has no other parent than its call: an operator above it is no stand-in.
+    """
+    import numpy as np
+
+    parent: Any = timeline.core["parent"]
+    above: Any = parent[rows].astype(np.int64)
+    above[np.isin(timeline.core["kind"][rows], DEVICE_KINDS) & (place[above] < 0)] = MISSING
+    while len(lost := np.flatnonzero((above >= 0) & (place[above] < 0))):
+        above[lost] = parent[above[lost]]
+    found: Integers = above
+    return found
+
+
+def _take_block(block: Block, place: Integers) -> Block | None:
+    moved = place[block.rows]
+    there = moved >= 0
+    if not there.any():
+        return None
+    columns: dict[str, Array] = {name: values[there] for name, values in block.columns.items()}
+    return Block(rows=moved[there].astype(block.rows.dtype), columns=columns)
+
+
+def _renumber_texts(
+    core: dict[str, Any], blocks: dict[str, Block], texts: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Block], list[str]]:
+    import numpy as np
+
+    used = np.zeros(len(texts) + 1, bool)
+    text_columns = [spec.name for spec in COLUMNS if spec.form == "text" and spec.block is None]
+    for name in text_columns:
+        used[core[name]] = True
+    for block in blocks.values():
+        for name, codes in block.columns.items():
+            if COLUMN[name].form == "text":
+                used[codes] = True
+    used[-1] = False  # what MISSING points to
+    new_code = np.full(len(texts) + 1, MISSING, np.int64)
+    new_code[:-1][used[:-1]] = np.arange(int(used.sum()))
+    for name in text_columns:
+        core[name] = new_code[core[name]].astype(core[name].dtype)
+    moved = {name: _renumber_block(block, new_code) for name, block in blocks.items()}
+    return core, moved, [texts[code] for code in np.flatnonzero(used).tolist()]
+
+
+def _renumber_block(block: Block, new_code: Integers) -> Block:
+    columns: dict[str, Any] = {
+        name: new_code[codes].astype(codes.dtype) if COLUMN[name].form == "text" else codes
+        for name, codes in block.columns.items()
+    }
+    return Block(rows=block.rows, columns=columns)
+
+
+def _renumber(codes: Any, count: int) -> tuple[Any, list[int]]:
+    import numpy as np
+
+    used = np.zeros(count + 1, bool)
+    used[codes] = True
+    used[-1] = False
+    new_code = np.full(count + 1, MISSING, np.int64)
+    new_code[:-1][used[:-1]] = np.arange(int(used.sum()))
+    return new_code[codes].astype(codes.dtype), np.flatnonzero(used).tolist()

@@ -1,0 +1,209 @@
+"""What a recording leaves: one record a rank, and one for the folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from stepscope._version import __version__
+from stepscope.errors import BadInputError
+from stepscope.records import System
+from stepscope.store.folder import hold_lock, utc_now, write_file_atomically
+from stepscope.traces.link import LinkSummary
+from stepscope.traces.recording.plan import When
+from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings
+
+RECORDING_FILE = "recording.json"
+RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER = "ranks", "kineto", "et", "lean"
+FOLDERS = (RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER)
+SCHEMA_VERSION = 1
+
+T = TypeVar("T")
+
+Status = Literal["recorded", "partial", "nothing"]
+"""`partial`: the program ended before all steps were recorded; what there is, is whole."""
+
+
+class RecordedFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    """Relative to the recording."""
+    size_bytes: int
+    sha256: str
+
+
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that were timed in one go: the device was waited for before the first and after the last, not between."""
+
+    when: When
+    profiler: ProfilerSettings | None
+    """None: without the profiler."""
+    total_s: float
+    intervals_s: list[float]
+    """From mark to mark on the host, which may run ahead of the device."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.intervals_s)
+
+    @property
+    def step_s(self) -> float:
+        return self.total_s / self.steps
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """How much longer a step takes under the profiler."""
+
+    profiler: ProfilerSettings
+    profiled_s: float
+    unprofiled_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.profiled_s / self.unprofiled_s
+
+
+class RankRecording(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank recorded of itself."""
+
+    rank: int
+    world_size: int
+    local_rank: int = 0
+    host: str = ""
+    pid: int = 0
+    device: str | None = None
+    """Name of the accelerator in use; None: none."""
+    versions: dict[str, str] = {}
+    status: Status = "nothing"
+    step_marker: str = ""
+    """What ended the steps."""
+    steps_seen: int = 0
+    """Marks that the program made in all, as steps."""
+    recorded_steps: list[int] = []
+    """Their numbers; the program's first step is 0."""
+    times: list[StageTimes] = []
+    kineto: RecordedFile | None = None
+    et: RecordedFile | None = None
+    lean: RecordedFile | None = None
+    """The timeline alone, of other steps."""
+    resources: str | None = None
+    """Folder with the sources of compiled kernels."""
+    notices: list[str] = []
+    system: System | None = None
+    """Of the first rank on each host."""
+    linked: LinkSummary | None = None
+    """How far the two traces were joined; None where that was not tried."""
+
+    def unprofiled_s(self) -> float | None:
+        """A step's time without the profiler, over all steps that were timed so."""
+        timed = [one for one in self.times if one.profiler is None]
+        steps = sum(one.steps for one in timed)
+        return sum(one.total_s for one in timed) / steps if steps else None
+
+    def overheads(self) -> list[Overhead]:
+        """One for each profiler setting that ran; empty where nothing was timed without the profiler."""
+        unprofiled_s = self.unprofiled_s()
+        if not unprofiled_s:
+            return []
+        return [
+            Overhead(profiler=one.profiler, profiled_s=one.step_s, unprofiled_s=unprofiled_s)
+            for one in self.times
+            if one.profiler is not None
+        ]
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="recording"):
+    """The folder's own record; made anew whenever a rank has something to add."""
+
+    schema_version: int = SCHEMA_VERSION
+    created_at: str
+    tool_version: str
+    command: list[str]
+    settings: RecordSettings
+    world_size: int
+    ranks: list[RankRecording]
+    """Those whose files are in this folder; ranks of other hosts may have written elsewhere."""
+    system: System | None = None
+    exit_code: int | None = None
+    """Of the program; None where the recording does not know it."""
+
+
+def describe_file(folder: Path, path: Path) -> RecordedFile:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=digest.hexdigest())
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    return folder / RANKS_FOLDER / f"rank{rank}.json"
+
+
+def write_rank(folder: Path, record: RankRecording) -> None:
+    write_file_atomically(rank_file(folder, record.rank), msgspec.json.encode(record))
+
+
+def read_ranks(folder: Path) -> list[RankRecording]:
+    """In order of their numbers. Empty files are claims of ranks that have not recorded yet."""
+    found = []
+    for path in (folder / RANKS_FOLDER).glob("rank*.json"):
+        data = path.read_bytes()
+        if data:
+            found.append(_decode(data, RankRecording, path))
+    return sorted(found, key=lambda one: one.rank)
+
+
+def write_recording(
+    folder: Path, *, command: Sequence[str], settings: RecordSettings, exit_code: int | None = None
+) -> Recording:
+    """Put together what the ranks have written so far. Ranks that end at the same time wait for each other."""
+    with hold_lock(folder):
+        ranks = read_ranks(folder)
+        recording = Recording(
+            created_at=utc_now(),
+            tool_version=__version__,
+            command=list(command),
+            settings=settings,
+            world_size=max((one.world_size for one in ranks), default=1),
+            ranks=[msgspec.structs.replace(one, system=None) for one in ranks],
+            system=_merge([one.system for one in ranks if one.system is not None]),
+            exit_code=exit_code,
+        )
+        data = msgspec.json.format(msgspec.json.encode(recording), indent=1)
+        write_file_atomically(folder / RECORDING_FILE, data)
+    return recording
+
+
+def _merge(systems: list[System]) -> System | None:
+    from stepscope.system import merge_systems
+
+    return merge_systems(systems) if systems else None
+
+
+def read_recording(folder: Path) -> Recording:
+    """Raises BadInputError where the folder holds none."""
+    path = folder / RECORDING_FILE if folder.is_dir() else folder
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInputError(
+            f"{folder} holds no recording: {error.strerror}", hint="stepscope trace record makes one", where=str(path)
+        ) from error
+    return _decode(data, Recording, path)
+
+
+def is_recording(path: Path) -> bool:
+    return (path / RECORDING_FILE).is_file()
+
+
+def _decode(data: bytes, kind: type[T], path: Path) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise BadInputError(
+            f"{path.name} is not what a recording writes: {error}", hint="record again", where=str(path)
+        ) from error

@@ -1,0 +1,149 @@
+"""Recording a program from outside: started unchanged, with a start-up file that watches its steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.traces.recording.child import PROCESSES_FOLDER, VARIABLE, Assignment, SeenProcess
+from stepscope.traces.recording.evidence import (
+    FOLDERS,
+    Recording,
+    read_ranks,
+    write_rank,
+    write_recording,
+)
+from stepscope.traces.recording.rank import read_place
+from stepscope.traces.recording.recorder import RecordingFailedError, describe_lack, require_new
+from stepscope.traces.recording.settings import RecordSettings
+
+START_UP = Path(__file__).parent / "start_up"
+PACKAGE = Path(__file__).parents[3]
+STDERR = 2
+"""Its descriptor: what stands in for sys.stderr need not have one."""
+DEFAULT_FOLDER = "stepscope-recordings"
+
+
+class RecordedProgram(NamedTuple):
+    """A program has ended."""
+
+    exit_code: int
+    """Its own; 128 + n where signal n ended it."""
+    recording: Recording | None
+    lack: StepscopeError | None
+    """Why there is no recording."""
+
+
+def name_folder(command: Sequence[str]) -> Path:
+    """A new one for each program: the time, and the name of its script."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return Path(DEFAULT_FOLDER) / f"{stamp}-{Path(script).stem}"
+
+
+def record_program(
+    command: Sequence[str],
+    settings: RecordSettings,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    link: bool = True,
+    quiet: bool = False,
+) -> RecordedProgram:
+    """Run the command to its end and gather what its processes recorded.
+
+    `quiet` sends its standard output to standard error. Raises UsageError where it cannot be started.
+    """
+    out = out.resolve()
+    is_shared = read_place(os.environ).world_size > 1
+    if not is_shared:
+        require_new(out, overwrite=overwrite)
+        _clear(out, overwrite=overwrite)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        exit_code = _run(command, _environment(settings, out, overwrite=overwrite), quiet=quiet)
+    except UsageError:
+        _remove_empty(out)
+        raise
+    ranks = [one for one in read_ranks(out) if one.status != "nothing"]
+    if not ranks:
+        lack = _explain_lack(out, settings, command)
+        _remove_empty(out)
+        return RecordedProgram(exit_code, None, lack)
+    shutil.rmtree(out / PROCESSES_FOLDER, ignore_errors=True)
+    if link:
+        from stepscope.traces.recording.linking import with_link
+
+        for one in ranks:
+            write_rank(out, with_link(out, one))
+    recording = write_recording(out, command=command, settings=settings, exit_code=exit_code)
+    return RecordedProgram(exit_code, recording, None)
+
+
+def _environment(settings: RecordSettings, out: Path, *, overwrite: bool) -> dict[str, str]:
+    assignment = Assignment(out=str(out), settings=settings, package=str(PACKAGE), overwrite=overwrite)
+    paths = [str(START_UP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: msgspec.json.encode(assignment).decode()}
+
+
+def _run(command: Sequence[str], environment: dict[str, str], *, quiet: bool) -> int:
+    try:
+        process = subprocess.Popen(list(command), env=environment, stdout=STDERR if quiet else None)
+    except OSError as error:
+        raise UsageError(
+            f"{command[0]} cannot be started: {error.strerror}",
+            hint="write the command after --, for example: stepscope trace record -- python train.py",
+            where=command[0],
+        ) from error
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            # It reaches the program too, which ends in its own way.
+            continue
+        return 128 - code if code < 0 else code
+
+
+def _clear(out: Path, *, overwrite: bool) -> None:
+    """What an earlier recording left; nothing else is touched."""
+    left = [out / name for name in (*FOLDERS, PROCESSES_FOLDER) if (out / name).exists()]
+    if left and not overwrite:
+        raise UsageError(
+            f"{out} holds part of a recording", hint="choose another folder, or say --overwrite", where=str(left[0])
+        )
+    for folder in left:
+        shutil.rmtree(folder)
+
+
+def _explain_lack(out: Path, settings: RecordSettings, command: Sequence[str]) -> StepscopeError:
+    """From what the processes said when they ended."""
+    found = []
+    for path in sorted((out / PROCESSES_FOLDER).glob("*.json")):
+        found.append(msgspec.json.decode(path.read_bytes(), type=SeenProcess))
+    notices = [notice for one in found for notice in one.notices]
+    words = " ".join(command)
+    if notices:
+        return RecordingFailedError(notices[0], hint="nothing was recorded", where=words)
+    if not found:
+        return RecordingFailedError(
+            "no process of the program loaded torch and came to its end: nothing was recorded",
+            hint="python -I, -E and -S, os._exit and kill -9 cannot be followed: use stepscope.record in the program",
+            where=words,
+        )
+    return describe_lack(max(one.steps_seen for one in found), settings, command=command)
+
+
+def _remove_empty(out: Path) -> None:
+    """A folder without a recording would be taken for one."""
+    for name in (*FOLDERS, PROCESSES_FOLDER):
+        shutil.rmtree(out / name, ignore_errors=True)
+    if not any(out.iterdir()):
+        out.rmdir()

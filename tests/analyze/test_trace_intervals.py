@@ -1,0 +1,114 @@
+"""Sets of time against brute force on single nanoseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyze import intervals
+from stepscope.analyze.intervals import Intervals
+
+END = 40
+SPANS = st.lists(
+    st.tuples(st.integers(0, END), st.integers(-2, 12)).map(lambda pair: (pair[0], min(END, pair[0] + pair[1]))),
+    max_size=12,
+)
+
+
+def columns(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([start for start, _ in spans], np.int64), np.array([end for _, end in spans], np.int64)
+
+
+def points(spans: list[tuple[int, int]]) -> set[int]:
+    return {time for start, end in spans for time in range(start, end)}
+
+
+def covered(found: Intervals) -> set[int]:
+    return points(list(zip(found.start.tolist(), found.end.tolist(), strict=True)))
+
+
+def make(spans: list[tuple[int, int]]) -> Intervals:
+    return intervals.union(*columns(spans))
+
+
+@given(SPANS)
+def test_union_is_sorted_disjoint_and_covers_the_same(spans: list[tuple[int, int]]) -> None:
+    found = make(spans)
+    assert covered(found) == points(spans)
+    assert intervals.length(found) == len(points(spans))
+    assert (found.end > found.start).all()
+    assert (found.start[1:] > found.end[:-1]).all()
+
+
+@given(SPANS)
+def test_starts_in_order_save_sorting_only(spans: list[tuple[int, int]]) -> None:
+    start, end = columns(sorted(spans))
+    one, other = intervals.union(start, end, in_order=True), intervals.union(start, end)
+    assert one.start.tolist() == other.start.tolist()
+    assert one.end.tolist() == other.end.tolist()
+
+
+@given(SPANS, SPANS)
+def test_sets_combine_like_sets(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    a, b = make(one), make(other)
+    assert covered(intervals.intersect(a, b)) == points(one) & points(other)
+    assert covered(intervals.subtract(a, b)) == points(one) - points(other)
+    assert intervals.common_length(a, b) == len(points(one) & points(other))
+
+
+@given(SPANS, st.integers(0, END), st.integers(0, END))
+def test_windows(spans: list[tuple[int, int]], one: int, other: int) -> None:
+    low, high = min(one, other), max(one, other)
+    window = set(range(low, high))
+    assert covered(intervals.clip(make(spans), low, high)) == points(spans) & window
+    assert covered(intervals.complement(make(spans), low, high)) == window - points(spans)
+
+
+@given(SPANS, SPANS)
+def test_measures_of_spans(spans: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
+    found = make(spans)
+    start, end = columns(asked)
+    inside = intervals.measure_within(found, start, end)
+    assert inside.tolist() == [len(points(spans) & set(range(low, high))) for low, high in asked]
+    assert intervals.covers(found, start).tolist() == [low in points(spans) for low, _ in asked]
+
+
+@given(SPANS)
+def test_sweep_counts_open_intervals(spans: list[tuple[int, int]]) -> None:
+    spans = [span for span in spans if span[1] >= span[0]]
+    function = intervals.sweep(*columns(spans))
+    asked = np.arange(END + 1)
+    counts = [sum(start <= time < end for start, end in spans) for time in range(END + 1)]
+    assert intervals.value_at(function, asked).tolist() == counts
+    clipped = intervals.clip_function(function, 0, END)
+    assert intervals.weighted_mean(clipped) * END == pytest.approx(sum(counts[:END]))
+    for q in (0.0, 0.5, 0.95, 1.0):
+        value = intervals.weighted_quantile(clipped, q)
+        assert sum(count <= value for count in counts[:END]) >= q * END
+        assert value in counts
+
+
+@given(SPANS, SPANS, SPANS)
+def test_time_at_combinations(
+    one: list[tuple[int, int]], two: list[tuple[int, int]], three: list[tuple[int, int]]
+) -> None:
+    spent = intervals.time_at_values(intervals.sweep_sets([make(one), make(two), make(three)]))
+    for value, time in spent.items():
+        wanted = [
+            point
+            for point in range(END)
+            if value == sum((point in points(spans)) << bit for bit, spans in enumerate((one, two, three)))
+        ]
+        assert value == 0 or time == len(wanted)
+
+
+def test_nothing() -> None:
+    nothing = intervals.no_intervals()
+    assert intervals.length(nothing) == 0
+    assert intervals.length(intervals.complement(nothing, 3, 10)) == 7
+    assert intervals.length(intervals.intersect(nothing, nothing)) == 0
+    assert intervals.time_at_values(intervals.sweep(*nothing)) == {}
+    assert intervals.weighted_mean(intervals.clip_function(intervals.sweep(*nothing), 5, 5)) == 0
+    assert intervals.weighted_quantile(intervals.clip_function(intervals.sweep(*nothing), 5, 5), 0.5) == 0
