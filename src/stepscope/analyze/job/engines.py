@@ -102,7 +102,8 @@ def _load(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        raise MissingDependencyError(f"this engine needs the package {package}", hint=f"pip install {package}") from None
+        hint = "pip install 'stepscope[cluster]'"
+        raise MissingDependencyError(f"this engine needs the package {package}", hint=hint) from None
 
 
 def _run_on_ray(
