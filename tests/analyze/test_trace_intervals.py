@@ -82,12 +82,18 @@ def test_sweep_counts_open_intervals(spans: list[tuple[int, int]]) -> None:
     asked = np.arange(END + 1)
     counts = [sum(start <= time < end for start, end in spans) for time in range(END + 1)]
     assert intervals.value_at(function, asked).tolist() == counts
-    clipped = intervals.clip_function(function, 0, END)
-    assert intervals.weighted_mean(clipped) * END == pytest.approx(sum(counts[:END]))
-    for q in (0.0, 0.5, 0.95, 1.0):
-        value = intervals.weighted_quantile(clipped, q)
-        assert sum(count <= value for count in counts[:END]) >= q * END
-        assert value in counts
+
+
+@given(SPANS, st.integers(0, END), st.integers(1, END), st.sampled_from((0.0, 0.5, 0.95, 1.0)))
+def test_open_intervals_in_a_window(spans: list[tuple[int, int]], low: int, length: int, share: float) -> None:
+    spans = [span for span in spans if span[1] >= span[0]]
+    counts = [sum(start <= time < end for start, end in spans) for time in range(low, low + length)]
+    found = intervals.count_open(*columns(spans), low, low + length, share=share)
+    assert found.mean * length == pytest.approx(sum(counts))
+    assert found.most == max(counts)
+    assert found.quantile in counts
+    assert sum(count <= found.quantile for count in counts) >= share * length
+    assert all(sum(count <= fewer for count in counts) < share * length for fewer in counts if fewer < found.quantile)
 
 
 @given(SPANS, SPANS, SPANS)
@@ -110,5 +116,6 @@ def test_nothing() -> None:
     assert intervals.length(intervals.complement(nothing, 3, 10)) == 7
     assert intervals.length(intervals.intersect(nothing, nothing)) == 0
     assert intervals.time_at_values(intervals.sweep(*nothing)) == {}
-    assert intervals.weighted_mean(intervals.clip_function(intervals.sweep(*nothing), 5, 5)) == 0
-    assert intervals.weighted_quantile(intervals.clip_function(intervals.sweep(*nothing), 5, 5), 0.5) == 0
+    assert intervals.count_open(*nothing, 5, 5, share=0.5) == (0, 0, 0)
+    assert intervals.count_open(*nothing, 5, 9, share=0.5) == (0, 0, 0)
+    assert intervals.length(intervals.subtract(nothing, nothing)) == 0

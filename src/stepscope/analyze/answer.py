@@ -120,7 +120,8 @@ def _evidence(job: JobReport, chosen: ClassTime, bound_by: str | None) -> str:
             "what binds it stays open."
         )
     what = _BOUND_WORDS[bound_by].format(communication=name_communication(job))
-    parts = [f"{format_share(share_of_step(job, chosen.device_s))} of the step on the device"]
+    where = "" if is_cpu(job.detail) else " on the device"
+    parts = [f"{format_share(share_of_step(job, chosen.device_s))} of the step{where}"]
     if chosen.path_s is not None:
         parts.append(f"{format_share(share_of_step(job, chosen.path_s))} of the critical path")
     text = f"Bound by {what}: {' and '.join(parts)}"

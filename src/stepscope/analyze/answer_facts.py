@@ -19,7 +19,14 @@ from stepscope.analyze.critical.kinds import (
 )
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
-from stepscope.analyze.ranks.conventions import COLLECTIVES, OTHER, kernel_collective
+from stepscope.analyze.ranks.conventions import (
+    COLLECTIVES,
+    DEVICE_BACKENDS,
+    OTHER,
+    SEND_RECV,
+    canonical_collective,
+    kernel_collective,
+)
 from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step_report import StepReport
 from stepscope.units import format_share
@@ -30,6 +37,9 @@ waiting in them for ranks that came later. Synchronisation: the device was idle 
 call, a stream waited for an event, or the host was inside a collective."""
 
 NO_COLLECTIVE = "communication"
+"""Where no better name is known; also the class of such kernels."""
+COVERING = 0.95
+"""Annotations name the communication of a step if they hold so much of it."""
 
 
 class ClassTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,19 +156,41 @@ def count_of(count: int, one: str, many: str | None = None) -> str:
 
 
 def collective_times(job: JobReport) -> dict[str, float]:
-    """Collective → time in it, longest first: from the records of all ranks, else from the telling rank's kernels."""
-    times: dict[str, float] = {}
-    if job.across is not None and job.across.table:
+    """Collective → time in it, longest first.
+
+    The telling rank's own times where its annotations or kernels name every collective; else the records of all ranks,
+    which know what a SendRecv kernel was.
+    """
+    named = _by_annotation(job) or _by_kernel(job)
+    vague = {NO_COLLECTIVE, COLLECTIVES[SEND_RECV]} & named.keys()
+    if (vague or not named) and job.across is not None and job.across.table:
+        named = {}
         for row in job.across.table:
-            times[row.collective] = times.get(row.collective, 0.0) + row.total_s
-    else:
-        kernels = job.detail.kernels
-        for entry in kernels.by_name.rows:
-            if kernels.names[entry.name].category == "communication":
-                code = kernel_collective(entry.name)
-                name = NO_COLLECTIVE if code == OTHER else COLLECTIVES[code]
-                times[name] = times.get(name, 0.0) + entry.total_s
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
+            named[row.collective] = named.get(row.collective, 0.0) + row.total_s
+    return dict(sorted(named.items(), key=lambda item: -item[1]))
+
+
+def _by_annotation(job: JobReport) -> dict[str, float]:
+    """From names such as `nccl:all_to_all`; empty where they do not cover nearly all communication."""
+    kernels = job.detail.kernels
+    times: dict[str, float] = {}
+    for entry in kernels.by_annotation.rows:
+        code = canonical_collective(entry.name) if entry.name.startswith(DEVICE_BACKENDS) else None
+        if code is not None:
+            times[COLLECTIVES[code]] = times.get(COLLECTIVES[code], 0.0) + entry.total_s
+    whole = sum(row.total_s for row in kernels.by_category.rows if row.name == NO_COLLECTIVE)
+    return times if sum(times.values()) >= COVERING * whole else {}
+
+
+def _by_kernel(job: JobReport) -> dict[str, float]:
+    kernels = job.detail.kernels
+    times: dict[str, float] = {}
+    for entry in kernels.by_name.rows:
+        if kernels.names[entry.name].category == NO_COLLECTIVE:
+            code = kernel_collective(entry.name)
+            name = NO_COLLECTIVE if code == OTHER else COLLECTIVES[code]
+            times[name] = times.get(name, 0.0) + entry.total_s
+    return times
 
 
 def spell_collective(name: str) -> str:

@@ -27,6 +27,7 @@ LEAST_SHARE = 0.01
 """Findings about less of the step are left out, except where fewer than LEAST_POINTS would remain."""
 LEAST_POINTS = 3
 LONGEST_NAME = 60
+PATH_KIND_WORDS = {"gap": "between recorded events", "launch_call": "launch calls", "data_loading": "data loading"}
 NOT_COMPUTE = ("communication", "copy", "set")
 
 
@@ -64,7 +65,9 @@ def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> It
     if first is not None:
         is_work = first.kind in ("compute", "communication", "copy")
         name = shorten(short_name(first.name) if is_work else first.name)
-        text += f"; longest on it: {name} ({first.kind.replace('_', ' ')}) {format_duration(first.time_s)}"
+        text += (
+            f"; longest on it: {name} ({PATH_KIND_WORDS.get(first.kind, first.kind)}) {format_duration(first.time_s)}"
+        )
     yield Point(text=text, time_s=max(parts.values()))
 
 

@@ -186,7 +186,7 @@ def _blocking_calls(trace: TraceView) -> Integers:
     """
     import numpy as np
 
-    found = trace.named(trace.rows(RUNTIME), is_blocking_name)
+    found = trace.named_of(RUNTIME, is_blocking_name)
     for work in trace.works:
         place = np.flatnonzero((trace.kind[work.rows] == COPY) & (work.launch >= 0))
         launch = work.launch[place]
@@ -251,7 +251,7 @@ def _call_waits(trace: TraceView) -> dict[int, Integers]:
     """Thread → when it put a wait for an event on some stream."""
     import numpy as np
 
-    rows = trace.named(trace.rows(RUNTIME), is_wait_name)
+    rows = trace.named_of(RUNTIME, is_wait_name)
     thread = trace.thread[rows]
     return {one: np.sort(trace.start[rows[thread == one]]) for one in np.unique(thread).tolist()}
 
@@ -261,7 +261,7 @@ def _launch_times(trace: TraceView, thread: int) -> Integers:
     import numpy as np
 
     called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == thread)] for work in trace.works]
-    return np.append(np.sort(np.concatenate(called)), LONG_AGO)
+    return np.append(np.sort(np.concatenate(called), kind="stable"), LONG_AGO)
 
 
 def _least_latencies(trace: TraceView) -> Integers:

@@ -171,7 +171,7 @@ def find_gaps(trace: TraceView, work: DeviceWork, window: Window) -> Gaps:
     launch = np.where(following >= 0, work.launch[following], MISSING) if len(work.rows) else following
     thread = np.where(launch >= 0, trace.thread[launch], trace.main_thread)
     reasons, not_launched = _reasons(trace, work, spans, following, launch=launch)
-    parts = np.zeros((len(following), len(REASONS)), np.int64)
+    parts = np.zeros((len(REASONS), len(following)), np.int64).T  # reasons lie together: they are asked one by one
     parts[np.arange(len(following)), reasons] = spans.end - spans.start
     _part_host_time(trace, parts, spans, not_launched, thread=thread)
     return Gaps(spans, following, parts, thread)

@@ -37,7 +37,8 @@ def find_phases(trace: TraceView, rows: Integers) -> Integers:
     launch = trace.parent[rows]
     known = launch >= 0
     backward = known & (trace.enclosing(launch, _is_backward(trace)) >= 0)
-    backward |= known & np.isin(trace.thread[launch], _engine_threads(trace))
+    for thread in _engine_threads(trace):
+        backward |= known & (trace.thread[launch] == thread)
     optimizer = ~backward & (trace.enclosing(launch, _is_named(trace, _OPTIMIZER_STEP)) >= 0)
     outside = trace.enclosing(launch, _is_named(trace, _OUTSIDE)) >= 0
     phase = np.full(len(rows), OTHER, np.int64)
@@ -79,14 +80,19 @@ def _engine_threads(trace: TraceView) -> list[int]:
 
 
 def _find_engine_threads(trace: TraceView) -> list[int]:
-    found = []
-    for thread in trace.stacks:
-        top = trace.top_operators(thread)
-        by_engine = len(trace.named(top, lambda name: name.startswith(ENGINE)))
-        is_named = "autograd" in trace.timeline.threads[thread].name
-        if thread != trace.main_thread and (is_named or 2 * by_engine > len(top)):
-            found.append(thread)
-    return found
+    import numpy as np
+
+    operators = trace.rows(OPERATOR)
+    top = operators[trace.enclosing(trace.parent[operators], trace.is_kind(OPERATOR)) == MISSING]
+    top = top[trace.thread[top] >= 0]
+    by_engine = trace.named(top, lambda name: name.startswith(ENGINE))
+    count = len(trace.timeline.threads)
+    mine, all_of_it = (np.bincount(trace.thread[rows], minlength=count).tolist() for rows in (by_engine, top))
+    return [
+        number
+        for number, thread in enumerate(trace.timeline.threads)
+        if number != trace.main_thread and ("autograd" in thread.name or 2 * mine[number] > all_of_it[number])
+    ]
 
 
 def _is_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:

@@ -10,7 +10,17 @@ from stepscope.analyze.group_times import TimesTable, tabulate
 from stepscope.analyze.intervals import length
 from stepscope.analyze.kernel_origins import PHASES, find_annotations, find_modules, find_phases
 from stepscope.analyze.trace_view import TraceView, number_codes, seconds, share_of, view
-from stepscope.traces.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, SET, Timeline
+from stepscope.traces.timeline import (
+    ANNOTATION,
+    COPY,
+    DEVICE_ANNOTATION,
+    DEVICE_KINDS,
+    KERNEL,
+    MISSING,
+    OPERATOR,
+    SET,
+    Timeline,
+)
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers
@@ -67,6 +77,14 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[str, KernelName]
     """Name as in the trace → how to show it."""
     by_category: TimesTable
+
+
+class AnnotationTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Annotations by name. Those inside others count for themselves, so the sum may be more than the time passed."""
+
+    step: int | None
+    host: TimesTable
+    device: TimesTable
 
 
 class KernelReport(KernelTimes, frozen=True, kw_only=True):
@@ -179,6 +197,21 @@ def _by_text(trace: TraceView, codes: Integers, durations: Integers, otherwise: 
     return tabulate([trace.text(code) if code < count else otherwise for code in different], group, durations)
 
 
+def time_annotations(timeline: Timeline, step: int | None) -> AnnotationTimes:
+    """How long annotations took, on the host and as the profiler repeats them on the device; part of a step or (None)
+    of the whole trace. What ran inside them: `by_annotation` of `list_kernels`."""
+    trace = view(timeline)
+    if step is not None:
+        trace.span(step)
+    host, device = (_annotation_times(trace, step, kind) for kind in (ANNOTATION, DEVICE_ANNOTATION))
+    return AnnotationTimes(step=step, host=host, device=device)
+
+
+def _annotation_times(trace: TraceView, step: int | None, kind: int) -> TimesTable:
+    rows = trace.rows_of(step, kind)
+    return _by_text(trace, trace.name[rows], trace.end[rows] - trace.start[rows], "")
+
+
 def list_transfers(timeline: Timeline, step: int | None) -> list[Transfer]:
     """Copies and fills of one step (None: of the whole trace) with their bandwidth: part of `list_kernels`, sooner."""
     trace = view(timeline)
@@ -217,19 +250,20 @@ def list_host_operators(trace: TraceView, step: int | None) -> list[HostOperator
         return []
     is_operator = trace.is_kind(OPERATOR)
     durations = trace.end[rows] - trace.start[rows]
-    own = np.zeros(len(trace.start), np.int64)
-    own[rows] = durations
     caller = trace.enclosing(trace.parent[rows], is_operator)
-    inside = caller >= 0
+    inside = np.flatnonzero(caller >= 0)
+    calling, called = caller[inside], rows[inside]
     # A child that ends after its caller takes no more from it than it shares with it.
-    shared = np.minimum(trace.end[rows], trace.end[caller]) - trace.start[rows]
-    np.subtract.at(own, caller[inside], shared[inside])
-    is_nested = inside & (trace.name[caller] == trace.name[rows])
-    different, group = number_codes(trace.name[rows], len(trace.timeline.texts))
+    shared = np.minimum(trace.end[called], trace.end[calling]) - trace.start[called]
+    # Sums of nanoseconds: as numbers with fractions exact for a hundred days.
+    inner = np.bincount(calling, weights=shared, minlength=len(trace.start))[rows]
+    name = trace.name[rows]
+    different, group = number_codes(name, len(trace.timeline.texts))
+    nested = inside[trace.name[calling] == name[inside]]
     counts = np.bincount(group, minlength=len(different)).tolist()
-    totals, selfs = (np.zeros(len(different), np.int64) for _ in range(2))
-    np.add.at(totals, group[~is_nested], durations[~is_nested])
-    np.add.at(selfs, group, np.maximum(own[rows], 0))
+    selfs = np.bincount(group, weights=np.maximum(durations - inner, 0)).astype(np.int64)
+    totals = np.bincount(group, weights=durations).astype(np.int64)
+    totals -= np.bincount(group[nested], weights=durations[nested], minlength=len(different)).astype(np.int64)
     whole = int(selfs.sum())
     listed = zip(different, counts, totals.tolist(), selfs.tolist(), strict=True)
     return [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.analyze.host_waits import host_waits
-from stepscope.analyze.intervals import StepFunction, clip_function, sweep, value_at, weighted_mean, weighted_quantile
+from stepscope.analyze.intervals import StepFunction, count_open, sweep, value_at
 from stepscope.analyze.trace_view import (
     TraceView,
     Window,
@@ -166,7 +166,6 @@ def study_launches(timeline: Timeline, step: int | None, *, top: int = 10) -> La
     state = _find_states(trace, launches)
     calls, place = _different_calls(launches, len(trace.start))
     durations = trace.end[calls] - trace.start[calls]
-    queue, pending = _queue_depths(launches, window)
     find_slowest = partial(_slowest, trace, window, launches, state, top=top)
     return LaunchReport(
         step=step,
@@ -177,8 +176,8 @@ def study_launches(timeline: Timeline, step: int | None, *, top: int = 10) -> La
         by_call=_by_call(trace, launches, state, calls, place),
         slowest_calls=find_slowest(by=durations[place]),
         latest_starts=find_slowest(by=launches.delay * (state == ALONE)),
-        queue=queue,
-        blocked=_blocked(trace, calls, durations, pending),
+        queue=_queue_depths(launches, window),
+        blocked=_blocked(trace, calls, durations, sweep(launches.called, launches.begun)),
         note=None if trace.works else "no device rows in this trace: launches do not apply",
     )
 
@@ -196,8 +195,7 @@ def queue_depths(timeline: Timeline, step: int | None) -> list[QueueDepth]:
     """Only `queue` of `study_launches`, sooner."""
     trace = view(timeline)
     launches, _ = _known_launches(trace, step)
-    depths, _ = _queue_depths(launches, trace.window(step))
-    return depths
+    return _queue_depths(launches, trace.window(step))
 
 
 def _different_calls(launches: _Launches, rows: int) -> tuple[Any, Any]:
@@ -255,21 +253,24 @@ def _spread(values: Any) -> Spread | None:
 
     if not len(values):
         return None
-    ordered = np.sort(values)
-    middle, p95 = (_quantile(ordered, q) for q in (0.5, 0.95))
+    last = len(values) - 1
+    positions = [q * last for q in (0.5, 0.95)]
+    # Only these places need be in order.
+    places = sorted({min(int(position) + more, last) for position in positions for more in (0, 1)})
+    ordered = np.partition(values, places)
+    middle, p95 = (_between(ordered, position) for position in positions)
     return Spread(
         count=len(values),
         mean_s=seconds(int(values.sum()) / len(values)),
         median_s=seconds(middle),
         p95_s=seconds(p95),
-        min_s=seconds(int(ordered[0])),
-        max_s=seconds(int(ordered[-1])),
+        min_s=seconds(int(values.min())),
+        max_s=seconds(int(values.max())),
     )
 
 
-def _quantile(ordered: Any, q: float) -> float:
+def _between(ordered: Any, position: float) -> float:
     """Linear between order statistics, as in `stepscope.stats`, whose form for lists would be slow on arrays."""
-    position = q * (len(ordered) - 1)
     below = int(position)
     low, high = int(ordered[below]), int(ordered[min(below + 1, len(ordered) - 1)])
     return low + (high - low) * (position - below)
@@ -341,47 +342,39 @@ def _slowest(
     return found
 
 
-def _queue_depths(launches: _Launches, window: Window) -> tuple[list[QueueDepth], StepFunction]:
-    """For each device, and for its streams where there are several; also how much of all was pending, over time."""
+def _queue_depths(launches: _Launches, window: Window) -> list[QueueDepth]:
+    """For each device, and for its streams where there are several."""
     import numpy as np
 
     depths: list[QueueDepth] = []
     times = launches.called, launches.begun, np.maximum(launches.end, launches.called)
     devices = distinct(launches.device)
-    pending = sweep(*times[:2]) if len(devices) != 1 else None
     for device in devices:
         here: Any = np.flatnonzero(launches.device == device) if len(devices) > 1 else slice(None)
         of_device, stream = [time[here] for time in times], launches.stream[here]
-        depth, waiting = _queue_depth(of_device, window, place=(device, None))
-        pending = waiting if pending is None else pending
-        depths.append(depth)
+        depths.append(_queue_depth(of_device, window, place=(device, None)))
         streams = distinct(stream)
         for one in streams if len(streams) > 1 else []:
             mine = np.flatnonzero(stream == one)
-            depths.append(_queue_depth([time[mine] for time in of_device], window, place=(device, one))[0])
-    assert pending is not None
-    return depths, pending
+            depths.append(_queue_depth([time[mine] for time in of_device], window, place=(device, one)))
+    return depths
 
 
-def _queue_depth(
-    times: Sequence[Any], window: Window, *, place: tuple[int, int | None]
-) -> tuple[QueueDepth, StepFunction]:
-    """Of work that was called, begun and finished at these times; also what was pending, over time."""
+def _queue_depth(times: Sequence[Any], window: Window, *, place: tuple[int, int | None]) -> QueueDepth:
+    """Of work that was called, begun and finished at these times."""
     called, begun, finished = times
-    waiting = sweep(called, begun)
-    pending = clip_function(waiting, *window)
-    outstanding = clip_function(sweep(called, finished), *window)
-    depth = QueueDepth(
+    pending = count_open(called, begun, *window, share=0.95)
+    outstanding = count_open(called, finished, *window, share=0.95)
+    return QueueDepth(
         device=device_label(place[0]),
         stream=place[1],
-        pending_mean=weighted_mean(pending),
-        pending_p95=weighted_quantile(pending, 0.95),
-        pending_max=int(pending.value.max()),
-        outstanding_mean=weighted_mean(outstanding),
-        outstanding_p95=weighted_quantile(outstanding, 0.95),
-        outstanding_max=int(outstanding.value.max()),
+        pending_mean=pending.mean,
+        pending_p95=pending.quantile,
+        pending_max=pending.most,
+        outstanding_mean=outstanding.mean,
+        outstanding_p95=outstanding.quantile,
+        outstanding_max=outstanding.most,
     )
-    return depth, waiting
 
 
 def _blocked(trace: TraceView, calls: Any, durations: Any, pending: StepFunction) -> BlockedLaunches:

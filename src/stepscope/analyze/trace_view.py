@@ -39,6 +39,7 @@ COMPUTE, COMMUNICATION, TRANSFER = range(3)
 LONG_AGO = -(1 << 62)
 """Before every time in a trace."""
 
+_COUNTED = (*HOST_KINDS, *DEVICE_KINDS)
 _Kept = TypeVar("_Kept")
 
 
@@ -154,10 +155,13 @@ class TraceView:
 
     def codes_in(self, rows: Integers | Mask) -> list[int]:
         """The different names among these rows, as codes."""
+        return self._codes(self.name[rows])
+
+    def _codes(self, names: Integers) -> list[int]:
         import numpy as np
 
         seen = np.zeros(len(self.timeline.texts) + 1, bool)
-        seen[self.name[rows]] = True  # a row without a name marks the last place
+        seen[names] = True  # a row without a name marks the last place
         return np.flatnonzero(seen[:-1]).tolist()
 
     def named(self, rows: Integers, is_wanted: Callable[[str], object]) -> Integers:
@@ -165,14 +169,25 @@ class TraceView:
         found: Integers = rows[self.has_name(rows, is_wanted)]
         return found
 
+    def named_of(self, kind: int, is_wanted: Callable[[str], object]) -> Integers:
+        """Rows of one kind whose name is wanted."""
+        import numpy as np
+
+        rows = self.rows(kind)
+        names = self.keep(("names", kind), lambda: self.name[rows])
+        codes = self.keep(("codes", kind), lambda: self._codes(names))
+        codes = [code for code in codes if is_wanted(self.text(code))]
+        wanted = np.zeros(len(self.timeline.texts) + 1, bool)
+        wanted[codes] = True
+        found: Integers = rows[wanted[names]] if codes else rows[:0]
+        return found
+
     def has_name(self, rows: Integers, is_wanted: Callable[[str], object]) -> Mask:
         """For each of the rows whether its name is wanted; asked once a name."""
         import numpy as np
 
         names = self.name[rows]
-        seen = np.zeros(len(self.timeline.texts) + 1, bool)
-        seen[names] = True
-        codes = [code for code in np.flatnonzero(seen[:-1]).tolist() if is_wanted(self.text(code))]
+        codes = [code for code in self._codes(names) if is_wanted(self.text(code))]
         if not codes:
             return np.zeros(len(rows), bool)
         wanted = np.zeros(len(self.timeline.texts) + 1, bool)
@@ -210,11 +225,13 @@ class TraceView:
         """Begins and ends with host and device events: what a profiler writes about itself does not stretch it."""
         import numpy as np
 
-        counted = self.is_kind(*HOST_KINDS, *DEVICE_KINDS)
-        if not counted.any():
+        if not len(self.start):
             return Window(0, 0)
-        first = int(np.min(self.start, where=counted, initial=-LONG_AGO))
-        return Window(first, int(np.max(self.end, where=counted, initial=LONG_AGO)))
+        first, last = int(self.start.argmin()), int(self.end.argmax())
+        if self.kind[first] in _COUNTED and self.kind[last] in _COUNTED:  # so it is nearly always
+            return Window(int(self.start[first]), int(self.end[last]))
+        rows = np.flatnonzero(self.is_kind(*_COUNTED))
+        return Window(int(self.start[rows].min()), int(self.end[rows].max())) if len(rows) else Window(0, 0)
 
     @cached_property
     def windows(self) -> dict[int, Window]:
@@ -491,8 +508,8 @@ def distinct(numbers: Any) -> list[int]:
     if high - low > 1 << 16:
         return np.unique(numbers).tolist()  # type: ignore[no-any-return]
     seen = np.zeros(high - low + 1, bool)
-    seen[numbers - low] = True
-    return (np.flatnonzero(seen) + low).tolist()  # type: ignore[no-any-return]
+    seen[numbers.astype(np.int64) - low] = True
+    return (np.flatnonzero(seen) + low).tolist()
 
 
 def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:

@@ -155,7 +155,7 @@ def _explain(options: dict[str, Any]) -> tuple[JobReport, Answer]:
             workers=options["workers"],
             on_done=progress.show,
         )
-    return job, answer(job)
+    return job, answer(job, limits=job.limits)
 
 
 def _as_data(job: JobReport, answer: Answer) -> dict[str, Any]:

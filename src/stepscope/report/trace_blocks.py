@@ -54,12 +54,11 @@ def clip(events: Events, window: Window) -> Events:
 
 def reduce_events(events: Events, window: Window, most: int) -> Blocks:
     """With the finest cells that leave no more than `most`."""
-    cell = 0
-    blocks = put_together(events, 0, window)
-    while len(blocks.lane) > most and cell <= 2 * window.length_ns:
+    cell, count = 0, len(events.lane)
+    while count > most and cell <= 2 * window.length_ns:
         cell = max(1, window.length_ns // FINEST) if cell == 0 else cell + cell // 2 + 1
-        blocks = put_together(events, cell, window)
-    return blocks
+        count = int(_begins(events, cell, window).sum())
+    return put_together(events, cell, window)
 
 
 def put_together(events: Events, cell: int, window: Window) -> Blocks:
@@ -73,19 +72,9 @@ def put_together(events: Events, cell: int, window: Window) -> Blocks:
     if cell == 0:
         ones = np.ones(count, np.int64)
         return Blocks(events.lane, events.start, events.end, events.name, events.colour, ones, duration)
-    long = duration >= cell
-    place = (events.start - window.start_ns) // cell
-    begins = np.ones(count, bool)
-    begins[1:] = (
-        (events.lane[1:] != events.lane[:-1])
-        | (place[1:] != place[:-1])
-        | long[1:]
-        | long[:-1]
-        | (events.start[1:] - events.end[:-1] > cell // 2)
-    )
+    begins = _begins(events, cell, window)
     first = np.flatnonzero(begins)
-    group = np.cumsum(begins) - 1
-    best = _longest_name(group, events, duration)
+    best = _longest_name(np.cumsum(begins) - 1, events, duration)
     return Blocks(
         events.lane[first],
         events.start[first],
@@ -95,6 +84,23 @@ def put_together(events: Events, cell: int, window: Window) -> Blocks:
         np.diff(np.append(first, count)),
         np.add.reduceat(duration, first),
     )
+
+
+def _begins(events: Events, cell: int, window: Window) -> Any:
+    """For each event whether a block begins with it."""
+    import numpy as np
+
+    long = events.end - events.start >= cell
+    place = (events.start - window.start_ns) // cell
+    begins = np.ones(len(events.lane), bool)
+    begins[1:] = (
+        (events.lane[1:] != events.lane[:-1])
+        | (place[1:] != place[:-1])
+        | long[1:]
+        | long[:-1]
+        | (events.start[1:] - events.end[:-1] > cell // 2)
+    )
+    return begins
 
 
 def _longest_name(group: Any, events: Events, duration: Any) -> Any:

@@ -16,7 +16,7 @@ from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.trace_view import TraceView, Window, view
 from stepscope.report.trace_blocks import Blocks, Events, clip, flatten, join, reduce_events
-from stepscope.report.trace_words import short_on_path
+from stepscope.report.trace_words import short_on_path, spell_path_kind
 from stepscope.traces.classify import CATEGORIES
 from stepscope.traces.kernel_names import short_name
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME, Thread, Timeline
@@ -47,7 +47,6 @@ _OF_COST = {
 }  # fmt: skip
 _OF_KIND = {ANNOTATION: "annotation", OPERATOR: "operator", RUNTIME: "runtime", PYTHON: "annotation"}
 _NAMED_THREAD = re.compile(r"\((.+)\)\s*$")
-_COST_WORDS = {"gap": "between recorded events", "launch": "from launch to start", "stream": "hand-over on a stream"}
 
 
 class Lane(NamedTuple):
@@ -276,7 +275,7 @@ def _path_events(path: CriticalPath, names: Names) -> Events:
 
 
 def _describe_segment(name: str, kind: str) -> str:
-    return f"{short_on_path(name, kind)} ({_COST_WORDS.get(kind, kind.replace('_', ' '))})"
+    return f"{short_on_path(name, kind)} ({spell_path_kind(kind)})"
 
 
 def _path_marks(path: CriticalPath | None, lane_of_row: Any, trace: TraceView) -> Events:

@@ -23,7 +23,7 @@ from stepscope.report.trace_charts import MOST_BARS, Bar, draw_bars, draw_memory
 from stepscope.report.trace_overview import COLOURS, Overview, draw_overview
 from stepscope.report.trace_roofline import TraceRoofline, make_roofline
 from stepscope.report.trace_tables import PageTable
-from stepscope.report.trace_words import all_notes, describe_choice, share_values, share_words
+from stepscope.report.trace_words import all_notes, describe_choice, keep_units, name_source, share_values, share_words
 from stepscope.traces.timeline import Timeline
 from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
@@ -85,10 +85,11 @@ def render_page(job: JobReport, answer: Answer, timeline: Timeline) -> str:
         loader=PackageLoader("stepscope.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["keep_units"] = keep_units
     overview = draw_overview(timeline, job)
     script = _read_asset("trace.js")
     return environment.get_template("trace.html.j2").render(
-        name=Path(job.source).name or job.source,
+        name=name_source(job),
         chips=_chips(job),
         answer=answer,
         sections=_sections(job, timeline),

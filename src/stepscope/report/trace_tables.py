@@ -13,7 +13,14 @@ from stepscope.analyze.launches import SlowLaunch, Spread
 from stepscope.analyze.operator_rates import OperatorRate
 from stepscope.analyze.overheads import Sample
 from stepscope.report.labels import format_byte_rate, format_flop_rate, format_flops
-from stepscope.report.trace_words import REASON_WORDS, by_step_time, fractions, share_words, short_on_path
+from stepscope.report.trace_words import (
+    REASON_WORDS,
+    by_step_time,
+    fractions,
+    share_words,
+    short_on_path,
+    spell_path_kind,
+)
 from stepscope.traces.kernel_names import short_name
 from stepscope.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
 
@@ -272,13 +279,13 @@ def tables_of_path(job: JobReport) -> list[PageTable]:
         _table("Critical path by kind", f"The {format_duration(path.length_s)} of the profiled step, each once", [
             _time("Time", lambda item: item[1]),
             _share("Share", lambda item: item[1] / whole),
-            _text("Kind", lambda item: item[0].replace("_", " ")),
+            _text("Kind", lambda item: spell_path_kind(item[0])),
         ], kinds),
         _table("Critical path by name", "What lies on it", [
             _time("Time", lambda one: one.time_s),
             _share("Share", lambda one: one.share),
             _count("Stretches", lambda one: one.count),
-            _text("Kind", lambda one: one.kind.replace("_", " ")),
+            _text("Kind", lambda one: spell_path_kind(one.kind)),
             _text("Name", lambda one: short_on_path(one.name, one.kind)),
         ], path.by_name),
         _table("Slack", "How much later device work could end without making the step longer", [

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from stepscope.analyze.answer import Answer
 from stepscope.analyze.breakdown import SHARES
@@ -20,7 +18,9 @@ from stepscope.report.trace_words import (
     format_rate,
     format_size,
     fractions,
+    keep_units,
     median_rank,
+    name_source,
     share_words,
 )
 from stepscope.traces.kernel_names import short_name
@@ -37,8 +37,6 @@ ENDS = 3
 """Of the slowest ranks then."""
 SHOWN = {"kernels": 5, "operators": 3, "idle": 3, "collectives": 4, "late": 3, "calls": 2, "notes": 5}
 """Rows of each table, so that one rank fits a screen of sixty lines."""
-
-_UNIT = re.compile(r"(\d) (%|×|ns|µs|ms|s|GB/s|[KMGT]?i?B)(?![\w/])")
 
 Row = Sequence[str]
 
@@ -72,8 +70,9 @@ def _fit(line: str) -> str:
 
 def _wrap(text: str, first: str = "", rest: str = "  ") -> list[str]:
     """A number and its unit stay on one line."""
-    kept = _UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", plain(text))
-    lines = textwrap.wrap(kept, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        keep_units(plain(text)), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
@@ -86,7 +85,7 @@ def _answer(job: JobReport, answer: Answer) -> Iterator[str]:
         yield from _wrap(point.text, "- ")
     if answer.caution is not None:
         yield from _wrap(answer.caution, "! ")
-    yield from _wrap(f"{Path(job.source).name}: {describe_job(job)}", "# ", "# ")
+    yield from _wrap(f"{name_source(job)}: {describe_job(job)}", "# ", "# ")
 
 
 def _table(titles: Row, rows: Sequence[Row], numeric: str) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from stepscope.analyze.breakdown import SHARES, Shares
 from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.ranks.collective_table import CollectiveRow
@@ -25,6 +28,20 @@ REASON_WORDS = {
     "stream_order": "hand-over on a stream",
     "unknown": "unknown",
 }
+
+PATH_WORDS = {
+    "gap": "between recorded events",
+    "launch": "from launch to start",
+    "launch_call": "launch calls",
+    "stream": "hand-over on a stream",
+    "sync": "return of a blocking call",
+}
+"""Kinds of time on the critical path whose names say too little."""
+_UNIT = re.compile(r"(\d) (%|×|ns|µs|ms|s|GB/s|[KMGT]?i?B)(?![\w/])")
+
+
+def spell_path_kind(kind: str) -> str:
+    return PATH_WORDS.get(kind, kind.replace("_", " "))
 
 
 def share_words(job: JobReport) -> dict[str, str]:
@@ -74,6 +91,18 @@ def format_rate(row: CollectiveRow) -> str:
 
 def format_optional_share(share: float | None) -> str:
     return "-" if share is None else format_share(share)
+
+
+def keep_units(text: str) -> str:
+    """A number and its unit stay on one line: the space between them becomes one that does not break."""
+    return _UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
+
+
+def name_source(job: JobReport) -> str:
+    """A folder by its name; a single file with its folder, since many are called the same."""
+    path = Path(job.source)
+    is_file = len(job.ranks) == 1 and path.parent.name
+    return f"{path.parent.name}/{path.name}" if is_file else path.name or job.source
 
 
 def describe_job(job: JobReport) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from stepscope.analyze.breakdown import Shares
 from stepscope.analyze.critical.path import CriticalPath
+from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job.engines import run_tasks
 from stepscope.analyze.job.tasks import RankAnswer, RankTask, explain_rank
 from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, explain_ranks
@@ -73,6 +74,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """None for a single rank without collectives."""
     critical: CriticalPath | None
     """Of the telling rank; None where it could not be found, see notes."""
+    limits: list[Limit]
+    """How short the telling rank's step could become if one kind of time were free."""
     notes: list[str]
 
 
@@ -142,6 +145,7 @@ def _join(
         details=[answer.report for answer in answers if answer.report is not None] or [report],
         across=across,
         critical=telling.critical,
+        limits=telling.limits,
         notes=list(dict.fromkeys([*telling.notes, *_missing_ranks(traces, telling)])),
     )
 

@@ -9,6 +9,7 @@ import msgspec
 
 from stepscope.analyze.breakdown import Shares
 from stepscope.analyze.critical.path import CriticalPath
+from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.step_report import StepReport
 from stepscope.errors import StepscopeError
@@ -48,6 +49,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     digest: RankDigest
     report: StepReport | None
     critical: CriticalPath | None
+    limits: list[Limit]
     notes: list[str]
 
 
@@ -69,7 +71,7 @@ def explain_rank(task: RankTask) -> RankAnswer:
     step = _own_step(timeline, task.step)
     report = explain_step(timeline, step) if task.in_full else None
     breakdown = report.breakdown if report is not None else break_down(timeline, step)
-    critical, notes = _critical(timeline, breakdown.step) if task.critical else (None, [])
+    critical, limits, notes = _critical(timeline, breakdown.step) if task.critical else (None, [], [])
     return RankAnswer(
         rank=task.rank,
         source=task.path,
@@ -87,6 +89,7 @@ def explain_rank(task: RankTask) -> RankAnswer:
         digest=digest(timeline),
         report=report,
         critical=critical,
+        limits=limits,
         notes=[*(report.notes if report is not None else []), *notes],
     )
 
@@ -104,13 +107,16 @@ def _own_step(timeline: Timeline, step: int | None) -> int | None:
     raise UsageError(f"rank {timeline.rank} has no step {step}", hint=f"its steps: {listed or 'none'}")
 
 
-def _critical(timeline: Timeline, step: int | None) -> tuple[CriticalPath | None, list[str]]:
-    from stepscope.analyze.critical.path import critical_path
+def _critical(timeline: Timeline, step: int | None) -> tuple[CriticalPath | None, list[Limit], list[str]]:
+    from stepscope.analyze.critical.model import build_graph
+    from stepscope.analyze.critical.path import describe_path
+    from stepscope.analyze.critical.what_if import find_limits
 
     try:
-        return critical_path(timeline, step), []
+        graph = build_graph(timeline, step)
+        return describe_path(graph), find_limits(graph), []
     except StepscopeError as error:
-        return None, [f"no critical path: {error.message}"]
+        return None, [], [f"no critical path: {error.message}"]
 
 
 def _device_names(timeline: Timeline) -> list[str]:

@@ -45,6 +45,7 @@
   const hover = document.getElementById("hover");
   const status = document.getElementById("shown");
   box.hidden = false;
+  document.getElementById("no-script").hidden = true;
 
   const LANE = 16, AXIS = 24, APART = 7, WIDE = 7;
   const ends = data.lanes.map(() => [0, 0]);

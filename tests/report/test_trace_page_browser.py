@@ -1,0 +1,180 @@
+"""The page of a traced job in a real browser, without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stepscope.analyze.answer import answer
+from stepscope.report.trace_page import write_page
+from trace_jobs import report_job, straggling
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run",
+]  # fmt: skip
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
+]
+
+GUTTER = 170
+"""Width of the lanes' labels."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    timelines = [draft.build() for draft in straggling()]
+    job = report_job(timelines)
+    path = tmp_path_factory.mktemp("page") / "trace.html"
+    write_page(job, answer(job), timelines[job.telling_rank], path)
+    return path
+
+
+class Opened:
+    """A page, and everything it asked for or complained about."""
+
+    def __init__(self, page: Page, file: Path) -> None:
+        self.page = page
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.goto(file.as_uri())
+
+    def shown_ns(self) -> tuple[float, float]:
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        low, high = self.page.eval_on_selector("canvas", "c => [c.dataset.from, c.dataset.to]")
+        return float(low), float(high)
+
+    def point(self, label: str, share: float) -> tuple[float, float]:
+        """The middle of a lane, at a share of the whole step while all of it is shown."""
+        lanes = self.page.evaluate("() => JSON.parse(document.getElementById('overview').textContent).lanes")
+        lane = [title for title, _ in lanes].index(label)
+        breaks = sum(lanes[i][1] != lanes[i - 1][1] for i in range(1, lane + 1))
+        canvas = self.page.locator("canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        assert box is not None
+        return box["x"] + GUTTER + share * (box["width"] - GUTTER), box["y"] + 24 + lane * 16 + breaks * 7 + 8
+
+
+@pytest.fixture
+def opened(browser: Browser, file: Path) -> Iterator[Opened]:
+    context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900})
+    yield Opened(context.new_page(), file)
+    context.close()
+
+
+def test_page_shows_everything_and_asks_for_nothing(opened: Opened, file: Path) -> None:
+    page = opened.page
+    page.evaluate("document.querySelectorAll('details').forEach((element) => (element.open = true))")
+    sizes = page.eval_on_selector_all("svg, canvas", "all => all.map((s) => [s.clientWidth, s.clientHeight])")
+    assert len(sizes) >= 2
+    assert all(width > 0 and height > 0 for width, height in sizes)
+    # Something is drawn: many pixels differ from the transparent ground.
+    drawn = page.eval_on_selector(
+        "canvas",
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((v, i) => i % 4 === 3 && v).length",
+    )
+    assert drawn > 5000
+    assert [url for url in opened.requests if not url.startswith("data:")] == [file.as_uri()]
+    assert opened.complaints == []
+
+
+def test_clicking_a_title_sorts_largest_first_and_back(opened: Opened) -> None:
+    page = opened.page
+    table = page.locator("#breakdown ~ * table.sortable").first
+    header = table.locator("thead th", has_text="Kept others")
+    column = header.evaluate("th => th.cellIndex")
+
+    def cells(read: str) -> list[str]:
+        return table.locator("tbody tr").evaluate_all(f"(rows, i) => rows.map((row) => {read})", column)
+
+    def caused() -> list[float]:
+        return [float(value) for value in cells("row.cells[i].dataset.v")]
+
+    header.get_by_role("button").click()
+    assert header.get_attribute("aria-sort") == "descending"
+    assert caused() == sorted(caused(), reverse=True)
+    assert cells("row.cells[0].textContent")[0] == "3"
+    header.get_by_role("button").click()
+    assert caused() == sorted(caused())
+    assert header.get_attribute("aria-sort") == "ascending"
+
+
+def test_wheel_buttons_and_dragging_change_the_view(opened: Opened) -> None:
+    page = opened.page
+    whole = opened.shown_ns()
+    assert whole == (0.0, 4_000_000.0)
+    x, y = opened.point("stream 20", 0.5)
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, -240)
+    low, high = opened.shown_ns()
+    assert 0 < low < 2_000_000 < high < 4_000_000
+    assert low + high == pytest.approx(4_000_000, rel=0.01), "it zooms at the pointer"
+    page.mouse.down()
+    page.mouse.move(x + 200, y, steps=4)
+    page.mouse.up()
+    moved_low, moved_high = opened.shown_ns()
+    assert moved_low < low
+    assert moved_high - moved_low == pytest.approx(high - low)
+    page.get_by_role("button", name="Zoom in").click()
+    nearer = opened.shown_ns()
+    assert nearer[1] - nearer[0] < high - low
+    assert "of 4.000 ms" in page.locator("#shown").inner_text()
+    page.get_by_role("button", name="Whole step").click()
+    assert opened.shown_ns() == whole
+    assert opened.complaints == []
+
+
+def test_hovering_shows_name_and_duration(opened: Opened) -> None:
+    page = opened.page
+    hover = page.locator("#hover")
+    assert not hover.is_visible()
+    page.mouse.move(*opened.point("stream 20", (72 + 200) / 4000))
+    assert "ncclDevKernel_AllReduce_Sum_f32_RING_LL" in hover.inner_text()
+    assert "408.0 µs, at 72.00 µs" in hover.inner_text()
+    page.mouse.move(*opened.point("critical path", (72 + 200) / 4000))
+    assert "(communication)" in hover.inner_text()
+    page.mouse.move(5, 5)
+    assert not hover.is_visible()
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_page_never_scrolls_sideways(browser: Browser, file: Path, width: int) -> None:
+    context = browser.new_context(offline=True, viewport={"width": width, "height": 844}, color_scheme="dark")
+    page = Opened(context.new_page(), file).page
+    page.evaluate("document.querySelectorAll('details').forEach((element) => (element.open = true))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+
+
+def test_page_is_useful_without_scripts(browser: Browser, file: Path) -> None:
+    context = browser.new_context(offline=True, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    assert page.locator(".lead").is_visible()
+    assert page.get_by_text("The timeline is drawn by a script").is_visible()
+    assert not page.locator("#timeline").is_visible()
+    assert page.locator("table.sortable").first.is_visible()
+    context.close()
