@@ -7,6 +7,8 @@ analysis of the peer's name after loading: fresh processes, in turns, CPU second
 first question to a fresh timeline (nothing worked out yet) and as the second one. Both sides have answered every short
 question once for a smaller trace before, so no imports and no compiling are in the numbers.
 
+Kernel sequences are asked for a second trace as well, since the peer cannot order the events of the first.
+
 Then an execution trace and its Kineto trace are repeated to about 57 thousand nodes, linked and converted to Chakra.
 The peer is a Python that has `traceinsight` installed; Chakra's own tools are not on PyPI and are not run.
 """
@@ -186,6 +188,28 @@ for path, counts in ((sys.argv[2], False), (sys.argv[1], True)):
 print(json.dumps({"rows": len(analysis.t.get_trace(0)), "spent": found}))
 """
 
+OUR_SEQUENCES = """
+import json, sys, time
+from stepscope.analyze.sequences import find_sequences
+from stepscope.traces.read import load_timeline
+find_sequences(load_timeline(sys.argv[1]), None)
+timeline = load_timeline(sys.argv[1])
+cpu = time.process_time()
+found = find_sequences(timeline, None)
+print(json.dumps({"rows": len(timeline), "cpu_s": time.process_time() - cpu}))
+"""
+
+PEER_SEQUENCES = """
+import json, logging, sys, time, warnings
+logging.disable(logging.CRITICAL)
+warnings.simplefilter("ignore")
+from hta.trace_analysis import TraceAnalysis
+analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=sys.argv[2])
+cpu = time.process_time()
+analysis.get_frequent_cuda_kernel_sequences("aten::linear", sys.argv[2], min_pattern_len=2, top_k=20)
+print(json.dumps({"rows": len(analysis.t.get_trace(0)), "cpu_s": time.process_time() - cpu}))
+"""
+
 LINKING = """
 import json, sys, time
 from pathlib import Path
@@ -274,6 +298,18 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         show(ours, peers)
 
 
+def compare_sequences(options: argparse.Namespace, folder: Path) -> None:
+    """The peer's answer is for one operator and includes writing a trace; ours is for all of them."""
+    arguments = [str(options.sequences), str(folder)]
+    ours = [run(sys.executable, OUR_SEQUENCES, *arguments) for _ in range(options.repeat)]
+    here = statistics.median(answer["cpu_s"] for answer in ours)
+    asked = f"frequent kernel sequences of {options.sequences.name}, {ours[0]['rows']:,} rows"
+    print(f"\n{asked}: ours {here * 1e3:.2f} ms CPU")
+    if options.peer:
+        there = run(options.peer, PEER_SEQUENCES, *arguments)["cpu_s"]
+        print(f"peer {there * 1e3:.0f} ms CPU: {there / here:.0f} times ours")
+
+
 def repeat_execution_trace(source: Path, out: Path, copies: int, nodes_only: int) -> None:
     """The nodes again and again, with ids and record function ids of their own; all hang on the one root."""
     document = json.loads(gzip.decompress(source.read_bytes()))
@@ -318,7 +354,7 @@ def link_and_convert(options: argparse.Namespace, folder: Path) -> None:
     print(f"\n{sizes}, {one['chakra']:,} Chakra nodes; medians of {len(answers)} processes")
     for name in one["spent"]:
         print(f"{name:20} {statistics.median(answer['spent'][name] for answer in answers):7.2f} s CPU")
-    print("Chakra's own tools for a trace of this size, as published, not run: link 38 s, convert 12 s CPU")
+    print("Chakra's own tools, not run here, from an earlier note that was not checked: link 38 s, convert 12 s CPU")
 
 
 def _shift_of_ids(kineto: bytes) -> int:
@@ -333,6 +369,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     traces = Path(__file__).parents[1].parent / "shared/data/traces"
     parser.add_argument("--trace", type=Path, default=traces / "public/hta/nccl_parser_config/nccl_data.json.gz")
+    parser.add_argument("--sequences", type=Path, default=traces / "public/param/linear_kineto.json.gz")
     parser.add_argument("--pair", type=Path, default=traces / "h200/gpt2_bf16_b8_s1024")
     parser.add_argument("--copies", type=int, nargs="*", default=[4, 16])
     parser.add_argument("--nodes", type=int, default=57_000)
@@ -346,6 +383,8 @@ def main() -> None:
     os.environ.setdefault("STEPSCOPE_TRACE_CACHE", str(folder / "cache"))
     try:
         compare(options, folder)
+        if options.copies:
+            compare_sequences(options, folder)
         if options.nodes:
             link_and_convert(options, folder)
     finally:

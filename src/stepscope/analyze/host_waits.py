@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.intervals import Intervals, no_intervals, subtract, union
-from stepscope.analyze.trace_view import COMMUNICATION, LONG_AGO, DeviceWork, TraceView
+from stepscope.analyze.trace_view import COMMUNICATION, LONG_AGO, DeviceWork, TraceView, distinct
 from stepscope.traces.timeline import COPY, HOST_KINDS, MISSING, OPERATOR, RUNTIME, SYNC
 
 if TYPE_CHECKING:
@@ -158,12 +158,10 @@ class HostWaits:
                     waited[mine] = _any_between(times, since[mine], work.called[place[mine]])
             return waited
         thread = trace.thread[work.launch[place]]
-        for one, times in trace.keep("call waits", lambda: _call_waits(trace)).items():
-            mine = thread == one
-            if mine.any():
-                calls = trace.keep(("launches", one), lambda one=one: _launch_times(trace, one))  # type: ignore[misc]
-                called = work.called[place[mine]]
-                waited[mine] = _any_between(times, calls[calls[:-1].searchsorted(called, side="left") - 1], called)
+        for one, held in trace.keep("held launches", lambda: _held_launches(trace)).items():
+            mine = np.flatnonzero(thread == one)
+            called = work.called[place[mine]]
+            waited[mine] = held.searchsorted(called, side="right") > held.searchsorted(called, side="left")
         return waited
 
 
@@ -247,21 +245,19 @@ def _recorded_waits(trace: TraceView) -> dict[tuple[int, int], Integers]:
     return waits
 
 
-def _call_waits(trace: TraceView) -> dict[int, Integers]:
-    """Thread → when it put a wait for an event on some stream."""
+def _held_launches(trace: TraceView) -> dict[int, Integers]:
+    """Thread → when its launches began that are the first after a wait for an event."""
     import numpy as np
 
     rows = trace.named_of(RUNTIME, is_wait_name)
     thread = trace.thread[rows]
-    return {one: np.sort(trace.start[rows[thread == one]]) for one in np.unique(thread).tolist()}
-
-
-def _launch_times(trace: TraceView, thread: int) -> Integers:
-    """When the thread launched something, the last entry meaning "before the first": what index −1 finds."""
-    import numpy as np
-
-    called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == thread)] for work in trace.works]
-    return np.append(np.sort(np.concatenate(called), kind="stable"), LONG_AGO)
+    held = {}
+    for one in distinct(thread):
+        called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == one)] for work in trace.works]
+        launches = np.sort(np.concatenate(called), kind="stable")
+        following = launches.searchsorted(np.sort(trace.start[rows[thread == one]]), side="left")
+        held[one] = launches[following[following < len(launches)]]
+    return held
 
 
 def _least_latencies(trace: TraceView) -> Integers:

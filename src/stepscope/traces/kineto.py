@@ -22,7 +22,7 @@ from stepscope.traces.kineto_fields import (
     WITHOUT_COLUMN,
     rank_in_name,
 )
-from stepscope.traces.kineto_text import ChromeText, Piece, split_records
+from stepscope.traces.kineto_text import UNREADABLE, ChromeText, Piece, salvage
 from stepscope.traces.source import Source
 from stepscope.traces.timeline import (
     ANNOTATION,
@@ -46,9 +46,6 @@ TIME_LIMIT_NS = 1 << 62
 NUMBER_LIMIT = 1 << 63
 NAME_LIMIT = 1 << 16
 """Longer names are cut: no kernel's name has 65,536 characters, but damaged files do."""
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding text from strangers may raise; nesting of thousands of brackets is the third."""
 
 _SKIPPED_FLOWS = ("s", "t", "f")
 
@@ -106,20 +103,7 @@ class EventReader:
 
     def _read_damaged(self, piece: Piece) -> Iterator[_Event]:
         """Record by record, so that one bad record costs only itself."""
-        reached = 0
-        for begin, end in split_records(piece.text):
-            self._count_rubble(piece, reached, begin)
-            reached = end
-            event = self._read_record(piece.text[begin:end])
-            if event is None:
-                self._damage("events that are no valid JSON were left out", piece.offset + begin)
-            else:
-                yield event
-        self._count_rubble(piece, reached, len(piece.text))
-
-    def _count_rubble(self, piece: Piece, begin: int, end: int) -> None:
-        if piece.text[begin:end].strip(b" \t\r\n,"):
-            self._damage("stretches between events that are no JSON were left out", piece.offset + begin)
+        return salvage(piece.text, self._read_record, lambda what, place: self._damage(what, piece.offset + place))
 
     def _damage(self, what: str, offset: int) -> None:
         self.builder.count_repair(what)

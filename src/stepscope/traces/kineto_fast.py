@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.traces.kineto import UNREADABLE, EventReader, finish_kineto
+from stepscope.traces.kineto import EventReader, finish_kineto
 from stepscope.traces.kineto_fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
-from stepscope.traces.kineto_text import ChromeText, Piece
+from stepscope.traces.kineto_text import UNREADABLE, ChromeText, Piece
 from stepscope.traces.source import Source
 from stepscope.traces.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
 
@@ -39,8 +39,7 @@ def read_kineto_fast(
     """
     text = ChromeText(Source(path), piece_bytes)
     scanner = _Scanner(path, columns, folder)
-    for piece in text.pieces():
-        scanner.read(piece)
+    text.feed(scanner.read, scanner.read_damaged)
     return finish_kineto(path, scanner.finish(text), text)
 
 
@@ -274,14 +273,18 @@ class _Scanner:
             return self._real.index(name), native.FORM_FLOAT
         return 0, native.FORM_IGNORED
 
-    def read(self, piece: Piece) -> None:
+    def read_damaged(self, text: bytes, offset: int) -> None:
+        self._careful.read_piece(Piece(text, offset))
+
+    def read(self, piece: bytes, offset: int) -> int:
+        """Whole records at the beginning of `piece`; tells how far they go."""
         import numpy as np
 
         from stepscope.traces.native import kineto_scan
 
         at = kineto_scan.Field
-        size = len(piece.text)
-        text = _padded(piece.text)
+        size = len(piece)
+        text = _padded(piece)
         events = size // _SMALLEST_EVENT + 2
         if len(self._table) < events:
             self._table = np.empty((events, len(self._whole)), np.int64)
@@ -299,10 +302,9 @@ class _Scanner:
         begin = text.ctypes.data
         reached = kineto_scan.scan(work.ctypes.data, begin, begin + size) - begin
         for first, last in odd[: work[at.ODD]].tolist():
-            self._careful.read_piece(Piece(piece.text[first:last], piece.offset + first))
-        if reached < size:
-            self._careful.read_piece(Piece(piece.text[reached:], piece.offset + reached))
+            self._careful.read_piece(Piece(piece[first:last], offset + first))
         self._collect(int(work[at.ROWS]))
+        return int(reached)
 
     def _collect(self, rows: int) -> None:
         """Copy a piece's rows out of the scanner's table, each column as narrow as its values allow."""

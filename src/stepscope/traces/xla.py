@@ -26,7 +26,7 @@ from stepscope.traces.hlo import (
     result_shapes,
     started_by,
 )
-from stepscope.traces.kineto_text import ChromeText, Piece, split_records
+from stepscope.traces.kineto_text import UNREADABLE, ChromeText, Piece, salvage
 from stepscope.traces.source import Source
 from stepscope.traces.timeline import (
     ANNOTATION,
@@ -98,6 +98,13 @@ def read(path: Path) -> list[Timeline]:
     return collected.timelines()
 
 
+def _decode_event(text: bytes) -> _Event | None:
+    try:
+        return _ONE_EVENT.decode(text)
+    except UNREADABLE:
+        return None
+
+
 class _Collector:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,14 +126,11 @@ class _Collector:
     def _events(self, piece: Piece) -> list[_Event]:
         try:
             return _EVENTS.decode(b"[" + piece.text + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            found = []
-            for begin, end in split_records(piece.text):
-                try:
-                    found.append(_ONE_EVENT.decode(piece.text[begin:end]))
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    self.repairs["events that are no valid JSON, or have fields of a wrong type, were left out"] += 1
-            return found
+        except UNREADABLE:
+            return list(salvage(piece.text, _decode_event, self._damage))
+
+    def _damage(self, what: str, _place: int) -> None:
+        self.repairs[what] += 1
 
     def _take(self, event: _Event) -> None:
         line = (_identity(event.pid), _identity(event.tid))
