@@ -232,6 +232,55 @@ def test_small_pieces_give_the_same_rows() -> None:
     assert rows_of(read_kineto_fast(path, piece_bytes=700)) == rows_of(read_kineto(path))
 
 
+AWKWARD = [
+    "foo::{lambda(float)#1}, {lambda(int)#2}>", "},{", "}, {", '"},{"', "},\r\n{", "replica_groups={{0,1},{2,3}}", "]",
+    "\\\\", '\\"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"indent": "\t"}, {"separators": (",", ":")}])
+def test_pieces_may_end_anywhere(reader: Any, layout: dict[str, Any], tmp_path: Path) -> None:
+    """In names that look like borders, in nested arguments, in the header behind the events."""
+    events = [event(name, "cpu_op", i, nested=[{"a": 1}, {"b": name}]) for i in range(6) for name in AWKWARD]
+    document = {"traceEvents": events, "baseTimeNanoseconds": 10**9, "distributedInfo": {"rank": 3, "world_size": 8},
+                "deviceProperties": [{"id": i, "name": "},{"} for i in range(8)]}  # fmt: skip
+    path = tmp_path / "t.json"
+    text = json.dumps(document, **layout)
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    for piece in (64, 177, 1000, 1 << 22):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("stepscope.traces.kineto_text.ChromeText.__init__.__defaults__", (piece,))
+            timeline = reader(path, piece_bytes=piece) if reader is read_kineto_fast else reader(path)
+        assert [timeline.texts[code] for code in timeline.core["name"]] == AWKWARD * 6
+        assert timeline.core["start_ns"].min() == 10**9
+        assert (timeline.rank, timeline.world_size, len(timeline.metadata["devices"])) == (3, 8, 8)
+        assert not timeline.repairs
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_odd_ids_are_the_same_for_both(reader: Any, tmp_path: Path) -> None:
+    events = [
+        event("a", "kernel", 1, device=70000, stream=-1),
+        event("b", "kernel", 2, device=-1, stream=7),
+        {"ph": "i", "cat": "cpu_instant_event", "name": "[memory)", "pid": 1.0, "tid": 2, "ts": 3, "s": "t"},
+        {**event("c", "cpu_op", 4), "pid": 1.0},
+    ]
+    timeline = reader(write(tmp_path / "t.json", events))
+    assert timeline.core["device"].tolist() == [70000, 1, -1, -1]
+    assert timeline.core["stream"].tolist() == [2, 7, -1, -1]
+    assert [KINDS[kind] for kind in timeline.core["kind"]] == ["kernel", "kernel", "instant", "operator"]
+    assert {tuple(thread) for thread in timeline.threads} == {("1", "2", "")}
+
+
+def test_a_string_without_an_end_is_read_in_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    sound = json.dumps(event("a", "cpu_op", 1))
+    path.write_text('{"traceEvents": [' + sound + ', {"ph": "X", "name": "' + '\\"' * 200_000)
+    for reader in READERS:
+        assert len(reader(path)) == 1
+
+
 def real_traces() -> list[Path]:
     return sorted(p for p in SHARED.rglob("*.json.gz") if "_et" not in str(p) and p.name != "et.json.gz")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
@@ -59,6 +60,23 @@ def test_ranks_come_from_content_before_names(tmp_path: Path) -> None:
     assert list(traces.ranks) == [0, 1]
     assert [path.name for path in traces.paths] == ["rank1.json", "rank0.json"]
     assert traces.timeline(0).world_size == 2
+
+
+def test_a_rank_after_the_events_or_behind_groups_is_found(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "x" * 100, "pid": 1, "tid": 2, "ts": 1, "dur": 1}
+    late = {"traceEvents": [event] * 4000, "distributedInfo": {"pg_config": [{"ranks": [0, 3]}], "rank": 3}}
+    (tmp_path / "trace_rank5.json").write_text(json.dumps(late))
+    assert list(read_traces(tmp_path).ranks) == [3]
+    assert read_traces(tmp_path).timeline().rank == 3
+
+
+def test_content_and_name_that_contradict_are_told(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "x" * 100, "pid": 1, "tid": 2, "ts": 1, "dur": 1}
+    late = {"traceEvents": [event] * 4000, "distributedInfo": {"rank": 3}}
+    (tmp_path / "trace_rank5.json.gz").write_bytes(gzip.compress(json.dumps(late).encode()))
+    write_rank(tmp_path / "trace_rank0.json", 0)
+    with pytest.raises(BadInputError, match="says it is rank 3, but its name says 5"):
+        read_traces(tmp_path).timeline(5)
 
 
 def test_a_compact_file_without_blanks_keeps_its_rank(tmp_path: Path) -> None:
@@ -154,6 +172,9 @@ def test_verify_looks_at_the_content(beside: Path) -> None:
     path.write_text(path.read_text().replace("op1", "opX"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert verify_cache(path)[0] == "stale"
+    assert load_timeline(path).texts[1] == "aten::opX"
+    os.utime(path)
+    assert verify_cache(path)[0] == "outdated"
 
 
 def test_a_full_disk_costs_only_the_cache(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +210,32 @@ def test_a_marker_of_the_users_choice() -> None:
     build = TimelineBuilder()
     for start in (0, 50):
         build.add(ANNOTATION, "my step", start, start + 40, thread=("1", "2"))
+    build.add(ANNOTATION, "my step, evaluated", 95, 99, thread=("1", "2"))
     timeline = finish(build.build(), step_marker="my step")
     assert [tuple(span) for span in timeline.steps] == [(0, 0, 40), (1, 50, 90)]
+    with pytest.raises(UsageError, match="no annotation is called 'step'") as caught:
+        finish(build.build(), step_marker="step")
+    assert "my step" in (caught.value.hint or "")
+
+
+def test_steps_that_repeat_or_overlap_are_told() -> None:
+    build = TimelineBuilder()
+    for start, end in ((0, 40), (20, 60), (70, 90)):
+        build.add(ANNOTATION, "ProfilerStep#7", start, end, thread=("1", "2"))
+    timeline = finish(build.build())
+    assert [tuple(span) for span in timeline.steps] == [(7, 0, 40), (8, 70, 90)]
+    assert timeline.repairs == {
+        "steps that began inside another were left out": 1,
+        "steps with a number that was there already were counted on": 1,
+        "host events that end after the event they began in": 1,
+    }
+
+
+def test_a_step_number_beyond_every_column_is_no_step() -> None:
+    build = TimelineBuilder()
+    build.add(ANNOTATION, "ProfilerStep#99999999999", 0, 40, thread=("1", "2"))
+    build.add(ANNOTATION, "ProfilerStep#" + "9" * 5000, 0, 40, thread=("1", "2"))
+    assert finish(build.build()).step_marker == "none"
 
 
 @settings(max_examples=60, deadline=None)

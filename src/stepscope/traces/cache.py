@@ -6,10 +6,12 @@ It holds the columns as numbers (texts by their code) and is made for loading; `
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ CACHE_VERSION = 1
 BESIDE = ".stepscope"
 CACHE_VARIABLE = "STEPSCOPE_TRACE_CACHE"
 """A folder for all caches of traces, instead of the places beside them."""
+ABANDONED_S = 3600.0
 _KEY = "key.json"
 
 
@@ -56,14 +59,12 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_key(path: Path, step_marker: str | None) -> CacheKey:
-    from stepscope.traces.classify import CLASSIFIER_VERSION
+    from stepscope.traces.classify import find_classifier
 
-    extra = os.environ.get("STEPSCOPE_CLASSIFIER")
-    rules = hashlib.sha256(Path(extra).read_bytes()).hexdigest()[:16] if extra and Path(extra).exists() else ""
     status = path.stat()
     return CacheKey(
         cache_version=CACHE_VERSION,
-        classifier=f"{CLASSIFIER_VERSION}{rules and '-'}{rules}",
+        classifier=find_classifier().identity,
         size_bytes=status.st_size,
         modified_ns=status.st_mtime_ns,
         step_marker=step_marker,
@@ -137,6 +138,7 @@ def write_cache(path: Path, key: CacheKey, timeline: Timeline, place: int = 0) -
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             aside = Path(tempfile.mkdtemp(prefix=f"{folder.name[:60]}.", suffix=".part", dir=folder.parent))
+            _remove_abandoned(folder)
         except OSError:
             continue
         try:
@@ -151,6 +153,13 @@ def write_cache(path: Path, key: CacheKey, timeline: Timeline, place: int = 0) -
             continue
         return folder
     return None
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Halves that killed writers left: nobody writes a cache for an hour."""
+    for part in folder.parent.glob(f"{glob.escape(folder.name[:60])}.*.part"):
+        if time.time() - part.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
@@ -189,14 +198,23 @@ def hash_file(path: Path) -> str:
 
 
 def verify_cache(path: Path) -> tuple[str, str]:
-    """Whether the cache of a trace still belongs to its content: an outcome (fresh, stale, absent) and a sentence."""
+    """Whether the cache of a trace belongs to its content: an outcome (fresh, stale, outdated, absent) and a sentence.
+
+    A stale one (other content under the same size and time) is removed, so that the next reading makes it anew.
+    """
     found = [(folder, facts) for folder in cache_folders(path) if (facts := _read_facts(folder)) is not None]
     if not found:
         return "absent", "nothing is cached"
-    folder, facts = found[0]
-    if facts.sha256 == hash_file(path):
-        return "fresh", f"{folder} holds what was read from this content"
-    return "stale", f"{folder} was made from other content; remove it or read the trace again"
+    content = hash_file(path)
+    for folder, facts in found:
+        if facts.sha256 != content:
+            if facts.key == make_key(path, facts.key.step_marker):
+                shutil.rmtree(folder, ignore_errors=True)
+                return "stale", f"{folder} was made from other content of the same size and time: removed"
+            return "outdated", f"{folder} was made from other content; it is not used and will be replaced"
+        if facts.key != make_key(path, facts.key.step_marker):
+            return "outdated", f"{folder} holds this content, but the file's time or the reader has changed: not used"
+    return "fresh", f"{found[0][0]} holds what was read from this content"
 
 
 def require_polars() -> None:

@@ -34,9 +34,10 @@ def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
     if timeline.steps and step_marker is None:
         spans, marker = list(timeline.steps), timeline.step_marker
     else:
-        spans, marker = find_steps(timeline, step_marker)
+        spans, marker, mended = find_steps(timeline, step_marker)
+        repairs |= mended
     core["step"] = assign_steps(timeline, spans)
-    return replace(timeline, core=core, steps=tuple(spans), step_marker=marker)
+    return replace(timeline, core=core, steps=tuple(spans), step_marker=marker, repairs=repairs)
 
 
 def _categories(timeline: Timeline) -> Array:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -37,6 +39,7 @@ _BUILT_IN = ("nsys_sqlite", "flight_recorder", "nsys_stats", "xla", "merged_chro
 """Modules with `sniff` and `read`, in the order in which they are asked: the particular before the general."""
 
 
+@cache
 def known_formats() -> list[TraceFormat]:
     """Plugins are asked first."""
     formats = [entry.load() for entry in entry_points(group=ENTRY_POINT)]
@@ -55,29 +58,40 @@ def _read_kineto(path: Path) -> list[Timeline]:
     if raw >= least and find_spec("numba") is not None:
         from stepscope.traces.kineto_fast import read_kineto_fast
 
-        return [read_kineto_fast(path, folder=_folder_for(raw))]
+        return [read_kineto_fast(path, folder=_folder_for(path, raw))]
     return [read_kineto(path)]
 
 
-def _folder_for(raw_bytes: int) -> Path | None:
+def _folder_for(path: Path, raw_bytes: int) -> Path | None:
     """A folder for nameless files where the columns would fill half of the free memory; usually None."""
     import tempfile
 
     import psutil
 
-    table_bytes = raw_bytes * _TABLE_SHARE
-    return Path(tempfile.gettempdir()) if table_bytes > psutil.virtual_memory().available / 2 else None
+    from stepscope.traces.cache import cache_folders
+
+    if raw_bytes * _TABLE_SHARE <= psutil.virtual_memory().available / 2:
+        return None
+    # Beside the cache: the temporary folder is in memory on many machines.
+    for folder in cache_folders(path):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder.parent, os.W_OK):
+            return folder.parent
+    return Path(tempfile.gettempdir())
 
 
-def find_format(path: Path) -> TraceFormat | None:
-    """None for a file that is no trace."""
-    head = read_head(path)
+def find_format(path: Path, head: bytes | None = None) -> TraceFormat | None:
+    """None for a file that is no trace. `head`: its first unpacked bytes, where they were read already."""
+    head = read_head(path) if head is None else head
     return next((known for known in known_formats() if known.sniff(head, path)), None)
 
 
-def looks_like_graph(path: Path) -> bool:
+def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
     """An execution trace or a Chakra graph: operators without times."""
-    head = read_head(path)
+    head = read_head(path) if head is None else head
     if path.name.removesuffix(".gz").endswith(".et") and not head.lstrip().startswith((b"{", b"[")):
         return True
     return (
@@ -85,10 +99,10 @@ def looks_like_graph(path: Path) -> bool:
     )
 
 
-def require_format(path: Path) -> TraceFormat:
-    found = find_format(path)
+def require_format(path: Path, head: bytes | None = None) -> TraceFormat:
+    found = find_format(path, head)
     if found is None:
-        graph = looks_like_graph(path)
+        graph = looks_like_graph(path, head)
         raise BadInputError(
             "is a graph of operators without times, not a timeline" if graph else "is no trace of a known format",
             hint="give the Kineto trace of the same steps; `stepscope trace link ET KINETO` joins both"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,7 @@ from stepscope.traces.timeline import (
     INSTANT,
     KERNEL,
     MEMORY,
+    MISSING,
     OTHER,
     SET,
     SYNC,
@@ -84,13 +85,21 @@ def read_kineto(path: Path) -> Timeline:
     return reader.finish(text)
 
 
+class _Begun(NamedTuple):
+    """A begin whose end was not seen yet."""
+
+    event: _Event
+    start_ns: int
+    values: dict[str, Any]
+
+
 class EventReader:
     """Collects events into a builder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.builder = TimelineBuilder()
-        self._open: dict[tuple[str, str], list[tuple[str, int, int, dict[str, Any]]]] = {}
+        self._open: dict[tuple[str, str], list[_Begun]] = {}
         self._first_damage: int | None = None
 
     def read_piece(self, piece: Piece) -> None:
@@ -217,9 +226,13 @@ class EventReader:
 
     def _place_on_device(self, event: _Event, kind: int, values: dict[str, Any]) -> None:
         device, stream = values.get("device"), values.get("stream")
-        if device is None and isinstance(event.pid, int):
+        if (device is None or device == MISSING) and isinstance(event.pid, int):
             values["device"] = event.pid if 0 <= event.pid < 1 << 16 else None
-        if stream is None and kind in (KERNEL, COPY, SET, DEVICE_ANNOTATION) and isinstance(event.tid, int):
+        if (
+            (stream is None or stream == MISSING)
+            and kind in (KERNEL, COPY, SET, DEVICE_ANNOTATION)
+            and isinstance(event.tid, int)
+        ):
             values["stream"] = event.tid
         if values.get("stream") == NO_STREAM:
             values["stream"] = None
@@ -321,11 +334,14 @@ class EventReader:
             return
         opened = self._open.setdefault((_identity(event.pid), _identity(event.tid)), [])
         if event.ph == "B":
-            opened.append((event.name or "", start_ns, 0, {"event": event, "values": self._arguments(event)}))
+            opened.append(_Begun(event, start_ns, self._arguments(event)))
         elif opened:
-            _, began_ns, _, held = opened.pop()
-            values = held["values"] | self._arguments(event)
-            self._add(held["event"], began_ns, max(began_ns, start_ns), values)
+            held = opened.pop()
+            began_ns = held.start_ns
+            if start_ns < began_ns:
+                self.builder.count_repair("ends before their begin were read as zero length")
+                start_ns = began_ns
+            self._add(held.event, began_ns, start_ns, held.values | self._arguments(event))
         else:
             self.builder.count_repair("ends without a begin were left out")
 
@@ -368,8 +384,12 @@ def finish_kineto(path: Path, timeline: Timeline, text: ChromeText) -> Timeline:
     distributed = header.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     base = header.get("baseTimeNanoseconds")
-    base_ns = base if isinstance(base, int) and abs(base) < TIME_LIMIT_NS else 0
+    base_ns = base if isinstance(base, int) else 0
     core = dict(timeline.core)
+    repairs = dict(timeline.repairs)
+    if abs(base_ns) + int(abs(core["end_ns"]).max()) >= NUMBER_LIMIT:
+        repairs["the base of the clock is beyond 64 bits: times count from it"] = 1
+        base_ns = 0
     if base_ns:
         core["start_ns"] = core["start_ns"] + base_ns
         core["end_ns"] = core["end_ns"] + base_ns
@@ -378,6 +398,7 @@ def finish_kineto(path: Path, timeline: Timeline, text: ChromeText) -> Timeline:
     return replace(
         timeline,
         core=core,
+        repairs=repairs,
         rank=rank if isinstance(rank, int) else rank_in_name(path),
         world_size=world if isinstance(world, int) else None,
         metadata=_describe(path, header, distributed, rank),

@@ -27,7 +27,7 @@ _SMALLEST_EVENT = 60
 _THREAD_LIMIT = 1 << 14
 _ALWAYS = ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream")
 _FOUND_LATER = ("category", "parent", "step")
-_NARROW = {"kind": "u1", "thread": "i4", "device": "i2", "name": "i4", "category": "i1"}
+_NARROW = {"kind": "u1", "thread": "i4", "name": "i4", "category": "i1"}
 
 
 def read_kineto_fast(

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from stepscope.errors import BadInputError, UsageError
 from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:
     import polars as pl
 
-_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
+HEAD_BYTES = 1 << 18
+_DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{')
 _TRACE_NAMES = re.compile(
     r"\.(json|sqlite|csv|pkl|pickle|pt|trace|dump)(\.gz|\.zst)?$|(^|[_-])rank[_-]?\d+$|nccl_trace_rank", re.I
 )
@@ -99,7 +102,16 @@ class TraceSet:
         loaded = load_timeline(
             self.paths[place], place=self.places[place], step_marker=self.step_marker, cache=self.cache
         )
-        return loaded if loaded.rank == self.ranks[place] else replace(loaded, rank=self.ranks[place])
+        said = loaded.rank if loaded.metadata.get("rank_from") == "content" else None
+        if said is not None and said != self.ranks[place] and len(self) > 1:
+            raise BadInputError(
+                f"says it is rank {said}, but its name says {self.ranks[place]}",
+                hint="rename it, or give the traces of one job alone",
+                where=str(self.paths[place]),
+            )
+        return (
+            loaded if said is not None or loaded.rank == self.ranks[place] else replace(loaded, rank=self.ranks[place])
+        )
 
     def _place(self, rank: int) -> int:
         if rank not in self.ranks:
@@ -108,9 +120,11 @@ class TraceSet:
 
     def table(self, columns: Sequence[str] | None = None, *, ranks: Collection[int] | None = None) -> pl.DataFrame:
         """Events of all (or these) ranks as one polars frame."""
-        import polars as pl
-
+        from stepscope.traces.cache import require_polars
         from stepscope.traces.table import make_table
+
+        require_polars()
+        import polars as pl
 
         chosen = self.ranks if ranks is None else [rank for rank in self.ranks if rank in ranks]
         frames = [make_table(self.timeline(rank), columns) for rank in chosen]
@@ -126,13 +140,19 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
     Only the beginnings of the files are looked at here; `timeline` and `table` read them.
     """
+    from stepscope.traces.source import read_head
+
     files, named = _find_files(path)
     found: list[_Entry] = []
     left_out: dict[str, str] = {}
     for file in files:
-        reason = _why_not(file)
+        try:
+            head = read_head(file, HEAD_BYTES)
+            reason = _why_not(file, head)
+        except BadInputError as error:
+            reason = error.message
         if reason is None:
-            found += _list_ranks_of(file)
+            found += _list_ranks_of(file, head)
         elif named:
             raise BadInputError(reason, hint="docs/trace-formats.md lists what can be read", where=str(file))
         else:
@@ -175,25 +195,41 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
     return files, False
 
 
-def _why_not(path: Path) -> str | None:
+def _why_not(path: Path, head: bytes) -> str | None:
     """Why a file is no timeline; None when it is one."""
     from stepscope.traces.formats import find_format, looks_like_graph
 
-    try:
-        if find_format(path) is not None:
-            return None
-        return "a graph of operators without times" if looks_like_graph(path) else "no trace of a known format"
-    except (BadInputError, OSError) as error:
-        return str(error)
+    if find_format(path, head) is not None:
+        return None
+    return "a graph of operators without times" if looks_like_graph(path, head) else "no trace of a known format"
 
 
-def find_rank(path: Path) -> int | None:
-    """From the first bytes of the content, else from the name."""
+def find_rank(path: Path, head: bytes | None = None) -> int | None:
+    """From what stands before the events (or, of a file that is not packed, after them), else from the name."""
     from stepscope.traces.kineto_fields import rank_in_name
-    from stepscope.traces.source import read_head
+    from stepscope.traces.source import is_packed, read_head
 
-    found = _RANK.search(read_head(path, 1 << 18))
-    return int(found[1]) if found else rank_in_name(path)
+    rank = _rank_in(read_head(path, HEAD_BYTES) if head is None else head)
+    if rank is None and not is_packed(path):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - HEAD_BYTES))
+            rank = _rank_in(file.read())
+    return rank if rank is not None else rank_in_name(path)
+
+
+def _rank_in(text: bytes) -> int | None:
+    from stepscope.traces.kineto_text import UNREADABLE, end_of_records
+
+    found = _DISTRIBUTED.search(text)
+    if found is None:
+        return None
+    begin = found.end() - 1
+    try:
+        described = msgspec.json.decode(text[begin : begin + end_of_records(text[begin:])])
+    except UNREADABLE:
+        return None
+    rank = described.get("rank") if isinstance(described, dict) else None
+    return rank if isinstance(rank, int) else None
 
 
 class _Entry(NamedTuple):
@@ -202,13 +238,13 @@ class _Entry(NamedTuple):
     place: int
 
 
-def _list_ranks_of(path: Path) -> list[_Entry]:
+def _list_ranks_of(path: Path, head: bytes) -> list[_Entry]:
     """A Chrome trace holds one rank and its beginning tells which; files of other formats are read for it."""
     from stepscope.traces.formats import require_format
 
-    found = require_format(path)
+    found = require_format(path, head)
     if found.name == "kineto":
-        return [_Entry(find_rank(path), path, 0)]
+        return [_Entry(find_rank(path, head), path, 0)]
     timelines = found.read(path)
     several = len(timelines) > 1
     return [

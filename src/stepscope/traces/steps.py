@@ -4,32 +4,48 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.errors import UsageError
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, Span, Timeline
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers
 
-_PROFILER_STEP = re.compile(r"ProfilerStep\s*#?(\d+)$")
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#?(\d{1,9})$")
+"""Nine digits fit a column; longer numbers are no step numbers."""
+_INSIDE = "steps that began inside another were left out"
+_REPEATED = "steps with a number that was there already were counted on"
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 
 
-def find_steps(timeline: Timeline, marker: str | None = None) -> tuple[list[Span], str]:
-    """Steps in order of time, and how they were found.
+class FoundSteps(NamedTuple):
+    spans: list[Span]
+    """In order of time."""
+    marker: str
+    """How they were found."""
+    repairs: dict[str, int]
+
+
+def find_steps(timeline: Timeline, marker: str | None = None) -> FoundSteps:
+    """Steps and how they were found.
 
     `marker` names an annotation each of whose instances is a step. Without it: ProfilerStep, else the time from one end
     of the optimizer to the next, else the whole trace as one step.
     """
     if marker is not None:
-        spans = _annotated(timeline, re.compile(re.escape(marker)))
-        return spans, f"annotation {marker}"
-    if spans := _annotated(timeline, _PROFILER_STEP):
-        return spans, "profiler"
+        # `train` is also `train#7`, but not `train_eval`.
+        found = _annotated(timeline, re.compile(re.escape(marker) + r"(?:\s*#?\s*\d+)?$"), f"annotation {marker}")
+        if not found.spans:
+            raise UsageError(f"no annotation is called {marker!r}", hint=_annotations(timeline), where="--step-marker")
+        return found
+    found = _annotated(timeline, _PROFILER_STEP, "profiler")
+    if found.spans:
+        return found
     if spans := _between_optimizers(timeline):
-        return spans, "optimizer"
-    return _whole(timeline), "none"
+        return FoundSteps(spans, "optimizer", {})
+    return FoundSteps(_whole(timeline), "none", {})
 
 
 def assign_steps(timeline: Timeline, spans: list[Span]) -> Integers:
@@ -52,26 +68,36 @@ def assign_steps(timeline: Timeline, spans: list[Span]) -> Integers:
     return step
 
 
-def _annotated(timeline: Timeline, pattern: re.Pattern[str]) -> list[Span]:
+def _annotated(timeline: Timeline, pattern: re.Pattern[str], marker: str) -> FoundSteps:
     """Instances of matching annotations; of nested ones the outer, since time would count twice."""
     import numpy as np
 
     codes = [code for code, text in enumerate(timeline.texts) if pattern.match(text)]
-    if not codes:
-        return []
+    repairs: dict[str, int] = {}
     wanted = (timeline.core["kind"] == ANNOTATION) & np.isin(timeline.core["name"], codes)
     rows = np.flatnonzero(wanted)
     spans: list[Span] = []
     for row in rows[np.argsort(timeline.core["start_ns"][rows], kind="stable")]:
         start_ns, end_ns = int(timeline.core["start_ns"][row]), int(timeline.core["end_ns"][row])
         if spans and start_ns < spans[-1].end_ns:
+            repairs[_INSIDE] = repairs.get(_INSIDE, 0) + 1
             continue
         found = _LAST_NUMBER.search(timeline.texts[int(timeline.core["name"][row])])
         number = int(found[1]) if found and pattern is _PROFILER_STEP else len(spans)
         if spans and number <= spans[-1].number:
             number = spans[-1].number + 1
+            repairs[_REPEATED] = repairs.get(_REPEATED, 0) + 1
         spans.append(Span(number, start_ns, end_ns))
-    return spans
+    return FoundSteps(spans, marker, repairs)
+
+
+def _annotations(timeline: Timeline) -> str:
+    """The commonest ones, for a message."""
+    import numpy as np
+
+    codes, counts = np.unique(timeline.core["name"][timeline.core["kind"] == ANNOTATION], return_counts=True)
+    names = [timeline.texts[code] for code in codes[np.argsort(-counts, kind="stable")].tolist()]
+    return f"annotations here: {', '.join(names[:8])}" if names else "the trace has no annotations"
 
 
 def _between_optimizers(timeline: Timeline) -> list[Span]:

@@ -17,11 +17,11 @@ _NEVER_MISSING = ("start_ns", "end_ns", "kind", "name")
 
 def make_table(timeline: Timeline, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Events of one rank; all columns, or those named. Missing values are null; `thread` and `process` are words."""
-    import polars as pl
-
     from stepscope.traces.cache import require_polars
 
     require_polars()
+    import polars as pl
+
     names = list(TABLE_COLUMNS if columns is None else columns)
     for name in names:
         if name not in TABLE_COLUMNS:
@@ -47,7 +47,7 @@ class _Words:
 
         timeline = self._timeline
         if name == "rank":
-            return pl.repeat(timeline.rank, len(timeline), dtype=pl.Int32, eager=True).alias("rank")
+            return pl.repeat(timeline.rank, len(timeline), dtype=pl.Int64, eager=True).alias("rank")
         if name in ("process", "thread"):
             return _worded(name, timeline.core["thread"], [getattr(thread, name) for thread in timeline.threads])
         cells = timeline.column(name)

@@ -120,6 +120,16 @@ def test_an_error_in_another_process_is_told_as_it_is(job: Path) -> None:
         run_tasks(explain_rank, tasks, workers=2)
 
 
+def name_of(task: RankTask) -> str:
+    return task.path
+
+
+def test_more_tasks_than_the_processes_of_one_pool_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.analyze.job.engines.RANKS_A_PROCESS", 4)
+    tasks = [RankTask(path=f"rank{number}", rank=number, step=None) for number in range(19)]
+    assert run_tasks(name_of, tasks, workers=2) == [task.path for task in tasks]
+
+
 def end_this_process(_task: RankTask) -> None:
     os._exit(9)
 

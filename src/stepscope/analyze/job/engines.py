@@ -78,11 +78,28 @@ def _run_here(
             answers.append(function(task))
             on_done(len(answers), len(tasks))
         return answers
+    found: dict[int, Answer] = {}
+    # A pool's own way to replace its processes (max_tasks_per_child) can hang for ever: a new pool after each batch.
+    batch = count * RANKS_A_PROCESS
+    for first in range(0, len(tasks), batch):
+        places = range(first, min(first + batch, len(tasks)))
+        _run_batch(function, tasks, places, workers=count, found=found, on_done=on_done)
+    return [found[place] for place in range(len(tasks))]
+
+
+def _run_batch(
+    function: Callable[[Task], Answer],
+    tasks: Sequence[Task],
+    places: range,
+    *,
+    workers: int,
+    found: dict[int, Answer],
+    on_done: Progress,
+) -> None:
     # Fresh processes: forking one with threads (polars has some) may hang.
     context = multiprocessing.get_context("spawn")
-    found: dict[int, Answer] = {}
-    with ProcessPoolExecutor(count, mp_context=context, max_tasks_per_child=RANKS_A_PROCESS) as pool:
-        futures = {pool.submit(function, task): place for place, task in enumerate(tasks)}
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        futures = {pool.submit(function, tasks[place]): place for place in places}
         try:
             for future in as_completed(futures):
                 found[futures[future]] = future.result()
@@ -95,7 +112,6 @@ def _run_here(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [found[place] for place in range(len(tasks))]
 
 
 def _load(package: str) -> Any:

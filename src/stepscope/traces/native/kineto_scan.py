@@ -18,6 +18,7 @@ from enum import IntEnum, auto
 
 import numpy as np
 
+from stepscope.traces.kineto_fields import MEMORY_EVENT
 from stepscope.traces.native import compiled
 from stepscope.traces.native.memory import (
     HIGHS,
@@ -138,6 +139,7 @@ _BRACKETS = np.uint64(0x59) * ONES
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _NOTHING = np.uint64(0)
+_MEMORY_NAME = np.uint64(int.from_bytes(MEMORY_EVENT.encode(), "little"))
 _FOUR_BYTES = np.uint64(0xFFFFFFFF)
 _TRUE, _NULL, _ALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"true", b"null", b"alse"))
 
@@ -336,6 +338,12 @@ def _value_end(place: int, size: int) -> int:
         return place + 5 if word_at(place + 1) & _FOUR_BYTES == _ALSE else -1
     _, _, end = _parse_number(place, size)
     return end
+
+
+@compiled
+def _is_whole(begin: int, end: int, size: int) -> bool:
+    _, decimals, reached = _parse_number(begin, size)
+    return reached == end and decimals < 0
 
 
 @compiled
@@ -591,7 +599,7 @@ def scan(work: int, begin: int, size: int) -> int:
             else:
                 place = _value_end(value, size)
                 if key == PH:
-                    phase = byte_at(value + 1) if place - value == 3 else 0
+                    phase = byte_at(value + 1) if place - value == 3 and byte_at(value) == QUOTE else 0
                     skip = phase in (115, 116, 102)  # s, t, f: arrows
                 elif key == CAT and place >= 0 and byte_at(value) == QUOTE:
                     number = find_key(value + 1, place - 1, work + CATEGORY_SLOTS)
@@ -629,17 +637,13 @@ def scan(work: int, begin: int, size: int) -> int:
                 _place_on_device(work, row, kind, pid_begin, pid_end, tid_begin, tid_end, size)
             else:
                 put_number(row + 8 * number_at(work + STREAM_AT), -1)
-                if instant and name_end - name_begin == 8 and byte_at(name_begin) == BRACKET:
+                if instant and name_end - name_begin == 8 and word_at(name_begin) == _MEMORY_NAME:
                     kind = MEMORY
                 else:
                     put_number(row + 8 * number_at(work + DEVICE_AT), -1)
                 if number_at(work + WANTS_THREADS):
-                    if (
-                        byte_at(pid_begin) > 57
-                        or byte_at(tid_begin) > 57
-                        or QUOTE in (byte_at(pid_begin), byte_at(tid_begin))
-                    ):
-                        usual = False  # threads with anything but a number are few
+                    if not _is_whole(pid_begin, pid_end, size) or not _is_whole(tid_begin, tid_end, size):
+                        usual = False  # threads with anything but a whole number are few
                     else:
                         thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)
                         put_number(row + 8 * number_at(work + THREAD_AT), thread)
