@@ -38,7 +38,7 @@ def flow_lines(
 ) -> Iterator[tuple[list[str], int]]:
     import numpy as np
 
-    begins, ends = find_launches(timeline) if category == "ac2g" else _passes(timeline)
+    begins, ends = launch_pairs(timeline) if category == "ac2g" else _passes(timeline)
     if kept is not None:
         both = (kept[begins] & kept[ends]).astype(bool)
         begins, ends = begins[both], ends[both]
@@ -49,7 +49,7 @@ def flow_lines(
         yield lines, len(ids)
 
 
-def find_launches(timeline: Timeline) -> tuple[Integers, Integers]:
+def launch_pairs(timeline: Timeline) -> tuple[Integers, Integers]:
     """Rows of the calls, rows of the device work each launched."""
     import numpy as np
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.traces.chrome_arrows import find_launches
+from stepscope.traces.chrome_arrows import launch_pairs
 from stepscope.traces.timeline import COUNTER, DEVICE_ANNOTATION, DEVICE_KINDS, KINDS, MEMORY, SYNC, Timeline
 from stepscope.units import format_bytes
 
@@ -64,7 +64,7 @@ def _standing(timeline: Timeline) -> Integers:
     core: Any = timeline.core
     standing = np.zeros(len(timeline), np.int8)
     standing[np.isin(core["kind"], (COUNTER, MEMORY))] = 1
-    standing[find_launches(timeline)[0]] = 1
+    standing[launch_pairs(timeline)[0]] = 1
     standing[np.isin(core["kind"], (*DEVICE_KINDS, DEVICE_ANNOTATION, SYNC))] = 2
     for span in timeline.steps:
         standing[(core["start_ns"] == span.start_ns) & (core["end_ns"] == span.end_ns)] = 2
@@ -81,7 +81,7 @@ def _is_launched(timeline: Timeline) -> Integers:
     import numpy as np
 
     launched = np.zeros(len(timeline), np.int64)
-    launched[find_launches(timeline)[1]] = 1
+    launched[launch_pairs(timeline)[1]] = 1
     return launched
 
 
@@ -100,7 +100,7 @@ def count_left_out(ranks: Sequence[Timeline], kept: Sequence[Integers] | None) -
 def write_within(
     max_bytes: int, path: Path, order: DropOrder, rows: int, write: Callable[[Sequence[Integers] | None], int]
 ) -> None:
-    """Call `write` (rows to keep → size of the file) with fewer rows until the file fits.
+    """Call `write` (rows to keep → size of the file) with fewer rows until the file fits; the last call is the one to keep.
 
     How far a row packs is only known afterwards, so the bound is approached from both sides.
     """
@@ -124,7 +124,6 @@ def write_within(
     if size > max_bytes:
         size = attempt(fitting)
     if size > max_bytes:
-        path.unlink()
         raise UsageError(
             f"not even an empty trace fits into {format_bytes(max_bytes)}: names and headings alone take "
             f"{format_bytes(size)}",

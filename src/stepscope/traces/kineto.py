@@ -221,7 +221,7 @@ class EventReader:
             values.pop("device", None)
         if kind == SYNC and category == "cuda_event":
             values.setdefault("sync_kind", "Event Record")
-        thread = None if on_device else (_identity(event.pid), _identity(event.tid))
+        thread = None if on_device else (identity_of(event.pid), identity_of(event.tid))
         self.builder.add(kind, name, start_ns, end_ns, thread=thread, **values)
 
     def _place_on_device(self, event: _Event, kind: int, values: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ class EventReader:
             (event.name or "")[:NAME_LIMIT],
             start_ns,
             start_ns,
-            thread=(_identity(event.pid), _identity(event.tid)),
+            thread=(identity_of(event.pid), identity_of(event.tid)),
             **values,
         )
 
@@ -324,7 +324,7 @@ class EventReader:
                 self.builder.count_repair("counters without a number were left out")
                 continue
             name = event.name if len(series) == 1 and event.name else f"{event.name or ''} {key}".strip()
-            thread = (_identity(event.pid), _identity(event.tid))
+            thread = (identity_of(event.pid), identity_of(event.tid))
             self.builder.add(COUNTER, name[:NAME_LIMIT], start_ns, start_ns, thread=thread, value=number)
 
     def _add_half(self, event: _Event) -> None:
@@ -332,7 +332,7 @@ class EventReader:
         start_ns = self._start(event)
         if start_ns is None:
             return
-        opened = self._open.setdefault((_identity(event.pid), _identity(event.tid)), [])
+        opened = self._open.setdefault((identity_of(event.pid), identity_of(event.tid)), [])
         if event.ph == "B":
             opened.append(_Begun(event, start_ns, self._arguments(event)))
         elif opened:
@@ -352,7 +352,7 @@ class EventReader:
             except (*UNREADABLE, AttributeError):
                 return
             if isinstance(given, str):
-                self.builder.name_thread(_identity(event.pid), _identity(event.tid), given[:NAME_LIMIT])
+                self.builder.name_thread(identity_of(event.pid), identity_of(event.tid), given[:NAME_LIMIT])
 
     def finish(self, text: ChromeText) -> Timeline:
         """Everything read, on an absolute clock where the file gives its base."""
@@ -443,9 +443,3 @@ def _text_value(text: bytes) -> str | None:
         except UNREADABLE:
             return text.decode("utf-8", errors="replace")
     return None if text == b"null" else text.decode("utf-8", errors="replace")
-
-
-def _identity(value: int | str | float | None) -> str:
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return "" if value is None else str(value)[:256]

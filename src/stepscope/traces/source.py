@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import stat
 import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,10 +11,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from stepscope.errors import BadInputError, MissingDependencyError
+from stepscope.units import format_bytes
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
+SKIPPED_FRAME = b"\x2a\x4d\x18"
+"""Behind a byte from 0x50 to 0x5f: a part of a zstd file that holds no content."""
 PIECE_BYTES = 8 << 20
+MOST_BYTES = 2 << 30
+"""Unpacked size of files that are read as a whole."""
 
 
 class Source:
@@ -41,14 +47,7 @@ class Source:
 
 def open_bytes(path: Path) -> BinaryIO:
     """The unpacked content as a stream."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise BadInputError(
-            f"cannot be read: {error.strerror}",
-            hint="give a trace file; folders are read with read_traces",
-            where=str(path),
-        ) from error
+    file = _open_regular(path)
     magic = file.read(4)
     file.seek(0)
     if magic.startswith(GZIP):
@@ -56,6 +55,26 @@ def open_bytes(path: Path) -> BinaryIO:
     if magic.startswith(ZSTD):
         return _unpack_zstd(file, path)
     return file
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Pipes and devices are refused before they are opened: they may never answer, or never end."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            return path.open("rb")
+    except OSError as error:
+        raise BadInputError(
+            f"cannot be read: {error.strerror}",
+            hint="give a trace file; folders are read with read_traces",
+            where=str(path),
+        ) from error
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+    raise BadInputError(
+        f"is {kind}, not a file",
+        hint="folders are read with read_traces" if stat.S_ISDIR(mode) else "write the content to a file first",
+        where=str(path),
+    )
 
 
 def _read_some(stream: BinaryIO, size: int) -> bytes:
@@ -76,9 +95,23 @@ def _read_some(stream: BinaryIO, size: int) -> bytes:
     return b"".join(parts)
 
 
-def read_bytes(path: Path) -> bytes:
-    """All of it, unpacked. Of a packed file that ends too early: what it holds."""
-    return b"".join(Source(path).pieces())
+def read_bounded(path: Path, limit: int = MOST_BYTES) -> tuple[bytes, str | None]:
+    """All of it, unpacked, and why a packed file ended too early; None where it was whole.
+
+    BadInputError for more than `limit` bytes: a few packed ones can hold any number.
+    """
+    source = Source(path)
+    pieces: list[bytes] = []
+    for piece in source.pieces():
+        pieces.append(piece)
+        if source.bytes_read > limit:
+            raise BadInputError(
+                f"holds more than {format_bytes(limit)} unpacked, the most that is read at once of such a file "
+                f"({format_bytes(path.stat().st_size)} on the disk)",
+                hint="record fewer steps, or cut the file into several",
+                where=str(path),
+            )
+    return b"".join(pieces), source.cut_short
 
 
 def read_head(path: Path, size: int = 1 << 16) -> bytes:
@@ -97,6 +130,47 @@ def _unpack_gzip(file: BinaryIO) -> BinaryIO:
     if find_spec("isal") is not None:
         from isal import isal_zlib as library  # three times as fast
     return cast(BinaryIO, io.BufferedReader(_Gunzip(file, library), 1 << 20))
+
+
+class _Unzstd(io.RawIOBase):
+    """The same for zstd, whose own stream ends without a word where a file was cut. Input goes in in small steps, since
+    each may unpack to any size up to some thousand times its own."""
+
+    _STEP = 1 << 12
+
+    def __init__(self, file: BinaryIO, library: Any) -> None:
+        self._file = file
+        self._library = library
+        self._unpacker: Any = None
+        """Of the frame that is being read; None between frames."""
+        self._packed = b""
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            packed = self._packed or self._file.read(self._STEP)
+            if self._unpacker is None:
+                packed += self._file.read(4 - len(packed)) if len(packed) < 4 else b""
+                if not packed.startswith(ZSTD) and packed[1:4] != SKIPPED_FRAME:
+                    return 0
+                self._unpacker = self._library.ZstdDecompressor().decompressobj()
+            elif not packed:
+                raise EOFError("the packed file ends before its end marker")
+            self._text = memoryview(self._unpacker.decompress(packed))
+            self._packed = self._unpacker.unused_data
+            if self._unpacker.eof:
+                self._unpacker = None
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _Gunzip(io.RawIOBase):
@@ -154,9 +228,9 @@ def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
             hint="pip install zstandard, or unpack the file with zstd -d",
             where=str(path),
         ) from None
-    return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+    return cast(BinaryIO, io.BufferedReader(_Unzstd(file, zstandard), 1 << 20))
 
 
 def is_packed(path: Path) -> bool:
-    with path.open("rb") as file:
+    with _open_regular(path) as file:
         return file.read(4).startswith((GZIP, ZSTD))

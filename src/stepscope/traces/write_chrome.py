@@ -71,21 +71,22 @@ def write_chrome(
     ranks = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     _check(ranks, path, flows)
     plan = _Plan(ranks, path, flows=tuple(flows), arrows=list(arrows))
-    if max_bytes is None and max_events is None:
-        return plan.write(extra, None)
-    order = DropOrder(ranks, arrow_events=2 if "ac2g" in flows else 0)
-    rows = order.rows() if max_events is None else order.rows_within(max_events)
-    if max_bytes is None:
-        return plan.write(extra, order.keep(rows))
-    events = [dict(event) for event in extra]
-    written: list[WrittenTrace] = []
+    with plan.aside():
+        if max_bytes is None and max_events is None:
+            return plan.write(extra, None)
+        order = DropOrder(ranks, arrow_events=2 if "ac2g" in flows else 0)
+        rows = order.rows() if max_events is None else order.rows_within(max_events)
+        if max_bytes is None:
+            return plan.write(extra, order.keep(rows))
+        events = [dict(event) for event in extra]
+        written: list[WrittenTrace] = []
 
-    def write(kept: Sequence[Integers] | None) -> int:
-        written.append(plan.write(events, kept))
-        return written[-1].size_bytes
+        def write(kept: Sequence[Integers] | None) -> int:
+            written.append(plan.write(events, kept))
+            return written[-1].size_bytes
 
-    write_within(max_bytes, path, order, rows, write)
-    return written[-1]
+        write_within(max_bytes, path, order, rows, write)
+        return written[-1]
 
 
 def _check(ranks: Sequence[Timeline], path: Path, flows: Collection[str]) -> None:
@@ -108,31 +109,37 @@ class _Plan:
     def __init__(self, ranks: Sequence[Timeline], path: Path, *, flows: tuple[str, ...], arrows: list[Arrow]) -> None:
         self.ranks = ranks
         self.path = path
+        self.part = path.with_name(f".{path.name}.{os.getpid()}.part")
         self.flows = flows
         self.arrows = arrows
         self.base_ns = _base(ranks)
         self.places = plan_places(ranks)
 
-    def write(self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
-        import numpy as np
-
-        counts = [0, 0, 0]
-        left_out = count_left_out(self.ranks, kept)
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is written last inside takes the name of the file at the end; an error leaves what was there."""
         try:
-            with part.open("wb") as file, packed(file, self.path) as stream:
-                for piece in self._document(extra, kept, left_out, counts):
-                    stream.write(piece)
-            part.replace(self.path)
+            yield
+            self.part.replace(self.path)
         except OSError as error:
             raise StoreWriteError(f"cannot be written: {error.strerror or error}", where=str(self.path)) from error
         finally:
             with suppress(OSError):
-                part.unlink()
+                self.part.unlink()
+
+    def write(self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
+        """One try, beside the file."""
+        import numpy as np
+
+        counts = [0, 0, 0]
+        left_out = count_left_out(self.ranks, kept)
+        with self.part.open("wb") as file, packed(file, self.path) as stream:
+            for piece in self._document(extra, kept, left_out, counts):
+                stream.write(piece)
         rows = sum(len(rank) if kept is None else int(np.count_nonzero(kept[i])) for i, rank in enumerate(self.ranks))
         return WrittenTrace(
             path=str(self.path),
-            size_bytes=self.path.stat().st_size,
+            size_bytes=self.part.stat().st_size,
             ranks=[timeline.rank for timeline in self.ranks],
             events=rows,
             arrows=counts[1],

@@ -133,7 +133,7 @@ class _Collector:
         self.repairs[what] += 1
 
     def _take(self, event: _Event) -> None:
-        line = (_identity(event.pid), _identity(event.tid))
+        line = (identity_of(event.pid), identity_of(event.tid))
         if event.ph == "M":
             self._take_name(event, line)
             return
@@ -411,12 +411,6 @@ def parse_picoseconds(text: bytes) -> int | None:
     except (ValueError, OverflowError):
         return None
     return value if abs(value) < _LATEST_PS else None
-
-
-def _identity(value: int | str | float | None) -> str:
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return "" if value is None else str(value)[:256]
 
 
 def _text(args: dict[str, Any], key: str) -> str:

@@ -12,13 +12,13 @@ from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.latencies import Constants
 from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph_of_ranks
 from stepscope.analyze.critical.schedule import Checks, Schedule, check_graph, find_slack, path_edges, retime
+from stepscope.analyze.trace_view import seconds
 from stepscope.traces.timeline import Timeline
 from stepscope.units import format_share
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Whole
 
-NS = 1e-9
 NO_EVENT = "(no event)"
 MOST_NAMES = 40
 """How many names are listed: those that take longest."""
@@ -133,10 +133,10 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
         ranks=[timeline.rank for timeline in graph.timelines],
         window_start_ns=graph.start_ns,
         window_end_ns=graph.start_ns + shown.length_ns,
-        length_s=shown.length_ns * NS,
-        host_s=sum(by_kind[COSTS[cost]] for cost in HOST_COSTS) * NS,
-        device_s=sum(by_kind[COSTS[cost]] for cost in WORK_COSTS) * NS,
-        by_kind_s={kind: total * NS for kind, total in by_kind.items()},
+        length_s=seconds(shown.length_ns),
+        host_s=seconds(sum(by_kind[COSTS[cost]] for cost in HOST_COSTS)),
+        device_s=seconds(sum(by_kind[COSTS[cost]] for cost in WORK_COSTS)),
+        by_kind_s={kind: seconds(total) for kind, total in by_kind.items()},
         by_rank_s=_by_rank(graph, stretches),
         by_name=_by_name(graph, stretches),
         segments=_segments(graph, stretches) if segments else [],
@@ -176,7 +176,7 @@ def _by_rank(graph: StepGraph, stretches: Stretches) -> list[float]:
 
     totals = np.zeros(len(graph.timelines), np.int64)
     np.add.at(totals, stretches.rank, stretches.length)
-    return [total * NS for total in totals.tolist()]
+    return [seconds(total) for total in totals.tolist()]
 
 
 def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:
@@ -205,7 +205,7 @@ def _by_name(graph: StepGraph, stretches: Stretches) -> list[PathShare]:
     whole = int(stretches.length.sum()) or 1
     ranked = sorted(totals.items(), key=lambda item: -item[1][0])
     return [
-        PathShare(name=name, kind=COSTS[cost], time_s=total * NS, share=total / whole, count=number)
+        PathShare(name=name, kind=COSTS[cost], time_s=seconds(total), share=total / whole, count=number)
         for (name, cost), (total, number) in ranked[:MOST_NAMES]
     ]
 
@@ -272,7 +272,7 @@ def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[N
     ranked = sorted(found.items(), key=lambda item: -item[1][1])[:MOST_NAMES]
     return [
         NameSlack(
-            name=name, kind=COSTS[cost], count=count, time_s=total * NS, on_path_s=part * NS, least_slack_s=least * NS
+            name=name, kind=COSTS[cost], count=count, time_s=seconds(total), on_path_s=seconds(part), least_slack_s=seconds(least)
         )
         for (name, cost), (count, total, part, least) in ranked
     ]

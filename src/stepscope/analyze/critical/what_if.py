@@ -13,8 +13,9 @@ from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.columns import codes_in, core
 from stepscope.analyze.critical.kinds import HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.model import StepGraph
-from stepscope.analyze.critical.path import NS, CriticalPath, describe_path
+from stepscope.analyze.critical.path import CriticalPath, describe_path
 from stepscope.analyze.critical.schedule import Schedule, retime
+from stepscope.analyze.trace_view import seconds
 from stepscope.errors import UsageError, unknown_name
 from stepscope.traces.timeline import KERNEL, OPERATOR, Timeline
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole
 
 NEVER_BINDS = -(1 << 60)
+MOST_RANKS = 20
+"""How many ranks an error lists."""
 
 
 class Target(NamedTuple):
@@ -73,7 +76,7 @@ class Edit(NamedTuple):
     target: str
     pattern: str | None
     rank: int | None
-    """Index of the timeline; None: all."""
+    """The number of the rank, as its trace has it; None: all."""
     factor: float
 
 
@@ -122,7 +125,7 @@ def parse_what_if(text: str, *, where: str | None = None) -> list[Edit]:
     """`kernels:*gemm*=0.5, host=0`: edits in order, separated by commas or semicolons.
 
     A pattern with * or ? must fit the whole name, one without may stand anywhere in it; case does not matter. `@N`
-    before the equals sign restricts an edit to one rank.
+    before the equals sign restricts an edit to the rank of that number.
     """
     edits = [_parse_edit(part.strip(), where) for part in _SPLIT.split(text.strip().strip(",;")) if part.strip()]
     if not edits:
@@ -184,7 +187,7 @@ def what_if(graph: StepGraph, edits: Sequence[Edit] | str) -> WhatIf:
         edits=applied,
         before_s=before.length_s,
         after_s=after.length_s,
-        saved_s=before.length_s - after.length_s,
+        saved_s=seconds(graph.length_ns - schedule.length_ns),
         before_by_kind_s=before.by_kind_s,
         path=after,
     )
@@ -192,13 +195,19 @@ def what_if(graph: StepGraph, edits: Sequence[Edit] | str) -> WhatIf:
 
 def find_limits(graph: StepGraph) -> list[Limit]:
     """How short the step could become if one kind of time were free; kinds that the step does not have are left out."""
-    whole = graph.length_ns * NS
     limits = []
     for name, meaning, text in LIMITS:
         schedule, applied = apply_edits(graph, parse_what_if(text), strict=False)
         if any(edit.events for edit in applied):
-            step_s = schedule.length_ns * NS
-            limits.append(Limit(name=name, meaning=meaning, what_if=text, step_s=step_s, saved_s=whole - step_s))
+            limits.append(
+                Limit(
+                    name=name,
+                    meaning=meaning,
+                    what_if=text,
+                    step_s=seconds(schedule.length_ns),
+                    saved_s=seconds(graph.length_ns - schedule.length_ns),
+                )
+            )
     return limits
 
 
@@ -216,7 +225,7 @@ def apply_edits(graph: StepGraph, edits: Sequence[Edit], *, strict: bool = True)
         if not count and strict:
             raise _nothing_named(graph, edit)
         taken = graph.edges.unexplained if edit.target == "unexplained" else graph.edges.weight
-        applied.append(AppliedEdit(text=edit.text, events=count, time_s=int(taken[chosen].sum()) * NS))
+        applied.append(AppliedEdit(text=edit.text, events=count, time_s=seconds(int(taken[chosen].sum()))))
         if edit.target == "unexplained":
             rest_factor[chosen] *= edit.factor
         elif edit.target == "blocking":
@@ -239,11 +248,6 @@ def _scaled(time: Whole, factor: NDArray[np.float64]) -> Whole:
 def _chosen(graph: StepGraph, edit: Edit) -> Mask:
     import numpy as np
 
-    if edit.rank is not None and edit.rank >= len(graph.timelines):
-        raise UsageError(
-            f"{edit.text!r}: there is no rank {edit.rank}",
-            hint=f"this path has the ranks 0 to {len(graph.timelines) - 1}",
-        )
     target = TARGETS[edit.target]
     chosen: Mask
     if edit.target == "unexplained":
@@ -253,12 +257,22 @@ def _chosen(graph: StepGraph, edit: Edit) -> Mask:
     else:
         chosen = np.isin(graph.edges.cost, target.costs)
     if edit.rank is not None:
-        chosen &= graph.edges.rank == edit.rank
+        chosen &= graph.edges.rank == _place_of_rank(graph, edit.rank, edit.text)
     if edit.pattern is not None or edit.target == "kernels":
         for index, timeline in enumerate(graph.timelines):
             mine = np.flatnonzero(chosen & (graph.edges.rank == index))
             chosen[mine] = _matches(timeline, graph.edges.row[mine], target.takes, edit.pattern)
     return chosen
+
+
+def _place_of_rank(graph: StepGraph, rank: int, text: str) -> int:
+    """Index of the timeline of a rank. Traces may be missing, so it need not be its number."""
+    numbers = [place if timeline.rank is None else timeline.rank for place, timeline in enumerate(graph.timelines)]
+    if rank not in numbers:
+        listed = ", ".join(str(number) for number in numbers[:MOST_RANKS]) + (", …" if len(numbers) > MOST_RANKS else "")
+        several = "s" if len(numbers) > 1 else ""
+        raise UsageError(f"{text!r}: there is no rank {rank}", hint=f"this path has the rank{several} {listed}")
+    return numbers.index(rank)
 
 
 def _matches(timeline: Timeline, rows: Whole, takes: str | None, pattern: str | None) -> Mask:
