@@ -11,7 +11,8 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 # The checkout's own code, not another installation's.
 unexport PYTHONPATH
 
-# Tests that start ranks wait most of their time: two files at once. Two Slurm clusters would fight for their ports.
+# Two files at once: tests that start ranks wait most of their time, and the others run on one thread each. Two Slurm
+# clusters would fight for their ports.
 WAITING := tests/cli tests/launch tests/comms
 ALONE := tests/cli/test_bench_slurm.py tests/launch/test_slurm.py
 
@@ -38,7 +39,9 @@ services: # Slurm and Chromium for the tests that need them, where they may be i
 
 test: $(STAMP) services lint ## set up, lint, type-check and run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(WAITING) $(addprefix --ignore=,$(ALONE))
-	@$(BIN)/python -m pytest $(filter-out $(WAITING),$(patsubst %/,%,$(wildcard tests/*/))) tests/test_units.py $(ALONE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+		$(filter-out $(WAITING),$(patsubst %/,%,$(wildcard tests/*/))) tests/test_units.py
+	@$(BIN)/python -m pytest $(ALONE)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

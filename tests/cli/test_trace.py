@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.cli.main import run
+from stepscope.cli.trace_options import parse_numbers
+from stepscope.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "traces" / "data"
 PAIR = DATA / "h200_dlrm_8t"
@@ -190,3 +193,119 @@ def test_sums_of_nsys_are_shown_as_what_they_are(capsys: pytest.CaptureFixture[s
     data = call(capsys, "summary", SHARED / "public/nsys/EPLB_off.csv")
     assert data["total_s"] == pytest.approx(212.53, abs=0.01)
     assert data["by_category_s"]["communication"] == pytest.approx(85.97, abs=0.01)
+
+
+def cut_kineto(tmp_path: Path, name: str = "cut.json.gz") -> Path:
+    packed = KINETO.read_bytes()
+    path = tmp_path / name
+    path.write_bytes(packed[: len(packed) // 2])
+    return path
+
+
+def test_a_size_that_cannot_be_kept_leaves_what_was_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "keep.json"
+    target.write_text("precious")
+    error = call(capsys, "convert", KINETO, target, "--max-size", "100", code=2)
+    assert error["hint"] == "allow a larger file"
+    assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("how", ["itself", "link", "other path", "folder"])
+def test_what_is_read_is_not_written_over(capsys: pytest.CaptureFixture[str], tmp_path: Path, how: str) -> None:
+    source = tmp_path / "rank0.json.gz"
+    source.write_bytes(KINETO.read_bytes())
+    target = source
+    if how == "link":
+        target = tmp_path / "other.json.gz"
+        target.symlink_to(source)
+    elif how == "other path":
+        (tmp_path / "inner").mkdir()
+        target = tmp_path / "inner" / ".." / source.name
+    error = call(capsys, "convert", tmp_path if how == "folder" else source, target, code=2)
+    assert error["kind"] == "usage"
+    assert error["hint"] == "give the result another name"
+    assert source.read_bytes() == KINETO.read_bytes()
+
+
+def test_graphs_that_are_read_are_not_written_over(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    graph = tmp_path / "graph.et"
+    call(capsys, "convert", PAIR / "et.json.gz", graph)
+    before = graph.read_bytes()
+    assert call(capsys, "convert", graph, graph, code=2)["kind"] == "usage"
+    assert call(capsys, "link", graph, KINETO, "-o", graph, code=2)["where"] == "--output"
+    assert graph.read_bytes() == before
+
+
+def test_what_was_mended_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source, target = cut_kineto(tmp_path), tmp_path / "out.json"
+    data = call(capsys, "convert", source, target)
+    assert any("ends before its end marker" in what for what in data["repairs"])
+    assert all(count > 0 for count in data["repairs"].values())
+    assert run(["trace", "convert", str(source), str(target)]) == 0
+    told = capsys.readouterr().err
+    for what in data["repairs"]:
+        assert f"mended: {what}" in told
+    joined = call(capsys, "link", PAIR / "et.json.gz", source, "--minimum-share", "0")
+    assert joined["repairs"] == data["repairs"]
+    assert call(capsys, "convert", KINETO, target)["repairs"] == {}
+
+
+def test_a_cut_graph_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    packed = (PAIR / "et.json.gz").read_bytes()
+    graph = tmp_path / "et.json.gz"
+    graph.write_bytes(packed[: len(packed) * 3 // 4])
+    data = call(capsys, "convert", graph, tmp_path / "graph.et")
+    assert any("complete nodes are kept" in warning for warning in data["warnings"])
+    assert run(["trace", "convert", str(graph), str(tmp_path / "graph.et")]) == 0
+    assert "complete nodes are kept" in capsys.readouterr().err
+    joined = call(capsys, "link", graph, KINETO, "--minimum-share", "0")
+    assert any("complete nodes are kept" in warning for warning in joined["warnings"])
+    assert run(["trace", "link", str(graph), str(KINETO), "--minimum-share", "0"]) == 0
+    assert "complete nodes are kept" in capsys.readouterr().err
+    whole = call(capsys, "convert", KINETO, tmp_path / "run.et", "--et", PAIR / "et.json.gz")
+    assert (whole["repairs"], whole["warnings"]) == ({}, [])
+
+
+def test_a_byte_that_is_no_text_does_not_stop_a_conversion(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = gzip.decompress((PAIR / "et.json.gz").read_bytes())
+    place = data.index(b'"<None>"', data.index(b'"inputs": {"values": [[')) + 2
+    graph = tmp_path / "et.json"
+    graph.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
+    for arguments in ((graph, tmp_path / "a.et"), (KINETO, tmp_path / "b.et", "--et", graph)):
+        (warning,) = call(capsys, "convert", *arguments)["warnings"]
+        assert f"the first at byte {place}" in warning
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--time", "inf:"), ("--time", ":inf"), ("--time", "nan:1"), ("--time", "1e300:"), ("--time", "5:1"),
+        ("--time", "1000:1001"), ("--time", "1"), ("--time", "a:b"), ("--steps", "3-1"), ("--steps", "1-9999999999"),
+        ("--steps", "9" * 5000), ("--steps", ""), ("--steps", "²"), ("--steps", "x"), ("--ranks", "0-99999999"),
+        ("--ranks", "7"),
+    ],
+)  # fmt: skip
+def test_parts_that_are_not_there_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, text: str
+) -> None:
+    error = call(capsys, "convert", KINETO, tmp_path / "x.json", option, text, code=2)
+    assert error["kind"] == "usage"
+    assert error["hint"]
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_numbers_and_ranges() -> None:
+    assert parse_numbers("3, 5-7,6", "--steps") == [3, 5, 6, 7]
+    assert parse_numbers(None, "--steps") is None
+    assert len(parse_numbers("0-99999", "--steps") or []) == 100_000
+    with pytest.raises(UsageError, match="more than 100000"):
+        parse_numbers("0-99999,100000", "--steps")
+
+
+def test_tables_need_polars(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    error = call(capsys, "convert", KINETO, tmp_path / "x.parquet", "--no-cache", code=2)
+    assert error["kind"] == "missing_dependency"
+    assert "pip install" in error["hint"]

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from stepscope.analyze.answer import answer
+from stepscope.analyze.critical.of_job import graph_of_job
+from stepscope.analyze.critical.path import describe_path
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.trace_view import Window
 from stepscope.report.trace_blocks import Events, put_together
@@ -99,11 +101,26 @@ def test_page_is_well_formed_and_complete_in_itself(drafts: list[TraceDraft]) ->
     assert "nan" not in page.split("<script")[0].split("</style>")[1].lower().split()
 
 
+def test_the_timeline_shows_the_path_of_its_own_rank() -> None:
+    """The path in the tables runs through all ranks; what is drawn on one rank's timeline must be of that rank."""
+    timelines = [draft.build() for draft in straggling()]
+    job = report_job(timelines)
+    through_all = describe_path(graph_of_job(timelines))
+    both = msgspec.structs.replace(job, critical=through_all, own_critical=job.critical)
+    drawn, alone = (render_page(one, answer(one), timelines[job.telling_rank]) for one in (both, job))
+    overview = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.DOTALL)
+    assert overview.findall(drawn)
+    assert overview.findall(drawn) == overview.findall(alone)
+    text = "".join(check(drawn).text)
+    assert "rank 3" in text
+    assert f"rank {job.telling_rank} alone" not in text
+
+
 def test_page_says_the_answer_and_its_provenance() -> None:
     page = render(*straggling())
     text = "".join(check(page).text).replace("\N{NO-BREAK SPACE}", " ")
     for expected in (
-        "Profiled step 1 takes 4.000 ms on rank 0, the slowest of 4",
+        "Profiled step 1 takes 4.000 ms on rank 0, and about as long on all 4 ranks",
         "bound by stragglers",
         "look at rank 3",
         "rank3.json",

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from stepscope.analyze.answer import answer
 from stepscope.analyze.job import JobReport, explain_job
+from stepscope.analyze.ranks import explain_ranks
 from stepscope.report.trace_text import MARKS, format_job
 from trace_jobs import TraceDraft, communication_bound, copy_bound, host_bound, on_cpu, report_job, straggling
 
@@ -51,7 +52,9 @@ def test_collectives_and_late_ranks_are_listed() -> None:
     assert "all_reduce float32" in text
     assert "92.52 GB/s" in text
     assert "Late ranks: 1 straggler" in text
-    assert "3        8             2.708 ms" in text
+    # Rank r computes 60 + r µs, the late one 400: the others wait 340, 339 and 338 µs in each of eight.
+    assert "3        8              8.136 ms" in text
+    assert "times compared as recorded (no clock offset can be told from none)" in " ".join(text.split())
     alone = "\n".join(show(job_of(communication_bound())))
     assert "≥ " in alone
     assert "Late ranks" not in alone
@@ -97,11 +100,26 @@ def test_memory_is_told_where_recorded() -> None:
     assert any(line.startswith("Memory of device 0: peak 4 MiB") for line in show(job_of(draft)))
 
 
-def test_repairs_come_last() -> None:
+def test_repairs_come_first() -> None:
     job = job_of(host_bound(4))
-    mended = msgspec.structs.replace(job.ranks[0], repairs={"events without an end": 3})
-    lines = show(msgspec.structs.replace(job, ranks=[mended]))
-    assert lines[-1] == "  mended while reading: events without an end: 3"
+    mended = msgspec.structs.replace(job.ranks[0], repairs={"events without an end": 3, "events twice": 2})
+    many = [f"note {number}" for number in range(9)]
+    lines = show(msgspec.structs.replace(job, ranks=[mended], notes=many))
+    first = lines[lines.index("Notes") + 1]
+    assert first == "  mended while reading: events without an end: 3; events twice: 2"
+    assert lines[-1].endswith("more, see --json")
+
+
+def test_a_named_step_is_that_of_the_collectives() -> None:
+    timelines = [draft.build() for draft in straggling()]
+    job = report_job(timelines)
+    one = msgspec.structs.replace(job, across=explain_ranks(timelines, step=1))
+    assert "Collectives in step 1" in show(one)
+
+
+def test_ranks_that_are_late_by_noise_are_not_listed() -> None:
+    text = "\n".join(show(job_of(*straggling(calls=2))))
+    assert "Late ranks: none is later than noise, or there is too little to decide" in text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,20 @@ def test_what_is_no_list_of_calls_is_refused(tmp_path: Path, text: str) -> None:
 def test_sniffing_leaves_chrome_traces_alone() -> None:
     assert not call_list.sniff(b'[{"ph": "X", "name": "all_reduce", "args": {"comms": 1}}]', Path("x"))
     assert not call_list.sniff(b'{"traceEvents": []}', Path("x"))
+
+
+def test_a_cut_list_says_where_it_ends_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.json"
+    whole = json.dumps(PARAM).encode()
+    path.write_bytes(whole[:100])
+    with pytest.raises(BadInputError, match="is no JSON") as caught:
+        call_list.read(path)
+    assert caught.value.where == f"{path}: byte 100"
+    assert "docs/trace-formats.md" in str(caught.value.hint)
+    path.write_bytes(gzip.compress(whole)[:-12])
+    with pytest.raises(BadInputError, match="the packed file ends early"):
+        call_list.read(path)
+    path.write_bytes(gzip.compress(whole)[:-4])
+    (timeline,) = call_list.read(path)
+    assert len(timeline) == len(PARAM)
+    assert any("ends too early" in what for what in timeline.repairs)

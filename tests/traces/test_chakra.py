@@ -279,3 +279,11 @@ def test_without_protobuf_the_error_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "pip install 'stepscope[read]'"
+
+
+@pytest.mark.parametrize("change", [{"id": -16}, {"data_deps": (1 << 70,)}, {"attributes": {"odd": [1, "x"]}}])
+def test_what_chakra_has_no_room_for_is_refused_by_node(change: dict[str, Any]) -> None:
+    node = ChakraNode(**({"id": 3, "name": "aten::mm"} | change))
+    with pytest.raises(BadInputError, match="cannot be written as Chakra") as caught:
+        encode_node(node)
+    assert caught.value.hint

@@ -12,6 +12,7 @@ import pytest
 from graph_examples import SHARED, check_refusal, document, flat, nested, roots, small_nodes
 
 from stepscope.errors import BadInputError
+from stepscope.traces.chakra_graph import chakra_of_graph
 from stepscope.traces.data_dependencies import data_dependencies
 from stepscope.traces.execution_trace import parse_execution_trace, read_execution_trace, sniff
 from stepscope.traces.graph import Graph
@@ -168,3 +169,28 @@ def test_numbers_that_json_does_not_know() -> None:
     assert low == float("-inf")
     assert high != high  # noqa: PLR0124
     assert graph.warnings == ("2 numbers written as inf or nan, which JSON does not know, are read as such",)
+
+
+def test_bytes_that_are_no_text_are_replaced_and_told() -> None:
+    node = nested(5, "aten::one", 2, inputs=(["some text"], [[]], ["String"]))
+    data = document([node, *roots()])
+    data = data.encode() if isinstance(data, str) else data
+    place = data.index(b"some text") + 4
+    graph = parse_execution_trace(data[:place] + b"\xff" + data[place + 1 :])
+    assert graph.node(5).inputs.values == ["some?text"]
+    assert graph.warnings == (f"1 bytes that are no UTF-8, the first at byte {place}, are read as question marks",)
+    assert chakra_of_graph(graph).nodes
+
+
+def test_arguments_that_are_none_are_refused_by_name() -> None:
+    data = document([{**nested(5, "aten::one", 2), "inputs": 7}, *roots()])
+    with pytest.raises(BadInputError, match="node 5"):
+        chakra_of_graph(parse_execution_trace(data))
+
+
+def test_a_packed_file_without_its_end_is_told(tmp_path: Path) -> None:
+    data = document(small_nodes())
+    path = tmp_path / "et.json.gz"
+    path.write_bytes(gzip.compress(data.encode() if isinstance(data, str) else data)[:-4])
+    (warning,) = read_execution_trace(path).warnings
+    assert "ends early" in warning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import pickle
@@ -331,3 +332,86 @@ def test_nothing_is_unpickled_by_python(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pickle, "loads", refuse)
     monkeypatch.setattr(pickle, "load", refuse)
     assert len(flight_recorder.read(DATA / "flight_recorder_gloo_rank_0.pickle")[0]) == 6
+
+
+def recalled(inner: bytes, times: int) -> bytes:
+    """The pickle of a list that holds one object again and again, two bytes a time."""
+    return b"](" + inner + b"q\x00" + b"h\x00" * (times - 1) + b"e"
+
+
+def with_field(name: bytes, value: bytes) -> bytes:
+    field = b"\x8c" + bytes([len(name)]) + name + value
+    entry = b"}(\x8c\x0eprofiling_name\x8c\x0fnccl:all_reduce\x8c\x0ftime_created_nsK\x05" + field + b"u"
+    return b"\x80\x04}(\x8c\x07entries]" + entry + b"a\x8c\x09pg_config}u."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (b"input_sizes", recalled(b"](" + b"K\x01" * 3000 + b"e", 3000), "more than 64 dimensions|lists more than"),
+        (b"output_sizes", recalled(b"](" + b"K\x01" * 65 + b"e", 2), "more than 64 dimensions"),
+        (b"input_sizes", recalled(b"](" + b"K\x01" * 60 + b"e", 3000), "lists more than"),
+        (b"input_dtypes", recalled(b"\x8c\x05Float", 70_000), "lists more than"),
+    ],
+    ids=["both", "dimensions", "sizes", "types"],
+)  # fmt: skip
+def test_lists_that_are_named_again_and_again_are_refused(tmp_path: Path, name: bytes, value: bytes, why: str) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(with_field(name, value))
+    with pytest.raises(BadInputError, match=why) as caught:
+        flight_recorder.read(path)
+    assert caught.value.where == f"{path}: entry 0"
+    assert caught.value.hint
+
+
+def test_all_entries_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "MOST_IN_FILE", 40)
+    assert len(read(tmp_path, dump(*(entry() for _ in range(4))))) == 4
+    with pytest.raises(BadInputError, match="lists more than 40") as caught:
+        read(tmp_path, dump(*(entry() for _ in range(9))))
+    assert "entry " in str(caught.value.where)
+
+
+def test_members_of_a_group_are_bounded(tmp_path: Path) -> None:
+    groups = {"0": {"name": "0", "desc": "", "ranks": list(range(70_000))}}
+    with pytest.raises(BadInputError, match="lists more than") as caught:
+        read(tmp_path, dump(entry(), pg_config=groups))
+    assert "group 0" in str(caught.value.where)
+
+
+def test_one_entry_named_twice_counts_once(tmp_path: Path) -> None:
+    one = entry()
+    timeline = read(tmp_path, dump(one, one, entry(record_id=8)))
+    assert len(timeline) == 2
+    assert timeline.repairs == {"entries that are another one again were left out": 1}
+
+
+def test_half_a_character_is_replaced(tmp_path: Path) -> None:
+    odd = entry(profiling_name="nccl:all\ud800", state="x\udc00", process_group=("0\ud800", "d"), timeout_ms=1 << 90)
+    for protocol in (0, 4):
+        path = tmp_path / f"nccl_trace_rank_{protocol}"
+        path.write_bytes(pickle.dumps(dump(odd), protocol=protocol))
+        if protocol == 0:
+            assert plain_pickle.load(path.read_bytes(), where="x")["entries"][0]["state"] == "x\ufffd"
+            continue
+        (timeline,) = flight_recorder.read(path)
+        assert timeline.text("name", 0) == "nccl:all\ufffd"
+        assert timeline.text("group", 0) == "0\ufffd"
+        assert '"state":"x\ufffd"' in str(timeline.text("arguments", 0))
+
+
+@pytest.mark.parametrize("suffix", ["pickle", "json"])
+def test_a_cut_dump_says_where_it_ends(tmp_path: Path, suffix: str) -> None:
+    whole = (DATA / f"flight_recorder_gloo_rank_0.{suffix}").read_bytes()
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInputError) as caught:
+        flight_recorder.read(path)
+    assert caught.value.where == f"{path}: byte {len(whole) // 2}"
+    assert "copy the file again" in str(caught.value.hint)
+    path.write_bytes(gzip.compress(whole)[:-40])
+    with pytest.raises(BadInputError) as caught:
+        flight_recorder.read(path)
+    assert "ends before its end marker" in f"{caught.value} {caught.value.where}"
+    path.write_bytes(gzip.compress(whole)[:-4])
+    assert any("ends too early" in what for what in flight_recorder.read(path)[0].repairs)

@@ -232,6 +232,16 @@ def test_small_pieces_give_the_same_rows() -> None:
     assert rows_of(read_kineto_fast(path, piece_bytes=700)) == rows_of(read_kineto(path))
 
 
+def test_two_spellings_of_one_text_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    odd = {"ph": "i", "name": "instant", "pid": "x", "tid": "y", "ts": 3, "s": "g"}
+    events = [event("slash/ed", "cpu_op", 1), event("other", "cpu_op", 2), odd, event("slash/ed", "cpu_op", 4)]
+    path.write_text(json.dumps({"traceEvents": events}).replace("slash/ed", "slash\\/ed", 1))
+    timeline = read_kineto_fast(path)
+    assert [timeline.texts[code] for code in timeline.core["name"]] == ["slash/ed", "other", "instant", "slash/ed"]
+    assert len(set(timeline.texts)) == len(timeline.texts)
+
+
 AWKWARD = [
     "foo::{lambda(float)#1}, {lambda(int)#2}>", "},{", "}, {", '"},{"', "},\r\n{", "replica_groups={{0,1},{2,3}}", "]",
     "\\\\", '\\"',
@@ -291,7 +301,11 @@ def test_both_readers_agree_on_every_real_trace() -> None:
     assert len(paths) > 20
     for path in paths:
         careful = read_kineto(path)
-        assert rows_of(read_kineto_fast(path)) == rows_of(careful), path
+        fast = read_kineto_fast(path)
+        assert rows_of(fast) == rows_of(careful), path
+        assert fast.core["start_ns"].tolist() == careful.core["start_ns"].tolist(), (
+            "rows stand in the order of the file"
+        )
         assert not careful.repairs, path
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -466,3 +468,30 @@ def test_public_summaries(file: str, total_s: float, nccl: float, moe: float) ->
     assert shares["moe"] == pytest.approx(moe, abs=0.005)
     assert shares.get("other", 0) < 0.1
     assert all(row.mean_s * row.count == pytest.approx(row.total_s, rel=7e-4) for row in summary.rows)
+
+
+def test_a_cut_packed_table_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "cuda_gpu_trace.csv.gz"
+    head = "Start (ns),Duration (ns),CorrId,Device,Strm,Name\n"
+    numbers = random.Random(5)
+    rows = [f"{at * 100},{numbers.randint(10, 99)},{at},H (0),7,k{numbers.random()}\n" for at in range(5_000)]
+    packed = gzip.compress((head + "".join(rows)).encode())
+    path.write_bytes(packed)
+    (timeline,) = nsys_stats.read(path)
+    assert (len(timeline), timeline.repairs) == (5_000, {})
+    path.write_bytes(packed[: len(packed) // 2])
+    (timeline,) = nsys_stats.read(path)
+    assert 1_000 < len(timeline) < 4_000
+    assert any("the packed file ends too early" in what for what in timeline.repairs)
+    last = len(timeline) - 1
+    assert rows[last].strip().endswith(str(timeline.text("name", last)))
+
+
+def test_cut_packed_sums_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "cuda_gpu_kern_sum.csv.gz"
+    table = "Time (%),Total Time (ns),Instances,Name\n" + "".join(
+        f"1.0,{n}00,{n + 1},kernel{n}\n" for n in range(1, 99)
+    )
+    path.write_bytes(gzip.compress(table.encode())[:-12])
+    found = nsys_stats.read_summary(path)
+    assert any("the packed file ends too early" in what for what in found.repairs)

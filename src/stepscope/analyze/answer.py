@@ -16,6 +16,7 @@ from stepscope.analyze.answer_facts import (
     ClassTime,
     Point,
     class_times,
+    compare_ranks,
     is_cpu,
     name_communication,
     share_of_step,
@@ -102,7 +103,7 @@ def _sentence(job: JobReport) -> str:
     detail = job.detail
     step_s = detail.breakdown.step_s
     subject = f"Profiled step {job.step} takes" if detail.step_marker != "none" else "The whole profiled trace takes"
-    where = f" on rank {job.telling_rank}, the slowest of {len(job.ranks)}" if len(job.ranks) > 1 else ""
+    where = compare_ranks(job)
     shares = msgspec.to_builtins(detail.breakdown.breakdown_s)
     words = {**_WORDS, "exposed_comm": f"exposed {spell_communication(job)}", **(_CPU_WORDS if is_cpu(detail) else {})}
     parts = sorted(((shares[name], words[name]) for name in SHARES), reverse=True)
@@ -123,7 +124,8 @@ def _evidence(job: JobReport, chosen: ClassTime, bound_by: str | None) -> str:
     where = "" if is_cpu(job.detail) else " on the device"
     parts = [f"{format_share(share_of_step(job, chosen.device_s))} of the step{where}"]
     if chosen.path_s is not None:
-        parts.append(f"{format_share(share_of_step(job, chosen.path_s))} of the critical path")
+        whose = "the" if job.own_critical is None else "its own"
+        parts.append(f"{format_share(share_of_step(job, chosen.path_s))} of {whose} critical path")
     text = f"Bound by {what}: {' and '.join(parts)}"
     waiting = wait_share(job)
     if bound_by in ("communication", "stragglers") and waiting is not None:

@@ -14,6 +14,7 @@ from stepscope.analyze.answer_facts import (
     host_path_s,
     is_cpu,
     latest_rank,
+    own_path,
     share_of_step,
     spell_collective,
 )
@@ -29,6 +30,8 @@ from stepscope.traces.kernel_names import short_name
 from stepscope.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
 
 MUCH = 0.5
+LATE_EXCESS = 0.05
+"""Of the step: by so much more than the median rank must a late rank spend for that to come first."""
 DATA_LOADING = 0.25
 """Of the host's time on the path: from here on, loading data is the first thing to mend."""
 SMALL_BYTES = 1 << 20
@@ -65,6 +68,8 @@ _CATEGORY = {
 
 
 def advise(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Advice:
+    if telling_rank_is_late(job, bound_by):
+        return _for_stragglers(job)
     if is_cpu(job.detail) and bound_by == "compute":
         return _for_cpu(job)
     if bound_by == "host":
@@ -78,6 +83,20 @@ def advise(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Adv
         "synchronisation": _for_synchronisation,
     }
     return makers[bound_by](job) if bound_by in makers else _for_unknown(job)
+
+
+def telling_rank_is_late(job: JobReport, bound_by: str | None) -> bool:
+    """Whether the rank that the answer is about keeps the others waiting by more of what binds it."""
+    late = latest_rank(job)
+    if late is None or not late.straggler or late.rank != job.telling_rank:
+        return False
+    excess = exceeds_most(job, late.rank)
+    of_class = {"compute": "compute", "copies": "exposed_copy", "host": "host_idle", "synchronisation": "sync_idle"}
+    return (
+        excess is not None
+        and excess[0] == of_class.get(bound_by or "")
+        and share_of_step(job, excess[1]) >= LATE_EXCESS
+    )
 
 
 # Host
@@ -122,8 +141,9 @@ def _for_long_gaps(job: JobReport, held_by: IdleOf) -> Advice:
 
 
 def longest_runtime_call(job: JobReport) -> PathShare | None:
-    """The runtime call that takes most of the critical path."""
-    calls = (one for one in (job.critical.by_name if job.critical else []) if one.kind in ("runtime", "launch_call"))
+    """The runtime call that takes most of the telling rank's critical path."""
+    path = own_path(job)
+    calls = (one for one in (path.by_name if path is not None else []) if one.kind in ("runtime", "launch_call"))
     return max(calls, key=lambda one: one.time_s, default=None)
 
 
@@ -181,7 +201,7 @@ def _for_stragglers(job: JobReport) -> Advice:
         )
     because = _describe_lateness(job, late)
     begins = begins_late_s(job, late.rank)
-    if begins is not None and begins >= MUCH * late.caused_s / max(len(job.steps), 1):
+    if begins is not None and begins >= MUCH * late.skew_s / max(len(job.steps), 1):
         action = (
             f"look at what rank {late.rank} does before the step (loading data, the end of the last step, the start of "
             "the profiler)"
@@ -208,12 +228,12 @@ def _for_stragglers(job: JobReport) -> Advice:
 def _describe_lateness(job: JobReport, late: RankLateness) -> str:
     if job.across is None:
         return ""
-    whole = "" if late.last_share is None else f" ({format_share(late.last_share)} of all lateness)"
+    whole = "" if late.last_share is None else f" ({format_share(late.last_share)} of all waiting)"
     throughout = "" if late.straggler else ", though not throughout"
-    over = f" in {len(job.steps)} steps" if len(job.steps) > 1 else ""
+    over = f" over {len(job.steps)} steps" if len(job.steps) > 1 else ""
     return (
-        f"rank {late.rank} comes last to {count_of(late.last_calls, 'collective')} and keeps the others waiting for "
-        f"{format_duration(late.caused_s)}{over}{whole}{throughout}"
+        f"rank {late.rank} comes last to {count_of(late.last_calls, 'collective')} and keeps others waiting for "
+        f"{format_duration(late.caused_s)} in sum{over}{whole}{throughout}"
     )
 
 

@@ -17,8 +17,10 @@ from stepscope.analyze.critical.kinds import (
     COSTS,
     HOST_COSTS,
 )
+from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
+from stepscope.analyze.job.report import TELLING_DIFFERENCE
 from stepscope.analyze.ranks.conventions import (
     COLLECTIVES,
     DEVICE_BACKENDS,
@@ -117,9 +119,10 @@ def _by_path(job: JobReport) -> dict[str, float]:
 
     Nothing for a trace without a device: its path runs through host operators, which are its compute.
     """
-    if job.critical is None or is_cpu(job.detail):
+    path = own_path(job)
+    if path is None or is_cpu(job.detail):
         return {}
-    spent = {COSTS.index(kind): time_s for kind, time_s in job.critical.by_kind_s.items()}
+    spent = {COSTS.index(kind): time_s for kind, time_s in path.by_kind_s.items()}
     communication = spent.get(C_COMMUNICATION, 0.0)
     waiting = (wait_share(job) or 0.0) * communication
     return {
@@ -131,6 +134,11 @@ def _by_path(job: JobReport) -> dict[str, float]:
     }
 
 
+def own_path(job: JobReport) -> CriticalPath | None:
+    """The critical path of the telling rank alone: as long as its step, and comparable to its breakdown."""
+    return job.own_critical if job.own_critical is not None else job.critical
+
+
 def wait_share(job: JobReport) -> float | None:
     """Share of the telling rank's time in collectives that was waiting for others; None where that is not known."""
     if job.across is None:
@@ -139,8 +147,9 @@ def wait_share(job: JobReport) -> float | None:
 
 
 def host_path_s(job: JobReport, *kinds: str) -> float:
-    """Time on the critical path of these kinds."""
-    return 0.0 if job.critical is None else sum(job.critical.by_kind_s.get(kind, 0.0) for kind in kinds)
+    """Time on the telling rank's critical path of these kinds."""
+    path = own_path(job)
+    return 0.0 if path is None else sum(path.by_kind_s.get(kind, 0.0) for kind in kinds)
 
 
 def find_limit(limits: Sequence[Limit], name: str) -> Limit | None:
@@ -222,10 +231,13 @@ def spell_communication(job: JobReport) -> str:
 
 
 def latest_rank(job: JobReport) -> RankLateness | None:
-    """The rank that caused most waiting: one that is late throughout before one that is late now and then."""
+    """The rank that caused most waiting: one that is late throughout before one that is late now and then.
+
+    None where nobody's lateness is more than noise: somebody always comes last.
+    """
     if job.across is None or len(job.ranks) < 2:
         return None
-    causing = [one for one in job.across.stragglers.ranks if one.caused_s > 0]
+    causing = [one for one in job.across.stragglers.ranks if one.stands_out]
     return max(causing, key=lambda one: (one.straggler, one.caused_s), default=None)
 
 
@@ -233,10 +245,36 @@ def begins_late_s(job: JobReport, rank: int) -> float | None:
     """How much later than the median rank it begins the step; None where the ranks' clocks cannot be compared."""
     if job.across is None or len(job.details) != len(job.ranks) or job.across.clocks == "durations":
         return None
-    starts = {detail.rank: detail.breakdown.window_start_ns for detail in job.details}
-    if job.across.clock_offsets.largest_offset_s is not None or rank not in starts:
+    clocks, is_aligned = job.across.clock_offsets, job.across.clocks == "aligned"
+    if clocks.largest_offset_s is not None and not is_aligned:
+        return None
+    ahead = {one.rank: (one.offset_s or 0.0) * 1e9 if one.usable and is_aligned else 0.0 for one in clocks.offsets}
+    # Differences come first: nanoseconds since 1970 do not fit a float.
+    base = job.details[0].breakdown.window_start_ns
+    starts = {
+        detail.rank: detail.breakdown.window_start_ns - base - ahead.get(detail.rank or 0, 0.0)
+        for detail in job.details
+    }
+    if rank not in starts:
         return None
     return (starts[rank] - median(starts.values())) / 1e9
+
+
+def compare_ranks(job: JobReport) -> str:
+    """How the telling rank's step stands among those of all: ` on rank 3, the slowest of 8`. Empty for one rank."""
+    if len(job.ranks) < 2:
+        return ""
+    mine = next((one.step_s for one in job.ranks if one.rank == job.telling_rank), job.detail.breakdown.step_s)
+    others = [one.step_s for one in job.ranks if one.rank != job.telling_rank]
+    unit = 0.0 if job.across is None else 2 * job.across.clock_offsets.resolution_s
+    noise = max(TELLING_DIFFERENCE * mine, unit)
+    if mine - max(others, default=0.0) > noise:
+        how = f"the slowest of {len(job.ranks)}"
+    elif mine - min(others, default=0.0) > noise:
+        how = f"among the slowest of {len(job.ranks)}"
+    else:
+        how = f"and about as long on all {len(job.ranks)} ranks"
+    return f" on rank {job.telling_rank}, {how}"
 
 
 def exceeds_most(job: JobReport, rank: int) -> tuple[str, float] | None:

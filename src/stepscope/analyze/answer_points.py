@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stepscope.analyze.answer_advice import BETWEEN, OUTSIDE, describe_pageable, pageable
+from stepscope.analyze.answer_advice import BETWEEN, OUTSIDE, describe_pageable, pageable, telling_rank_is_late
 from stepscope.analyze.answer_facts import (
     Point,
     count_of,
     find_limit,
-    host_path_s,
     is_cpu,
     latest_rank,
     name_communication,
@@ -17,6 +16,7 @@ from stepscope.analyze.answer_facts import (
     wait_share,
 )
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
+from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.traces.kernel_names import short_name
@@ -27,18 +27,21 @@ LEAST_SHARE = 0.01
 """Findings about less of the step are left out, except where fewer than LEAST_POINTS would remain."""
 LEAST_POINTS = 3
 LONGEST_NAME = 60
+KEPT_WAITING = " of waiting for it, summed over ranks"
 PATH_KIND_WORDS = {"gap": "between recorded events", "launch_call": "launch calls", "data_loading": "data loading"}
 NOT_COMPUTE = ("communication", "copy", "set")
 
 
 def list_points(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> list[Point]:
-    """Three to six where the trace has so much to tell."""
+    """Three to six where the trace has so much to tell. A straggler is named whatever else there is."""
     makers = (_path, _idle, _kernels, _overlap, _late_rank, _copies, _sequences, _launches, _variation, _blocking)
     found = [point for make in makers for point in make(job, bound_by, limits)]
     found += list(_others(job))
     found.sort(key=lambda point: -point.time_s)
     large = [point for point in found if share_of_step(job, point.time_s) >= LEAST_SHARE]
-    return (large if len(large) >= LEAST_POINTS else found[:LEAST_POINTS])[:MOST_POINTS]
+    kept = (large if len(large) >= LEAST_POINTS else found[:LEAST_POINTS])[:MOST_POINTS]
+    left_out = [point for point in found if point not in kept and point.text.endswith(KEPT_WAITING)]
+    return [*kept[: MOST_POINTS - len(left_out)], *left_out]
 
 
 def shorten(name: str, longest: int = LONGEST_NAME) -> str:
@@ -46,22 +49,28 @@ def shorten(name: str, longest: int = LONGEST_NAME) -> str:
 
 
 def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
-    if job.critical is None or is_cpu(job.detail):
+    path = job.critical
+    if path is None or is_cpu(job.detail):
         return
+
+    def spent_in(*kinds: str) -> float:
+        return sum(path.by_kind_s.get(kind, 0.0) for kind in kinds)
+
     parts = {
-        "host": host_path_s(job, *(COSTS[cost] for cost in HOST_COSTS)),
-        "compute": host_path_s(job, "compute"),
-        "communication": host_path_s(job, "communication"),
-        "copies": host_path_s(job, "copy"),
-        "delays between them": host_path_s(job, "launch", "stream", "sync", "unexplained"),
+        "host": spent_in(*(COSTS[cost] for cost in HOST_COSTS)),
+        "compute": spent_in("compute"),
+        "communication": spent_in("communication"),
+        "copies": spent_in("copy"),
+        "delays between them": spent_in("launch", "stream", "sync", "unexplained"),
     }
+    whole = path.length_s or 1.0
     listed = [
-        f"{format_share(share_of_step(job, spent))} {name}"
+        f"{format_share(spent / whole)} {name}"
         for name, spent in sorted(parts.items(), key=lambda item: -item[1])
-        if share_of_step(job, spent) >= LEAST_SHARE / 2
+        if spent / whole >= LEAST_SHARE / 2
     ]
-    first = next((one for one in job.critical.by_name if one.name != "(no event)"), None)
-    text = f"critical path: {', '.join(listed)}"
+    first = next((one for one in path.by_name if one.name != "(no event)"), None)
+    text = f"critical path{_whose_path(job, path)}: {', '.join(listed)}"
     if first is not None:
         is_work = first.kind in ("compute", "communication", "copy")
         name = shorten(short_name(first.name) if is_work else first.name)
@@ -69,6 +78,17 @@ def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> It
             f"; longest on it: {name} ({PATH_KIND_WORDS.get(first.kind, first.kind)}) {format_duration(first.time_s)}"
         )
     yield Point(text=text, time_s=max(parts.values()))
+
+
+def _whose_path(job: JobReport, path: CriticalPath) -> str:
+    """` through 8 ranks (74.1 % on rank 2)`, ` of rank 3 alone`; nothing where there is one rank."""
+    if len(job.ranks) < 2:
+        return ""
+    if len(path.ranks) < 2:
+        return f" of rank {job.telling_rank} alone"
+    longest = max(range(len(path.ranks)), key=lambda place: path.by_rank_s[place])
+    share = path.by_rank_s[longest] / (path.length_s or 1.0)
+    return f" through {len(path.ranks)} ranks ({format_share(share)} on rank {path.ranks[longest]})"
 
 
 def _idle(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
@@ -123,12 +143,12 @@ def _overlap(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) ->
 
 def _late_rank(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
     late = latest_rank(job)
-    if late is not None and bound_by != "stragglers":
+    if late is not None and bound_by != "stragglers" and not telling_rank_is_late(job, bound_by):
         kind = "a straggler" if late.straggler else "late now and then"
         yield Point(
-            text=f"rank {late.rank} is {kind}: last to {count_of(late.last_calls, 'collective')}, keeping others "
-            f"waiting for {format_duration(late.caused_s)}",
-            time_s=late.caused_s,
+            text=f"rank {late.rank} is {kind}: last to {count_of(late.last_calls, 'collective')}, "
+            f"{format_duration(late.caused_s)}{KEPT_WAITING}",
+            time_s=late.caused_s / max(len(job.ranks) - 1, 1) / max(len(job.steps), 1),
         )
     balance = job.across.balance if job.across is not None else None
     if balance is not None and balance.imbalance is not None and balance.imbalance > 1.02 and len(balance.busy_s) > 1:

@@ -157,6 +157,12 @@ def break_down_steps(timeline: Timeline) -> list[Breakdown]:
     return [_break_down(trace, number, window) for number, window in trace.windows.items()]
 
 
+def break_down_turns(timeline: Timeline) -> list[Breakdown]:
+    """Every step without the time in which the device still worked on the step before: these add up."""
+    trace = view(timeline)
+    return [_break_down(trace, number, window) for number, window in trace.turns.items()]
+
+
 def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
     notes = []
     devices: list[DeviceBreakdown] = []

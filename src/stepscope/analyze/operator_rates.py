@@ -25,8 +25,6 @@ _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "ate
 _ATTENTION = re.compile(
     r"aten::_(?:scaled_dot_product_(?:flash|efficient|cudnn)_attention|(?:flash|efficient)_attention_forward)"
 )
-_LENGTH_FIRST = ("aten::_flash_attention_forward", "aten::_efficient_attention_forward")
-"""These have [batch, length, heads, size]; the others have [batch, heads, length, size]."""
 _CONVOLUTIONS = ("aten::cudnn_convolution", "aten::miopen_convolution")
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
 _TF32 = re.compile(r"tf32|s1688(?:gemm|fprop|dgrad|wgrad)_(?!bf16|f16|fp16)", re.IGNORECASE)
@@ -158,7 +156,7 @@ def find_work(name: str, shapes: str | None, types: str | None, values: str | No
             out = _convolved(sizes[0], sizes[1], *(msgspec.json.decode(text) for text in scalars[2:5]))
             flops, outputs = count_operations(name, sizes, out), [out]
         else:
-            flops, outputs = count_operations(name, _heads_first(name, sizes)), _outputs(name, sizes)
+            flops, outputs = count_operations(name, sizes), _outputs(name, sizes)
         dtype = next(canonical_dtype(kind) for kind, size in zip(kinds, sizes, strict=True) if size)
         moved = [(size, canonical_dtype(kind)) for kind, size in zip(kinds, sizes, strict=True) if size]
         moved += [(size, dtype) for size in outputs]
@@ -168,12 +166,6 @@ def find_work(name: str, shapes: str | None, types: str | None, values: str | No
     if not flops or not total or dtype not in _SHORT:
         return None
     return _Work(flops, total, _SHORT[dtype])
-
-
-def _heads_first(name: str, sizes: Sequence[Shape]) -> Sequence[Shape]:
-    if name not in _LENGTH_FIRST:
-        return sizes
-    return [[size[0], size[2], size[1], size[3]] if len(size) == 4 else size for size in sizes]
 
 
 def _outputs(name: str, sizes: Sequence[Shape]) -> list[Shape]:

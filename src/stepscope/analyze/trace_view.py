@@ -248,14 +248,29 @@ class TraceView:
                     last[number] = max(end, int(ends[number - lowest]))
         return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
 
+    @cached_property
+    def turns(self) -> dict[int, Window]:
+        """Step → its window without what still belongs to the step before.
+
+        Where the host runs ahead, the device works on one step while the next is already being launched: their windows
+        overlap, and only the turns add up to the time that the steps took.
+        """
+        turns: dict[int, Window] = {}
+        reached: int | None = None
+        for number, window in self.windows.items():
+            start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
+            turns[number] = Window(start, window.end_ns)
+            reached = window.end_ns if reached is None else max(reached, window.end_ns)
+        return turns
+
     def judged_steps(self) -> list[int]:
         """Steps that stand for the rest: without the first and the last where more than two remain."""
         numbers = [span.number for span in self.timeline.steps]
         return numbers[1:-1] if len(numbers) > 4 else numbers
 
     def median_step(self) -> int | None:
-        """The judged step whose window is of median length (the shorter of two middle ones); None without steps."""
-        ordered = sorted(self.judged_steps(), key=lambda number: self.windows[number].length_ns)
+        """The judged step whose turn is of median length (the shorter of two middle ones); None without steps."""
+        ordered = sorted(self.judged_steps(), key=lambda number: self.turns[number].length_ns)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
     # Devices

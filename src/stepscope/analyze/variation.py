@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.analyze.breakdown import SHARES, Breakdown, Shares, break_down_steps
+from stepscope.analyze.breakdown import SHARES, Breakdown, Shares, break_down_turns
 from stepscope.analyze.trace_view import seconds, view
 from stepscope.stats import quantile_sorted
 from stepscope.traces.timeline import Timeline
@@ -24,7 +24,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     step_s: float
-    """Length of its window."""
+    """Length of its turn: its window without what still belongs to the step before."""
     host_s: float
     """Length of its marker on the host."""
     period_s: float | None
@@ -63,7 +63,7 @@ class StepVariation(msgspec.Struct, frozen=True, kw_only=True):
     variation: float | None
     """Standard deviation over mean."""
     median_period_s: float | None
-    """From step to step: the profiled time a step really took where windows of neighbours overlap."""
+    """From the start of one step on the host to that of the next."""
     slow_steps: list[int]
     shares: list[ShareVariation]
     explained_by: str | None
@@ -75,7 +75,7 @@ def compare_steps(timeline: Timeline) -> StepVariation:
     """All steps of a trace."""
     trace = view(timeline)
     judged = set(trace.judged_steps())
-    found = break_down_steps(timeline)
+    found = break_down_turns(timeline)
     chosen = [one for one in found if one.step in judged]
     ordered = sorted(one.step_s for one in chosen)
     median = quantile_sorted(ordered, 0.5) if ordered else None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.traces.nsys_stats import KernelSummary
 
 SHOWN_SUMS = 10
-CLOCKS = ("as recorded", "aligned", "durations")
+CLOCKS = ("auto", "as recorded", "aligned", "durations")
 
 
 @click.group("trace")
@@ -36,8 +36,9 @@ def command() -> None:
 @command.command("summary")
 @source_argument
 @step_options
-@click.option("--clocks", type=click.Choice(CLOCKS), default="as recorded", show_default=True,
-              help="How ranks' times are compared; aligned takes off offsets found from collectives.")  # fmt: skip
+@click.option("--clocks", type=click.Choice(CLOCKS), default="auto", show_default=True,
+              help="How ranks' times are compared; aligned takes off offsets found from collectives, auto does so "
+              "where the clocks allow it.")  # fmt: skip
 @engine_options
 @json_option
 def summary(*, as_json: bool, **options: Any) -> int:
@@ -62,7 +63,7 @@ def summary(*, as_json: bool, **options: Any) -> int:
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), default=Path("trace-report.html"),
               show_default=True, metavar="FILE.html", help="The page to write.")  # fmt: skip
 @step_options
-@click.option("--clocks", type=click.Choice(CLOCKS), default="as recorded", show_default=True,
+@click.option("--clocks", type=click.Choice(CLOCKS), default="auto", show_default=True,
               help="How times of different ranks are compared.")  # fmt: skip
 @engine_options
 @json_option
@@ -160,8 +161,9 @@ def _explain(options: dict[str, Any]) -> tuple[JobReport, Answer]:
 
 def _as_data(job: JobReport, answer: Answer) -> dict[str, Any]:
     """The report without what only pictures need."""
-    critical = job.critical and msgspec.structs.replace(job.critical, segments=[])
-    short = msgspec.structs.replace(job, critical=critical)
+    paths = {name: getattr(job, name) for name in ("critical", "own_critical")}
+    bare = {name: path and msgspec.structs.replace(path, segments=[]) for name, path in paths.items()}
+    short = msgspec.structs.replace(job, **bare)
     return {"answer": msgspec.to_builtins(answer), **msgspec.to_builtins(short)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,20 +10,23 @@ import msgspec
 
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
-from stepscope.cli.trace_options import open_traces
+from stepscope.cli.trace_options import Progress, open_traces
 from stepscope.errors import ExitCode
 from stepscope.units import format_duration
 
 if TYPE_CHECKING:
-    from stepscope.analyze.diff.records import NameChange, TraceDiff
+    from stepscope.analyze.diff.ranks import ChosenRanks
+    from stepscope.analyze.diff.records import NameChange, RankSteps, TraceDiff
+    from stepscope.traces.read import TraceSet
 
 SHOWN = 12
+SHOWN_RANKS = 8
 
 
 @click.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("--rank", type=int, metavar="N", help="The rank to compare, where A and B hold several.")
+@click.option("--rank", type=int, metavar="N", help="The rank to compare [default: the one whose step changed most].")
 @click.option("--steps-a", metavar="N,N…", help="Steps of A to look at [default: all complete ones].")
 @click.option("--steps-b", metavar="N,N…", help="Steps of B to look at [default: all complete ones].")
 @click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step.")
@@ -34,35 +38,63 @@ def diff(
     """Say what B's step does longer, shorter, more or less often than A's, and how much of the change each is.
 
     Steps are profiled ones, means over those of middle length. Renamed kernels are matched by operator and place.
+    Of several ranks, the one is compared whose step changed most. Jobs with different ranks are compared by the slowest
+    of those that both have.
 
     Example: stepscope trace diff before.json.gz after.json.gz
     """
     from stepscope.analyze.diff import diff_traces
 
-    sides = [open_traces({**options, "source": source}).timeline(rank) for source in (a, b)]
-    found = diff_traces(sides[0], sides[1], parse_steps(steps_a, "--steps-a"), parse_steps(steps_b, "--steps-b"))
+    jobs = [open_traces({**options, "source": source}) for source in (a, b)]
+    steps = parse_numbers(steps_a, "--steps-a"), parse_numbers(steps_b, "--steps-b")
+    several = max(len(job) for job in jobs) > 1
+    chosen = _choose(jobs[0], jobs[1], steps) if several and rank is None else None
+    first, second = (rank, rank) if chosen is None else (chosen.rank_a, chosen.rank_b)
+    found = diff_traces(jobs[0].timeline(first), jobs[1].timeline(second), *steps)
+    if chosen is not None:
+        found = msgspec.structs.replace(found, ranks=chosen.ranks, notes=[_say_choice(chosen), *found.notes])
     emit(msgspec.to_builtins(found), "" if as_json else _format(found), as_json=as_json)
     return ExitCode.DONE
 
 
-def parse_steps(text: str | None, option: str) -> list[int] | None:
-    """`3,5-7` as numbers."""
+def _choose(a: TraceSet, b: TraceSet, steps: tuple[list[int] | None, list[int] | None]) -> ChosenRanks:
+    from stepscope.analyze.diff import choose_ranks
+
+    return choose_ranks(_step_times(a, steps[0]), _step_times(b, steps[1]))
+
+
+def _step_times(traces: TraceSet, steps: list[int] | None) -> dict[int, float]:
+    """Rank → its profiled step. A rank that cannot be compared is left out, unless none can."""
+    from stepscope.analyze.diff import step_time_s
     from stepscope.errors import UsageError
 
-    if text is None:
-        return None
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"{text!r} is no list of steps", hint="write numbers and ranges: 3,5-7", where=option)
-        numbers += range(int(first), int(last if dash else first) + 1)
-    return numbers
+    times: dict[int, float] = {}
+    refused: UsageError | None = None
+    with Progress("ranks read") as progress:
+        for rank in traces.ranks:
+            try:
+                times[rank] = step_time_s(traces.timeline(rank), steps)
+            except UsageError as error:
+                refused = error
+            progress.show(len(times), len(traces))
+    if not times and refused is not None:
+        raise refused
+    return times
+
+
+def _say_choice(chosen: ChosenRanks) -> str:
+    if chosen.rank_a == chosen.rank_b:
+        return f"rank {chosen.rank_a} is compared: {chosen.why}"
+    return f"rank {chosen.rank_a} of A is compared with rank {chosen.rank_b} of B: {chosen.why}"
 
 
 def _format(found: TraceDiff) -> str:
+    a, b = (
+        f"{side}{_of_rank(rank)} {format_duration(step_s)}"
+        for side, rank, step_s in (("A", found.rank_a, found.step_a_s), ("B", found.rank_b, found.step_b_s))
+    )
     lines = [
-        f"profiled step: A {format_duration(found.step_a_s)}, B {format_duration(found.step_b_s)}",
+        f"profiled step: {a}, {b}",
         f"means over {len(found.a.middle)} and {len(found.b.middle)} steps of middle length",
         "contributions to the change (they add up):",
     ]
@@ -71,6 +103,7 @@ def _format(found: TraceDiff) -> str:
         for entry in found.contributions[:SHOWN]
         if entry.change_ns
     ]
+    lines += _list_ranks(found.ranks)
     for title, changes in (("kernels", found.kernels), ("operators", found.operators)):
         told = [change for change in changes if _is_told(change)][:SHOWN]
         if told:
@@ -78,6 +111,25 @@ def _format(found: TraceDiff) -> str:
             lines += [_format_change(change) for change in told]
     lines += [f"note: {note}" for note in found.notes]
     return "\n".join([*lines, found.sentence])
+
+
+def _of_rank(rank: int | None) -> str:
+    return "" if rank is None else f" (rank {rank})"
+
+
+def _list_ranks(ranks: Sequence[RankSteps]) -> list[str]:
+    """The ranks that changed most, where there are several."""
+    if len(ranks) < 2:
+        return []
+    ordered = sorted(ranks, key=lambda one: (-abs(one.change_s or 0.0), one.rank))
+    lines = ["profiled step by rank, A and B:"]
+    for one in ordered[:SHOWN_RANKS]:
+        a, b = ("no trace" if value is None else format_duration(value) for value in (one.a_s, one.b_s))
+        change = "" if one.change_s is None else _signed(one.change_s)
+        lines.append(f"  {change:>11}  rank {one.rank}: {a}, {b}")
+    if len(ordered) > SHOWN_RANKS:
+        lines.append(f"  and {len(ordered) - SHOWN_RANKS} more ranks")
+    return lines
 
 
 def _is_told(change: NameChange) -> bool:

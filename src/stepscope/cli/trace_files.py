@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,20 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option
-from stepscope.cli.output import emit
-from stepscope.cli.trace_diff import parse_steps
-from stepscope.cli.trace_options import open_traces, require_numpy, step_options
+from stepscope.cli.output import emit, narrate
+from stepscope.cli.trace_options import open_traces, parse_numbers, require_numpy, step_options
 from stepscope.errors import ExitCode, StoreWriteError, UsageError
-from stepscope.units import format_bytes, format_share, parse_size
+from stepscope.units import format_bytes, format_duration, format_share, parse_size
 
 if TYPE_CHECKING:
+    from stepscope.traces.graph import Graph
     from stepscope.traces.read import TraceSet
     from stepscope.traces.timeline import Timeline
 
 FORMATS = {"chrome": (".json", ".json.gz"), "parquet": (".parquet",), "csv": (".csv", ".csv.gz"), "chakra": (".et",)}
+
+LONGEST_S = 1e9
+"""Of times that --time takes: thirty years, so that nanoseconds stay in 64 bits."""
 
 
 @click.command("convert")
@@ -67,15 +71,23 @@ def convert(
     Example: stepscope trace convert traces/ job.json.gz --steps 3 --max-size 200M
     """
     form = form or _form_of(target)
+    if form == "parquet":
+        from stepscope.traces.cache import require_polars
+
+        require_polars()
     if form == "chakra" and _is_graph(options["source"]):
         data = _convert_graph(Path(options["source"]), target)
     else:
         traces = open_traces(options)
+        _refuse_input(target, [*traces.paths, *([graph_path] if graph_path else [])], "OUT")
+        for name, reason in traces.left_out.items():
+            narrate(f"left out {name}: {reason}")
         timelines = _cut(traces, steps, time_text, ranks_text)
-        notes: dict[str, Any] = {}
+        notes: dict[str, Any] = {"repairs": tell_repairs(timelines), "warnings": []}
         if anonymise:
-            timelines, notes = _anonymise(timelines)
-        data = {**_write(form, timelines, target, max_size=max_size, flows=flows, graph_path=graph_path), **notes}
+            timelines, told = _anonymise(timelines)
+            notes |= told
+        data = notes | _write(form, timelines, target, max_size=max_size, flows=flows, graph_path=graph_path)
     emit(data, f"{data['path']}: {format_bytes(data['size_bytes'])}, {data['events']} events", as_json=as_json)
     return ExitCode.DONE
 
@@ -90,6 +102,39 @@ def _form_of(target: Path) -> str:
     )
 
 
+def _refuse_input(target: Path, inputs: Iterable[Path], where: str) -> None:
+    """Nothing that is read is written over: a conversion loses something, and the original with it."""
+    for path in inputs:
+        if target.exists() and path.exists() and target.samefile(path):
+            raise UsageError(
+                f"{target} is one of the files that are read", hint="give the result another name", where=where
+            )
+
+
+def tell_repairs(timelines: Iterable[Timeline]) -> dict[str, int]:
+    """What was mended in reading, over all ranks; told on stderr as well, since the result does not show it."""
+    by_file: dict[str, dict[str, int]] = {}
+    for timeline in timelines:
+        # Each rank of a file repeats what was mended in the file.
+        of_file = by_file.setdefault(str(timeline.metadata.get("source", timeline.rank)), {})
+        for what, count in timeline.repairs.items():
+            of_file[what] = max(of_file.get(what, 0), count)
+    repairs: dict[str, int] = {}
+    for of_file in by_file.values():
+        for what, count in of_file.items():
+            repairs[what] = repairs.get(what, 0) + count
+    for what, count in repairs.items():
+        # Notes on the place of a damage are in brackets and have no count of their own.
+        narrate(f"mended: {what}" if what.startswith("(") else f"mended: {what} ({count})")
+    return repairs
+
+
+def _tell_warnings(graph: Graph) -> list[str]:
+    for warning in graph.warnings:
+        narrate(f"warning: {graph.where or 'graph'}: {warning}")
+    return list(graph.warnings)
+
+
 def _is_graph(source: str) -> bool:
     from stepscope.traces.formats import looks_like_graph
 
@@ -100,27 +145,51 @@ def _is_graph(source: str) -> bool:
 def _cut(traces: TraceSet, steps: str | None, time_text: str | None, ranks_text: str | None) -> list[Timeline]:
     from stepscope.traces.cut import cut
 
-    wanted = parse_steps(ranks_text, "--ranks")
-    numbers = parse_steps(steps, "--steps")
+    wanted = parse_numbers(ranks_text, "--ranks")
+    numbers = parse_numbers(steps, "--steps")
     timelines = [traces.timeline(rank) for rank in (traces.ranks if wanted is None else wanted)]
     if numbers is None and time_text is None:
         return timelines
     first, last = (None, None) if time_text is None else _parse_time(time_text, timelines)
-    return [cut(timeline, steps=numbers, start_ns=first, end_ns=last) for timeline in timelines]
+    chosen = [cut(timeline, steps=numbers, start_ns=first, end_ns=last) for timeline in timelines]
+    if not any(map(len, chosen)):
+        begin, end = _whole_time(timelines)
+        raise UsageError(
+            "no event is left: none lies in what was asked for",
+            hint=f"the trace lasts {format_duration((end - begin) / 1e9)}, and times count from its first event",
+            where="--steps" if time_text is None else "--time",
+        )
+    return chosen
+
+
+def _whole_time(timelines: Sequence[Timeline]) -> tuple[int, int]:
+    filled = [timeline.core for timeline in timelines if len(timeline)]
+    begin = min((int(core["start_ns"].min()) for core in filled), default=0)
+    return begin, max((int(core["end_ns"].max()) for core in filled), default=begin)
 
 
 def _parse_time(text: str, timelines: Sequence[Timeline]) -> tuple[int | None, int | None]:
-    begin = min(int(timeline.core["start_ns"].min()) for timeline in timelines)
+    begin, _ = _whole_time(timelines)
     first, colon, last = text.partition(":")
     try:
-        bounds = [begin + round(float(part) * 1e9) if part.strip() else None for part in (first, last)]
+        bounds = [float(part) if part.strip() else None for part in (first, last)]
     except ValueError:
         bounds = []
-    if not colon or not bounds:
+    if not colon or not bounds or any(bound is not None and not _is_time(bound) for bound in bounds):
         raise UsageError(
-            f"{text!r} is no time", hint="write FROM:TO in seconds, such as 0.5:1.2 or :0.1", where="--time"
+            f"{text[:80]!r} is no time", hint="write FROM:TO in seconds, such as 0.5:1.2 or :0.1", where="--time"
         )
-    return bounds[0], bounds[1]
+    start, end = bounds
+    if start is not None and end is not None and end <= start:
+        raise UsageError(
+            f"{text[:80]!r} ends before it begins", hint="write the earlier time first, such as 0.5:1.2", where="--time"
+        )
+    start_ns, end_ns = (None if bound is None else begin + round(bound * 1e9) for bound in bounds)
+    return start_ns, end_ns
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and abs(seconds) < LONGEST_S
 
 
 def _anonymise(timelines: Sequence[Timeline]) -> tuple[list[Timeline], dict[str, Any]]:
@@ -190,7 +259,8 @@ def _write_chakra_rank(timeline: Timeline, target: Path, graph_path: Path | None
     from stepscope.traces.execution_trace import read_execution_trace
     from stepscope.traces.link import link as join
 
-    linked = None if graph_path is None else join(read_execution_trace(graph_path), timeline)
+    graph = None if graph_path is None else read_execution_trace(graph_path)
+    linked = None if graph is None else join(graph, timeline)
     done = to_chakra(timeline, edges=row_edges(timeline), link=linked)
     done.write(target)
     return {
@@ -198,6 +268,7 @@ def _write_chakra_rank(timeline: Timeline, target: Path, graph_path: Path | None
         "size_bytes": target.stat().st_size,
         "events": done.node_count,
         "coverage": msgspec.to_builtins(done.coverage),
+        "warnings": [] if graph is None else _tell_warnings(graph),
     }
 
 
@@ -207,13 +278,22 @@ def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
     from stepscope.traces.chakra_graph import chakra_of_graph
 
     require_numpy()
+    _refuse_input(target, [source], "OUT")
     graph = read_graph(source)
+    warnings = _tell_warnings(graph)
     trace = chakra_of_graph(graph)
     write_chakra(target, trace)
-    return {"path": str(target), "size_bytes": target.stat().st_size, "events": len(trace.nodes), "coverage": None}
+    return {
+        "path": str(target),
+        "size_bytes": target.stat().st_size,
+        "events": len(trace.nodes),
+        "coverage": None,
+        "repairs": {},
+        "warnings": warnings,
+    }
 
 
-def read_graph(path: Path) -> Any:
+def read_graph(path: Path) -> Graph:
     """An execution trace or a Chakra file."""
     from stepscope.traces.chakra import read_chakra
     from stepscope.traces.chakra_graph import graph_of_chakra
@@ -245,12 +325,21 @@ def link(*, graph_path: Path, minimum_share: float, output: Path | None, as_json
     from stepscope.traces.read import read_timeline
 
     require_numpy()
+    if output is not None:
+        _refuse_input(output, [graph_path, Path(options["source"])], "--output")
     timeline = read_timeline(options["source"], step_marker=options["step_marker"])
-    found = join(read_graph(graph_path), timeline, minimum_share=minimum_share)
+    graph = read_graph(graph_path)
+    repairs, warnings = tell_repairs([timeline]), _tell_warnings(graph)
+    found = join(graph, timeline, minimum_share=minimum_share)
     said = found.summary
     if output is not None:
         _write_nodes(found, output)
-    data = {**msgspec.to_builtins(said), "output": str(output) if output else None}
+    data = {
+        **msgspec.to_builtins(said),
+        "output": str(output) if output else None,
+        "repairs": repairs,
+        "warnings": [*said.warnings, *warnings],
+    }
     lines = [
         f"linked {format_share(said.linked_share)} ({said.generation})",
         f"  {said.device_events_linked} of {said.device_events} device events",

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from stepscope.errors import MissingDependencyError
+from stepscope.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
     from stepscope.traces.read import TraceSet
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_LONGEST_NUMBER = 18
+_FEWER = "name only those that the trace has; `stepscope trace summary` lists them"
 
 
 def source_argument(function: F) -> F:
@@ -55,6 +58,31 @@ def require_numpy() -> None:
         import numpy  # noqa: F401
     except ImportError:
         raise MissingDependencyError("reading traces needs numpy", hint="pip install 'stepscope[read]'") from None
+
+
+def parse_numbers(text: str | None, option: str, most: int = 100_000) -> list[int] | None:
+    """`3,5-7` as numbers, each once; None where nothing was given."""
+    if text is None:
+        return None
+    numbers: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        ends = [first, last] if dash else [first]
+        if not all(end.isascii() and end.isdecimal() for end in ends):
+            raise UsageError(
+                f"{text[:80]!r} is no list of numbers", hint="write numbers and ranges: 3,5-7", where=option
+            )
+        if any(len(end) > _LONGEST_NUMBER for end in ends):
+            raise UsageError(f"{max(ends, key=len)[:40]} is too large a number", hint=_FEWER, where=option)
+        begin, end = int(ends[0]), int(ends[-1])
+        if end < begin:
+            raise UsageError(
+                f"{part.strip()} ends before it begins", hint=f"write {end}-{begin} for all from {end}", where=option
+            )
+        if end - begin >= most - len(numbers):
+            raise UsageError(f"{text[:80]!r} names more than {most} numbers", hint=_FEWER, where=option)
+        numbers.update(dict.fromkeys(range(begin, end + 1)))
+    return list(numbers)
 
 
 class Progress:

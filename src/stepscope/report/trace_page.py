@@ -16,6 +16,7 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.analyze.answer import Answer
+from stepscope.analyze.answer_facts import compare_ranks, own_path
 from stepscope.analyze.breakdown import SHARES
 from stepscope.analyze.job import JobReport
 from stepscope.report import trace_tables as tables
@@ -23,7 +24,15 @@ from stepscope.report.trace_charts import MOST_BARS, Bar, draw_bars, draw_memory
 from stepscope.report.trace_overview import COLOURS, Overview, draw_overview
 from stepscope.report.trace_roofline import TraceRoofline, make_roofline
 from stepscope.report.trace_tables import PageTable
-from stepscope.report.trace_words import all_notes, describe_choice, keep_units, name_source, share_values, share_words
+from stepscope.report.trace_words import (
+    all_notes,
+    describe_choice,
+    describe_clocks,
+    keep_units,
+    name_source,
+    share_values,
+    share_words,
+)
 from stepscope.traces.timeline import Timeline
 from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
@@ -86,7 +95,9 @@ def render_page(job: JobReport, answer: Answer, timeline: Timeline) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["keep_units"] = keep_units
-    overview = draw_overview(timeline, job)
+    # The timeline is that of one rank: so is the path drawn on it, and so are the numbers of its steps.
+    alone = msgspec.structs.replace(job, critical=own_path(job), step=job.detail.step)
+    overview = draw_overview(timeline, alone)
     script = _read_asset("trace.js")
     return environment.get_template("trace.html.j2").render(
         name=name_source(job),
@@ -148,10 +159,10 @@ def _provenance(job: JobReport, timeline: Timeline) -> list[tuple[str, str]]:
         ("Format", job.format),
         ("Step", describe_choice(job)),
         ("Steps found by", job.detail.step_marker),
-        ("Rank shown", f"{job.telling_rank}, the one with the longest step"),
+        ("Rank shown", str(job.telling_rank) + compare_ranks(job).removeprefix(f" on rank {job.telling_rank}")),
         ("Devices", ", ".join(job.devices) or "not named"),
         ("Events of this rank", str(len(timeline))),
-        ("Clocks of ranks", job.across.clocks if job.across is not None else ""),
+        ("Clocks of ranks", describe_clocks(job)),
         ("Versions", ", ".join(f"{name} {value}" for name, value in told)),
         ("Tool", f"stepscope {__version__}"),
     ]  # fmt: skip
@@ -166,7 +177,7 @@ def _sections(job: JobReport, timeline: Timeline) -> list[Section]:
         _breakdown(job),
         _path(job),
         _device(job),
-        _roofline(make_roofline(job, timeline)),
+        _roofline(make_roofline(msgspec.structs.replace(job, step=job.detail.step), timeline)),
         _idle(job),
         _collectives(job),
         _host(job),
@@ -218,6 +229,7 @@ def _path(job: JobReport) -> Section | None:
     whole = path.length_s or 1.0
     by_kind, by_name, slack = tables.tables_of_path(job)
     facts = [
+        ("Ranks", _ranks_of_path(job)),
         ("Length", format_duration(path.length_s)),
         ("On the host", f"{format_duration(path.host_s)} ({format_share(path.host_s / whole)})"),
         ("On the device", f"{format_duration(path.device_s)} ({format_share(path.device_s / whole)})"),
@@ -230,6 +242,15 @@ def _path(job: JobReport) -> Section | None:
         open=_kept(by_name),
         folded=_kept(by_kind, slack),
     )
+
+
+def _ranks_of_path(job: JobReport) -> str:
+    path = job.critical
+    if path is None or len(path.ranks) < 2:
+        return f"rank {job.telling_rank} alone"
+    whole = path.length_s or 1.0
+    shares = zip(path.ranks, path.by_rank_s, strict=True)
+    return ", ".join(f"rank {rank} {format_share(spent / whole)}" for rank, spent in shares if spent > 0)
 
 
 def _device(job: JobReport) -> Section | None:

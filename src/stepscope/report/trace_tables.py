@@ -130,10 +130,12 @@ def table_of_ranks(job: JobReport) -> PageTable:
         _count("Last to", lambda one: lateness[one.rank].last_calls if one.rank in lateness else None,
                "Collectives at which it arrived last"),
         _time("Kept others", lambda one: lateness[one.rank].caused_s if one.rank in lateness else None,
-              "Waiting that it caused"),
+              "How long other ranks waited for it, summed over them"),
         _text("Verdict", lambda one: lateness[one.rank].verdict if one.rank in lateness else None),
     ]  # fmt: skip
-    caption = "Shares of each rank's own step; waiting and lateness over all steps"
+    only = job.across.step if job.across is not None else None
+    waited = "waiting and lateness over all steps" if only is None else "waiting in it, lateness over all steps"
+    caption = f"Shares of each rank's own step; {waited}"
     return _table("Ranks", caption, fields, by_step_time(job.ranks), most=MOST_RANKS)
 
 
@@ -307,8 +309,9 @@ def tables_of_collectives(job: JobReport) -> list[PageTable]:
     if across is None:
         return []
     rows = sorted(across.table, key=lambda row: -row.total_s)
+    over = "Over all steps" if across.step is None else f"In step {across.step}"
     return [
-        _table("Collectives", "Over all steps; a matched one counts once, however many ranks took part", [
+        _table("Collectives", f"{over}; a matched one counts once, however many ranks took part", [
             _time("Time", lambda row: row.total_s),
             _count("Count", lambda row: row.count),
             _time("Median", lambda row: row.median_s),

@@ -13,12 +13,14 @@ from stepscope.report.trace_words import (
     REASON_WORDS,
     all_notes,
     by_step_time,
+    describe_clocks,
     describe_job,
     format_optional_share,
     format_rate,
     format_size,
     fractions,
     keep_units,
+    list_repairs,
     median_rank,
     name_source,
     share_words,
@@ -226,6 +228,8 @@ def _collectives(job: JobReport) -> Iterator[str]:
         return
     rows = sorted(table, key=lambda row: -row.total_s)[: SHOWN["collectives"]]
     over = f" in {len(job.steps)} steps" if len(job.steps) > 1 else ""
+    if job.across is not None and job.across.step is not None:
+        over = f" in step {job.across.step}"
     yield f"Collectives{over}{_more(len(rows), len(table), 'kinds')}"
     yield from _table(
         ["time", "count", "median", "waiting", "bus", "size", "ranks", "collective"],
@@ -243,13 +247,15 @@ def _collectives(job: JobReport) -> Iterator[str]:
 def _ranks(job: JobReport) -> Iterator[str]:
     if job.across is None or len(job.ranks) < 2:
         return
-    late = [one for one in job.across.stragglers.ranks if one.caused_s > 0]
+    late = [one for one in job.across.stragglers.ranks if one.stands_out]
     late.sort(key=lambda one: (-one.straggler, -one.caused_s))
+    if not late and job.across.stragglers.ranks:
+        yield "Late ranks: none is later than noise, or there is too little to decide"
     if late:
         count = len(job.across.stragglers.stragglers)
         yield f"Late ranks: {count} straggler{'s' if count != 1 else ''}{_more(len(late[:3]), len(late), 'late ones')}"
         yield from _table(
-            ["rank", "last to", "kept others waiting", "share", "median lateness", "verdict"],
+            ["rank", "last to", "others waited in sum", "share", "median lateness", "verdict"],
             [
                 [str(one.rank), str(one.last_calls), format_duration(one.caused_s),
                  format_optional_share(one.last_share),
@@ -264,8 +270,8 @@ def _ranks(job: JobReport) -> Iterator[str]:
         parts.append(f"a rank waits {format_duration(over.wait_s)} in collectives of a step (median)")
     if job.across.balance.imbalance is not None:
         parts.append(f"busiest rank over mean {format_significant(job.across.balance.imbalance, 3)}")
-    if parts:
-        yield from _wrap(f"Ranks: {'; '.join(parts)}")
+    parts.append(f"times compared {describe_clocks(job)}")
+    yield from _wrap(f"Ranks: {'; '.join(parts)}")
 
 
 # Host
@@ -312,7 +318,9 @@ def _notes(job: JobReport, room: int) -> list[str]:
     notes = all_notes(job)
     wrapped = [_wrap(note, "  ", "    ") for note in notes]
     kept = wrapped if len(notes) <= SHOWN["notes"] + 1 else wrapped[: SHOWN["notes"]]
-    while kept and sum(map(len, kept)) + 2 > room:
+    # What was mended while reading is told whatever the room.
+    least = len(list_repairs(job))
+    while len(kept) > least and sum(map(len, kept)) + 2 > room:
         kept = kept[:-1]
     left_out = [f"  and {len(notes) - len(kept)} more, see --json"] if len(kept) < len(notes) else []
     lines = [line for note in kept for line in note]

@@ -130,8 +130,15 @@ def describe_choice(job: JobReport) -> str:
     return f"step {job.step} of {len(job.steps)}, {job.chosen}"
 
 
+def describe_clocks(job: JobReport) -> str:
+    """How the ranks' times were compared, and why so; empty where there is one rank."""
+    if job.across is None or len(job.ranks) < 2:
+        return ""
+    return f"{job.across.clocks} ({job.across.clocks_because})"
+
+
 def all_notes(job: JobReport) -> list[str]:
-    """Everything to know before believing a number; what was mended while reading comes last."""
+    """Everything to know before believing a number; what was mended while reading comes first."""
     notes = [*job.notes, *job.detail.notes]
     if job.across is not None:
         notes += job.across.notes
@@ -141,12 +148,14 @@ def all_notes(job: JobReport) -> list[str]:
         notes += job.critical.notes
     repairs = list_repairs(job)
     mended = {f"{what}: {count}" for summary in job.ranks for what, count in summary.repairs.items()}
-    return list(dict.fromkeys([*(note for note in notes if note not in mended), *repairs]))
+    return list(dict.fromkeys([*repairs, *(note for note in notes if note not in mended)]))
 
 
 def list_repairs(job: JobReport) -> list[str]:
+    """One note at most, so that none of them is left out where room is short."""
     sums: dict[str, int] = {}
     for summary in job.ranks:
         for what, count in summary.repairs.items():
             sums[what] = sums.get(what, 0) + count
-    return [f"mended while reading: {what}: {count}" for what, count in sums.items()]
+    told = "; ".join(f"{what}: {count}" for what, count in sums.items())
+    return [f"mended while reading: {told}"] if told else []

@@ -16,16 +16,17 @@ import msgspec
 
 from stepscope.errors import BadInputError, first_line
 from stepscope.traces.kineto_fields import rank_in_name
-from stepscope.traces.source import read_bytes
+from stepscope.traces.loose_values import damaged_byte, list_of, text_of, whole_of
+from stepscope.traces.source import read_bounded
 from stepscope.traces.tensors import dtype_bytes
 from stepscope.traces.timeline import OPERATOR, Timeline, TimelineBuilder
 
 OWN_FORM = "communication_calls"
 OWN_VERSION = 1
-_WHOLE_LIMIT = 1 << 62
 _LONGEST_TEXT = 1024
 _WITHOUT_DATA = ("wait", "barrier", "init")
 _COMPUTE_ONLY = ("compute", "markers")
+_SEE_FORM = "see docs/trace-formats.md for the form of a list of calls"
 
 
 def sniff(head: bytes, path: Path) -> bool:
@@ -43,15 +44,22 @@ def read(path: Path) -> list[Timeline]:
 
     Without times every row is an instant, one nanosecond after the row before, and metadata say `untimed`.
     """
+    data, cut_short = read_bounded(path)
     try:
-        content = msgspec.json.decode(read_bytes(path))
+        content = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInputError(f"is no JSON: {first_line(error)}", where=str(path)) from error
-    if isinstance(content, dict):
-        return [_ListReader(path, content).read_own()]
-    if not isinstance(content, list):
-        raise BadInputError("is neither a list of calls nor an object that holds one", where=str(path))
-    return [_ListReader(path, {}).read_param(content)]
+        packed = f" (the packed file ends early: {cut_short})" if cut_short else ""
+        raise BadInputError(
+            f"is no JSON: {first_line(error)}{packed}",
+            hint=f"copy or write the file again; {_SEE_FORM}",
+            where=f"{path}: byte {damaged_byte(error, len(data))}",
+        ) from error
+    if not isinstance(content, list | dict):
+        raise BadInputError("is neither a list of calls nor an object that holds one", hint=_SEE_FORM, where=str(path))
+    reader = _ListReader(path, content if isinstance(content, dict) else {})
+    if cut_short:
+        reader.builder.count_repair(f"the packed file ends too early ({cut_short}): its content was whole")
+    return [reader.read_own() if isinstance(content, dict) else reader.read_param(content)]
 
 
 class _ListReader:
@@ -60,7 +68,8 @@ class _ListReader:
         self.header = header
         self.builder = TimelineBuilder()
         self.groups: dict[str, list[int]] = {}
-        self.world_size = _whole(header.get("world_size"))
+        self._written: dict[str, tuple[list[int], str]] = {}
+        self.world_size = whole_of(header.get("world_size"))
         self.starts = 0
         self.durations = 0
 
@@ -70,36 +79,36 @@ class _ListReader:
         if self.header.get(OWN_FORM) != OWN_VERSION:
             raise BadInputError(
                 f"has no key {OWN_FORM} with the value {OWN_VERSION}",
-                hint="see docs/trace-formats.md for the form of a list of calls",
+                hint=_SEE_FORM,
                 where=str(self.path),
             )
-        for group in _list(self.header.get("groups")):
-            if isinstance(group, dict) and (name := _text(group.get("name"))):
-                self.groups[name] = [rank for rank in _list(group.get("ranks")) if _whole(rank) is not None]
+        for group in list_of(self.header.get("groups")):
+            if isinstance(group, dict) and (name := text_of(group.get("name"), _LONGEST_TEXT)):
+                self.groups[name] = [rank for rank in list_of(group.get("ranks")) if whole_of(rank) is not None]
         calls = self.header.get("calls")
         if not isinstance(calls, list):
-            raise BadInputError("`calls` is no list", where=str(self.path))
+            raise BadInputError("`calls` is no list", hint=_SEE_FORM, where=str(self.path))
         for place, call in enumerate(calls):
-            name = _text(call.get("collective")) if isinstance(call, dict) else None
+            name = text_of(call.get("collective"), _LONGEST_TEXT) if isinstance(call, dict) else None
             if not name:
                 self.builder.count_repair("calls without a collective were left out")
                 continue
-            elements, out = _whole(call.get("elements")), _whole(call.get("out_elements"))
+            elements, out = whole_of(call.get("elements")), whole_of(call.get("out_elements"))
             self._add(
                 call,
                 place,
                 name,
                 in_elements=elements,
                 out_elements=elements if out is None else out,
-                group=_text(call.get("group")),
+                group=text_of(call.get("group"), _LONGEST_TEXT),
                 start_ns=_nanoseconds(call.get("start_s")),
                 duration_ns=_nanoseconds(call.get("duration_s")),
                 in_splits=call.get("in_splits"),
                 out_splits=call.get("out_splits"),
-                sequence=_whole(call.get("sequence")),
-                peer=_whole(call.get("peer")),
+                sequence=whole_of(call.get("sequence")),
+                peer=whole_of(call.get("peer")),
             )
-        return self._finish("calls", _whole(self.header.get("rank")))
+        return self._finish("calls", whole_of(self.header.get("rank")))
 
     # --- PARAM -----------------------------------------------------------------------------------------------------
 
@@ -120,8 +129,8 @@ class _ListReader:
         number = entry.get("pg_id")
         group = str(number)[:_LONGEST_TEXT] if isinstance(number, int | str) else None
         if name == "init" and group is not None:
-            self.groups[group] = [rank for rank in _list(entry.get("global_ranks")) if _whole(rank) is not None]
-        world = _whole(entry.get("world_size"))
+            self.groups[group] = [rank for rank in list_of(entry.get("global_ranks")) if whole_of(rank) is not None]
+        world = whole_of(entry.get("world_size"))
         self.world_size = max(self.world_size or 0, world or 0) or None
         sent, got = self._elements(entry, name)
         self._add(
@@ -132,23 +141,23 @@ class _ListReader:
             out_elements=got,
             group=group,
             group_size=world,
-            start_ns=_whole(entry.get("startTime_ns")),
+            start_ns=whole_of(entry.get("startTime_ns")),
             duration_ns=None,
             in_splits=entry.get("in_split"),
             out_splits=entry.get("out_split"),
-            sequence=_whole(entry.get("req")),
+            sequence=whole_of(entry.get("req")),
             peer=_peer(entry, name),
         )
 
     def _elements(self, entry: Mapping[str, Any], name: str) -> tuple[int | None, int | None]:
-        sent, got = _whole(entry.get("in_msg_size")), _whole(entry.get("out_msg_size"))
+        sent, got = whole_of(entry.get("in_msg_size")), whole_of(entry.get("out_msg_size"))
         if sent is not None or "msg_size" not in entry:
             if sent is None and name not in _WITHOUT_DATA:
                 self.builder.count_repair("calls without a size")
             return sent, got
         # The DLRM benchmark's dump counts bytes.
         width = dtype_bytes(str(entry.get("dtype")).removeprefix("torch."))
-        size = _whole(entry.get("msg_size"))
+        size = whole_of(entry.get("msg_size"))
         if width is None or size is None:
             self.builder.count_repair("sizes in bytes of an unknown element type were left out")
             return None, None
@@ -157,7 +166,7 @@ class _ListReader:
     def _add_compute(self, entry: Mapping[str, Any], place: int) -> None:
         kept = {key: value for key, value in entry.items() if key not in _COMPUTE_ONLY and isinstance(value, str | int)}
         name = str(entry["compute"])[:_LONGEST_TEXT].lower()
-        start_ns = _whole(entry.get("startTime_ns"))
+        start_ns = whole_of(entry.get("startTime_ns"))
         self.starts += start_ns is not None
         at = place if start_ns is None else start_ns
         text = msgspec.json.encode(kept).decode()[: 4 * _LONGEST_TEXT]
@@ -197,15 +206,22 @@ class _ListReader:
             thread=("calls", group or ""),
             collective=name,
             group=group,
-            group_ranks=str(ranks) if ranks else None,
+            group_ranks=self._members(group, ranks) if ranks else None,
             group_size=group_size or (len(ranks) if ranks else self.world_size),
-            dtype=_text(call.get("dtype")),
+            dtype=text_of(call.get("dtype"), _LONGEST_TEXT),
             in_splits=_splits(in_splits),
             out_splits=_splits(out_splits),
             collective_sequence=sequence,
             arguments=msgspec.json.encode(kept).decode()[: 4 * _LONGEST_TEXT] if kept else None,
             **columns,
         )
+
+    def _members(self, group: str | None, ranks: list[int]) -> str:
+        """Written out once for each list, not for each call: groups can be large."""
+        known = self._written.get(group or "")
+        if known is None or known[0] is not ranks:
+            known = self._written[group or ""] = (ranks, str(ranks))
+        return known[1]
 
     def _finish(self, form: str, rank: int | None) -> Timeline:
         if not len(self.builder):
@@ -232,20 +248,6 @@ class _ListReader:
         return self.builder.build(rank=found, world_size=self.world_size, metadata=metadata)
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: object) -> str | None:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) else None
-
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value < _WHOLE_LIMIT else None
-
-
 def _nanoseconds(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -253,9 +255,9 @@ def _nanoseconds(value: object) -> int | None:
 
 
 def _splits(value: object) -> str | None:
-    shares = [share for share in _list(value) if _whole(share) is not None]
+    shares = [share for share in list_of(value) if whole_of(share) is not None]
     return str(shares) if shares else None
 
 
 def _peer(entry: Mapping[str, Any], name: str) -> int | None:
-    return _whole(entry.get("dst_rank" if name == "send" else "src_rank")) if name in ("send", "recv") else None
+    return whole_of(entry.get("dst_rank" if name == "send" else "src_rank")) if name in ("send", "recv") else None

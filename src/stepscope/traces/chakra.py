@@ -261,6 +261,18 @@ def encode_metadata(version: str, attributes: Mapping[str, Any]) -> bytes:
 
 
 def encode_node(node: ChakraNode) -> bytes:
+    """BadInputError for what Chakra has no room for: ids below zero, numbers beyond 64 bits, lists of several kinds."""
+    try:
+        return _encode_node(node)
+    except (ValueError, TypeError) as error:
+        raise BadInputError(
+            f"node {node.id} ({node.name[:80]}) cannot be written as Chakra: {error}",
+            hint="copy or record the execution trace again",
+            where=f"node {node.id}",
+        ) from error
+
+
+def _encode_node(node: ChakraNode) -> bytes:
     message = messages().node(
         id=node.id,
         name=node.name,

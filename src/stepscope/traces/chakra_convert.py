@@ -50,7 +50,7 @@ from stepscope.traces.chakra_wire import (
 from stepscope.traces.classify import CATEGORIES, COMMUNICATION
 from stepscope.traces.dependencies import RowEdges
 from stepscope.traces.gc_pause import gc_paused
-from stepscope.traces.graph import Node
+from stepscope.traces.graph import Node, wrong_arguments
 from stepscope.traces.host_tiles import HostTiles, cut_host_time
 from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Timeline
@@ -427,7 +427,10 @@ def _bytes_moved(timeline: Timeline) -> dict[int, int]:
 
 
 def _arguments(node: Node) -> bytes:
-    inputs, outputs = node.inputs.raw_texts(), node.outputs.raw_texts()
+    try:
+        inputs, outputs = node.inputs.raw_texts(), node.outputs.raw_texts()
+    except ValueError as error:
+        raise wrong_arguments(node, error) from error
     if len(inputs[2]) <= 2 and len(outputs[2]) <= 2:
         return b""
     return arguments_field(INPUTS, *inputs) + arguments_field(OUTPUTS, *outputs)

@@ -11,7 +11,7 @@ from stepscope.traces.chakra import ChakraNode, ChakraTrace, TextArguments
 from stepscope.traces.chakra_collectives import SIZE_CONVENTION, comm_type
 from stepscope.traces.chakra_schema import COLLECTIVE, COMPUTE, INVALID, METADATA, RECEIVE, SEND
 from stepscope.traces.data_dependencies import data_dependencies
-from stepscope.traces.graph import Graph, Node, ProcessGroup
+from stepscope.traces.graph import Graph, Node, ProcessGroup, wrong_arguments
 from stepscope.traces.tensors import NO_ARGUMENTS, Arguments
 
 _FIELDS = (
@@ -158,8 +158,8 @@ def _chakra_node(graph: Graph, node: Node, waits: tuple[int, ...]) -> ChakraNode
         data_deps=waits,
         start_us=((node.start_ns or 0) + 500) // 1000,
         duration_us=((node.duration_ns or 0) + 500) // 1000,
-        inputs=_texts_of(node.inputs),
-        outputs=_texts_of(node.outputs),
+        inputs=_texts_of(graph, node, node.inputs),
+        outputs=_texts_of(graph, node, node.outputs),
         attributes=attributes,
     )
 
@@ -170,6 +170,9 @@ def _can_be_written(name: str, value: Any) -> bool:
     return isinstance(value, bool | int | float | str | bytes) or (isinstance(value, list) and bool(value))
 
 
-def _texts_of(arguments: Arguments) -> TextArguments | None:
-    texts = arguments.texts()
+def _texts_of(graph: Graph, node: Node, arguments: Arguments) -> TextArguments | None:
+    try:
+        texts = arguments.texts()
+    except ValueError as error:
+        raise wrong_arguments(node, error, graph.where) from error
     return TextArguments(*texts) if len(texts[2]) > 2 else None

@@ -100,9 +100,10 @@ def count_left_out(ranks: Sequence[Timeline], kept: Sequence[Integers] | None) -
 def write_within(
     max_bytes: int, path: Path, order: DropOrder, rows: int, write: Callable[[Sequence[Integers] | None], int]
 ) -> None:
-    """Call `write` (rows to keep → size of the file) with fewer rows until the file fits; the last call is the one to keep.
+    """Call `write` (rows to keep → size of the file) with fewer rows until the file fits.
 
-    How far a row packs is only known afterwards, so the bound is approached from both sides.
+    How far a row packs is only known afterwards, so the bound is approached from both sides. The last call
+    is the one that fits.
     """
     too_many, fitting = rows + 1, 0
 

@@ -76,7 +76,13 @@ def _plan_rank(timeline: Timeline, index: int | None) -> Places:
     return Places(
         rank=timeline.rank,
         # The last is for rows without a thread: MISSING points to it.
-        fields=[*(f'"pid":{json.dumps(pid)},"tid":{json.dumps(tid)},' for pid, tid in [*threads, *streams]), ""],
+        fields=[
+            *(
+                f'"pid":{json.dumps(pid, ensure_ascii=False)},"tid":{json.dumps(tid, ensure_ascii=False)},'
+                for pid, tid in [*threads, *streams]
+            ),
+            "",
+        ],
         of_row=of_row,
         processes=list(_name_processes(timeline, index, hosts, devices)),
         tracks=[*_name_threads(timeline.threads, threads), *_name_streams(pairs, streams)],

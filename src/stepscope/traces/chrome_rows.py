@@ -100,7 +100,7 @@ class RowText:
         self._timeline = timeline
         self._places = places
         self._base_ns = base_ns
-        self._names = _Texts(timeline.texts, json.dumps)
+        self._names = _Texts(timeline.texts, quoted)
         self._lists = _Texts(timeline.texts, _as_list)
         self._rests = _Texts(timeline.texts, _without_braces)
         self._calls = _Texts(timeline.texts, _call_category)
@@ -249,7 +249,7 @@ def _make_template(key: int) -> Template:
                 argument = _IN_MEMORY_EVENTS.get(column, argument)
             form = COLUMN[column].form
             arguments.append(
-                f"{_escaped(json.dumps(argument))}:{'%d' if form == 'int' else '%r' if form == 'float' else '%s'}"
+                f"{_escaped(quoted(argument))}:{'%d' if form == 'int' else '%r' if form == 'float' else '%s'}"
             )
             fields.append(Field(column, "number" if form != "text" else "list" if column in _AS_JSON else "text"))
             if column == "bytes" and kind in (COPY, SET):
@@ -297,6 +297,11 @@ def _call_category(name: str) -> str:
     return "cuda_driver" if _DRIVER_CALL.match(name) else "cuda_runtime"
 
 
+def quoted(value: object) -> str:
+    """As JSON that may hold any character: what cannot be encoded is found when the file is written."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _as_list(text: str) -> str:
     """JSON where it is some; a text else."""
     if text[:1] in ("[", "{"):
@@ -306,7 +311,7 @@ def _as_list(text: str) -> str:
             pass
         else:
             return text
-    return json.dumps(text)
+    return quoted(text)
 
 
 def _keys_of(text: str) -> list[str]:
@@ -322,4 +327,4 @@ def _without_braces(text: str) -> str:
     stripped = text.strip()
     if stripped.startswith("{") and _keys_of(stripped):
         return stripped[1:-1]
-    return f'"arguments":{json.dumps(text)}'
+    return f'"arguments":{quoted(text)}'

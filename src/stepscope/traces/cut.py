@@ -97,7 +97,7 @@ def take_rows(timeline: Timeline, rows: Integers, *, steps: Sequence[Span] | Non
 def _known_steps(timeline: Timeline, steps: Iterable[int]) -> list[int]:
     wanted = list(steps)
     there = [span.number for span in timeline.steps]
-    missing = [number for number in wanted if number not in there]
+    missing = sorted(set(wanted) - set(there))
     if missing:
         named = ", ".join(map(str, there[:MOST_STEPS_NAMED])) + (", …" if len(there) > MOST_STEPS_NAMED else "")
         raise UsageError(
@@ -115,7 +115,11 @@ def _known_time(timeline: Timeline, start_ns: int | None, end_ns: int | None) ->
     first = int(limits.min) if start_ns is None else start_ns
     last = int(limits.max) if end_ns is None else end_ns
     if last <= first:
-        raise UsageError("the end of the time to keep is not after its start", where=_where(timeline))
+        raise UsageError(
+            "the end of the time to keep is not after its start",
+            hint="give the earlier time first",
+            where=_where(timeline),
+        )
     return first, last
 
 

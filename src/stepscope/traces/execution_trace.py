@@ -17,7 +17,7 @@ import msgspec
 from stepscope.errors import BadInputError
 from stepscope.traces.gc_pause import gc_paused
 from stepscope.traces.graph import GROUPS_LABEL, Graph, Node, ProcessGroup, read_groups
-from stepscope.traces.source import Source
+from stepscope.traces.source import read_bounded
 from stepscope.traces.tensors import Arguments
 
 KNOWN_SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")
@@ -72,6 +72,7 @@ class _File(msgspec.Struct, gc=False):
 _DECODE_FILE = msgspec.json.Decoder(_File)
 _DECODE_NODE = msgspec.json.Decoder(_FileNode)
 _BARE_NUMBER = re.compile(rb"(?<=[\[,: \n])(-?(?:inf|nan|NaN|Infinity))(?=\s*[,\]}])")
+_NO_TEXT = re.compile("[\udc80-\udcff]")
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 _NUMBERS = frozenset(("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid"))
 _TEXTS = frozenset(("op_schema", "kernel_backend", "kernel_file", "tensor_range"))
@@ -85,24 +86,37 @@ def sniff(head: bytes) -> bool:
 def read_execution_trace(path: Path) -> Graph:
     """The graph of one rank. `warnings` of the result say what was cut off or is not known."""
     path = Path(path)
-    source = Source(path)
-    data = b"".join(source.pieces())
+    data, cut_short = read_bounded(path)
     if not data:
-        raise BadInputError(
-            f"is empty{f' ({source.cut_short})' if source.cut_short else ''}", hint=_RECORD_AGAIN, where=str(path)
-        )
+        raise BadInputError(f"is empty{f' ({cut_short})' if cut_short else ''}", hint=_RECORD_AGAIN, where=str(path))
     with gc_paused():
-        return parse_execution_trace(data, where=str(path), cut_short=source.cut_short)
+        return parse_execution_trace(data, where=str(path), cut_short=cut_short)
 
 
 def parse_execution_trace(data: bytes, *, where: str = "", cut_short: str | None = None) -> Graph:
     """The same from bytes that are in memory already."""
-    return _parse(data, [], where=where, cut_short=cut_short)
+    warnings: list[str] = []
+    return _parse(_as_utf8(data, warnings), warnings, where=where, cut_short=cut_short)
+
+
+def _as_utf8(data: bytes, warnings: list[str]) -> bytes:
+    """Arguments are decoded when they are asked for; bytes that are no text are found before. Places stay the same."""
+    if data.isascii():
+        return data
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        text, count = _NO_TEXT.subn("?", data.decode(errors="surrogateescape"))
+        warnings.append(f"{count} bytes that are no UTF-8, the first at byte {error.start}, are read as question marks")
+        return text.encode()
+    return data
 
 
 def _parse(data: bytes, warnings: list[str], *, where: str, cut_short: str | None) -> Graph:
     try:
         file = _DECODE_FILE.decode(data)
+        if cut_short:
+            warnings.append(f"the packed file ends early: {cut_short}; its list of nodes is whole")
     except msgspec.ValidationError as error:
         raise _wrong_form(data, error, where) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

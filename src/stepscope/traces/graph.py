@@ -358,6 +358,15 @@ class Graph:
         return np.fromiter((getattr(node, name) for node in self.nodes), np.int64, len(self.nodes))
 
 
+def wrong_arguments(node: Node, error: ValueError, where: str = "") -> BadInputError:
+    """For arguments that turn out to be none when they are asked for."""
+    return BadInputError(
+        f"the arguments of node {node.id} ({node.name[:80]}) cannot be read: {error}",
+        hint="copy or record the execution trace again",
+        where=f"{where + ', ' if where else ''}node {node.id}",
+    )
+
+
 def read_collective(node: Node) -> Collective:
     """The content of a `record_param_comms` node, from its attributes where it has them, else from its inputs.
 

@@ -23,6 +23,7 @@ from stepscope.traces.kineto_fields import (
     rank_in_name,
 )
 from stepscope.traces.kineto_text import UNREADABLE, ChromeText, Piece, salvage
+from stepscope.traces.loose_values import identity_of
 from stepscope.traces.source import Source
 from stepscope.traces.timeline import (
     ANNOTATION,

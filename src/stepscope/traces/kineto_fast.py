@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from stepscope.traces.source import Source
 from stepscope.traces.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Array
+    from stepscope.traces.timeline import Array, Integers
 
 CORE_COLUMNS = ("start_ns", "end_ns", "kind", "name", "device", "stream", "correlation")
 """The least that says what ran where and when."""
@@ -170,6 +170,16 @@ class _Column:
         self._map.resize(cells * dtype.itemsize)
         self._cells = np.frombuffer(self._map, dtype)
 
+    def insert(self, places: Sequence[int], cells: Array) -> None:
+        """`cells[i]` before what is now at `places[i]`, which ascend. Moves what follows, in place."""
+        end = self._used
+        self.extend(cells)
+        for moved in range(len(places) - 1, -1, -1):
+            begin = places[moved]
+            self._cells[begin + moved + 1 : end + moved + 1] = self._cells[begin:end]
+            self._cells[begin + moved] = cells[moved]
+            end = begin
+
     def finish(self) -> Array:
         return self._cells[: self._used]
 
@@ -221,6 +231,8 @@ class _Scanner:
         self._blocks: dict[str, _GrowingBlock] = {}
         self._folder = folder
         self._row = 0
+        self._places: list[int] = []
+        """For each row of the careful reader: the scanner's row it stands before."""
         self._work = np.zeros(len(Field), np.int64)
         self._prepare()
         self._work[Field.WANTS_THREADS] = columns is None or "thread" in columns
@@ -274,7 +286,13 @@ class _Scanner:
         return 0, native.FORM_IGNORED
 
     def read_damaged(self, text: bytes, offset: int) -> None:
+        self._read_carefully(text, offset, self._row)
+
+    def _read_carefully(self, text: bytes, offset: int, row: int) -> None:
+        """What comes of it belongs before `row` of those that the scanner reads."""
+        before = len(self._careful.builder)
         self._careful.read_piece(Piece(text, offset))
+        self._places += [row] * (len(self._careful.builder) - before)
 
     def read(self, piece: bytes, offset: int) -> int:
         """Whole records at the beginning of `piece`; tells how far they go."""
@@ -291,7 +309,7 @@ class _Scanner:
             self._floats = np.empty((events, len(self._real)), np.float64)
         work, pool = self._work, self._pool
         pool.make_room(int(work[at.TEXTS]), int(work[at.POOL_USED]), size)
-        odd = np.empty((size // _SMALLEST_RECORD + 2, 2), np.int64)
+        odd = np.empty((size // _SMALLEST_RECORD + 2, 3), np.int64)
         work[at.ROWS] = work[at.ODD] = 0
         work[at.SLOTS : at.SLOTS + 5] = [
             pool.slots.ctypes.data, len(pool.slots) - 1, *(a.ctypes.data for a in (pool.bytes, pool.bounds, pool.flags))
@@ -301,8 +319,8 @@ class _Scanner:
         ]  # fmt: skip
         begin = text.ctypes.data
         reached = kineto_scan.scan(work.ctypes.data, begin, begin + size) - begin
-        for first, last in odd[: work[at.ODD]].tolist():
-            self._careful.read_piece(Piece(piece[first:last], offset + first))
+        for first, last, row in odd[: work[at.ODD]].tolist():
+            self._read_carefully(piece[first:last], offset + first, self._row + row)
         self._collect(int(work[at.ROWS]))
         return int(reached)
 
@@ -331,7 +349,9 @@ class _Scanner:
         self._row += rows
 
     def finish(self, text: ChromeText) -> Timeline:
-        """One timeline from what both readers read: the careful one's rows follow the scanner's."""
+        """One timeline from what both readers read, in the order of the file."""
+        import numpy as np
+
         from stepscope.traces.native.kineto_scan import Field
 
         careful = self._careful.finish_odd(text)
@@ -343,8 +363,10 @@ class _Scanner:
         joined = _Joined(texts, threads, careful)
         core: dict[str, Array] = {}
         for name, column in self._columns.items():
-            column.extend(joined.careful_cells(name, careful.core[name]))
-            core[name] = joined.scanned_cells(name, column.finish())
+            scanned = column.finish()
+            scanned[:] = joined.scanned_cells(name, scanned)
+            column.insert(self._places, joined.careful_cells(name, careful.core[name]))
+            core[name] = column.finish()
         rows = self._row + len(careful)
         for spec in COLUMNS:
             if spec.block is None and spec.name not in core:
@@ -353,17 +375,24 @@ class _Scanner:
             rank=None,
             world_size=None,
             core=core,
-            blocks=self._join_blocks(joined, careful),
+            blocks=self._join_blocks(joined, careful, np.array(self._places, np.int64)),
             texts=joined.texts,
             threads=joined.threads,
             repairs=repairs,
         )
 
-    def _join_blocks(self, joined: _Joined, careful: Timeline) -> dict[str, Block]:
+    def _join_blocks(self, joined: _Joined, careful: Timeline, places: Integers) -> dict[str, Block]:
+        blocks = {name: block.finish(joined) for name, block in self._blocks.items()}
+        if len(places):
+            # Rows move down by as many as were put in before them.
+            blocks = {
+                name: Block(block.rows + places.searchsorted(block.rows, side="right"), block.columns)
+                for name, block in blocks.items()
+            }
         for name, block in careful.blocks.items():
             columns = {n: joined.careful_cells(n, cells) for n, cells in block.columns.items()}
-            self._blocks.setdefault(name, _GrowingBlock(self._folder)).extend(block.rows + self._row, columns)
-        return {name: block.finish(joined) for name, block in self._blocks.items()}
+            blocks[name] = _merged(blocks.get(name), Block(places[block.rows] + block.rows, columns))
+        return blocks
 
 
 class _Joined:
@@ -391,6 +420,23 @@ class _Joined:
         if COLUMN[name].form == "text":
             return _mapped(cells, self._codes)
         return _mapped(cells, self._threads) if name == "thread" else cells
+
+
+def _merged(one: Block | None, other: Block) -> Block:
+    """Of both, in order of rows."""
+    import numpy as np
+
+    if one is None:
+        return other
+    rows = np.concatenate([one.rows, other.rows])
+    order = np.argsort(rows, kind="stable")
+    columns: dict[str, Array] = {}
+    for name in dict.fromkeys([*one.columns, *other.columns]):
+        parts = [
+            block.columns[name] if name in block.columns else _absent(name, len(block.rows)) for block in (one, other)
+        ]
+        columns[name] = np.concatenate(parts)[order]
+    return Block(rows=rows[order], columns=columns)
 
 
 def _mapped(cells: Array, mapping: Array) -> Array:

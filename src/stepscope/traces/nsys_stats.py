@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.errors import BadInputError
 from stepscope.traces.kineto_fields import rank_in_name
-from stepscope.traces.source import read_bytes
+from stepscope.traces.source import read_bounded
 from stepscope.traces.timeline import COPY, KERNEL, SET, Timeline, TimelineBuilder
 
 _LINES_BEFORE_HEADER = 200
@@ -95,14 +95,15 @@ def sniff_summary(head: bytes, path: Path) -> bool:
 
 def read(path: Path) -> list[Timeline]:
     """The device's rows of a `cuda_gpu_trace` table; calls of the host and steps are not in it."""
-    table, rows = _open(path, ("trace",))
-    return [_TraceReader(path, table).read(rows)]
+    table, rows, repairs = _open(path, ("trace",))
+    reader = _TraceReader(path, table)
+    reader.builder.repairs.update(repairs)
+    return [reader.read(rows)]
 
 
 def read_summary(path: Path) -> KernelSummary:
     """Sums per name. Of several tables in one file the one of kernels, else the one of calls."""
-    table, rows = _open(path, ("kernels", "calls"))
-    repairs: dict[str, int] = {}
+    table, rows, repairs = _open(path, ("kernels", "calls"))
     found = []
     for _, cells in rows:
         row = _read_sum(table, cells)
@@ -147,9 +148,17 @@ def _parse_header(line: str, number: int) -> _Table | None:
     return None
 
 
-def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[tuple[int, list[str]]]]:
-    """The first table of the first of these kinds, and its rows with their line numbers."""
-    lines = read_bytes(path).decode("utf-8-sig", errors="replace").splitlines(keepends=True)
+def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[tuple[int, list[str]]], dict[str, int]]:
+    """The first table of the first of these kinds, its rows with their line numbers, and what was mended."""
+    data, cut_short = read_bounded(path)
+    lines = data.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
+    repairs: dict[str, int] = {}
+    if cut_short:
+        repairs[f"the packed file ends too early ({cut_short}): the rows before were read"] = 1
+        if lines and not lines[-1].endswith(("\n", "\r")):
+            # Its last number may have lost digits.
+            lines.pop()
+            repairs["rows without an end were left out"] = 1
     tables = [
         table for number, line in enumerate(lines, start=1) if (table := _parse_header(line.rstrip("\r\n"), number))
     ]
@@ -157,7 +166,7 @@ def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[tuple[in
         for table in tables:
             if table.kind == kind:
                 end = min((other.line for other in tables if other.line > table.line), default=len(lines) + 1)
-                return table, _rows(lines[table.line : end - 1], table.line, path)
+                return table, _rows(lines[table.line : end - 1], table.line, path), repairs
     wanted = "Start, Duration, …, Strm, Name" if "trace" in kinds else "Total Time, Instances (or Num Calls), …, Name"
     hint = "this file holds sums, which have no timeline" if tables and "trace" in kinds else None
     raise BadInputError(

@@ -28,18 +28,19 @@ def _after_bias(rule: Callable[[Sequence[Shape]], int | None]) -> Callable[[Sequ
     return lambda shapes: rule(shapes[1:]) if len(shapes) > 2 else None
 
 
-def _attention(factor: int) -> Callable[[Sequence[Shape]], int | None]:
-    """Two products of every query with every key; the backward pass has five."""
+def _attention(factor: int, *, length_first: bool = False) -> Callable[[Sequence[Shape]], int | None]:
+    """Two products of every query with every key; the backward pass has five.
+
+    Shapes are [batch, heads, length, size], or [batch, length, heads, size] in operators without "scaled_dot_product".
+    Keys may have fewer heads than queries, which share them.
+    """
+    length_at, heads_at = (1, 2) if length_first else (2, 1)
 
     def count(shapes: Sequence[Shape]) -> int | None:
         query, key = (shapes[0], shapes[1]) if factor == 2 else (shapes[1], shapes[2])
         if len(query) != 4 or len(key) != 4:
             return None
-        # [batch, heads, length, size] or [batch, length, heads, size]: the product of all is the same either way
-        # as long as heads agree, which they do where one of the two places is equal.
-        heads, length = (query[1], query[2]) if query[1] == key[1] else (query[2], query[1])
-        other = key[2] if query[1] == key[1] else key[1]
-        return 2 * factor * query[0] * heads * length * other * query[3]
+        return 2 * factor * query[0] * query[heads_at] * query[length_at] * key[length_at] * query[3]
 
     return count
 
@@ -53,12 +54,12 @@ _BY_INPUTS: dict[str, Callable[[Sequence[Shape]], int | None]] = {
     "aten::_scaled_dot_product_flash_attention": _attention(2),
     "aten::_scaled_dot_product_efficient_attention": _attention(2),
     "aten::_scaled_dot_product_cudnn_attention": _attention(2),
-    "aten::_flash_attention_forward": _attention(2),
-    "aten::_efficient_attention_forward": _attention(2),
+    "aten::_flash_attention_forward": _attention(2, length_first=True),
+    "aten::_efficient_attention_forward": _attention(2, length_first=True),
     "aten::_scaled_dot_product_flash_attention_backward": _attention(5),
     "aten::_scaled_dot_product_efficient_attention_backward": _attention(5),
-    "aten::_flash_attention_backward": _attention(5),
-    "aten::_efficient_attention_backward": _attention(5),
+    "aten::_flash_attention_backward": _attention(5, length_first=True),
+    "aten::_efficient_attention_backward": _attention(5, length_first=True),
 }
 _CONVOLUTIONS = frozenset(
     ("aten::cudnn_convolution", "aten::miopen_convolution", "aten::mkldnn_convolution", "aten::_slow_conv2d_forward")

@@ -76,12 +76,19 @@ class _Machine:
             where=f"{self.where}: byte {self.begin}",
         )
 
+    def refuse_end(self) -> NoReturn:
+        raise BadInputError(
+            f"the pickle ends too early: at byte {len(self.data)}, inside the instruction at byte {self.begin}",
+            hint="copy the file again; a dump that was cut while it was written cannot be read",
+            where=f"{self.where}: byte {len(self.data)}",
+        )
+
     # --- bytes and stack -------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> bytes:
         end = self.place + count
         if end > len(self.data):
-            self.refuse("the pickle ends too early")
+            self.refuse_end()
         piece = self.data[self.place : end]
         self.place = end
         return piece
@@ -89,7 +96,7 @@ class _Machine:
     def line(self) -> bytes:
         end = self.data.find(b"\n", self.place)
         if end < 0:
-            self.refuse("the pickle ends too early")
+            self.refuse_end()
         piece = self.data[self.place : end]
         self.place = end + 1
         return piece
@@ -175,7 +182,7 @@ class _Machine:
 
     def text(self, length: int) -> None:
         try:
-            self.push(self.take(length).decode("utf-8", errors="surrogatepass"))
+            self.push(_whole_characters(self.take(length).decode("utf-8", errors="surrogatepass")))
         except UnicodeDecodeError:
             self.refuse("the pickle holds a text that is no UTF-8")
 
@@ -235,9 +242,16 @@ class _Machine:
 
     def escaped_text(self) -> None:
         try:
-            self.push(self.line().decode("raw-unicode-escape"))
+            self.push(_whole_characters(self.line().decode("raw-unicode-escape")))
         except UnicodeDecodeError:
             self.refuse("the pickle holds a text that is none")
+
+
+def _whole_characters(text: str) -> str:
+    """Halves of pairs, which no file can be written with, become replacement characters."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", errors="surrogatepass").decode("utf-16-le", errors="replace")
 
 
 def _int_line(line: bytes) -> int | bool:

@@ -193,9 +193,10 @@ class _Gunzip(io.RawIOBase):
         while not self._whole:
             if not self._packed:
                 self._packed = self._file.read(self._STEP)
-                if not self._packed:
-                    raise EOFError("the packed file ends before its end marker")
+                # At the end of a cut file the unpacker may still hold what did not fit the buffer before.
             text = self._unpacker.decompress(self._packed, len(buffer))
+            if not text and not self._packed and not self._unpacker.eof:
+                raise EOFError("the packed file ends before its end marker")
             self._packed = self._unpacker.unconsumed_tail
             if self._unpacker.eof:
                 self._next_part()

@@ -384,7 +384,7 @@ class Arguments:
         if raw:
             try:
                 side = _DECODE_RAW_SIDE.decode(raw)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ValueError(str(error)) from error
             return side.values, side.shapes, side.types
         decoded = self._decoded()
@@ -430,7 +430,7 @@ NO_ARGUMENTS = Arguments()
 def _decode_side(raw: bytes | msgspec.Raw) -> _Side:
     try:
         return _DECODE_SIDE.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -440,7 +440,7 @@ def _decode_list(raw: msgspec.Raw) -> list[Any]:
         return []
     try:
         return _DECODE_LIST.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
             found = ast.literal_eval(bytes(raw).decode())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:

@@ -230,12 +230,16 @@ def packed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
 
 
 def _joined(lines: Sequence[str]) -> bytes:
-    # Half a surrogate pair can stand in a text of a damaged trace; written as \ud800 it is JSON again.
-    return ",\n  ".join(lines).encode("utf-8", "backslashreplace")
+    return _as_bytes(",\n  ".join(lines))
 
 
 def _encode(event: Mapping[str, Any]) -> bytes:
-    return json.dumps(event, separators=(",", ":"), default=str)[:-1].encode() + b"\n  }"
+    return _as_bytes(json.dumps(event, separators=(",", ":"), default=str, ensure_ascii=False)[:-1]) + b"\n  }"
+
+
+def _as_bytes(text: str) -> bytes:
+    # Half a surrogate pair may stand in a text of a damaged trace. Escaped, it would cost strict readers the event.
+    return text.encode("utf-8", "replace")
 
 
 def _header(ranks: Sequence[Timeline], places: Sequence[Places], base_ns: int, left_out: dict[str, int]) -> bytes:
@@ -255,7 +259,7 @@ def _header(ranks: Sequence[Timeline], places: Sequence[Places], base_ns: int, l
         "left_out": left_out,
     }
     content |= {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
-    return json.dumps(content, default=str)[:-1].encode() + b',\n"traceEvents": ['
+    return _as_bytes(json.dumps(content, default=str, ensure_ascii=False)[:-1]) + b',\n"traceEvents": ['
 
 
 def _distributed(timeline: Timeline) -> dict[str, Any]:

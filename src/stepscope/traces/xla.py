@@ -27,6 +27,7 @@ from stepscope.traces.hlo import (
     started_by,
 )
 from stepscope.traces.kineto_text import UNREADABLE, ChromeText, Piece, salvage
+from stepscope.traces.loose_values import identity_of
 from stepscope.traces.source import Source
 from stepscope.traces.timeline import (
     ANNOTATION,
@@ -112,6 +113,7 @@ class _Collector:
         self.processes: dict[str, str] = {}
         self.lines: dict[tuple[str, str], str] = {}
         self.rows: list[_Row] = []
+        self._first_damage: int | None = None
 
     def read(self) -> None:
         text = ChromeText(Source(self.path))
@@ -120,17 +122,29 @@ class _Collector:
                 self._take(event)
         if text.cut_short:
             self.repairs[f"the file ends too early ({text.cut_short}): the events before were read"] += 1
+        if self._first_damage is not None:
+            self.repairs[f"(the first damage is at byte {self._first_damage})"] = 1
         if not self.rows:
-            raise BadInputError("holds no event that could be read", where=str(self.path))
+            raise BadInputError(
+                "holds no event that could be read",
+                hint="record it again; the profiler's viewer reads files named *.trace.json.gz",
+                where=str(self.path)
+                if self._first_damage is None
+                else f"{self.path}: the first damage is at byte {self._first_damage}",
+            )
 
     def _events(self, piece: Piece) -> list[_Event]:
         try:
             return _EVENTS.decode(b"[" + piece.text + b"]")
         except UNREADABLE:
-            return list(salvage(piece.text, _decode_event, self._damage))
+            return list(
+                salvage(piece.text, _decode_event, lambda what, place: self._damage(what, piece.offset + place))
+            )
 
-    def _damage(self, what: str, _place: int) -> None:
+    def _damage(self, what: str, offset: int) -> None:
         self.repairs[what] += 1
+        if self._first_damage is None:
+            self._first_damage = offset
 
     def _take(self, event: _Event) -> None:
         line = (identity_of(event.pid), identity_of(event.tid))
@@ -336,7 +350,7 @@ class _DeviceBuilder:
 
     def _kept(self, row: _Row) -> str | None:
         """Arguments that are the same for every run of an operation, so that texts stay few."""
-        kept = {key: row.args[key] for key in _KEPT if key in row.args}
+        kept = {key: value for key in _KEPT if isinstance(value := row.args.get(key), str | int | float)}
         return msgspec.json.encode(kept).decode()[:_LONGEST_TEXT] if kept else None
 
     def _find_steps(self, rows: list[_Row]) -> None:

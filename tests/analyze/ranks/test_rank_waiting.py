@@ -130,7 +130,8 @@ def test_a_planted_straggler_is_named_with_its_lateness() -> None:
     assert entry.low_s <= entry.median_s <= entry.high_s  # type: ignore[operator]
     assert entry.last_calls == 40
     assert entry.last_share == 1.0
-    assert entry.caused_s == pytest.approx(40 * 200e-6, rel=0.1)
+    assert entry.skew_s == pytest.approx(40 * 200e-6, rel=0.1)
+    assert entry.caused_s == pytest.approx(7 * 40 * 200e-6, rel=0.1), "seven others waited each time"
     assert entry.verdict == "later than noise, throughout"
 
 
@@ -185,17 +186,20 @@ def test_a_clock_that_is_off_is_no_straggler() -> None:
     timelines = _timelines(
         _jitter(7, 10 * US), ranks=4, steps=4, calls=5, offset_ns=lambda rank: 700 * US * (rank == 3)
     )
-    recorded = explain_ranks(timelines)
+    recorded = explain_ranks(timelines, clocks="as recorded")
     assert recorded.stragglers.stragglers == []
     assert recorded.stragglers.ranks[3].floor_s == pytest.approx(700e-6, rel=0.05)
     assert any("700 µs apart" in note.replace("700.0", "700") for note in recorded.notes)
-    assert explain_ranks(timelines, clocks="aligned").stragglers.stragglers == []
+    assert any("`--clocks aligned` takes that off" in note for note in recorded.notes)
+    aligned, chosen = explain_ranks(timelines, clocks="aligned"), explain_ranks(timelines)
+    assert aligned.stragglers.stragglers == []
+    assert (chosen.clocks, chosen.stragglers) == ("aligned", aligned.stragglers)
 
 
 def test_most_clocks_being_off_makes_the_right_ones_no_stragglers() -> None:
     """Three of four clocks run behind: as recorded, the one that is right looks late."""
     timelines = _timelines(_jitter(8, 10 * US), ranks=4, steps=4, calls=5, offset_ns=lambda rank: -MS * (rank > 0))
-    found = explain_ranks(timelines).stragglers
+    found = explain_ranks(timelines, clocks="as recorded").stragglers
     assert found.ranks[0].median_s == pytest.approx(1e-3, rel=0.05)
     assert found.stragglers == []
 
@@ -208,6 +212,29 @@ def test_lateness_that_is_handed_on_is_not_blamed_on_who_hands_it_on() -> None:
     found = explain_ranks(simulate(plan)).stragglers
     assert found.stragglers == [0]
     assert found.ranks[0].own_median_s == pytest.approx(0.5e-3, rel=1e-3), "the middle of two lies half way"
+
+
+def test_the_late_one_of_two_causes_all_their_waiting() -> None:
+    """In a group of two, half the wait is the distance to the median arrival: that is skew, not waiting."""
+    found = _find(lambda r, s, c: 200 * US if r == 1 else 0, ranks=2, steps=4, calls=5)
+    assert found.ranks[1].caused_s == pytest.approx(20 * 200e-6)
+    assert found.ranks[1].skew_s == pytest.approx(20 * 100e-6)
+    assert (found.ranks[0].caused_s, found.ranks[0].last_calls) == (0, 0)
+
+
+def test_those_who_come_last_together_share_the_blame() -> None:
+    found = _find(lambda r, s, c: 200 * US if r in (1, 3) else 0, ranks=4, steps=3, calls=4)
+    assert [entry.caused_s for entry in found.ranks] == pytest.approx([0, 12 * 200e-6, 0, 12 * 200e-6])
+    assert [entry.last_calls for entry in found.ranks] == [0, 12, 0, 12]
+    assert found.ranks[1].last_share == pytest.approx(0.5)
+
+
+def test_only_lateness_beyond_noise_stands_out() -> None:
+    jitter = _jitter(5, 20 * US)
+    burst: Late = lambda r, s, c: jitter(r, s, c) + (5 * MS if r == 2 and s < 2 else 0)  # noqa: E731
+    assert [entry.rank for entry in _find(burst, ranks=4, steps=3, calls=20).ranks if entry.stands_out] == [2]
+    assert not any(entry.stands_out for entry in _find(jitter, ranks=4, steps=8, calls=8).ranks)
+    assert not any(entry.stands_out for entry in _find(_only_rank_two, ranks=4, steps=1, calls=2).ranks)
 
 
 def test_too_few_calls_decide_nothing() -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, simulate
 
-from stepscope.analyze.ranks import RankDigest, RanksReport, digest, explain_ranks, shift
+from stepscope.analyze.ranks import RankDigest, RanksReport, StepDigest, digest, explain_ranks, shift
+from stepscope.analyze.ranks.digest import calls_of, turns_ns
+from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER
 from stepscope.errors import UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import ANNOTATION, KERNEL, Timeline, TimelineBuilder
@@ -139,10 +141,84 @@ def test_work_is_compared_without_waiting() -> None:
 
 def test_the_spread_of_ends_needs_clocks() -> None:
     timelines = simulate(_plan(offset_ns=lambda rank: rank * MS))
-    assert explain_ranks(timelines).balance.end_spread_s == pytest.approx(3e-3)
+    assert explain_ranks(timelines, clocks="as recorded").balance.end_spread_s == pytest.approx(3e-3)
     aligned = explain_ranks(timelines, clocks="aligned")
     assert aligned.balance.end_spread_s == pytest.approx(0)
     assert aligned.notes == []
+
+
+def test_clocks_are_aligned_where_they_can_be() -> None:
+    """Rank 2 is late; the clocks of ranks 1 and 3 are milliseconds off, which as recorded hides it."""
+    off = {1: 5 * MS, 3: -3 * MS}
+    timelines = simulate(
+        _plan(late_ns=lambda rank, step, call: 200 * US * (rank == 2), offset_ns=lambda rank: off.get(rank, 0))
+    )
+    report = explain_ranks(timelines)
+    assert report.clocks == "aligned"
+    assert report.clocks_because == "offsets of up to 5.000 ms were found from collectives and taken off"
+    assert report.stragglers.stragglers == [2]
+    recorded = explain_ranks(timelines, clocks="as recorded").stragglers.ranks
+    assert max(recorded, key=lambda entry: entry.caused_s).rank == 1, "a clock ahead looks late"
+
+
+def test_clocks_that_agree_are_left_alone() -> None:
+    report = explain_ranks(simulate(_plan()))
+    assert (report.clocks, report.clocks_because) == ("as recorded", "no clock offset can be told from none")
+    assert report.notes == []
+
+
+def test_impossible_starts_leave_durations() -> None:
+    """Two collectives are too few for an offset, but a rank that leaves before another begins shows a wrong clock."""
+    plan = Plan(
+        3,
+        [[Call("allreduce", (0, 1, 2))] * 2],
+        late_ns=lambda rank, step, call: 100 * US * (rank == 1),
+        offset_ns=lambda rank: 20 * MS * (rank == 2),
+    )
+    report = explain_ranks(simulate(plan))
+    assert report.clocks == "durations"
+    assert "in 2 of 2 collectives a rank left before another had begun" in report.clocks_because
+    assert any(note.startswith("no clocks were compared") for note in report.notes)
+    assert [entry.wait_s for entry in report.waiting] == pytest.approx([200e-6, 0, 200e-6])
+
+
+def test_ranks_that_count_steps_differently_are_paired() -> None:
+    plan = _plan(late_ns=lambda rank, step, call: 60 * US if rank == 1 else 0)
+    digests = [digest(timeline) for timeline in simulate(plan)]
+    calls = calls_of(digests[1]).copy()
+    calls["step"] = np.where(calls["step"] >= 0, calls["step"] + 10, -1)
+    steps = [msgspec.structs.replace(entry, number=entry.number + 10) for entry in digests[1].steps]
+    other = msgspec.structs.replace(digests[1], steps=steps, calls=calls.tobytes())
+    paired = explain_ranks([digests[0], other, *digests[2:]])
+    alike = explain_ranks(digests)
+    assert paired.notes == [PAIRED_BY_ORDER]
+    assert msgspec.structs.replace(paired, notes=[]) == alike
+
+
+def test_one_step_keeps_clocks_and_stragglers_of_all() -> None:
+    timelines = simulate(_plan(late_ns=lambda rank, step, call: 60 * US if rank == 1 else 0))
+    whole, one = explain_ranks(timelines), explain_ranks(timelines, step=3)
+    assert (one.stragglers, one.clock_offsets) == (whole.stragglers, whole.clock_offsets)
+    assert sum(row.count for row in one.table) == one.matching.collectives < whole.matching.collectives
+    assert (one.waiting[0].wait_s or 0) < (whole.waiting[0].wait_s or 0)
+
+
+def test_a_member_without_calls_is_told() -> None:
+    timelines = simulate(_plan())
+    silent = finish(TimelineBuilder().build(rank=3, world_size=4))
+    report = explain_ranks([*timelines[:3], silent])
+    assert any(
+        note.startswith("rank 3 is a member of group") and note.endswith("sizes and waiting there are lower bounds")
+        for note in report.notes
+    )
+
+
+def test_steps_that_overlap_on_the_device_are_counted_once() -> None:
+    """The host runs ahead: every interval lasts until the device has done all that was launched."""
+    spans = [(0, 200), (100, 400), (200, 600), (700, 800)]
+    steps = [StepDigest(number=number, start_ns=start, end_ns=end) for number, (start, end) in enumerate(spans)]
+    item = msgspec.structs.replace(digest(simulate(_plan())[0]), steps=steps)
+    assert turns_ns(item) == {0: 200, 1: 200, 2: 200, 3: 100}
 
 
 def test_many_sizes_are_put_together() -> None:

@@ -103,16 +103,16 @@ class Draft:
 def begin_draft(timeline: Timeline, step: int | None, meets: Mask, constants: Constants | None) -> Draft:
     import numpy as np
 
-    queues = device_queues(timeline)
+    queues, roles = device_queues(timeline), call_roles(timeline)
     rows = step_rows(timeline, step, queues)
     launches = np.zeros(len(timeline), bool)
     launches[queues.call[queues.call >= 0]] = True
     return Draft(
         timeline=timeline,
         rows=rows,
-        constants=measure_constants(timeline, queues) if constants is None else constants,
+        constants=measure_constants(timeline, queues, roles) if constants is None else constants,
         order=LaunchOrder(timeline, rows),
-        roles=call_roles(timeline),
+        roles=roles,
         syncs=_sync_rows(timeline, rows),
         chains=Chains(rows.hosts),
         launches=launches,

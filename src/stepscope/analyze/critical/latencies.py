@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.analyze.critical.calls import STREAM_WAIT
 from stepscope.analyze.critical.columns import core
 from stepscope.traces.timeline import Timeline
 
@@ -21,6 +23,17 @@ MOST_USUAL_NS = 50_000
 """No usual delay is longer, whatever a trace with holes seems to say."""
 FALLBACK_STREAM_NS = 1_000
 QUEUE_LIMIT = 1_024
+NO_END = -(1 << 62)
+"""Before every time in a trace: nothing had to end."""
+FAMILY_FACTOR = 2
+"""A call takes at most so many times the least latency of any other call that does the same."""
+_FAMILIES = (
+    ("graph", re.compile(r"Graph", re.IGNORECASE)),
+    ("kernel", re.compile(r"Launch.*Kernel|LaunchByPtr|KernelLaunch", re.IGNORECASE)),
+    ("copy", re.compile(r"Mem(ory)?cpy|MemoryCopy", re.IGNORECASE)),
+    ("fill", re.compile(r"Mem(ory)?set|MemoryFill", re.IGNORECASE)),
+)
+"""What launching calls do, whatever the vendor calls them; the first that fits decides."""
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +49,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     stream_usual_ns: int = 0
     event_ns: int = 0
     """From the end of work to the start of work on another stream that waited for its event."""
+    event_usual_ns: int = 0
     sync_ns: int | None = None
     """From the end of work to the return of the call that waited for it. None: measured in the window."""
     sync_usual_ns: int = 0
@@ -60,31 +74,91 @@ def usual(delays: Whole) -> int:
     return min(int(np.quantile(delays, USUAL, method="higher")) - least(delays), MOST_USUAL_NS)
 
 
-def measure_constants(timeline: Timeline, queues: Devices) -> Constants:
-    """From all steps of a trace; `queues` is its device work on the clock of the trace."""
+def _most_usual(delays: Whole) -> int:
+    """What is usual above nothing."""
+    import numpy as np
+
+    return min(int(np.quantile(delays, USUAL, method="higher")), MOST_USUAL_NS) if len(delays) else 0
+
+
+def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Constants:
+    """From all steps of a trace; `queues` is its device work on the clock of the trace, `roles` what its calls do.
+
+    Work that another stream may have held up says nothing about launches or streams, and does not count there.
+    """
     import numpy as np
 
     free_from = free_times(queues)
-    launched = (queues.call >= 0) & queues.alone
+    others_end = ends_awaited(timeline, queues, roles)
+    held = others_end > np.maximum(np.where(queues.call >= 0, queues.called, queues.start), free_from)
+    usable = (queues.call >= 0) & ~held
+    launched = usable & queues.alone
     idle = launched & (free_from <= queues.called) & (queues.start >= queues.called)
     latency = (queues.start - queues.called)[idle]
     name = core(timeline, "name")[queues.call[idle]]
-    by_call = {timeline.texts[code]: least(latency[name == code]) for code in np.unique(name).tolist()}
-    gap = (queues.start - free_from)[queued(queues, free_from, least(latency))]
+    by_call = _like_their_family(
+        {timeline.texts[code]: least(latency[name == code]) for code in np.unique(name).tolist()}
+    )
+    gap = (queues.start - free_from)[usable & queued(queues, free_from, least(latency))]
+    # What began before those ends waited for something else, if at all; so did what was launched late.
+    awaited = held & (queues.start >= others_end) & (queues.called + least(latency) <= others_end)
     return Constants(
         launch_ns=by_call,
         launch_other_ns=min(by_call.values(), default=least((queues.start - queues.called)[launched])),
         launch_usual_ns=usual(latency),
         stream_ns=least(gap) if len(gap) else FALLBACK_STREAM_NS,
         stream_usual_ns=usual(gap),
+        event_usual_ns=_most_usual((queues.start - others_end)[awaited]),
     )
+
+
+def _like_their_family(by_call: dict[str, int]) -> dict[str, int]:
+    """Calls that do the same take about the same: one that was only seen held up does not get a latency of its own."""
+    families = {name: _family(name) for name in by_call}
+    capped = {}
+    for name, latency in by_call.items():
+        others = [by_call[other] for other in by_call if other != name and families[other] == families[name]]
+        capped[name] = min([latency, *(FAMILY_FACTOR * other for other in others)])
+    return capped
+
+
+def _family(name: str) -> str | None:
+    """What a launching call does; None: nothing known, and then like no other."""
+    return next((family for family, pattern in _FAMILIES if pattern.search(name)), None)
+
+
+def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
+    """For work that may have waited for an event: when other streams had ended what they had been given before.
+
+    That is the first work of each stream after any call that made a stream wait: the trace need not say which one. The
+    least number for all other work.
+    """
+    import numpy as np
+
+    ends = np.full(len(queues), NO_END, np.int64)
+    waits = np.sort(core(timeline, "start_ns")[roles == STREAM_WAIT])
+    if not len(waits):
+        return ends
+    issued = np.where(queues.call >= 0, queues.called, queues.start)
+    orders = [mine.start + np.argsort(issued[mine], kind="stable") for mine in queues.queues()]
+    behind = np.zeros(len(queues), bool)
+    for order in orders:
+        behind[order] = np.diff(np.searchsorted(waits, issued[order], side="right"), prepend=0) > 0
+    places = np.flatnonzero(behind)
+    for number, order in enumerate(orders):
+        before = np.searchsorted(issued[order], issued[places], side="left") - 1
+        fits = (before >= 0) & (queues.queue[places] != number)
+        fits &= queues.device[places] == queues.names[number][0]
+        latest = np.maximum.accumulate(queues.end[order])
+        ends[places[fits]] = np.maximum(ends[places[fits]], latest[before[fits]])
+    return ends
 
 
 def free_times(queues: Devices) -> Whole:
     """When everything before a piece of work on its stream had ended; the least number for the first one."""
     import numpy as np
 
-    free = np.full(len(queues), np.iinfo(np.int64).min // 2, np.int64)
+    free = np.full(len(queues), NO_END, np.int64)
     for mine in queues.queues():
         free[mine.start + 1 : mine.stop] = np.maximum.accumulate(queues.end[mine])[:-1]
     return free

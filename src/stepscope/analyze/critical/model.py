@@ -258,6 +258,7 @@ def _usual_delays(constants: Constants) -> list[int]:
     """Per kind of edge: up to which delay beyond the least counts as its own."""
     usual = [0] * len(GRAPH_EDGE_KINDS)
     usual[kinds.LAUNCH] = usual[kinds.GRAPH] = constants.launch_usual_ns
-    usual[kinds.STREAM] = usual[kinds.EVENT] = constants.stream_usual_ns
+    usual[kinds.STREAM] = constants.stream_usual_ns
+    usual[kinds.EVENT] = max(constants.stream_usual_ns, constants.event_usual_ns)
     usual[kinds.SYNC] = usual[kinds.QUEUE] = constants.sync_usual_ns
     return usual

@@ -272,7 +272,12 @@ def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[N
     ranked = sorted(found.items(), key=lambda item: -item[1][1])[:MOST_NAMES]
     return [
         NameSlack(
-            name=name, kind=COSTS[cost], count=count, time_s=seconds(total), on_path_s=seconds(part), least_slack_s=seconds(least)
+            name=name,
+            kind=COSTS[cost],
+            count=count,
+            time_s=seconds(total),
+            on_path_s=seconds(part),
+            least_slack_s=seconds(least),
         )
         for (name, cost), (count, total, part, least) in ranked
     ]

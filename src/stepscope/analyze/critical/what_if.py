@@ -269,7 +269,9 @@ def _place_of_rank(graph: StepGraph, rank: int, text: str) -> int:
     """Index of the timeline of a rank. Traces may be missing, so it need not be its number."""
     numbers = [place if timeline.rank is None else timeline.rank for place, timeline in enumerate(graph.timelines)]
     if rank not in numbers:
-        listed = ", ".join(str(number) for number in numbers[:MOST_RANKS]) + (", …" if len(numbers) > MOST_RANKS else "")
+        listed = ", ".join(str(number) for number in numbers[:MOST_RANKS]) + (
+            ", …" if len(numbers) > MOST_RANKS else ""
+        )
         several = "s" if len(numbers) > 1 else ""
         raise UsageError(f"{text!r}: there is no rank {rank}", hint=f"this path has the rank{several} {listed}")
     return numbers.index(rank)

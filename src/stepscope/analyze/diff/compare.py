@@ -36,7 +36,7 @@ from stepscope.analyze.diff.tables import (
     count_work,
 )
 from stepscope.analyze.diff.wording import describe_change, list_notes
-from stepscope.analyze.trace_view import view
+from stepscope.analyze.trace_view import seconds, view
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import Timeline
 
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
     Flags = NDArray[np.bool_]
 
-NS = 1e-9
+EXPLAINED = 0.5, 1.5
+"""Shares of the change of a step between which clear contributions must lie to make the change one."""
 
 
 def diff_traces(
@@ -69,16 +70,19 @@ def diff_traces(
     operators = _operator_changes(sides, count_operators(sides.a), count_operators(sides.b))
     change_ns = sum(contribution.change_ns for contribution in contributions)
     step_a, step_b = sides.step_s
-    noise_s = noise_of_step(*sides.durations, (step_a + step_b) / 2)
+    noise = noise_of_step(*sides.durations, (step_a + step_b) / 2)
     diff = TraceDiff(
         sentence="",
-        verdict=_step_verdict(sides, step_b - step_a, noise_s),
+        verdict=_step_verdict(sides, step_b - step_a, noise.noise_s, contributions),
+        rank_a=a.rank,
+        rank_b=b.rank,
         step_a_s=step_a,
         step_b_s=step_b,
-        change_s=change_ns * NS,
+        change_s=seconds(change_ns),
         change_ns=change_ns,
         change_share=(step_b - step_a) / step_a if step_a else None,
-        noise_s=noise_s,
+        noise_s=noise.noise_s,
+        noise_assumed=noise.assumed,
         a=sides.describe(0),
         b=sides.describe(1),
         contributions=contributions,
@@ -102,8 +106,8 @@ class _Pair:
         self.b = b
         lengths = [np.array([window.length_ns for window in side.windows], np.int64) for side in (a, b)]
         self.middle = [middle_steps(length) for length in lengths]
-        self.durations: tuple[Any, Any] = (lengths[0] * NS, lengths[1] * NS)
-        means = [float(length[middle].mean()) * NS for length, middle in zip(lengths, self.middle, strict=True)]
+        self.durations: tuple[Any, Any] = (lengths[0] / 1e9, lengths[1] / 1e9)
+        means = [seconds(float(length[middle].mean())) for length, middle in zip(lengths, self.middle, strict=True)]
         self.step_s = (means[0], means[1])
 
     @property
@@ -233,9 +237,9 @@ def _contribution(
     parts = [
         Part(
             name=everything.identities[place].name,
-            a_s=before * NS,
-            b_s=after * NS,
-            change_s=changes[place] * NS,
+            a_s=seconds(before),
+            b_s=seconds(after),
+            change_s=seconds(changes[place]),
             change_ns=changes[place],
         )
         for place, before, after in zip(places, mean_a.tolist(), mean_b.tolist(), strict=True)
@@ -244,14 +248,14 @@ def _contribution(
     return Contribution(
         share=key[0],
         name=key[1],
-        a_s=float(mean_a.sum()) * NS,
-        b_s=float(mean_b.sum()) * NS,
-        change_s=change_ns * NS,
+        a_s=seconds(float(mean_a.sum())),
+        b_s=seconds(float(mean_b.sum())),
+        change_s=seconds(change_ns),
         change_ns=change_ns,
         share_of_change=change_ns / total if total else None,
         clear=clear,
-        a_steps_s=(a.sum(axis=1) * NS).tolist(),
-        b_steps_s=(b.sum(axis=1) * NS).tolist(),
+        a_steps_s=(a.sum(axis=1) / 1e9).tolist(),
+        b_steps_s=(b.sum(axis=1) / 1e9).tolist(),
         parts=sorted(parts, key=lambda part: (-abs(part.change_ns), part.name)),
     )
 
@@ -312,8 +316,8 @@ def _operator_changes(sides: _Pair, a: OperatorNames, b: OperatorNames) -> list[
                 operator=None,
                 names_a=[name] if group.a else [],
                 names_b=[name] if group.b else [],
-                device_a_s=device_a[place] * NS if sides.have_devices else None,
-                device_b_s=device_b[place] * NS if sides.have_devices else None,
+                device_a_s=seconds(device_a[place]) if sides.have_devices else None,
+                device_b_s=seconds(device_b[place]) if sides.have_devices else None,
                 **values,
             )
         )
@@ -354,13 +358,13 @@ def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation
             ),
             "calls_a": float(calls_a[place]),
             "calls_b": float(calls_b[place]),
-            "a_s": float(total_a[place]) * NS,
-            "b_s": float(total_b[place]) * NS,
-            "mean_a_s": float(mean_a[place]) * NS if calls_a[place] > 0 else None,
-            "mean_b_s": float(mean_b[place]) * NS if calls_b[place] > 0 else None,
-            "change_s": float(total_b[place] - total_a[place]) * NS,
-            "from_calls_s": float(from_calls[place]) * NS,
-            "from_duration_s": float(from_duration[place]) * NS,
+            "a_s": seconds(float(total_a[place])),
+            "b_s": seconds(float(total_b[place])),
+            "mean_a_s": seconds(float(mean_a[place])) if calls_a[place] > 0 else None,
+            "mean_b_s": seconds(float(mean_b[place])) if calls_b[place] > 0 else None,
+            "change_s": seconds(float(total_b[place] - total_a[place])),
+            "from_calls_s": seconds(float(from_calls[place])),
+            "from_duration_s": seconds(float(from_duration[place])),
             "exposed_change_ns": exposed[place],
         }
         for place, group in enumerate(groups)
@@ -384,13 +388,18 @@ def _name_verdict(group: Group, *, calls: float, duration: float, by_calls: bool
     return "no difference found"
 
 
-def _step_verdict(sides: _Pair, change_s: float, noise_s: float) -> Verdict:
-    if abs(change_s) >= noise_s:
+def _step_verdict(sides: _Pair, change_s: float, noise_s: float, contributions: Sequence[Contribution]) -> Verdict:
+    large = abs(change_s) >= MIN_EFFECT * max(sides.step_s)
+    if abs(change_s) >= noise_s or (large and _explains(contributions)):
         return "longer" if change_s > 0 else "shorter"
     few = min(len(sides.a.windows), len(sides.b.windows)) == 1
-    if few and abs(change_s) >= MIN_EFFECT * max(sides.step_s):
-        return "not enough data"
-    return "no difference found"
+    return "not enough data" if few and large else "no difference found"
+
+
+def _explains(contributions: Sequence[Contribution]) -> bool:
+    """Whether clear contributions make up most of the change, though the step as a whole varies by as much."""
+    least, most = EXPLAINED
+    return least < sum(one.share_of_change or 0.0 for one in contributions if one.clear) < most
 
 
 def _count(kernels: Sequence[NameChange], operators: Sequence[NameChange]) -> dict[str, int]:

@@ -84,10 +84,10 @@ class Side:
     def __init__(self, timeline: Timeline, steps: Sequence[int] | None) -> None:
         self.timeline = timeline
         self.trace = view(timeline)
-        self.numbers = complete_steps(self.trace) if steps is None else _known(self.trace, steps)
-        turns = _turns(self.trace.windows)
-        self.windows = [turns[number] for number in self.numbers]
-        self.overlapping = any(turns[number] != self.trace.windows[number] for number in self.numbers)
+        self.numbers = complete_steps(self.trace) if steps is None else known_steps(self.trace, steps)
+        own = turns(self.trace.windows)
+        self.windows = [own[number] for number in self.numbers]
+        self.overlapping = any(own[number] != self.trace.windows[number] for number in self.numbers)
         self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
         self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
         self.work = _cpu_work(self.trace) if self._device is None else _device_work(self._device)
@@ -145,25 +145,26 @@ def complete_steps(trace: TraceView) -> list[int]:
     return numbers
 
 
-def _known(trace: TraceView, steps: Sequence[int]) -> list[int]:
+def known_steps(trace: TraceView, steps: Sequence[int]) -> list[int]:
+    """The steps asked for, each once; an error names one that the trace does not have."""
     if not steps:
         raise UsageError("no steps to compare were given", where=trace.source)
     return [trace.span(number).number for number in dict.fromkeys(steps)]
 
 
-def _turns(windows: dict[int, Window]) -> dict[int, Window]:
+def turns(windows: dict[int, Window]) -> dict[int, Window]:
     """The windows without what still belongs to the step before.
 
     Where the host runs ahead, the device works on one step while the next is already being launched: their windows
     overlap, and the sum of them would count that time twice.
     """
-    turns: dict[int, Window] = {}
+    own: dict[int, Window] = {}
     reached: int | None = None
     for number, window in windows.items():
         start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
-        turns[number] = Window(start, window.end_ns)
+        own[number] = Window(start, window.end_ns)
         reached = window.end_ns if reached is None else max(reached, window.end_ns)
-    return turns
+    return own
 
 
 def _device_work(device: DeviceWork) -> Work:

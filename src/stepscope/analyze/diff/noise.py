@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.stats import holm, t_quantile, t_two_sided
 
@@ -21,11 +21,15 @@ LEVEL = 0.01
 MIN_EFFECT = 0.01
 """A difference smaller than this share of the larger value is not called one, however sure it is."""
 
+ENOUGH_STEPS = 3
+"""Steps of each trace from which on they tell themselves how much a step varies."""
+
 STEP_VARIATION = 0.03
 DEVICE_VARIATION = 0.02
 HOST_VARIATION = 0.10
-"""Relative standard deviation taken at least: of a step, of device work, of anything the host decides. Steps of one
-trace share its clocks and its caches and may differ less than two runs of the same program do."""
+"""Relative standard deviation taken at least: of a step where there are few, of device work of one name, of anything
+the host decides. Steps of one trace share its clocks and its caches and may differ less than two runs of the same
+program do."""
 
 ASSUMED_FREEDOM = 4
 """Degrees of freedom where no variation can be seen, because there is one step."""
@@ -122,10 +126,34 @@ def are_clear(p: Sequence[float], change: Values, level: Values) -> list[bool]:
     return [adjusted <= LEVEL and enough for adjusted, enough in zip(holm(p), large, strict=True)]
 
 
-def noise_of_step(a: Values, b: Values, level: float) -> float:
-    """The smallest change of the step that would be called one."""
+class StepNoise(NamedTuple):
+    """What a step may change by from variation alone."""
+
+    noise_s: float
+    assumed: bool
+    """Whether it comes from an assumed variation, because too few steps were seen."""
+
+
+def noise_of_step(a: Values, b: Values, level: float) -> StepNoise:
+    """The smallest change of the step that would be called one.
+
+    The steps say how much they vary, where there are enough of them: by their standard deviation or by their median
+    deviation, whichever asks for less. The first needs few steps, the second does not mind odd ones.
+    """
     import numpy as np
 
-    spread, freedom, _ = _pooled(a[:, None], b[:, None], np.array([STEP_VARIATION * level]))
-    error = MIDDLE_INEFFICIENCY * float(spread[0]) * math.sqrt(1 / len(a) + 1 / len(b))
-    return max(t_quantile(LEVEL, float(freedom[0])) * error, MIN_EFFECT * level)
+    least = MIN_EFFECT * level
+    error = MIDDLE_INEFFICIENCY * math.sqrt(1 / len(a) + 1 / len(b))
+    columns = a[:, None], b[:, None]
+    if min(len(a), len(b)) < ENOUGH_STEPS:
+        floor = STEP_VARIATION * level
+        spread, freedom, _ = _pooled(*columns, np.array([floor]))
+        noise_s = t_quantile(LEVEL, float(freedom[0])) * error * float(spread[0])
+        return StepNoise(max(noise_s, least), bool(spread[0] <= floor))
+    seen = len(a) + len(b) - 2
+    deviation = math.sqrt((float(((a - a.mean()) ** 2).sum()) + float(((b - b.mean()) ** 2).sum())) / seen)
+    robust = float(_pooled(*columns, np.zeros(1))[0][0])
+    noise_s = error * min(
+        t_quantile(LEVEL, seen) * deviation, t_quantile(LEVEL, max(MAD_EFFICIENCY * seen, 1.0)) * robust
+    )
+    return StepNoise(max(noise_s, least), assumed=False)

@@ -97,11 +97,24 @@ class NameChange(msgspec.Struct, frozen=True, kw_only=True):
     """Of operators: device time they launched themselves; None where the trace has no device."""
 
 
+class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's profiled step takes in each of two jobs, as means over the steps of middle length."""
+
+    rank: int
+    a_s: float | None
+    b_s: float | None
+    """None: the job has no trace of this rank, or none that can be compared."""
+    change_s: float | None
+
+
 class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
     """B compared with A."""
 
     sentence: str
     verdict: Verdict
+    rank_a: int | None
+    rank_b: int | None
+    """The ranks compared; None where the traces name none."""
     step_a_s: float
     step_b_s: float
     change_s: float
@@ -109,7 +122,10 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
     change_share: float | None
     """Of A's step; None where that is empty."""
     noise_s: float
-    """A change of the step smaller than this could be variation between steps."""
+    """A change of the step smaller than this could be variation between steps, unless clear contributions are most of
+    it."""
+    noise_assumed: bool
+    """Whether an assumed variation is behind that, because there are too few steps to see theirs."""
     a: StepsUsed
     b: StepsUsed
     contributions: list[Contribution]
@@ -120,4 +136,6 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     """How many kernels and operators have which verdict or status, such as `kernels added`."""
     notes: list[str]
+    ranks: list[RankSteps] = []
+    """All ranks that were looked at to choose those compared; empty where they were named."""
     profiled: bool = True

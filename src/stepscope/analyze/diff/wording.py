@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from stepscope.analyze.diff.exposure import Side
-from stepscope.analyze.diff.noise import STEP_VARIATION
+from stepscope.analyze.diff.noise import ENOUGH_STEPS, STEP_VARIATION
 from stepscope.analyze.diff.records import Contribution, TraceDiff
 from stepscope.units import format_duration, format_share
 
@@ -46,8 +46,9 @@ def describe_change(diff: TraceDiff) -> str:
     else:
         verdict = "No difference found" if diff.verdict == "no difference found" else "Not enough data"
         bound = format_duration(diff.noise_s)
+        may = "are assumed to" if diff.noise_assumed else "may"
         said = (
-            f"{verdict}: B's profiled step is {much}{share} {way}, less than the {bound} that steps may differ by"
+            f"{verdict}: B's profiled step is {much}{share} {way}, less than the {bound} that steps {may} differ by"
             f"{_say_exceptions(diff)}"
         )
     steps = " and ".join(
@@ -139,9 +140,10 @@ def list_notes(a: Side, b: Side) -> list[str]:
                 f"in {name} the host runs ahead of the device: a step counts from the end of the device work of the "
                 "step before it"
             )
-        if len(side.windows) == 1:
+        if len(side.windows) < ENOUGH_STEPS:
+            few = "one step" if len(side.windows) == 1 else f"{len(side.windows)} steps"
             notes.append(
-                f"{name} has one step: how much its steps differ is not known, {format_share(STEP_VARIATION, 0)} of a "
+                f"{name} has {few}: how much its steps differ is not known, {format_share(STEP_VARIATION, 0)} of a "
                 "step is assumed"
             )
     if a.has_device != b.has_device:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -11,23 +11,20 @@ from stepscope.analyze.breakdown import Shares
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job.engines import run_tasks
+from stepscope.analyze.job.steps import ChosenSteps, StepTime, choose_steps, list_steps
 from stepscope.analyze.job.tasks import RankAnswer, RankTask, explain_rank
 from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, explain_ranks
 from stepscope.analyze.step_report import StepReport
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.traces.read import TraceSet
 
 FULL_DETAIL_RANKS = 8
-"""Jobs of up to this many ranks get the full report of each; larger ones that of the telling rank alone."""
-
-
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the job, as profiled."""
-
-    step: int
-    step_s: float
-    """Of the slowest rank."""
-    slowest_rank: int
+"""Jobs of up to this many ranks get the full report of each and a critical path through all; larger ones those of the
+telling rank alone."""
+JOB_PATH_BYTES = 256 << 20
+"""Traces of together more than this get no path through all ranks: it needs all of them in memory at once."""
+TELLING_DIFFERENCE = 0.01
+"""Steps that differ by less are equally long."""
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +63,18 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why this one."""
     ranks: list[RankSummary]
     telling_rank: int
-    """The rank that `detail` is about: the one with the longest step, else the one busy longest."""
+    """The rank that `detail` is about: the one with the longest step; of equally long ones the one that computes and
+    copies longest."""
     detail: StepReport
     details: list[StepReport]
     """Of every rank, where the job is small; else only of the telling one."""
     across: RanksReport | None
     """None for a single rank without collectives."""
     critical: CriticalPath | None
-    """Of the telling rank; None where it could not be found, see notes."""
+    """Through all ranks of a small job (`critical.ranks` names them), else of the telling rank alone; None where it
+    could not be found, see notes."""
+    own_critical: CriticalPath | None = None
+    """Of the telling rank alone, where `critical` runs through several."""
     limits: list[Limit]
     """How short the telling rank's step could become if one kind of time were free."""
     notes: list[str]
@@ -83,25 +84,32 @@ def explain_job(
     traces: TraceSet,
     *,
     step: int | None = None,
-    clocks: ClockChoice = "as recorded",
+    clocks: ClockChoice = "auto",
     engine: str | None = None,
     workers: int | None = None,
     on_done: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> JobReport:
-    """Explain one step of all ranks: the one named, else the one of median length.
+    """Explain one step of all ranks: the one named, else the one of median length among those that all ranks have.
 
     Each rank is read and reduced in a process of its own (see `run_tasks` for engines); only small answers come
     together, so that memory does not grow with the size of the traces.
     """
     full = len(traces) <= FULL_DETAIL_RANKS
-    chosen = step if step is not None else _median_step(traces)
+    first_try = step if step is not None else _median_step(traces)
     tasks = [
-        RankTask(path=str(traces.path(rank)), place=traces.place(rank), rank=rank, step=chosen,
+        RankTask(path=str(traces.path(rank)), place=traces.place(rank), rank=rank, step=first_try, or_another=True,
                  step_marker=traces.step_marker, cache=traces.cache, in_full=full)
         for rank in traces.ranks
     ]  # fmt: skip
     answers = run_tasks(explain_rank, tasks, engine=engine, workers=workers, on_done=on_done)
-    telling = max(answers, key=lambda answer: (answer.summary_step_s, answer.device_busy_s, -answer.rank))
+    chosen = choose_steps(answers, step)
+    tasks = [msgspec.structs.replace(task, step=own) for task, own in zip(tasks, chosen.own, strict=True)]
+    again = [place for place, own in enumerate(chosen.own) if own is not None and answers[place].step != own]
+    if again:
+        found = run_tasks(explain_rank, [tasks[place] for place in again], engine=engine, workers=workers)
+        for place, answer in zip(again, found, strict=True):
+            answers[place] = answer
+    telling = _choose_telling(answers)
     if telling.report is None or telling.critical is None:
         place = list(traces.ranks).index(telling.rank)
         telling = run_tasks(explain_rank, [msgspec.structs.replace(tasks[place], in_full=True, critical=True)])[0]
@@ -109,10 +117,22 @@ def explain_job(
 
 
 def _median_step(traces: TraceSet) -> int | None:
-    """Decided by the first rank, so that all ranks explain the same step; None: the trace decides."""
+    """The first rank's, a good guess of what all ranks have; None: the trace decides."""
     from stepscope.analyze.trace_view import view
 
     return view(traces.timeline(traces.ranks[0])).median_step()
+
+
+def _choose_telling(answers: Sequence[RankAnswer]) -> RankAnswer:
+    """Ranks leave their last collective together, so steps are often equally long: who works longest tells most."""
+    longest = max(answer.summary_step_s for answer in answers)
+    unit = 2e-9 * max(answer.digest.resolution_ns for answer in answers)
+    least = longest - max(TELLING_DIFFERENCE * longest, unit)
+    slow = [answer for answer in answers if answer.summary_step_s >= least]
+    return max(
+        slow,
+        key=lambda answer: (answer.shares.compute + answer.shares.exposed_copy, answer.summary_step_s, -answer.rank),
+    )
 
 
 def _join(
@@ -120,7 +140,7 @@ def _join(
     answers: Sequence[RankAnswer],
     telling: RankAnswer,
     *,
-    chosen: int | None,
+    chosen: ChosenSteps,
     asked: bool,
     clocks: ClockChoice,
 ) -> JobReport:
@@ -129,25 +149,51 @@ def _join(
         raise UsageError("no rank could be explained", where=str(traces.paths[0]))
     digests = [answer.digest for answer in answers]
     has_collectives = any(item.calls for item in digests)
-    across = explain_ranks(digests, step=None, clocks=clocks) if has_collectives or len(answers) > 1 else None
-    steps = _step_times(answers)
+    only = chosen.number if asked else None
+    across = explain_ranks(digests, step=only, clocks=clocks) if has_collectives or len(answers) > 1 else None
+    steps = list_steps(answers)
+    number = report.step if chosen.number is None else chosen.number
+    through_all, path_notes = _path_of_job(traces, chosen, telling, across)
     return JobReport(
         source=str(traces.paths[0] if len(traces) == 1 else traces.paths[0].parent),
         format=telling.format,
         devices=telling.devices,
         world_size=telling.digest.world_size,
         steps=steps,
-        step=report.step,
-        chosen="named by the user" if asked else f"step {report.step} of {len(steps)}: the one of median length",
+        step=number,
+        chosen="named by the user" if asked else f"step {number} of {len(steps)}: the one of median length",
         ranks=[_summarise(answer) for answer in answers],
         telling_rank=telling.rank,
         detail=report,
         details=[answer.report for answer in answers if answer.report is not None] or [report],
         across=across,
-        critical=telling.critical,
+        critical=through_all if through_all is not None else telling.critical,
+        own_critical=telling.critical if through_all is not None else None,
         limits=telling.limits,
-        notes=list(dict.fromkeys([*telling.notes, *_missing_ranks(traces, telling)])),
+        notes=list(dict.fromkeys([*chosen.notes, *telling.notes, *_missing_ranks(traces, telling), *path_notes])),
     )
+
+
+def _path_of_job(
+    traces: TraceSet, chosen: ChosenSteps, telling: RankAnswer, across: RanksReport | None
+) -> tuple[CriticalPath | None, list[str]]:
+    """The critical path through all ranks, where the job is small enough; else a note that it is of one rank alone."""
+    if len(traces) == 1 or telling.critical is None:
+        return None, []
+    alone = f"the critical path is of rank {telling.rank} alone"
+    if len(traces) > FULL_DETAIL_RANKS:
+        return None, [f"{alone}: the job has more than {FULL_DETAIL_RANKS} ranks"]
+    if sum(os.path.getsize(path) for path in set(traces.paths)) > JOB_PATH_BYTES:
+        return None, [f"{alone}: the traces are too large to be held together"]
+    from stepscope.analyze.critical.of_job import graph_of_job
+    from stepscope.analyze.critical.path import describe_path
+
+    try:
+        as_recorded = across is not None and across.clocks == "as recorded"
+        graph = graph_of_job(list(traces), chosen.number, align_clocks=not as_recorded)
+        return describe_path(graph), []
+    except StepscopeError as error:
+        return None, [f"{alone}: {error.message}"]
 
 
 def _summarise(answer: RankAnswer) -> RankSummary:
@@ -166,26 +212,8 @@ def _summarise(answer: RankAnswer) -> RankSummary:
     )
 
 
-def _step_times(answers: Sequence[RankAnswer]) -> list[StepTime]:
-    """Steps that every rank has, each with its slowest rank."""
-    by_rank = [{step.number: (step.end_ns - step.start_ns) / 1e9 for step in a.digest.steps} for a in answers]
-    common = set.intersection(*(set(times) for times in by_rank)) if by_rank else set()
-    steps = []
-    for number in sorted(common):
-        length_s, place = max((times[number], -place) for place, times in enumerate(by_rank))
-        steps.append(StepTime(step=number, step_s=length_s, slowest_rank=answers[-place].rank))
-    return steps
-
-
 def _missing_ranks(traces: TraceSet, telling: RankAnswer) -> list[str]:
     world = telling.digest.world_size
     if world is None or world <= len(traces):
         return []
     return [f"{len(traces)} of the job's {world} ranks are here: waiting for the others cannot be told from transfer"]
-
-
-def describe_sources(paths: Sequence[Path]) -> str:
-    """A few file names, or how many there are."""
-    if len(paths) <= 3:
-        return ", ".join(path.name for path in paths)
-    return f"{paths[0].name} … {paths[-1].name} ({len(paths)} files)"

@@ -24,6 +24,8 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the ranks in that file."""
     rank: int
     step: int | None
+    or_another: bool = False
+    """Whether a rank without that step explains the one of median length that it has; else that is an error."""
     step_marker: str | None = None
     cache: bool = True
     in_full: bool = True
@@ -68,7 +70,7 @@ def explain_rank(task: RankTask) -> RankAnswer:
     timeline = load_timeline(Path(task.path), place=task.place, step_marker=task.step_marker, cache=task.cache)
     if timeline.rank != task.rank:
         timeline = replace(timeline, rank=task.rank)
-    step = _own_step(timeline, task.step)
+    step = _own_step(timeline, task.step, or_another=task.or_another)
     report = explain_step(timeline, step) if task.in_full else None
     breakdown = report.breakdown if report is not None else break_down(timeline, step)
     critical, limits, notes = _critical(timeline, breakdown.step) if task.critical else (None, [], [])
@@ -94,17 +96,17 @@ def explain_rank(task: RankTask) -> RankAnswer:
     )
 
 
-def _own_step(timeline: Timeline, step: int | None) -> int | None:
-    """The step asked for where this rank has it; else the rank's own choice."""
+def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int | None:
+    from stepscope.analyze.ranks.step_numbers import list_numbers
+    from stepscope.analyze.trace_view import view
+    from stepscope.errors import UsageError
+
     numbers = [span.number for span in timeline.steps]
     if step is None or step in numbers:
         return step
-    if len(numbers) == 1:
-        return numbers[0]
-    from stepscope.errors import UsageError
-
-    listed = ", ".join(map(str, numbers[:12])) + (" …" if len(numbers) > 12 else "")
-    raise UsageError(f"rank {timeline.rank} has no step {step}", hint=f"its steps: {listed or 'none'}")
+    if or_another:
+        return view(timeline).median_step()
+    raise UsageError(f"rank {timeline.rank} has no step {step}", hint=f"its steps: {list_numbers(numbers)}")
 
 
 def _critical(timeline: Timeline, step: int | None) -> tuple[CriticalPath | None, list[Limit], list[str]]:

@@ -63,6 +63,20 @@ def calls_of(digest: RankDigest) -> Any:
     return np.frombuffer(digest.calls, np.dtype(list(CALL_FIELDS)))
 
 
+def turns_ns(digest: RankDigest) -> dict[int, int]:
+    """Step → its length without the time in which the device still worked on the step before.
+
+    Where the host runs ahead, the intervals of neighbouring steps overlap; these lengths add up.
+    """
+    lengths: dict[int, int] = {}
+    reached: int | None = None
+    for entry in digest.steps:
+        start = entry.start_ns if reached is None else min(max(entry.start_ns, reached), entry.end_ns)
+        lengths[entry.number] = entry.end_ns - start
+        reached = entry.end_ns if reached is None else max(reached, entry.end_ns)
+    return lengths
+
+
 def digest(timeline: Timeline, step: int | None = None) -> RankDigest:
     """Of one step, or of all of them; calls keep the number they have in the whole trace."""
     found = collective_calls(timeline)

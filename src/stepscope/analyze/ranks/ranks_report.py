@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from stepscope.analyze.ranks import conventions as conv
+from stepscope.analyze.ranks.clock_choice import choose_clocks
 from stepscope.analyze.ranks.clocks import Clocks, find_clocks, usable_offsets_ns
 from stepscope.analyze.ranks.collective_table import CollectiveRow, GroupTotals, make_entries, tabulate, total_groups
-from stepscope.analyze.ranks.digest import RankDigest, digest
+from stepscope.analyze.ranks.digest import RankDigest, digest, turns_ns
 from stepscope.analyze.ranks.matching import Matching, MatchingSummary, match, order_digests, summarize_matching
 from stepscope.analyze.ranks.segments import run_sums
+from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER, list_numbers, pair_steps
 from stepscope.analyze.ranks.stragglers import (
     LoadBalance,
     Stragglers,
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-ClockChoice = Literal["as recorded", "aligned", "durations"]
+ClockChoice = Literal["auto", "as recorded", "aligned", "durations"]
 """as recorded: the ranks' times are compared as they stand. aligned: usable offsets are taken off first. durations: no
-clock is compared; whoever was longer in a collective waited longer."""
+clock is compared; whoever was longer in a collective waited longer. auto: whichever of these the clocks allow."""
 
 TELLING_DIFFERENCE = 0.05
 """Of the time in collectives: by more than this the two ways to find waiting do not differ where both are right."""
@@ -104,7 +106,9 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """The one asked for; None: all."""
     clocks: str
-    """How times of different ranks were compared."""
+    """How times of different ranks were compared: as recorded, aligned or durations."""
+    clocks_because: str
+    """Why so."""
     clock_offsets: Clocks
     matching: MatchingSummary
     waiting: list[RankWaiting]
@@ -122,38 +126,44 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
 def explain_ranks(
     timelines: Sequence[Timeline] | Iterable[RankDigest],
     step: int | None = None,
-    clocks: ClockChoice = "as recorded",
+    clocks: ClockChoice = "auto",
 ) -> RanksReport:
     """From timelines or from digests made elsewhere; neither their order nor where they were made matters.
 
-    One rank is enough for the table; whatever needs two says so.
+    One rank is enough for the table; whatever needs two says so. `step` narrows everything to one step but clocks and
+    stragglers, which need all there are.
     """
     if clocks not in get_args(ClockChoice):
         raise UsageError(f"{clocks!r} is no way to compare clocks", hint=f"one of: {', '.join(get_args(ClockChoice))}")
     digests = order_digests([item if isinstance(item, RankDigest) else digest(item) for item in timelines])
     if not digests:
         raise UsageError("there is no trace to explain", hint="give one trace a rank")
+    digests, paired = pair_steps(digests)
+    _check_step(step, digests)
     whole = match(digests)
     found = find_clocks(whole, max(item.resolution_ns for item in digests))
-    offsets = usable_offsets_ns(found) if clocks == "aligned" else [0] * len(digests)
+    used, because = choose_clocks(whole, found) if clocks == "auto" else (clocks, "as asked for")
+    offsets = usable_offsets_ns(found) if used == "aligned" else [0] * len(digests)
     matching = whole if step is None else whole.only(whole.step == step, whole.rows["step"][whole.unmatched] == step)
-    _check_step(step, digests)
     by_starts = find_waiting(matching, "starts", offsets)
     by_durations = find_waiting(matching, "durations")
-    waiting = by_durations if clocks == "durations" else by_starts
+    waiting = by_durations if used == "durations" else by_starts
+    over_all = (
+        waiting if step is None else find_waiting(whole, "durations" if used == "durations" else "starts", offsets)
+    )
     entries = make_entries(matching, waiting)
     steps = _explain_steps(matching, waiting, digests, offsets, step)
+    summary = summarize_matching(matching)
     return RanksReport(
         ranks=matching.ranks.tolist(),
         world_size=matching.world_size,
         step=step,
-        clocks=clocks,
+        clocks=used,
+        clocks_because=because,
         clock_offsets=found,
-        matching=summarize_matching(matching),
+        matching=summary,
         waiting=_rank_waiting(matching, waiting, by_durations, digests),
-        stragglers=find_stragglers(
-            matching, waiting, found, aligned=clocks == "aligned", by_starts=clocks != "durations"
-        ),
+        stragglers=find_stragglers(whole, over_all, found, aligned=used == "aligned", by_starts=used != "durations"),
         balance=find_balance(digests, offsets, step),
         table=tabulate(matching, entries),
         groups=total_groups(matching, entries),
@@ -162,9 +172,11 @@ def explain_ranks(
         left_out=_sum_counts(item.left_out for item in digests),
         notes=[
             *_notes_on_matching(matching),
-            *_notes_on_clocks(found, clocks),
-            *_notes_on_agreement(by_starts, by_durations, clocks),
+            *_notes_on_silent_ranks(summary),
+            *_notes_on_clocks(found, used, because, asked=clocks != "auto"),
+            *_notes_on_agreement(by_starts, by_durations, used),
             *_notes_on_steps(digests),
+            *([PAIRED_BY_ORDER] if paired else []),
         ],
     )
 
@@ -172,8 +184,8 @@ def explain_ranks(
 def _check_step(step: int | None, digests: Sequence[RankDigest]) -> None:
     if step is not None and not any(entry.number == step for item in digests for entry in item.steps):
         known = sorted({entry.number for item in digests for entry in item.steps})
-        listed = ", ".join(map(str, known[:12])) + (" …" if len(known) > 12 else "")
-        raise UsageError(f"no rank has a step {step}", hint=f"steps: {listed}" if known else "the traces have no steps")
+        hint = f"steps: {list_numbers(known)}" if known else "the traces have no steps"
+        raise UsageError(f"no rank has a step {step}", hint=hint)
 
 
 def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -303,8 +315,9 @@ def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, floa
     lengths: dict[int, list[int]] = {}
     communicated: dict[int, list[int]] = {}
     for item in digests:
+        turns = turns_ns(item)
         for entry in item.steps:
-            lengths.setdefault(entry.number, []).append(entry.end_ns - entry.start_ns)
+            lengths.setdefault(entry.number, []).append(turns[entry.number])
             communicated.setdefault(entry.number, []).append(entry.communication_ns)
     return {
         number: (float(np.median(lengths[number])) / 1e9, float(np.median(communicated[number])) / 1e9)
@@ -385,25 +398,40 @@ def _note_on_names(matching: Matching) -> str | None:
     return f"{vague:,} calls are known by their SendRecv kernel alone: they may be all-to-alls"
 
 
-def _notes_on_clocks(clocks: Clocks, choice: ClockChoice) -> Iterator[str]:
+def _notes_on_silent_ranks(summary: MatchingSummary) -> Iterator[str]:
+    """A listed member without any call may have taken part all the same: its trace does not show it."""
+    silent: dict[str, list[int]] = {}
+    for entry in summary.short_ranks:
+        if entry.calls == 0:
+            silent.setdefault(entry.group, []).append(entry.rank)
+    for group, ranks in silent.items():
+        named = f"rank {ranks[0]} is a member" if len(ranks) == 1 else f"ranks {list_numbers(ranks)} are members"
+        yield (
+            f"{named} of group {group} without any collective in the trace: sizes and waiting there are lower bounds"
+        )
+
+
+def _notes_on_clocks(clocks: Clocks, used: str, because: str, *, asked: bool) -> Iterator[str]:
     refused = sum(not entry.usable for entry in clocks.offsets[1:])
-    if choice == "as recorded" and clocks.largest_offset_s is not None:
+    if used == "as recorded" and clocks.largest_offset_s is not None:
         yield (
             f"clocks are up to {format_duration(clocks.largest_offset_s)} apart and were left as recorded; "
-            'clocks="aligned" takes that off'
+            "`--clocks aligned` takes that off"
         )
-    elif choice == "aligned" and refused:
+    elif asked and used == "aligned" and refused:
         yield f"{refused:,} of {len(clocks.offsets) - 1:,} clock offsets are not usable; those ranks were not shifted"
+    elif not asked and used == "durations":
+        yield f"no clocks were compared: {because}"
 
 
-def _notes_on_agreement(by_starts: Waiting, by_durations: Waiting, choice: ClockChoice) -> Iterator[str]:
+def _notes_on_agreement(by_starts: Waiting, by_durations: Waiting, used: str) -> Iterator[str]:
     """Starts and durations say the same where clocks agree and ends coincide."""
     import numpy as np
 
     told = ~np.isnan(by_starts.wait_s) & ~np.isnan(by_durations.wait_s)
     first, second = float(by_starts.wait_s[told].sum()), float(by_durations.wait_s[told].sum())
     inside = float(by_starts.duration_s[told].sum())
-    if choice != "durations" and abs(first - second) > TELLING_DIFFERENCE * inside:
+    if used != "durations" and abs(first - second) > TELLING_DIFFERENCE * inside:
         yield (
             f"starts say {format_duration(first)} of waiting, durations say {format_duration(second)}: the clocks "
             "disagree, or the ranks do not leave their collectives together"

@@ -26,6 +26,7 @@ CHANCE = 0.05
 """Of calling any rank a straggler where none is; shared out among the ranks."""
 
 LATE_THROUGHOUT = "later than noise, throughout"
+LATE_IN_ONE_HALF = "late in one half of the trace only"
 HANDED_ON = "late only because others had kept it waiting before"
 
 
@@ -44,13 +45,22 @@ class RankLateness(msgspec.Struct, frozen=True, kw_only=True):
     floor_s: float | None
     """Below this it is noise: ordinary jitter, the clock's unit, and what is not known of the clock."""
     last_calls: int
-    """Collectives at which it arrived last."""
+    """Collectives at which it arrived last, alone or together with others."""
     last_share: float | None
-    """Its share of all arrival skew: skew counts for whoever came last."""
+    """Its share of all such waiting."""
     caused_s: float
-    """Skew it caused in all."""
+    """How long the other members waited for it, summed over them; split where several came last together."""
+    skew_s: float
+    """Latest minus median arrival, summed over the collectives at which it came last; split likewise."""
     straggler: bool
     verdict: str
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether it may be named: later than noise by its own doing, throughout or in one half of the trace."""
+        if self.straggler or self.verdict != LATE_IN_ONE_HALF:
+            return self.straggler
+        return (self.own_median_s or 0.0) > (self.floor_s or 0.0) and self.caused_s > 0
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +109,6 @@ def find_stragglers(
 
     ranks = len(matching.ranks)
     level = 1 - 2 * CHANCE / max(ranks, 1)
-    skew = np.nan_to_num(waiting.skew_s)
     by_call, by_step = _by_collective(matching, waiting), _by_step(matching, waiting)
     if ranks < 2 or not len(by_call.late_s):
         return _nothing(matching)
@@ -107,16 +116,16 @@ def find_stragglers(
     enough_steps = _is_enough(by_step.most_units(), level)
     judged = _judge(by_step if enough_steps else by_call, clocks, level, unapplied=unapplied)
     always = _latest_in_every_step(by_step, clocks, unapplied=unapplied)
-    told = waiting.last >= 0
-    caused, last = run_sums(waiting.last[told], skew[told], ranks), np.bincount(waiting.last[told], minlength=ranks)
-    total = float(skew.sum())
+    blame = _blame(matching, waiting, clocks.resolution_s)
+    total = float(blame.caused_s.sum())
     entries = [
         RankLateness(
             rank=int(matching.ranks[place]),
             **fields,  # type: ignore[arg-type]
-            last_calls=int(last[place]),
-            last_share=float(caused[place]) / total if total > 0 else None,
-            caused_s=float(caused[place]),
+            last_calls=int(blame.calls[place]),
+            last_share=float(blame.caused_s[place]) / total if total > 0 else None,
+            caused_s=float(blame.caused_s[place]),
+            skew_s=float(blame.skew_s[place]),
             straggler=verdict is None or (always is not None and always.decides and always.place == place),
             verdict=_word(verdict, always if always is not None and always.place == place else None),
         )
@@ -127,11 +136,34 @@ def find_stragglers(
         units=units,
         level=level,
         jitter_s=judged.jitter_s,
-        skew_s=total,
+        skew_s=float(np.nansum(waiting.skew_s)),
         ranks=entries,
         stragglers=[entry.rank for entry in entries if entry.straggler],
         note=_caution(matching, units),
     )
+
+
+class _Blame(NamedTuple):
+    """By rank, over the collectives at which it came last."""
+
+    calls: Integers
+    caused_s: Floats
+    skew_s: Floats
+
+
+def _blame(matching: Matching, waiting: Waiting, resolution_s: float) -> _Blame:
+    """Members that came within a unit of the clock of the latest share what the others waited."""
+    import numpy as np
+
+    owner, ranks, runs = matching.owner(), len(matching.ranks), len(matching)
+    waited = run_sums(owner, np.nan_to_num(waiting.wait_s), runs)
+    told = (waiting.last >= 0) & (waited > 0)
+    is_last = told[owner] & (waiting.late_s >= waiting.skew_s[owner] - resolution_s)
+    place, of = matching.rank[matching.member][is_last], owner[is_last]
+    ties = np.bincount(of, minlength=runs)
+    caused = run_sums(place, waited[of] / ties[of], ranks)
+    skew = run_sums(place, waiting.skew_s[of] / ties[of], ranks)
+    return _Blame(np.bincount(place, minlength=ranks), caused, skew)
 
 
 @dataclass(frozen=True)
@@ -270,7 +302,7 @@ def _verdict(low_s: float, half_s: float, floor_s: float, *, enough: bool) -> st
     if low_s <= floor_s:
         return "not later than noise"
     if half_s <= floor_s:
-        return "late in one half of the trace only"
+        return LATE_IN_ONE_HALF
     return None
 
 

@@ -660,7 +660,9 @@ def scan(work: int, begin: int, size: int) -> int:
         if end < 0:
             return record
         number = number_at(work + ODD)
-        put_number(number_at(work + ODD_LIST) + 16 * number, record - begin)
-        put_number(number_at(work + ODD_LIST) + 16 * number + 8, end - begin)
+        entry = number_at(work + ODD_LIST) + 24 * number
+        put_number(entry, record - begin)
+        put_number(entry + 8, end - begin)
+        put_number(entry + 16, row_number)
         put_number(work + ODD, number + 1)
         place = end
