@@ -10,7 +10,7 @@ import msgspec
 
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
-from stepscope.cli.trace_options import Progress, open_traces
+from stepscope.cli.trace_options import Progress, open_traces, parse_numbers
 from stepscope.errors import ExitCode
 from stepscope.units import format_duration
 
