@@ -20,7 +20,15 @@ from builders import make_case
 from stepscope.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.launch.evidence import Evidence, find_open_run, store_of
 from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, encode_cluster
-from stepscope.launch.mpi import MpiCommand, Mpirun, find_mpirun, parse_version, plan_mpirun, run_mpirun
+from stepscope.launch.mpi import (
+    ANSWER_VARIABLE,
+    MpiCommand,
+    Mpirun,
+    find_mpirun,
+    parse_version,
+    plan_mpirun,
+    run_mpirun,
+)
 from stepscope.launch.node import HOLD, REACHED, REASON, STARTED, describe_code, exit_code_of, reach
 from stepscope.launch.remote import (
     HostCommand,
@@ -393,6 +401,15 @@ def test_programs_that_are_no_mpirun(tmp_path: Path) -> None:
     mute.chmod(0o755)
     with pytest.raises((LaunchError, UsageError)):
         find_mpirun(str(mute))
+
+
+def test_an_answer_that_mpirun_cut_is_taken_from_the_ranks_file(capfd: pytest.CaptureFixture[str]) -> None:
+    from stepscope.cli import output
+
+    assert output.ANSWER_VARIABLE == ANSWER_VARIABLE
+    cut = f"""echo '{{"ok": true}}' > "${ANSWER_VARIABLE}"; printf '{{"ok": tr'"""
+    assert run_mpirun(MpiCommand(command=["sh", "-c", cut], environment={}, folder="/"), only_json=True) == (0, True)
+    assert capfd.readouterr().out == '{"ok": true}\n'
 
 
 def test_mpirun_speaks_on_stdout_only_what_was_asked_for(capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,8 @@ SETTINGS = MeasureSettings(max_time_s=2.0, warmup_max_time_s=1.0)
 SIZES = "1K:1M:x4"
 RANKS = 2
 HANG_TIMEOUT_S = 60.0
+WORKLOAD = "dlrm/ootb/train/small.1dev-embed32-fp32"
+MOST_STEPS = 100
 
 
 @click.command("demo")
@@ -30,7 +32,7 @@ HANG_TIMEOUT_S = 60.0
 @store_option
 @json_option
 def command(*, output: Path | None, store: Path, as_json: bool) -> int:
-    """Measure operators, a collective and a small model; keep the evidence; end with one page to open."""
+    """Measure operators, a collective and a small model; trace and explain a step; end with pages to open."""
     from stepscope.cli.execute import measure_inline, measure_ranks
 
     runs: list[StoredRun] = []
@@ -44,15 +46,43 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
         stored = open_job(job, store=store, resume=None, verb=job.verb)
         measure(stored)
         runs.append(StoredRun(stored.folder))
+    narrate("== three steps of it, recorded and explained")
+    explained = explain_training(store)
     page = (output or store / "demo.html").resolve()
     report = report_of(runs)
     write_text(page, render(report, "html"))
     failed = [result.case.label for run in runs for result in run.results if result.status == "failed"]
-    data = {"report": str(page), "runs": [str(run.folder) for run in runs], "failed": failed}
-    emit(data, f"{render(report, 'text')}\nreport: {page}", as_json=as_json)
+    data = {"report": str(page), "runs": [str(run.folder) for run in runs], "failed": failed, "trace": explained}
+    lines = [render(report, "text"), explained["sentence"], f"report: {page}", f"the step: {explained['page']}"]
+    emit(data, "\n".join(lines), as_json=as_json)
     if failed and not as_json:
         raise StepscopeError(f"failed: {', '.join(failed)}", hint=f"stepscope runs show {runs[0].id}")
     return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def explain_training(store: Path) -> dict[str, str]:
+    """Record steps of the model and explain one of them: what it says, and the page about it."""
+    import stepscope
+    from stepscope.analyze.answer import answer
+    from stepscope.analyze.job import explain_job
+    from stepscope.report.trace_page import write_page
+    from stepscope.workloads import WORKLOADS
+
+    workload = WORKLOADS[WORKLOAD]
+    prepared = workload.prepare(workload.make_case("cpu"))
+    folder = store / "demo-trace"
+    with stepscope.record(out=folder, overwrite=True) as recorder:
+        for _ in range(MOST_STEPS):
+            prepared.body()
+            recorder.step()
+            if recorder.is_done:
+                break
+    traces = stepscope.read_traces(folder / "kineto")
+    job = explain_job(traces)
+    said = answer(job, limits=job.limits)
+    page = (store / "demo-step.html").resolve()
+    write_page(job, said, traces.timeline(job.telling_rank), page)
+    return {"sentence": said.sentence, "page": str(page), "recording": str(folder)}
 
 
 def _request(**more: object) -> dict[str, object]:
@@ -94,5 +124,5 @@ def collective_job() -> Job:
 def workload_job() -> Job:
     from stepscope.workloads import WORKLOADS
 
-    small = WORKLOADS["dlrm/ootb/train/small.1dev-embed32-fp32"]
+    small = WORKLOADS[WORKLOAD]
     return Job("workload", "demo-dlrm", [small.make_case("cpu")], _request())

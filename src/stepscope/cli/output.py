@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,13 +13,24 @@ import msgspec
 
 from stepscope.errors import StepscopeError
 
+ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
+"""As in `launch.mpi`, which is not imported for it."""
+
 
 def emit(data: Any, text: str, *, as_json: bool) -> None:
     """`data` as the JSON envelope, or `text`; never both."""
     if as_json:
-        click.echo(msgspec.json.encode({"ok": True, "data": data}).decode())
+        _answer(msgspec.json.encode({"ok": True, "data": data}))
     elif text:
         click.echo(text)
+
+
+def _answer(line: bytes) -> None:
+    """On stdout; also in the file that whoever passes stdout on has asked for, since launchers may lose the end of it."""
+    if asked := os.environ.get(ANSWER_VARIABLE):
+        with contextlib.suppress(OSError):
+            Path(asked).write_bytes(line + b"\n")
+    click.echo(line.decode())
 
 
 def narrate(message: str) -> None:
@@ -26,7 +40,7 @@ def narrate(message: str) -> None:
 
 def print_error(error: StepscopeError, *, as_json: bool) -> None:
     if as_json:
-        click.echo(msgspec.json.encode({"ok": False, "error": error.as_dict()}).decode())
+        _answer(msgspec.json.encode({"ok": False, "error": error.as_dict()}))
         return
     lines = [f"error: {error.message}"]
     lines += [f"  where: {error.where}"] if error.where else []

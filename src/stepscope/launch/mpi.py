@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from stepscope.launch.agent import RSH_VARIABLE
 from stepscope.launch.hosts import Cluster, Host
 from stepscope.launch.remote import choose_port, meeting_address, shared_variables
 
+ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
+"""Names a file into which a rank writes its result as well."""
 _VERSION_LIMIT_S = 30
 _ASK_S = 1.0
 _STOP_WAIT_S = 5.0
@@ -189,11 +192,15 @@ def run_mpirun(plan: MpiCommand, *, only_json: bool = False, has_failed: Callabl
     that fail before they know their place all speak. `has_failed` is asked
     now and then, and mpirun is ended some time after it said yes: it would wait for ever for a host whose link is lost.
     """
-    relay = _Relay(only_json)
+    with tempfile.TemporaryDirectory(prefix="stepscope-answer-") as answers:
+        return _run(plan, _Relay(only_json, Path(answers) / "answer.json"), has_failed)
+
+
+def _run(plan: MpiCommand, relay: _Relay, has_failed: Callable[[], bool]) -> MpiEnd:
     try:
         process = subprocess.Popen(
             plan.command,
-            env={**os.environ, **plan.environment},
+            env={**os.environ, **plan.environment, ANSWER_VARIABLE: str(relay.answer)},
             cwd=plan.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -212,8 +219,12 @@ def run_mpirun(plan: MpiCommand, *, only_json: bool = False, has_failed: Callabl
 
 
 class _Relay:
-    def __init__(self, only_json: bool) -> None:
+    """Passes output on. `answer` is where a rank on this machine also writes its result: mpirun may lose the end of a
+    long line when the rank that wrote it ends."""
+
+    def __init__(self, only_json: bool, answer: Path) -> None:
         self.spoke = False
+        self.answer = answer
         self._only_json = only_json
 
     def pass_on(self, pipe: IO[bytes]) -> None:
@@ -222,18 +233,17 @@ class _Relay:
                 is_result = not self._only_json or (line.startswith(b"{") and not self.spoke)
                 self.spoke = self.spoke or is_result
                 stream = sys.stdout.buffer if is_result else sys.stderr.buffer
-                stream.write(_complete(line, pipe) if is_result and self._only_json else line)
+                stream.write(self._complete(line, pipe) if is_result and self._only_json else line)
                 stream.flush()
 
-
-def _complete(line: bytes, pipe: IO[bytes]) -> bytes:
-    """mpirun passes output on in pieces of some kilobytes, and may end a line where a piece ends."""
-    while not _is_json(line):
-        following = pipe.readline()
-        if not following:
-            break
-        line = line.rstrip(b"\n") + following
-    return line
+    def _complete(self, line: bytes, pipe: IO[bytes]) -> bytes:
+        """mpirun passes output on in pieces of some kilobytes, and may end a line where a piece ends, or lose the rest."""
+        while not _is_json(line):
+            following = pipe.readline()
+            if not following:
+                return self.answer.read_bytes() if self.answer.exists() else line
+            line = line.rstrip(b"\n") + following
+        return line
 
 
 def _is_json(line: bytes) -> bool:
