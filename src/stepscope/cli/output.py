@@ -26,7 +26,7 @@ def emit(data: Any, text: str, *, as_json: bool) -> None:
 
 
 def _answer(line: bytes) -> None:
-    """On stdout; also in the file that who passes stdout on has asked for: launchers may lose the end of a long line."""
+    """On stdout; also in the file that who passes stdout on has asked for: launchers may lose the end of a line."""
     if asked := os.environ.get(ANSWER_VARIABLE):
         with contextlib.suppress(OSError):
             Path(asked).write_bytes(line + b"\n")

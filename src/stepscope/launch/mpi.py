@@ -237,7 +237,7 @@ class _Relay:
                 stream.flush()
 
     def _complete(self, line: bytes, pipe: IO[bytes]) -> bytes:
-        """mpirun passes output on in pieces of some kilobytes. It may end a line where a piece ends, or lose the rest."""
+        """mpirun passes output on in pieces of some kilobytes. It may end a line where one ends, or lose the rest."""
         while not _is_json(line):
             following = pipe.readline()
             if not following:
