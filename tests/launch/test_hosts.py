@@ -288,12 +288,14 @@ def test_a_broken_variable_is_named(text: str) -> None:
     assert CLUSTER_VARIABLE in (caught.value.where or "")
 
 
-def test_a_result_that_mpirun_cuts_into_lines_is_put_together_again() -> None:
-    import io
+def test_a_result_that_mpirun_cuts_into_lines_is_put_together_again(capfd: pytest.CaptureFixture[str]) -> None:
+    from stepscope.launch.mpi import MpiCommand, run_mpirun
 
-    from stepscope.launch.mpi import _complete
+    def run(output: str) -> tuple[str, str]:
+        plan = MpiCommand(command=["printf", "%s", output], environment={}, folder="/")
+        assert run_mpirun(plan, only_json=True) == (0, True)
+        return capfd.readouterr()
 
-    pipe = io.BytesIO(b'"b": [1,\n 2]}\nmpirun says something\n')
-    assert _complete(b'{"a": 1,\n', pipe) == b'{"a": 1,"b": [1, 2]}\n'
-    assert pipe.read() == b"mpirun says something\n"
-    assert _complete(b'{"a": 1', io.BytesIO(b"")) == b'{"a": 1'
+    pieces = '{"a": 1,\n"b": [1,\n 2]}\nmpirun says something\n'
+    assert run(pieces) == ('{"a": 1,"b": [1, 2]}\n', "mpirun says something\n")
+    assert run('{"a": 1').out == '{"a": 1'
