@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from page_browser import Opened
+from page_structure import check
 from report_examples import make_case, make_comms, make_run, make_system
-from test_report_browser import CHROMIUM, FLAGS, Opened
-from test_report_html import check
 
 from pair_clusters import SMALL, Cluster, make_pair_case
 from stepscope.records import Notice
@@ -234,17 +232,6 @@ def test_a_single_failed_pair_is_shown() -> None:
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if shutil.which(CHROMIUM or "chromium") is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import json
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from page_structure import check
 from report_examples import make_case, make_run, make_system
-from test_report_html import check
 
 from stepscope.records import Failure, KernelUse, LatencyTarget, Notice, RankSamples, Reading, Score
 from stepscope.report import ReportRun, build_report, render_csv, render_html, render_json, render_markdown, render_text

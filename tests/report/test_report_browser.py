@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from page_browser import NEEDS_BROWSER, Opened, offline_page
 from report_examples import ops_runs, rich_runs
 
 from stepscope.report import build_report, render_html
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
-class Opened:
-    """A page, and everything it asked for or complained about."""
-
-    def __init__(self, page: Page, file: Path) -> None:
-        self.page = page
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.goto(file.as_uri())
+pytestmark = NEEDS_BROWSER
 
 
 @pytest.fixture
@@ -58,9 +27,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser, file: Path) -> Iterator[Opened]:
-    context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900})
-    yield Opened(context.new_page(), file)
-    context.close()
+    with offline_page(browser) as page:
+        yield Opened(page, file)
 
 
 ROWS = "table.results >> nth=0 >> tbody tr"

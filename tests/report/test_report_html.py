@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from html.parser import HTMLParser
 
 import pytest
+from page_structure import check
 from report_examples import (
     make_case,
     make_ceilings,
@@ -23,46 +23,6 @@ from report_examples import (
 from stepscope.records import Failure, KernelUse, Notice, Score
 from stepscope.report import ReportRun, build_report, render_html
 from stepscope.report.html import MAX_FULL_PLOTS
-
-VOID = {"meta", "link", "input", "br", "img"}
-
-
-class Checker(HTMLParser):
-    """Holds the open elements; anything closed out of order is an error."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.errors: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.errors.append(f"</{tag}> at {self.getpos()}")
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def count(self, tag: str, kind: str | None = None) -> int:
-        return sum(name == tag and (kind is None or kind in (a.get("class") or "").split()) for name, a in self.found)
-
-
-def check(page: str) -> Checker:
-    checker = Checker()
-    checker.feed(page)
-    checker.close()
-    assert not checker.errors
-    assert not checker.open
-    return checker
 
 
 @pytest.mark.parametrize("runs", [rich_runs, ops_runs])

@@ -10,8 +10,8 @@ import re
 from itertools import pairwise
 
 import pytest
+from page_structure import check
 from report_examples import make_case, make_ceilings, make_op, make_run, make_system, ops_runs, small_runs
-from test_report_html import check
 
 from stepscope.records import Failure, KernelUse
 from stepscope.report import build_report, render_csv, render_html, render_json, render_markdown, render_text

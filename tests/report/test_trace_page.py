@@ -6,11 +6,12 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
 import pytest
+from page_structure import Checker
+from page_structure import check as check_structure
 
 from stepscope.analyze.answer import answer
 from stepscope.analyze.critical.of_job import graph_of_job
@@ -23,47 +24,12 @@ from stepscope.report.trace_page import render_page, write_page
 from stepscope.traces.timeline import ANNOTATION, Timeline
 from trace_jobs import TraceDraft, compute_bound, host_bound, on_cpu, report_job, straggling
 
-VOID = {"meta", "link", "input", "br", "img"}
 MOST_BYTES = 3_000_000
 
 
-class Checker(HTMLParser):
-    """Holds the open elements; anything closed out of order is an error."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.errors: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.errors.append(f"</{tag}> at {self.getpos()}")
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.found)
-
-
 def check(page: str) -> Checker:
-    checker = Checker()
-    checker.feed(page)
-    checker.close()
-    assert not checker.errors
-    assert not checker.open
     assert len(page.encode()) < MOST_BYTES
-    return checker
+    return check_structure(page)
 
 
 def render(*drafts: TraceDraft) -> str:

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from page_browser import NEEDS_BROWSER, Opened, offline_page
 
 from stepscope.analyze.answer import answer
 from stepscope.report.trace_page import write_page
 from trace_jobs import report_job, straggling
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
-]
+pytestmark = NEEDS_BROWSER
 
 GUTTER = 170
 """Width of the lanes' labels."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +31,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Opened:
-    """A page, and everything it asked for or complained about."""
-
-    def __init__(self, page: Page, file: Path) -> None:
-        self.page = page
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.goto(file.as_uri())
+class OpenedTrace(Opened):
+    """With what is in the timeline's view."""
 
     def shown_ns(self) -> tuple[float, float]:
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -79,13 +52,12 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Browser, file: Path) -> Iterator[Opened]:
-    context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900})
-    yield Opened(context.new_page(), file)
-    context.close()
+def opened(browser: Browser, file: Path) -> Iterator[OpenedTrace]:
+    with offline_page(browser) as page:
+        yield OpenedTrace(page, file)
 
 
-def test_page_shows_everything_and_asks_for_nothing(opened: Opened, file: Path) -> None:
+def test_page_shows_everything_and_asks_for_nothing(opened: OpenedTrace, file: Path) -> None:
     page = opened.page
     page.evaluate("document.querySelectorAll('details').forEach((element) => (element.open = true))")
     sizes = page.eval_on_selector_all("svg, canvas", "all => all.map((s) => [s.clientWidth, s.clientHeight])")
@@ -101,7 +73,7 @@ def test_page_shows_everything_and_asks_for_nothing(opened: Opened, file: Path) 
     assert opened.complaints == []
 
 
-def test_clicking_a_title_sorts_largest_first_and_back(opened: Opened) -> None:
+def test_clicking_a_title_sorts_largest_first_and_back(opened: OpenedTrace) -> None:
     page = opened.page
     table = page.locator("#breakdown ~ * table.sortable").first
     header = table.locator("thead th", has_text="Kept others")
@@ -122,7 +94,7 @@ def test_clicking_a_title_sorts_largest_first_and_back(opened: Opened) -> None:
     assert header.get_attribute("aria-sort") == "ascending"
 
 
-def test_wheel_buttons_and_dragging_change_the_view(opened: Opened) -> None:
+def test_wheel_buttons_and_dragging_change_the_view(opened: OpenedTrace) -> None:
     page = opened.page
     whole = opened.shown_ns()
     assert whole == (0.0, 4_000_000.0)
@@ -147,7 +119,7 @@ def test_wheel_buttons_and_dragging_change_the_view(opened: Opened) -> None:
     assert opened.complaints == []
 
 
-def test_hovering_shows_name_and_duration(opened: Opened) -> None:
+def test_hovering_shows_name_and_duration(opened: OpenedTrace) -> None:
     page = opened.page
     hover = page.locator("#hover")
     assert not hover.is_visible()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.answer import Answer
     from stepscope.analyze.job import JobReport
     from stepscope.traces.nsys_stats import KernelSummary
+    from stepscope.traces.read import TraceSet
 
 SHOWN_SUMS = 10
 CLOCKS = ("auto", "as recorded", "aligned", "durations")
@@ -53,7 +54,7 @@ def summary(*, as_json: bool, **options: Any) -> int:
         return told
     from stepscope.report.trace_text import format_job
 
-    job, answer = _explain(options)
+    _, job, answer = _explain(options)
     emit(_as_data(job, answer), "" if as_json else format_job(job, answer), as_json=as_json)
     return ExitCode.DONE
 
@@ -74,8 +75,7 @@ def report(*, output: Path, as_json: bool, **options: Any) -> int:
     """
     from stepscope.report.trace_page import write_page
 
-    job, answer = _explain(options)
-    traces = open_traces(options)
+    traces, job, answer = _explain(options)
     size = write_page(job, answer, traces.timeline(job.telling_rank), output)
     data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
     emit(data, f"{answer.sentence}\nthe page is in {output}", as_json=as_json)
@@ -137,7 +137,7 @@ def _format_sums(found: KernelSummary, by_category: dict[str, float]) -> str:
     )
 
 
-def _explain(options: dict[str, Any]) -> tuple[JobReport, Answer]:
+def _explain(options: dict[str, Any]) -> tuple[TraceSet, JobReport, Answer]:
     from stepscope.analyze.answer import answer
     from stepscope.analyze.job import explain_job
     from stepscope.analyze.ranks.ranks_report import ClockChoice
@@ -156,7 +156,7 @@ def _explain(options: dict[str, Any]) -> tuple[JobReport, Answer]:
             workers=options["workers"],
             on_done=progress.show,
         )
-    return job, answer(job, limits=job.limits)
+    return traces, job, answer(job, limits=job.limits)
 
 
 def _as_data(job: JobReport, answer: Answer) -> dict[str, Any]:

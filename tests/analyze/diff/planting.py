@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from stepscope.traces.cut import take_rows
 from stepscope.traces.finish import finish
-from stepscope.traces.read import read_timeline
 from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Span, Timeline
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "traces"
-GPT2 = "h200/gpt2_bf16_b8_s1024/kineto.json.gz"
-NCCL = "public/hta/nccl_parser_config/nccl_data.json.gz"
 RESNET = "public/param/resnet_kineto.json.gz"
 LINEAR = "public/param/linear_kineto.json.gz"
-ALEXNET = "public/hta/critical_path/alexnet/benchmark_result_2869224_1695835535_trace.json.gz"
-
-_read: dict[str, Timeline] = {}
-
-
-def real_trace(name: str) -> Timeline:
-    """Read once a session; tests do not change it."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip("the shared traces are not here")
-    if name not in _read:
-        _read[name] = read_timeline(path)
-    return _read[name]
 
 
 def rows_named(timeline: Timeline, kind: int, name: str) -> np.ndarray:

@@ -10,7 +10,8 @@ import planting
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planting import ALEXNET, GPT2, LINEAR, NCCL, RESNET, real_trace, rows_named
+from planting import LINEAR, RESNET, rows_named
+from same_timeline import ALEXNET, GPT2, NCCL, real_trace
 
 from stepscope.analyze.breakdown import break_down
 from stepscope.analyze.diff import NameChange, TraceDiff, diff_traces
