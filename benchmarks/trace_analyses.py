@@ -57,18 +57,18 @@ QUESTIONS = (
 OURS = """
 import json, sys, tempfile, time
 from pathlib import Path
-from stepscope.analyze.breakdown import break_down, measure_overlap
+from stepscope.analyze.step.breakdown import break_down, measure_overlap
 from stepscope.analyze.critical import build_graph, critical_path, describe_path, parse_what_if, path_events, what_if
 from stepscope.analyze.critical.what_if import apply_edits
 from stepscope.analyze.diff import diff_traces
-from stepscope.analyze.idle import explain_idle, idle_by_cause
-from stepscope.analyze.kernels import kernel_times, list_kernels, list_transfers, time_annotations
-from stepscope.analyze.launches import launch_statistics, queue_depths, study_launches
-from stepscope.analyze.overheads import measure_overheads
-from stepscope.analyze.sequences import find_sequences
+from stepscope.analyze.step.idle import explain_idle, idle_by_cause
+from stepscope.analyze.step.kernels import kernel_times, list_kernels, list_transfers, time_annotations
+from stepscope.analyze.step.launches import launch_statistics, queue_depths, study_launches
+from stepscope.analyze.step.overheads import measure_overheads
+from stepscope.analyze.step.sequences import find_sequences
 from stepscope.traces.finish import finish
 from stepscope.traces.read import load_timeline
-from stepscope.traces.write_chrome import write_chrome
+from stepscope.traces.chrome.write import write_chrome
 
 folder = Path(tempfile.mkdtemp(dir=sys.argv[3]))
 
@@ -190,7 +190,7 @@ print(json.dumps({"rows": len(analysis.t.get_trace(0)), "spent": found}))
 
 OUR_SEQUENCES = """
 import json, sys, time
-from stepscope.analyze.sequences import find_sequences
+from stepscope.analyze.step.sequences import find_sequences
 from stepscope.traces.read import load_timeline
 find_sequences(load_timeline(sys.argv[1]), None)
 timeline = load_timeline(sys.argv[1])
@@ -213,8 +213,8 @@ print(json.dumps({"rows": len(analysis.t.get_trace(0)), "cpu_s": time.process_ti
 LINKING = """
 import json, sys, time
 from pathlib import Path
-from stepscope.traces.chakra_convert import convert
-from stepscope.traces.execution_trace import read_execution_trace
+from stepscope.traces.chakra.convert import convert
+from stepscope.traces.graphs.execution_trace import read_execution_trace
 from stepscope.traces.link import link
 from stepscope.traces.read import read_timeline
 spent = {}

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stepscope.analyze import Interval, PairMatrix
+from stepscope.analyze.network import Interval, PairMatrix
 from stepscope.records import Benchmark, Case, CaseResult, Failure, RankSamples, Score
 from stepscope.stats import median_interval, quantile_sorted
 from stepscope.store import MeasuredCase

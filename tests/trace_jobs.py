@@ -8,7 +8,7 @@ from stepscope.analyze.critical.path import critical_path
 from stepscope.analyze.job import JobReport, RankSummary, StepTime
 from stepscope.analyze.ranks.digest import digest
 from stepscope.analyze.ranks.ranks_report import explain_ranks
-from stepscope.analyze.step_report import StepReport, explain_step
+from stepscope.analyze.step.report import StepReport, explain_step
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import (
     ANNOTATION,

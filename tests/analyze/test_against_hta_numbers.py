@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from trace_samples import read_public
 
-from stepscope.analyze.breakdown import break_down
-from stepscope.analyze.kernels import list_kernels
-from stepscope.analyze.launches import study_launches
+from stepscope.analyze.step.breakdown import break_down
+from stepscope.analyze.step.kernels import list_kernels
+from stepscope.analyze.step.launches import study_launches
 
 HTA: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "hta_numbers.json").read_text())["traces"]
 ROUNDED = {"nccl_data"}

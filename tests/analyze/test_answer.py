@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from trace_samples import timelines
 
-from stepscope.analyze.answer import CLASSES, answer
-from stepscope.analyze.answer_facts import class_times, collective_times, spell_communication
+from stepscope.analyze.answers.compose import CLASSES, answer
+from stepscope.analyze.answers.facts import class_times, collective_times, spell_communication
 from stepscope.analyze.critical.model import build_graph
 from stepscope.analyze.critical.what_if import find_limits
 from stepscope.analyze.job import JobReport

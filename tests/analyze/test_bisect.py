@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze import BisectionVerdict, bisect_ranks, plan_bisection
+from stepscope.analyze.network import BisectionVerdict, bisect_ranks, plan_bisection
 from stepscope.errors import UsageError
 
 Measure = Callable[[Sequence[int]], float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyze.operator_rates import NO_SHAPES, NO_WORK, find_work, rate_operators
+from stepscope.analyze.step.operator_rates import NO_SHAPES, NO_WORK, find_work, rate_operators
 from trace_jobs import TraceDraft, compute_bound, host_bound
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builders import make_system
 from pair_clusters import LARGE, SMALL, Cluster, make_pair_case
-from stepscope.analyze import (
+from stepscope.analyze.network import (
     Finding,
     by_host,
     find_outliers,
@@ -23,8 +23,8 @@ from stepscope.analyze import (
     read_pair_matrices,
     read_pair_matrix,
 )
-from stepscope.analyze.pairs import Finding as PairsFinding
-from stepscope.analyze.usual import find_usual
+from stepscope.analyze.network.pairs import Finding as PairsFinding
+from stepscope.analyze.network.usual import find_usual
 from stepscope.errors import UsageError
 from stepscope.store import RunWriter, StoredRun, create_run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trace_samples import NCCL_DATA, Sketch, read_public
 
-from stepscope.analyze.idle import IdleReport, explain_idle
+from stepscope.analyze.step.idle import IdleReport, explain_idle
 
 
 def reasons(found: IdleReport) -> dict[str, int]:

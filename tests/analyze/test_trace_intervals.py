@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze import intervals
-from stepscope.analyze.intervals import Intervals
+from stepscope.analyze.step import intervals
+from stepscope.analyze.step.intervals import Intervals
 
 END = 40
 SPANS = st.lists(

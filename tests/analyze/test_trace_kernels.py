@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_samples import Sketch
 
-from stepscope.analyze.group_times import TimesTable, tabulate
-from stepscope.analyze.kernels import NO_ANNOTATION, NO_MODULE, NO_OPERATOR, list_kernels
-from stepscope.analyze.trace_view import top_by
+from stepscope.analyze.step.group_times import TimesTable, tabulate
+from stepscope.analyze.step.kernels import NO_ANNOTATION, NO_MODULE, NO_OPERATOR, list_kernels
+from stepscope.analyze.step.view import top_by
 from stepscope.stats import quantile_sorted
 from stepscope.traces.timeline import DEVICE_ANNOTATION
 

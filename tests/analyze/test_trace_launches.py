@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from trace_samples import Sketch, read_public, timelines
 
-from stepscope.analyze.launches import study_launches
+from stepscope.analyze.step.launches import study_launches
 from stepscope.traces.timeline import Timeline
 
 

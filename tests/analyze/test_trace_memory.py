@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_samples import Sketch
 
-from stepscope.analyze.memory import BEFORE, MOST_POINTS, MemoryOf, trace_memory
+from stepscope.analyze.step.memory import BEFORE, MOST_POINTS, MemoryOf, trace_memory
 
 
 def sizes(listed: Iterable[MemoryOf]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trace_samples import Sketch
 
-from stepscope.analyze.overheads import Sample, measure_overheads
+from stepscope.analyze.step.overheads import Sample, measure_overheads
 
 
 def mean(sample: Sample | None) -> float:

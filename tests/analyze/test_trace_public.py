@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from trace_samples import NCCL_DATA, TRACES, read_public
 
-from stepscope.analyze.breakdown import break_down, break_down_steps
-from stepscope.analyze.kernels import list_kernels
-from stepscope.analyze.step_report import explain_step
+from stepscope.analyze.step.breakdown import break_down, break_down_steps
+from stepscope.analyze.step.kernels import list_kernels
+from stepscope.analyze.step.report import explain_step
 
 H200 = {
     "dlrm_26t_b2048": (2.26, 448, 7, 43.4),

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from trace_samples import Sketch
 
-from stepscope.analyze.sequences import SHORT_NS, find_sequences
+from stepscope.analyze.step.sequences import SHORT_NS, find_sequences
 from stepscope.traces.timeline import Timeline
 
 

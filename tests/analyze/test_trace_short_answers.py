@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from trace_samples import NCCL_DATA, read_public, timelines
 
-from stepscope.analyze.breakdown import break_down, measure_overlap
-from stepscope.analyze.idle import explain_idle, idle_by_cause
-from stepscope.analyze.kernels import kernel_times, list_kernels, list_transfers, time_annotations
-from stepscope.analyze.launches import launch_statistics, queue_depths, study_launches
+from stepscope.analyze.step.breakdown import break_down, measure_overlap
+from stepscope.analyze.step.idle import explain_idle, idle_by_cause
+from stepscope.analyze.step.kernels import kernel_times, list_kernels, list_transfers, time_annotations
+from stepscope.analyze.step.launches import launch_statistics, queue_depths, study_launches
 from stepscope.traces.timeline import ANNOTATION, DEVICE_ANNOTATION, Timeline
 
 

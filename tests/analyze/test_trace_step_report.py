@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from trace_samples import Sketch, timelines
 
-from stepscope.analyze.step_report import StepReport, explain_step
+from stepscope.analyze.step.report import StepReport, explain_step
 from stepscope.errors import BadInputError
 from stepscope.traces.timeline import Timeline, TimelineBuilder
 

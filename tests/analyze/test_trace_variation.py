@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from trace_samples import Sketch, timelines
 
-from stepscope.analyze.variation import compare_steps
+from stepscope.analyze.step.variation import compare_steps
 from stepscope.traces.timeline import Timeline
 
 

@@ -39,9 +39,9 @@ from stepscope.ops.traced_arguments import (
 )
 from stepscope.ops.traced_call import is_contiguous, make_call_arguments
 from stepscope.traces.finish import finish
-from stepscope.traces.graph import Graph, Node
-from stepscope.traces.op_schema import parse_schema
-from stepscope.traces.tensors import Arguments
+from stepscope.traces.graphs.graph import Graph, Node
+from stepscope.traces.graphs.op_schema import parse_schema
+from stepscope.traces.graphs.tensors import Arguments
 from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 
 H200 = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "h200"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from page_browser import NEEDS_BROWSER, Opened, offline_page
 
-from stepscope.analyze.answer import answer
+from stepscope.analyze.answers.compose import answer
 from stepscope.report.trace_page import write_page
 from trace_jobs import report_job, straggling
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from stepscope.analyze.answer import answer
+from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.job import JobReport, explain_job
 from stepscope.analyze.ranks import explain_ranks
 from stepscope.report.trace_text import MARKS, format_job

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.errors import BadInputError
-from stepscope.traces.execution_trace import read_execution_trace
-from stepscope.traces.graph import Graph
+from stepscope.traces.graphs.execution_trace import read_execution_trace
+from stepscope.traces.graphs.graph import Graph
 from stepscope.traces.read import read_timeline
 from stepscope.traces.timeline import Timeline
 

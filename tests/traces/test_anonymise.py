@@ -12,6 +12,7 @@ from same_timeline import GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks, real_tra
 
 from stepscope.errors import UsageError
 from stepscope.traces.anonymise import _KERNEL_STEMS, Anonymised, anonymise, describe_report
+from stepscope.traces.chrome.write import write_chrome
 from stepscope.traces.classify import CATEGORIES, classify_names
 from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline
@@ -30,7 +31,6 @@ from stepscope.traces.timeline import (
     Timeline,
     TimelineBuilder,
 )
-from stepscope.traces.write_chrome import write_chrome
 from stepscope.traces.write_csv import write_csv
 
 KEY = b"0123456789abcdef"

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import BadInputError
-from stepscope.traces.chakra import (
+from stepscope.traces.chakra.files import (
     ChakraNode,
     ChakraReader,
     ChakraTrace,
@@ -29,9 +29,9 @@ from stepscope.traces.chakra import (
     topological_order,
     write_chakra,
 )
-from stepscope.traces.chakra_graph import chakra_of_graph, graph_of_chakra
-from stepscope.traces.chakra_schema import ATTRIBUTE_FIELDS, COLLECTIVE, COMPUTE, METADATA, SCALARS, messages
-from stepscope.traces.chakra_wire import (
+from stepscope.traces.chakra.graphs import chakra_of_graph, graph_of_chakra
+from stepscope.traces.chakra.schema import ATTRIBUTE_FIELDS, COLLECTIVE, COMPUTE, METADATA, SCALARS, messages
+from stepscope.traces.chakra.wire import (
     CTRL_DEPS,
     DATA_DEPS,
     DURATION,
@@ -47,8 +47,8 @@ from stepscope.traces.chakra_wire import (
     packed_field,
     text_field,
 )
-from stepscope.traces.execution_trace import parse_execution_trace
-from stepscope.traces.tensors import Tensor
+from stepscope.traces.graphs.execution_trace import parse_execution_trace
+from stepscope.traces.graphs.tensors import Tensor
 
 
 def small_trace() -> ChakraTrace:
@@ -272,7 +272,7 @@ def test_collectives_of_a_real_graph() -> None:
 def test_without_protobuf_the_error_says_what_to_install() -> None:
     code: Any = (
         "import sys\nsys.modules['google'] = sys.modules['google.protobuf'] = None\n"
-        "from stepscope.errors import MissingDependencyError\nfrom stepscope.traces.chakra import read_chakra\n"
+        "from stepscope.errors import MissingDependencyError\nfrom stepscope.traces.chakra.files import read_chakra\n"
         "from pathlib import Path\n"
         "try:\n    read_chakra(Path('x.et'))\n"
         "except MissingDependencyError as error:\n    print(error.hint)\n"

@@ -12,15 +12,15 @@ import pytest
 from graph_examples import SHARED, pairs, shared_graph, shared_timeline
 
 from stepscope.errors import BadInputError, UsageError
-from stepscope.traces.chakra import ChakraNode, earliest_ns, read_chakra, topological_order
-from stepscope.traces.chakra_collectives import comm_type
-from stepscope.traces.chakra_convert import Conversion, convert
-from stepscope.traces.chakra_graph import graph_of_chakra
-from stepscope.traces.chakra_schema import COLLECTIVE, RECEIVE, SEND
+from stepscope.traces.chakra.collectives import comm_type
+from stepscope.traces.chakra.convert import Conversion, convert
+from stepscope.traces.chakra.files import ChakraNode, earliest_ns, read_chakra, topological_order
+from stepscope.traces.chakra.graphs import graph_of_chakra
+from stepscope.traces.chakra.schema import COLLECTIVE, RECEIVE, SEND
 from stepscope.traces.dependencies import EDGE_KINDS, RowEdges
 from stepscope.traces.finish import finish
+from stepscope.traces.graphs.operator_work import count_operations
 from stepscope.traces.link import link
-from stepscope.traces.operator_work import count_operations
 from stepscope.traces.read import read_timeline
 from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
 

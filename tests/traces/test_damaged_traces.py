@@ -12,8 +12,8 @@ from same_rows import rows_of
 
 from stepscope.errors import BadInputError
 from stepscope.traces.finish import finish
-from stepscope.traces.kineto import read_kineto
-from stepscope.traces.kineto_fast import read_kineto_fast
+from stepscope.traces.kineto.careful import read_kineto
+from stepscope.traces.kineto.fast import read_kineto_fast
 from stepscope.traces.timeline import Timeline
 
 DATA = Path(__file__).parent / "data"

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import BadInputError
-from stepscope.traces import flight_recorder, plain_pickle
 from stepscope.traces.finish import finish
+from stepscope.traces.flight_recorder import dump as flight_recorder
+from stepscope.traces.flight_recorder import plain_pickle
 from stepscope.traces.formats import require_format
 from stepscope.traces.timeline import Timeline
 

@@ -6,8 +6,8 @@ import pytest
 from graph_examples import document, nested, operator, roots, shared_graph, small_nodes, tensor
 
 from stepscope.errors import BadInputError, UsageError
-from stepscope.traces.execution_trace import parse_execution_trace
-from stepscope.traces.graph import Collective, Graph, Node
+from stepscope.traces.graphs.execution_trace import parse_execution_trace
+from stepscope.traces.graphs.graph import Collective, Graph, Node
 
 
 def ids(nodes: list[Node]) -> list[int]:

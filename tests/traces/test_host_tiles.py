@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
 from stepscope.traces.finish import finish
-from stepscope.traces.host_tiles import HostTiles, cut_host_time
 from stepscope.traces.timeline import OPERATOR, PYTHON, TimelineBuilder
 
 

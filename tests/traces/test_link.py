@@ -13,9 +13,9 @@ import pytest
 from graph_examples import ADD, document, nested, operator, pairs, roots, shared_graph, shared_timeline, tensor
 
 from stepscope.errors import BadInputError
-from stepscope.traces.execution_trace import parse_execution_trace
 from stepscope.traces.finish import finish
-from stepscope.traces.graph import Graph
+from stepscope.traces.graphs.execution_trace import parse_execution_trace
+from stepscope.traces.graphs.graph import Graph
 from stepscope.traces.link import EXTERNAL_ID, NONE, ORDER, RECORD_FUNCTION, link
 from stepscope.traces.timeline import KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import BadInputError
-from stepscope.traces import nsys_sqlite, nsys_stats
 from stepscope.traces.classify import CATEGORIES
 from stepscope.traces.finish import finish
 from stepscope.traces.formats import require_format
+from stepscope.traces.nsys import sqlite as nsys_sqlite
+from stepscope.traces.nsys import stats as nsys_stats
 from stepscope.traces.timeline import (
     ANNOTATION,
     COPY,

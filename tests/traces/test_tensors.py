@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces.tensors import (
+from stepscope.traces.graphs.tensors import (
     UNDEFINED,
     Arguments,
     Opaque,

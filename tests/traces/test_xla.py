@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stepscope.errors import BadInputError
 from stepscope.traces import classify as classes
-from stepscope.traces import hlo, xla
 from stepscope.traces.finish import finish
 from stepscope.traces.formats import require_format
 from stepscope.traces.timeline import (
@@ -25,6 +24,8 @@ from stepscope.traces.timeline import (
     SET,
     Timeline,
 )
+from stepscope.traces.xla import hlo
+from stepscope.traces.xla import reader as xla
 
 
 def process(pid: int, name: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
 def explain_training(store: Path) -> dict[str, str]:
     """Record steps of the model and explain one of them: what it says, and the page about it."""
     import stepscope
-    from stepscope.analyze.answer import answer
+    from stepscope.analyze.answers.compose import answer
     from stepscope.analyze.job import explain_job
     from stepscope.report.trace_page import write_page
     from stepscope.workloads import WORKLOADS

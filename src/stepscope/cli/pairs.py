@@ -70,7 +70,7 @@ def choose_ranks(text: str | None, world_size: int) -> list[int]:
 
 def explain_pairs(run: StoredRun) -> Addition:
     """For programs; the report that people see has the matrix and the findings already."""
-    from stepscope.analyze import find_outliers, pairs_to_dict, read_pair_matrix
+    from stepscope.analyze.network import find_outliers, pairs_to_dict, read_pair_matrix
 
     matrix = read_pair_matrix(run.cases())
     findings = find_outliers(matrix)
@@ -132,7 +132,7 @@ def next_round(request: Any, measured: Sequence[MeasuredCase]) -> list[Case]:
 
 def replay_search(request: Any, measured: Sequence[MeasuredCase]) -> Any:
     """The search as it stands: it is told every round again, so that nothing but the run has to be kept."""
-    from stepscope.analyze import plan_bisection
+    from stepscope.analyze.network import plan_bisection
     from stepscope.records import slowest_rank_seconds
     from stepscope.stats import median
 

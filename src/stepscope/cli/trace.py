@@ -20,9 +20,9 @@ from stepscope.traces.kernel_names import short_name
 from stepscope.units import format_duration, format_share
 
 if TYPE_CHECKING:
-    from stepscope.analyze.answer import Answer
+    from stepscope.analyze.answers.compose import Answer
     from stepscope.analyze.job import JobReport
-    from stepscope.traces.nsys_stats import KernelSummary
+    from stepscope.traces.nsys.stats import KernelSummary
     from stepscope.traces.read import TraceSet
 
 SHOWN_SUMS = 10
@@ -105,7 +105,7 @@ def verify(*, source: str, as_json: bool) -> int:
 
 def _sums_only(source: str, *, as_json: bool) -> int | None:
     """A table of `nsys stats` has sums but no times: shown as what it is. None for anything else."""
-    from stepscope.traces.nsys_stats import read_summary, sniff_summary
+    from stepscope.traces.nsys.stats import read_summary, sniff_summary
     from stepscope.traces.source import read_head
 
     path = Path(source)
@@ -138,7 +138,7 @@ def _format_sums(found: KernelSummary, by_category: dict[str, float]) -> str:
 
 
 def _explain(options: dict[str, Any]) -> tuple[TraceSet, JobReport, Answer]:
-    from stepscope.analyze.answer import answer
+    from stepscope.analyze.answers.compose import answer
     from stepscope.analyze.job import explain_job
     from stepscope.analyze.ranks.ranks_report import ClockChoice
 

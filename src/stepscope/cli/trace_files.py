@@ -17,7 +17,7 @@ from stepscope.errors import ExitCode, StoreWriteError, UsageError
 from stepscope.units import format_bytes, format_duration, format_share, parse_size
 
 if TYPE_CHECKING:
-    from stepscope.traces.graph import Graph
+    from stepscope.traces.graphs.graph import Graph
     from stepscope.traces.read import TraceSet
     from stepscope.traces.timeline import Timeline
 
@@ -203,7 +203,7 @@ def _write(
     form: str, timelines: list[Timeline], target: Path, *, max_size: str | None, flows: str, graph_path: Path | None
 ) -> dict[str, Any]:
     if form == "chrome":
-        from stepscope.traces.write_chrome import write_chrome
+        from stepscope.traces.chrome.write import write_chrome
 
         chosen = {"none": (), "launches": ("ac2g",), "all": ("ac2g", "fwdbwd")}[flows]
         limit = parse_size(max_size, where="--max-size") if max_size else None
@@ -255,8 +255,8 @@ def _write_chakra(timelines: Sequence[Timeline], target: Path, graph_path: Path 
 
 def _write_chakra_rank(timeline: Timeline, target: Path, graph_path: Path | None) -> dict[str, Any]:
     from stepscope.analyze.critical.edges import row_edges
-    from stepscope.traces.chakra_convert import convert as to_chakra
-    from stepscope.traces.execution_trace import read_execution_trace
+    from stepscope.traces.chakra.convert import convert as to_chakra
+    from stepscope.traces.graphs.execution_trace import read_execution_trace
     from stepscope.traces.link import link as join
 
     graph = None if graph_path is None else read_execution_trace(graph_path)
@@ -274,8 +274,8 @@ def _write_chakra_rank(timeline: Timeline, target: Path, graph_path: Path | None
 
 def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
     """A graph without times as Chakra."""
-    from stepscope.traces.chakra import write_chakra
-    from stepscope.traces.chakra_graph import chakra_of_graph
+    from stepscope.traces.chakra.files import write_chakra
+    from stepscope.traces.chakra.graphs import chakra_of_graph
 
     require_numpy()
     _refuse_input(target, [source], "OUT")
@@ -295,9 +295,9 @@ def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
 
 def read_graph(path: Path) -> Graph:
     """An execution trace or a Chakra file."""
-    from stepscope.traces.chakra import read_chakra
-    from stepscope.traces.chakra_graph import graph_of_chakra
-    from stepscope.traces.execution_trace import read_execution_trace
+    from stepscope.traces.chakra.files import read_chakra
+    from stepscope.traces.chakra.graphs import graph_of_chakra
+    from stepscope.traces.graphs.execution_trace import read_execution_trace
     from stepscope.traces.source import read_head
 
     if read_head(path, 4096).lstrip().startswith(b"{"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from stepscope.analyze import (
+from stepscope.analyze.network import (
     QUANTITIES,
     Finding,
     HostMatrix,

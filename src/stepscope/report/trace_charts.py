@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from stepscope.analyze.breakdown import SHARES
 from stepscope.analyze.job import RankSummary
-from stepscope.analyze.memory import DeviceMemory
+from stepscope.analyze.step.breakdown import SHARES
+from stepscope.analyze.step.memory import DeviceMemory
 from stepscope.report.axes import Axis, linear_axis, time_ticks
 from stepscope.report.svg_parts import draw_text, draw_tick_below, shorten
 from stepscope.report.trace_words import by_step_time, median_rank, share_values

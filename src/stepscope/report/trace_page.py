@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.analyze.answer import Answer
-from stepscope.analyze.answer_facts import compare_ranks, own_path
-from stepscope.analyze.breakdown import SHARES
+from stepscope.analyze.answers.compose import Answer
+from stepscope.analyze.answers.facts import compare_ranks, own_path
 from stepscope.analyze.job import JobReport
+from stepscope.analyze.step.breakdown import SHARES
 from stepscope.report import trace_tables as tables
 from stepscope.report.trace_charts import MOST_BARS, Bar, draw_bars, draw_memory, rank_bars
 from stepscope.report.trace_overview import COLOURS, Overview, draw_overview

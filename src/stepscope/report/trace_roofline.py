@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.analyze.job import JobReport
-from stepscope.analyze.operator_rates import OperatorRate, RateReport, rate_operators
+from stepscope.analyze.step.operator_rates import OperatorRate, RateReport, rate_operators
 from stepscope.report.rooflines import Roofline, RooflinePoint, drawable
 from stepscope.report.svg_roofline import draw_roofline
 from stepscope.system.catalogue import DevicePeak, find_device_peak

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from stepscope.analyze.breakdown import SHARES
-from stepscope.analyze.group_times import TimesTable
 from stepscope.analyze.job import JobReport
-from stepscope.analyze.kernels import KernelReport
-from stepscope.analyze.launches import SlowLaunch, Spread
-from stepscope.analyze.operator_rates import OperatorRate
-from stepscope.analyze.overheads import Sample
+from stepscope.analyze.step.breakdown import SHARES
+from stepscope.analyze.step.group_times import TimesTable
+from stepscope.analyze.step.kernels import KernelReport
+from stepscope.analyze.step.launches import SlowLaunch, Spread
+from stepscope.analyze.step.operator_rates import OperatorRate
+from stepscope.analyze.step.overheads import Sample
 from stepscope.report.labels import format_byte_rate, format_flop_rate, format_flops
 from stepscope.report.trace_words import (
     REASON_WORDS,

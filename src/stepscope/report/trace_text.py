@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from stepscope.analyze.answer import Answer
-from stepscope.analyze.breakdown import SHARES
+from stepscope.analyze.answers.compose import Answer
 from stepscope.analyze.job import JobReport, RankSummary
+from stepscope.analyze.step.breakdown import SHARES
 from stepscope.report.text import align, plain, text_width
 from stepscope.report.trace_words import (
     REASON_WORDS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stepscope.analyze.breakdown import SHARES, Shares
 from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.ranks.collective_table import CollectiveRow
+from stepscope.analyze.step.breakdown import SHARES, Shares
 from stepscope.traces.kernel_names import short_name
 from stepscope.units import format_bandwidth, format_bytes, format_share
 

@@ -20,7 +20,7 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.traces import public_names as public
-from stepscope.traces.kineto_fields import COLUMN_OF_ARGUMENT
+from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT
 from stepscope.traces.timeline import (
     ANNOTATION,
     COLUMN,

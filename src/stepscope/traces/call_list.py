@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import BadInputError, first_line
-from stepscope.traces.kineto_fields import rank_in_name
+from stepscope.traces.graphs.tensors import dtype_bytes
+from stepscope.traces.kineto.fields import rank_in_name
 from stepscope.traces.loose_values import damaged_byte, list_of, text_of, whole_of
 from stepscope.traces.source import read_bounded
-from stepscope.traces.tensors import dtype_bytes
 from stepscope.traces.timeline import OPERATOR, Timeline, TimelineBuilder
 
 OWN_FORM = "communication_calls"

@@ -35,7 +35,15 @@ class TraceFormat(NamedTuple):
     """One unfinished timeline for each rank or device process in the file."""
 
 
-_BUILT_IN = ("nsys_sqlite", "flight_recorder", "nsys_stats", "xla", "merged_chrome", "kineto", "call_list")
+_BUILT_IN = {
+    "nsys_sqlite": "nsys.sqlite",
+    "flight_recorder": "flight_recorder.dump",
+    "nsys_stats": "nsys.stats",
+    "xla": "xla.reader",
+    "merged_chrome": "kineto.merged",
+    "kineto": "kineto.careful",
+    "call_list": "call_list",
+}
 """Modules with `sniff` and `read`, in the order in which they are asked: the particular before the general."""
 
 
@@ -43,20 +51,20 @@ _BUILT_IN = ("nsys_sqlite", "flight_recorder", "nsys_stats", "xla", "merged_chro
 def known_formats() -> list[TraceFormat]:
     """Plugins are asked first."""
     formats = [entry.load() for entry in entry_points(group=ENTRY_POINT)]
-    for name in _BUILT_IN:
-        module = import_module(f"stepscope.traces.{name}")
+    for name, home in _BUILT_IN.items():
+        module = import_module(f"stepscope.traces.{home}")
         formats.append(TraceFormat(name, module.sniff, _read_kineto if name == "kineto" else module.read))
     return formats
 
 
 def _read_kineto(path: Path) -> list[Timeline]:
-    from stepscope.traces.kineto import read_kineto
+    from stepscope.traces.kineto.careful import read_kineto
     from stepscope.traces.source import is_packed
 
     raw = path.stat().st_size * (_PACKED_RATIO if is_packed(path) else 1)
     least = FAST_WHEN_LOADED_FROM_BYTES if "numba" in sys.modules else FAST_FROM_BYTES
     if raw >= least and find_spec("numba") is not None:
-        from stepscope.traces.kineto_fast import read_kineto_fast
+        from stepscope.traces.kineto.fast import read_kineto_fast
 
         return [read_kineto_fast(path, folder=_folder_for(path, raw))]
     return [read_kineto(path)]

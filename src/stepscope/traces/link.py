@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.errors import BadInputError
 from stepscope.traces.enclosing import climb
-from stepscope.traces.graph import PROFILER_STEP, Graph, Node
+from stepscope.traces.graphs.graph import PROFILER_STEP, Graph, Node
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
 
 if TYPE_CHECKING:

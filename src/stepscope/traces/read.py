@@ -42,7 +42,7 @@ def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeli
 
 def read_core(path: Path) -> Timeline:
     """Only time, kind, name, device, stream and correlation of a Chrome trace; not finished."""
-    from stepscope.traces.kineto_fast import CORE_COLUMNS, read_kineto_fast
+    from stepscope.traces.kineto.fast import CORE_COLUMNS, read_kineto_fast
 
     return read_kineto_fast(path, columns=CORE_COLUMNS)
 
@@ -206,7 +206,7 @@ def _why_not(path: Path, head: bytes) -> str | None:
 
 def find_rank(path: Path, head: bytes | None = None) -> int | None:
     """From what stands before the events (or, of a file that is not packed, after them), else from the name."""
-    from stepscope.traces.kineto_fields import rank_in_name
+    from stepscope.traces.kineto.fields import rank_in_name
     from stepscope.traces.source import is_packed, read_head
 
     rank = _rank_in(read_head(path, HEAD_BYTES) if head is None else head)
@@ -218,7 +218,7 @@ def find_rank(path: Path, head: bytes | None = None) -> int | None:
 
 
 def _rank_in(text: bytes) -> int | None:
-    from stepscope.traces.kineto_text import UNREADABLE, end_of_records
+    from stepscope.traces.kineto.text import UNREADABLE, end_of_records
 
     found = _DISTRIBUTED.search(text)
     if found is None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import StoreWriteError, UsageError, unknown_name
-from stepscope.traces.chrome_rows import PIECE_ROWS
+from stepscope.traces.chrome.rows import PIECE_ROWS
+from stepscope.traces.chrome.write import packed
 from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
-from stepscope.traces.write_chrome import packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from planting import LINEAR, RESNET, rows_named
 from same_timeline import ALEXNET, GPT2, NCCL, real_trace
 
-from stepscope.analyze.breakdown import break_down
 from stepscope.analyze.diff import NameChange, TraceDiff, diff_traces
 from stepscope.analyze.diff.compare import apportion
 from stepscope.analyze.diff.exposure import Side
+from stepscope.analyze.step.breakdown import break_down
 from stepscope.errors import UsageError
 from stepscope.traces.cut import cut
 from stepscope.traces.finish import finish

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stepscope.analyze.answer import answer
+from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.critical.of_job import graph_of_job
 from stepscope.analyze.critical.path import describe_path
 from stepscope.analyze.job import JobReport, explain_job

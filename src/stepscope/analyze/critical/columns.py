@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.analyze.trace_view import Window, view
+from stepscope.analyze.step.view import Window, view
 from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:

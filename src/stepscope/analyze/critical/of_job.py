@@ -11,7 +11,7 @@ from stepscope.analyze.ranks.clocks import find_clocks, usable_offsets_ns
 from stepscope.analyze.ranks.digest import digest
 from stepscope.analyze.ranks.matching import Matching, match
 from stepscope.analyze.ranks.step_numbers import common_numbers, list_numbers, pair_numbers
-from stepscope.analyze.trace_view import view
+from stepscope.analyze.step.view import view
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.analyze.critical.columns import core, is_kind, step_window
-from stepscope.analyze.trace_view import Window
+from stepscope.analyze.step.view import Window
 from stepscope.traces.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from stepscope.analyze.diff.tables import (
     count_work,
 )
 from stepscope.analyze.diff.wording import describe_change, list_notes
-from stepscope.analyze.trace_view import seconds, view
+from stepscope.analyze.step.view import seconds, view
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import Timeline
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.analyze.breakdown import SHARES
-from stepscope.analyze.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
-from stepscope.analyze.intervals import Intervals, complement, measure_within, union
-from stepscope.analyze.trace_view import (
+from stepscope.analyze.step.breakdown import SHARES
+from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
+from stepscope.analyze.step.intervals import Intervals, complement, measure_within, union
+from stepscope.analyze.step.view import (
     COMMUNICATION,
     COMPUTE,
     TRANSFER,

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from stepscope.analyze.breakdown import Shares
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job.engines import run_tasks
 from stepscope.analyze.job.steps import ChosenSteps, StepTime, choose_steps, list_steps
 from stepscope.analyze.job.tasks import RankAnswer, RankTask, explain_rank
 from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, explain_ranks
-from stepscope.analyze.step_report import StepReport
+from stepscope.analyze.step.breakdown import Shares
+from stepscope.analyze.step.report import StepReport
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.traces.read import TraceSet
 
@@ -118,7 +118,7 @@ def explain_job(
 
 def _median_step(traces: TraceSet) -> int | None:
     """The first rank's, a good guess of what all ranks have; None: the trace decides."""
-    from stepscope.analyze.trace_view import view
+    from stepscope.analyze.step.view import view
 
     return view(traces.timeline(traces.ranks[0])).median_step()
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.analyze.breakdown import Shares
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.ranks.digest import RankDigest
-from stepscope.analyze.step_report import StepReport
+from stepscope.analyze.step.breakdown import Shares
+from stepscope.analyze.step.report import StepReport
 from stepscope.errors import StepscopeError
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def explain_rank(task: RankTask) -> RankAnswer:
     from dataclasses import replace
     from importlib.util import find_spec
 
-    from stepscope.analyze.breakdown import break_down
     from stepscope.analyze.ranks.digest import digest
-    from stepscope.analyze.step_report import explain_step
+    from stepscope.analyze.step.breakdown import break_down
+    from stepscope.analyze.step.report import explain_step
     from stepscope.traces.read import load_timeline
 
     if not task.in_full and find_spec("numba") is not None:
@@ -98,7 +98,7 @@ def explain_rank(task: RankTask) -> RankAnswer:
 
 def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int | None:
     from stepscope.analyze.ranks.step_numbers import list_numbers
-    from stepscope.analyze.trace_view import view
+    from stepscope.analyze.step.view import view
     from stepscope.errors import UsageError
 
     numbers = [span.number for span in timeline.steps]

@@ -18,7 +18,7 @@ from enum import IntEnum, auto
 
 import numpy as np
 
-from stepscope.traces.kineto_fields import MEMORY_EVENT
+from stepscope.traces.kineto.fields import MEMORY_EVENT
 from stepscope.traces.native import compiled
 from stepscope.traces.native.memory import (
     HIGHS,

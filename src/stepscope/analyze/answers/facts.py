@@ -1,0 +1,290 @@
+"""What the answer about a job is made from: how long each class of time holds the step up, and what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+from stepscope.analyze.critical.kinds import (
+    C_COMMUNICATION,
+    C_COMPUTE,
+    C_COPY,
+    C_LAUNCH,
+    C_STREAM,
+    C_SYNC,
+    COSTS,
+    HOST_COSTS,
+)
+from stepscope.analyze.critical.path import CriticalPath
+from stepscope.analyze.critical.what_if import Limit
+from stepscope.analyze.job import JobReport
+from stepscope.analyze.job.report import TELLING_DIFFERENCE
+from stepscope.analyze.ranks.conventions import (
+    COLLECTIVES,
+    DEVICE_BACKENDS,
+    OTHER,
+    SEND_RECV,
+    canonical_collective,
+    kernel_collective,
+)
+from stepscope.analyze.ranks.stragglers import RankLateness
+from stepscope.analyze.step.report import StepReport
+from stepscope.units import format_share
+
+CLASSES = ("compute", "communication", "copies", "host", "synchronisation", "stragglers")
+"""What a step can be bound by. Communication: moving data that nothing hides. Stragglers: the same collectives, but
+waiting in them for ranks that came later. Synchronisation: the device was idle while the host was inside a blocking
+call, a stream waited for an event, or the host was inside a collective."""
+
+NO_COLLECTIVE = "communication"
+"""Where no better name is known; also the class of such kernels."""
+COVERING = 0.95
+"""Annotations name the communication of a step if they hold so much of it."""
+
+
+class ClassTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One of CLASSES in the explained step of the telling rank."""
+
+    name: str
+    device_s: float
+    """Of the device's time, see the breakdown."""
+    path_s: float | None
+    """Of the critical path; None where there is none or where the path does not tell this class from others."""
+    time_s: float
+    """What both show, the smaller of the two: less of it cannot shorten the step by more."""
+    share: float
+    """Of the step."""
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """The next thing to try."""
+
+    action: str
+    because: str
+    """The numbers behind it."""
+    limit_s: float | None = None
+    """The step could become no shorter by this, as profiled; None where no such bound is known."""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """Something else worth knowing, with its number."""
+
+    text: str
+    time_s: float
+    """How much time it is about."""
+
+
+def is_cpu(detail: StepReport) -> bool:
+    return detail.breakdown.device == "cpu"
+
+
+def share_of_step(job: JobReport, time_s: float) -> float:
+    step_s = job.detail.breakdown.step_s
+    return time_s / step_s if step_s > 0 else 0.0
+
+
+def class_times(job: JobReport) -> list[ClassTime]:
+    """Longest first.
+
+    The two views err in different ways: time on the critical path may be hidden from the device, and a busy device need
+    not be what the step waits for. Only what both show is sure to matter.
+    """
+    device, path = _by_device(job), _by_path(job)
+    found = []
+    for name in CLASSES:
+        on_path = path.get(name)
+        time_s = device[name] if on_path is None else min(device[name], on_path)
+        share = share_of_step(job, time_s)
+        found.append(ClassTime(name=name, device_s=device[name], path_s=on_path, time_s=time_s, share=share))
+    return sorted(found, key=lambda one: (-one.time_s, -one.device_s))
+
+
+def _by_device(job: JobReport) -> dict[str, float]:
+    shares = job.detail.breakdown.breakdown_s
+    waiting = (wait_share(job) or 0.0) * shares.exposed_comm
+    return {
+        "compute": shares.compute,
+        "communication": shares.exposed_comm - waiting,
+        "copies": shares.exposed_copy,
+        "host": shares.host_idle,
+        "synchronisation": shares.sync_idle,
+        "stragglers": waiting,
+    }
+
+
+def _by_path(job: JobReport) -> dict[str, float]:
+    """Synchronisation is left to the breakdown: on the path, a wait belongs to whatever was waited for.
+
+    Nothing for a trace without a device: its path runs through host operators, which are its compute.
+    """
+    path = own_path(job)
+    if path is None or is_cpu(job.detail):
+        return {}
+    spent = {COSTS.index(kind): time_s for kind, time_s in path.by_kind_s.items()}
+    communication = spent.get(C_COMMUNICATION, 0.0)
+    waiting = (wait_share(job) or 0.0) * communication
+    return {
+        "compute": spent.get(C_COMPUTE, 0.0) + spent.get(C_STREAM, 0.0),
+        "communication": communication - waiting,
+        "copies": spent.get(C_COPY, 0.0),
+        "host": sum(spent.get(cost, 0.0) for cost in (*HOST_COSTS, C_LAUNCH, C_SYNC)),
+        "stragglers": waiting,
+    }
+
+
+def own_path(job: JobReport) -> CriticalPath | None:
+    """The critical path of the telling rank alone: as long as its step, and comparable to its breakdown."""
+    return job.own_critical if job.own_critical is not None else job.critical
+
+
+def wait_share(job: JobReport) -> float | None:
+    """Share of the telling rank's time in collectives that was waiting for others; None where that is not known."""
+    if job.across is None:
+        return None
+    return next((one.wait_share for one in job.across.waiting if one.rank == job.telling_rank), None)
+
+
+def host_path_s(job: JobReport, *kinds: str) -> float:
+    """Time on the telling rank's critical path of these kinds."""
+    path = own_path(job)
+    return 0.0 if path is None else sum(path.by_kind_s.get(kind, 0.0) for kind in kinds)
+
+
+def find_limit(limits: Sequence[Limit], name: str) -> Limit | None:
+    return next((limit for limit in limits if limit.name == name), None)
+
+
+def count_of(count: int, one: str, many: str | None = None) -> str:
+    """`1 gap`, `2 gaps`."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+# Names of collectives
+
+
+def collective_times(job: JobReport) -> dict[str, float]:
+    """Collective → time in it, longest first.
+
+    The telling rank's own times where its annotations or kernels name every collective; else the records of all ranks,
+    which know what a SendRecv kernel was.
+    """
+    named = _by_annotation(job) or _by_kernel(job)
+    vague = {NO_COLLECTIVE, COLLECTIVES[SEND_RECV]} & named.keys()
+    if (vague or not named) and job.across is not None and job.across.table:
+        named = {}
+        for row in job.across.table:
+            named[row.collective] = named.get(row.collective, 0.0) + row.total_s
+    return dict(sorted(named.items(), key=lambda item: -item[1]))
+
+
+def _by_annotation(job: JobReport) -> dict[str, float]:
+    """From names such as `nccl:all_to_all`; empty where they do not cover nearly all communication."""
+    kernels = job.detail.kernels
+    times: dict[str, float] = {}
+    for entry in kernels.by_annotation.rows:
+        code = canonical_collective(entry.name) if entry.name.startswith(DEVICE_BACKENDS) else None
+        if code is not None:
+            times[COLLECTIVES[code]] = times.get(COLLECTIVES[code], 0.0) + entry.total_s
+    whole = sum(row.total_s for row in kernels.by_category.rows if row.name == NO_COLLECTIVE)
+    return times if sum(times.values()) >= COVERING * whole else {}
+
+
+def _by_kernel(job: JobReport) -> dict[str, float]:
+    kernels = job.detail.kernels
+    times: dict[str, float] = {}
+    for entry in kernels.by_name.rows:
+        if kernels.names[entry.name].category == NO_COLLECTIVE:
+            code = kernel_collective(entry.name)
+            name = NO_COLLECTIVE if code == OTHER else COLLECTIVES[code]
+            times[name] = times.get(name, 0.0) + entry.total_s
+    return times
+
+
+def spell_collective(name: str) -> str:
+    """As people write it: `all_reduce` → `all-reduce`."""
+    return {"send_recv": "send/receive", "recv": "receive", "other": NO_COLLECTIVE}.get(name, name.replace("_", "-"))
+
+
+def name_communication(job: JobReport) -> str:
+    """`all-reduce` where there is (nearly) one kind, else `communication`."""
+    times = collective_times(job)
+    first = next(iter(times), None)
+    return (
+        spell_collective(first) if first is not None and times[first] >= 0.99 * sum(times.values()) else NO_COLLECTIVE
+    )
+
+
+def spell_communication(job: JobReport) -> str:
+    """The same with the shares of several kinds: `communication (84 % all-to-all, 16 % all-reduce)`."""
+    times = collective_times(job)
+    name, whole = name_communication(job), sum(times.values())
+    if name != NO_COLLECTIVE or not whole:
+        return name
+    listed = [f"{format_share(spent / whole, 0)} {spell_collective(one)}" for one, spent in times.items()]
+    kept = [text for text, spent in zip(listed, times.values(), strict=True) if spent >= 0.05 * whole][:3]
+    return f"{NO_COLLECTIVE} ({', '.join(kept)})"
+
+
+# Ranks
+
+
+def latest_rank(job: JobReport) -> RankLateness | None:
+    """The rank that caused most waiting: one that is late throughout before one that is late now and then.
+
+    None where nobody's lateness is more than noise: somebody always comes last.
+    """
+    if job.across is None or len(job.ranks) < 2:
+        return None
+    causing = [one for one in job.across.stragglers.ranks if one.stands_out]
+    return max(causing, key=lambda one: (one.straggler, one.caused_s), default=None)
+
+
+def begins_late_s(job: JobReport, rank: int) -> float | None:
+    """How much later than the median rank it begins the step; None where the ranks' clocks cannot be compared."""
+    if job.across is None or len(job.details) != len(job.ranks) or job.across.clocks == "durations":
+        return None
+    clocks, is_aligned = job.across.clock_offsets, job.across.clocks == "aligned"
+    if clocks.largest_offset_s is not None and not is_aligned:
+        return None
+    ahead = {one.rank: (one.offset_s or 0.0) * 1e9 if one.usable and is_aligned else 0.0 for one in clocks.offsets}
+    # Differences come first: nanoseconds since 1970 do not fit a float.
+    base = job.details[0].breakdown.window_start_ns
+    starts = {
+        detail.rank: detail.breakdown.window_start_ns - base - ahead.get(detail.rank or 0, 0.0)
+        for detail in job.details
+    }
+    if rank not in starts:
+        return None
+    return (starts[rank] - median(starts.values())) / 1e9
+
+
+def compare_ranks(job: JobReport) -> str:
+    """How the telling rank's step stands among those of all: ` on rank 3, the slowest of 8`. Empty for one rank."""
+    if len(job.ranks) < 2:
+        return ""
+    mine = next((one.step_s for one in job.ranks if one.rank == job.telling_rank), job.detail.breakdown.step_s)
+    others = [one.step_s for one in job.ranks if one.rank != job.telling_rank]
+    unit = 0.0 if job.across is None else 2 * job.across.clock_offsets.resolution_s
+    noise = max(TELLING_DIFFERENCE * mine, unit)
+    if mine - max(others, default=0.0) > noise:
+        how = f"the slowest of {len(job.ranks)}"
+    elif mine - min(others, default=0.0) > noise:
+        how = f"among the slowest of {len(job.ranks)}"
+    else:
+        how = f"and about as long on all {len(job.ranks)} ranks"
+    return f" on rank {job.telling_rank}, {how}"
+
+
+def exceeds_most(job: JobReport, rank: int) -> tuple[str, float] | None:
+    """The share of the breakdown by which a rank exceeds the median rank most, waiting for others left out."""
+    mine = next((one for one in job.ranks if one.rank == rank), None)
+    if mine is None:
+        return None
+    excess = {
+        name: getattr(mine.breakdown_s, name) - median(getattr(one.breakdown_s, name) for one in job.ranks)
+        for name in ("compute", "exposed_copy", "host_idle", "sync_idle")
+    }
+    name = max(excess, key=lambda one: excess[one])
+    return (name, excess[name]) if excess[name] > 0 else None

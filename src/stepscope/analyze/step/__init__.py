@@ -1,0 +1,1 @@
+"""One step of one rank: where its time went."""

@@ -1,0 +1,394 @@
+"""Where a profiled step went on the device: shares that exclude each other and add up to the step to the nanosecond."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, Gaps, find_gaps
+from stepscope.analyze.step.intervals import (
+    Intervals,
+    clip,
+    common_length,
+    complement,
+    intersect,
+    length,
+    no_intervals,
+    subtract,
+    union,
+)
+from stepscope.analyze.step.view import (
+    COMMUNICATION,
+    COMPUTE,
+    TRANSFER,
+    DeviceWork,
+    TraceView,
+    Window,
+    device_label,
+    distinct,
+    seconds,
+    view,
+)
+from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
+from stepscope.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stepscope.traces.timeline import Integers
+
+SHARES = ("compute", "exposed_comm", "exposed_copy", "host_idle", "sync_idle", "other_idle")
+"""In the order in which time is given away: what two kinds of work cover at once belongs to the first of them."""
+
+CPU_NOTE = (
+    "no device rows in this trace: the CPU is the device; compute is time in which any thread was inside an operator, "
+    "communication is time inside collectives on the host, and idle time has no reason"
+)
+_SEVERAL_NOTE = "the rank has {count} devices; these are the values of device {device}, which was busy longest"
+_OTHER_STEPS_NOTE = (
+    "for {spent} of the window the device still ran work of other steps: windows of neighbouring steps overlap, and "
+    "the time from one step to the next is shorter than the window"
+)
+_OTHER_STEPS_SHARE = 0.01
+
+
+class Shares(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a window; see SHARES."""
+
+    compute: float
+    exposed_comm: float
+    exposed_copy: float
+    host_idle: float
+    sync_idle: float
+    other_idle: float
+
+
+class GroupOverlap(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication of one process group."""
+
+    group: str | None
+    """None: kernels that do not say which group they are of."""
+    description: str | None
+    kernels: int
+    communication_s: float
+    overlapped_s: float
+    exposed_s: float
+    hidden_share: float | None
+
+
+class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+    """How much communication ran beside compute."""
+
+    communication_s: float
+    """Time in which any communication ran."""
+    communication_sum_s: float
+    """Sum of the durations of communication kernels: more, where several run at once."""
+    overlapped_s: float
+    exposed_s: float
+    exposed_from_all_s: float
+    """Communication beside which neither compute nor copies ran."""
+    hidden_share: float | None
+    """overlapped_s over communication_s; None without communication."""
+    groups: list[GroupOverlap]
+
+
+class DeviceBreakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """One device in one window."""
+
+    device: str
+    breakdown_s: Shares
+    breakdown_ns: dict[str, int]
+    """The same in whole nanoseconds; adds up to the window exactly."""
+    device_busy_s: float
+    kernels: int
+    """Kernels that the step launched."""
+    copies: int
+    """Copies and fills that it launched."""
+    head_idle_s: float
+    between_idle_s: float
+    tail_idle_s: float
+    """Idle before the first work in the window, between, and after the last."""
+    combinations_s: dict[str, float]
+    """Time by what ran at once (`compute+communication`)."""
+    overlap: Overlap
+    other_steps_s: float
+    """Part of the busy time in which only work of other steps ran: it is busy time here all the same."""
+
+
+class Breakdown(DeviceBreakdown, frozen=True, kw_only=True):
+    """A profiled step on the rank's device, which is the one that was busy longest."""
+
+    step: int | None
+    """None: the whole trace."""
+    step_s: float
+    """Length of the window: profiled time, which is longer than a step without the profiler."""
+    host_s: float
+    """Length of the step on the host, without device work that ran on after it."""
+    window_start_ns: int
+    window_end_ns: int
+    profiled: bool = True
+    devices: list[DeviceBreakdown] = []
+    """Every device of the rank, where it has several."""
+    note: str | None = None
+
+
+def break_down(timeline: Timeline, step: int | None) -> Breakdown:
+    """The shares of one step; None: of the whole trace."""
+    trace = view(timeline)
+    return _break_down(trace, step, trace.window(step))
+
+
+def measure_overlap(timeline: Timeline, step: int | None) -> Overlap:
+    """Only `overlap` of `break_down`: the reasons of idle time are not looked for, so it comes sooner."""
+    trace = view(timeline)
+    window = trace.window(step)
+    if not trace.works:
+        return _break_down_cpu(trace, window).overlap
+    work = trace.busiest(window)
+    sets = _device_sets(work, window)
+    groups, sum_ns = _communication(trace, work, window, sets[COMPUTE])
+    return _overlap(*_combine(sets), groups=groups, sum_ns=sum_ns)
+
+
+def break_down_steps(timeline: Timeline) -> list[Breakdown]:
+    """Every step, in order of time."""
+    trace = view(timeline)
+    return [_break_down(trace, number, window) for number, window in trace.windows.items()]
+
+
+def break_down_turns(timeline: Timeline) -> list[Breakdown]:
+    """Every step without the time in which the device still worked on the step before: these add up."""
+    trace = view(timeline)
+    return [_break_down(trace, number, window) for number, window in trace.turns.items()]
+
+
+def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
+    notes = []
+    devices: list[DeviceBreakdown] = []
+    if not trace.works:
+        rank = _break_down_cpu(trace, window)
+        notes.append(CPU_NOTE)
+    else:
+        chosen = trace.busiest(window)
+        rank = _break_down_device(trace, chosen, step, window)
+        if len(trace.works) > 1:
+            notes.append(_SEVERAL_NOTE.format(count=len(trace.works), device=rank.device))
+            devices = [
+                rank if work is chosen else _break_down_device(trace, work, step, window) for work in trace.works
+            ]
+    step_s = seconds(window.length_ns)
+    if rank.other_steps_s > _OTHER_STEPS_SHARE * step_s:
+        notes.append(_OTHER_STEPS_NOTE.format(spent=format_duration(rank.other_steps_s)))
+    span = None if step is None else trace.span(step)
+    return Breakdown(
+        **{name: getattr(rank, name) for name in DeviceBreakdown.__struct_fields__},
+        step=step,
+        step_s=step_s,
+        host_s=step_s if span is None else seconds(span.end_ns - span.start_ns),
+        window_start_ns=window.start_ns,
+        window_end_ns=window.end_ns,
+        devices=devices,
+        note="; ".join(notes) or None,
+    )
+
+
+def _break_down_device(trace: TraceView, work: DeviceWork, step: int | None, window: Window) -> DeviceBreakdown:
+    part = work.part(window)
+    start, end = work.start[part], work.end[part]
+    sets = _device_sets(work, window)
+    groups, sum_ns = _communication(trace, work, window, sets[COMPUTE])
+    gaps = find_gaps(trace, work, window)
+    rows, others = work.rows, 0
+    if step is not None:
+        own = work.step == step
+        rows, mine = rows[own], own[part]
+        if not mine.all():
+            foreign, native = (union(start[kept], end[kept], in_order=True) for kept in (~mine, mine))
+            others = length(clip(subtract(foreign, native), *window))
+    kernels = int((trace.kind[rows] == KERNEL).sum())
+    return _assemble(
+        device=device_label(work.device),
+        sets=sets,
+        idle=_idle_shares(gaps),
+        positions=_idle_positions(gaps.spans, sets, window),
+        counts=(kernels, len(rows) - kernels),
+        other_steps_ns=others,
+        groups=groups,
+        sum_ns=sum_ns,
+    )
+
+
+def _device_sets(work: DeviceWork, window: Window) -> list[Intervals]:
+    """When the device computed, communicated and copied."""
+    part = work.part(window)
+    start, end, share = work.start[part], work.end[part], work.share[part]
+    sets = []
+    for one in (COMPUTE, COMMUNICATION, TRANSFER):
+        mine = share == one
+        sets.append(clip(union(start[mine], end[mine], in_order=True), *window))
+    return sets
+
+
+def _communication(
+    trace: TraceView, work: DeviceWork, window: Window, compute: Intervals
+) -> tuple[list[GroupOverlap], int]:
+    """The overlap of each process group, and the sum of all durations."""
+    import numpy as np
+
+    part = work.part(window)
+    mine = np.flatnonzero(work.share[part] == COMMUNICATION) + part.start
+    sum_ns = _clipped_sum(work.start[mine], work.end[mine], window)
+    return _group_overlaps(trace, work.rows[mine], window, compute), sum_ns
+
+
+def _clipped_sum(start: Integers, end: Integers, window: Window) -> int:
+    import numpy as np
+
+    inside = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
+    return int(np.maximum(inside, 0).sum())
+
+
+def _assemble(
+    *,
+    device: str,
+    sets: Sequence[Intervals],
+    idle: tuple[int, int, int],
+    positions: tuple[int, int, int],
+    counts: tuple[int, int],
+    other_steps_ns: int,
+    groups: list[GroupOverlap],
+    sum_ns: int,
+) -> DeviceBreakdown:
+    alone, together = _combine(sets)
+    compute, communication = (_time_with(together, {name}) for name in ("compute", "communication"))
+    overlapped = _time_with(together, {"compute", "communication"})
+    in_ns = dict(zip(SHARES, (compute, communication - overlapped, alone["copy"], *idle), strict=True))
+    head, between, tail = positions
+    return DeviceBreakdown(
+        device=device,
+        breakdown_s=Shares(**{name: seconds(value) for name, value in in_ns.items()}),
+        breakdown_ns=in_ns,
+        device_busy_s=seconds(sum(together.values())),
+        kernels=counts[0],
+        copies=counts[1],
+        head_idle_s=seconds(head),
+        between_idle_s=seconds(between),
+        tail_idle_s=seconds(tail),
+        combinations_s={"+".join(names): seconds(spent) for names, spent in together.items()},
+        overlap=_overlap(alone, together, groups=groups, sum_ns=sum_ns),
+        other_steps_s=seconds(other_steps_ns),
+    )
+
+
+def _time_with(together: Mapping[tuple[str, ...], int], kinds: set[str]) -> int:
+    """Time in which at least these kinds of work ran."""
+    return sum(spent for names, spent in together.items() if kinds.issubset(names))
+
+
+def _overlap(
+    alone: Mapping[str, int], together: Mapping[tuple[str, ...], int], *, groups: list[GroupOverlap], sum_ns: int
+) -> Overlap:
+    communication = _time_with(together, {"communication"})
+    overlapped = _time_with(together, {"compute", "communication"})
+    return Overlap(
+        communication_s=seconds(communication),
+        communication_sum_s=seconds(sum_ns),
+        overlapped_s=seconds(overlapped),
+        exposed_s=seconds(communication - overlapped),
+        exposed_from_all_s=seconds(alone["communication"]),
+        hidden_share=overlapped / communication if communication else None,
+        groups=groups,
+    )
+
+
+def _combine(sets: Sequence[Intervals]) -> tuple[dict[str, int], dict[tuple[str, ...], int]]:
+    """Nanoseconds in which each kind of work ran alone, and in which each combination ran: inclusion and exclusion."""
+    one, two, three = sets
+    first, second, third = common_length(one, two), common_length(one, three), common_length(two, three)
+    every = common_length(one, intersect(two, three)) if third else 0
+    alone = {
+        "compute": length(one) - first - second + every,
+        "communication": length(two) - first - third + every,
+        "copy": length(three) - second - third + every,
+    }
+    together: dict[tuple[str, ...], int] = {(name,): spent for name, spent in alone.items()}
+    together["compute", "communication"] = first - every
+    together["compute", "copy"] = second - every
+    together["communication", "copy"] = third - every
+    together["compute", "communication", "copy"] = every
+    return alone, {names: spent for names, spent in together.items() if spent}
+
+
+def _idle_shares(gaps: Gaps) -> tuple[int, int, int]:
+    sums = gaps.parts.sum(axis=0)
+    host, sync, other = (int(sums[list(reasons)].sum()) for reasons in (HOST_REASONS, SYNC_REASONS, OTHER_REASONS))
+    return host, sync, other
+
+
+def _idle_positions(gaps: Intervals, sets: Sequence[Intervals], window: Window) -> tuple[int, int, int]:
+    """Idle time before the first work, between, and after the last; all of it is before where there is no work."""
+    starts = [int(one.start[0]) for one in sets if len(one.start)]
+    ends = [int(one.end[-1]) for one in sets if len(one.end)]
+    first, last = (min(starts), max(ends)) if starts else (window.end_ns, window.end_ns)
+    head, tail = first - window.start_ns, window.end_ns - last
+    return head, length(gaps) - head - tail, tail
+
+
+def _group_overlaps(trace: TraceView, rows: Integers, window: Window, compute: Intervals) -> list[GroupOverlap]:
+    rows = rows[trace.end[rows] > window.start_ns]
+    codes = trace.column("group")[rows] if len(rows) else rows
+    overlaps = []
+    for code in distinct(codes):
+        mine = rows[codes == code]
+        spans = clip(trace.spans(mine), *window)
+        total, overlapped = length(spans), common_length(spans, compute)
+        overlaps.append(
+            GroupOverlap(
+                group=None if code == MISSING else trace.text(code),
+                description=trace.timeline.text("group_description", int(mine[0])),
+                kernels=len(mine),
+                communication_s=seconds(total),
+                overlapped_s=seconds(overlapped),
+                exposed_s=seconds(total - overlapped),
+                hidden_share=overlapped / total if total else None,
+            )
+        )
+    return overlaps
+
+
+def _break_down_cpu(trace: TraceView, window: Window) -> DeviceBreakdown:
+    """A thread inside a collective does not compute, whatever operator encloses the collective."""
+    import numpy as np
+
+    from stepscope.traces.classify import classify_host_communication
+
+    rows = trace.rows(OPERATOR)
+    rows = rows[(trace.end[rows] > window.start_ns) & (trace.start[rows] < window.end_ns)]
+    collectives = trace.named(rows, classify_host_communication)
+    others = np.setdiff1d(rows, collectives, assume_unique=True)
+    compute: list[Intervals] = []
+    for thread in np.unique(trace.thread[rows]).tolist():
+        working = trace.spans(others[trace.thread[others] == thread])
+        talking = trace.spans(collectives[trace.thread[collectives] == thread])
+        compute.append(subtract(working, talking) if len(talking.start) else working)
+    sets = (clip(_union_of(compute), *window), clip(trace.spans(collectives), *window), no_intervals())
+    gaps = complement(_union_of(sets), *window)
+    return _assemble(
+        device="cpu",
+        sets=sets,
+        idle=(0, 0, length(gaps)),
+        positions=_idle_positions(gaps, sets, window),
+        counts=(0, 0),
+        other_steps_ns=0,
+        groups=[],
+        sum_ns=_clipped_sum(trace.start[collectives], trace.end[collectives], window),
+    )
+
+
+def _union_of(sets: Sequence[Intervals]) -> Intervals:
+    import numpy as np
+
+    if not sets:
+        return no_intervals()
+    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))

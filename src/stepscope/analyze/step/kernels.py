@@ -1,0 +1,278 @@
+"""Which kernels, operators, modules and phases the device time of a step went to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.analyze.step.group_times import TimesTable, tabulate
+from stepscope.analyze.step.intervals import length
+from stepscope.analyze.step.kernel_origins import PHASES, find_annotations, find_modules, find_phases
+from stepscope.analyze.step.view import TraceView, number_codes, seconds, share_of, view
+from stepscope.traces.timeline import (
+    ANNOTATION,
+    COPY,
+    DEVICE_ANNOTATION,
+    DEVICE_KINDS,
+    KERNEL,
+    MISSING,
+    OPERATOR,
+    SET,
+    Timeline,
+)
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Integers
+
+NO_OPERATOR = "no operator recorded"
+NO_MODULE = "outside modules"
+NO_ANNOTATION = "outside annotations"
+NO_MODULES_NOTE = "modules do not apply: the trace has no nn.Module rows (record it with stacks to get them)"
+NO_DEVICE_NOTE = "no device rows in this trace: kernels do not apply; see host operators"
+
+
+class KernelName(msgspec.Struct, frozen=True, kw_only=True):
+    """What the names of the table stand for."""
+
+    short: str
+    category: str
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies or fills of one direction and kind of memory."""
+
+    name: str
+    count: int
+    bytes: int
+    sum_s: float
+    busy_s: float
+    """Time in which any of them ran."""
+    bytes_per_s: float | None
+    """bytes over busy_s; None where the trace has no sizes or no time passed."""
+
+
+class HostOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator on the host."""
+
+    name: str
+    count: int
+    total_s: float
+    """Time inside, what it calls included; inside itself counted once."""
+    self_s: float
+    """Without the operators it calls."""
+    share: float
+    """Of the self time of all operators."""
+
+
+class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Device work that a step launched, on all devices of the rank, by name and by class."""
+
+    step: int | None
+    kernels: int
+    copies: int
+    sum_s: float
+    """Sum of all durations: what shares are of."""
+    by_name: TimesTable
+    names: dict[str, KernelName]
+    """Name as in the trace → how to show it."""
+    by_category: TimesTable
+
+
+class AnnotationTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Annotations by name. Those inside others count for themselves, so the sum may be more than the time passed."""
+
+    step: int | None
+    host: TimesTable
+    device: TimesTable
+
+
+class KernelReport(KernelTimes, frozen=True, kw_only=True):
+    """The same work, grouped in more ways."""
+
+    by_operator: TimesTable
+    """Innermost operator that launched the work."""
+    by_top_operator: TimesTable
+    """Outermost one."""
+    by_phase: TimesTable
+    by_module: TimesTable | None
+    by_annotation: TimesTable
+    transfers: list[Transfer]
+    host_operators: list[HostOperator]
+    """Most self time first."""
+    notes: list[str]
+
+
+def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
+    """The device work of one step; None: of the whole trace."""
+    trace = view(timeline)
+    trace.window(step)
+    rows = trace.rows_of(step, *DEVICE_KINDS)
+    durations = trace.end[rows] - trace.start[rows]
+    times = _kernel_times(trace, step, rows, durations)
+    is_operator = trace.is_kind(OPERATOR)
+    inner = trace.enclosing(trace.parent[rows], is_operator)
+    outer = trace.outermost(inner, is_operator)
+    modules = find_modules(trace, rows)
+    notes = [] if len(rows) else [NO_DEVICE_NOTE]
+    if modules is None and len(rows):
+        notes.append(NO_MODULES_NOTE)
+    return KernelReport(
+        step=step,
+        kernels=times.kernels,
+        copies=times.copies,
+        sum_s=times.sum_s,
+        by_name=times.by_name,
+        names=times.names,
+        by_category=times.by_category,
+        by_operator=_by_row(trace, inner, durations, NO_OPERATOR),
+        by_top_operator=_by_row(trace, outer, durations, NO_OPERATOR),
+        by_phase=tabulate(PHASES, find_phases(trace, rows), durations),
+        by_module=None if modules is None else _by_row(trace, modules, durations, NO_MODULE),
+        by_annotation=_by_row(trace, find_annotations(trace, rows), durations, NO_ANNOTATION),
+        transfers=_transfers(trace, step),
+        host_operators=list_host_operators(trace, step),
+        notes=notes,
+    )
+
+
+def kernel_times(timeline: Timeline, step: int | None) -> KernelTimes:
+    """Only what the device itself tells: part of `list_kernels`, sooner."""
+    trace = view(timeline)
+    trace.window(step)
+    rows = trace.rows_of(step, *DEVICE_KINDS)
+    return _kernel_times(trace, step, rows, trace.end[rows] - trace.start[rows])
+
+
+def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations: Integers) -> KernelTimes:
+    kernels = int((trace.kind[rows] == KERNEL).sum())
+    category = trace.column("category")[rows]
+    by_name = _by_text(trace, trace.name[rows], durations, "")
+    categories = _category_of_name(trace, rows, category)
+    return KernelTimes(
+        step=step,
+        kernels=kernels,
+        copies=len(rows) - kernels,
+        sum_s=seconds(int(durations.sum())),
+        by_name=by_name,
+        names={row.name: KernelName(short=_short(row.name), category=categories[row.name]) for row in by_name.rows},
+        by_category=tabulate(_categories(), category.astype(int), durations),
+    )
+
+
+def _categories() -> tuple[str, ...]:
+    from stepscope.traces.classify import CATEGORIES
+
+    return CATEGORIES
+
+
+def _short(name: str) -> str:
+    from stepscope.traces.kernel_names import short_name
+
+    return short_name(name)
+
+
+def _category_of_name(trace: TraceView, rows: Integers, category: Integers) -> dict[str, str]:
+    """A kernel that is communication by its record and something else by its name shows the first row's category."""
+    import numpy as np
+
+    listed = _categories()
+    first = np.full(len(trace.timeline.texts), len(listed))
+    first[trace.name[rows][::-1]] = category[::-1]  # the last one written stays: backwards, the first
+    return {trace.text(code): listed[first[code]] for code in np.flatnonzero(first < len(listed)).tolist()}
+
+
+def _by_row(trace: TraceView, rows: Integers, durations: Integers, otherwise: str) -> TimesTable:
+    """By the names of these rows; −1 goes to `otherwise`."""
+    import numpy as np
+
+    return _by_text(trace, np.where(rows >= 0, trace.name[rows], MISSING), durations, otherwise)
+
+
+def _by_text(trace: TraceView, codes: Integers, durations: Integers, otherwise: str) -> TimesTable:
+    import numpy as np
+
+    count = len(trace.timeline.texts)
+    different, group = number_codes(np.where(codes >= 0, codes, count), count + 1)
+    return tabulate([trace.text(code) if code < count else otherwise for code in different], group, durations)
+
+
+def time_annotations(timeline: Timeline, step: int | None) -> AnnotationTimes:
+    """How long annotations took, on the host and as the profiler repeats them on the device; part of a step or (None)
+    of the whole trace. What ran inside them: `by_annotation` of `list_kernels`."""
+    trace = view(timeline)
+    if step is not None:
+        trace.span(step)
+    host, device = (_annotation_times(trace, step, kind) for kind in (ANNOTATION, DEVICE_ANNOTATION))
+    return AnnotationTimes(step=step, host=host, device=device)
+
+
+def _annotation_times(trace: TraceView, step: int | None, kind: int) -> TimesTable:
+    rows = trace.rows_of(step, kind)
+    return _by_text(trace, trace.name[rows], trace.end[rows] - trace.start[rows], "")
+
+
+def list_transfers(timeline: Timeline, step: int | None) -> list[Transfer]:
+    """Copies and fills of one step (None: of the whole trace) with their bandwidth: part of `list_kernels`, sooner."""
+    trace = view(timeline)
+    trace.window(step)
+    return _transfers(trace, step)
+
+
+def _transfers(trace: TraceView, step: int | None) -> list[Transfer]:
+    transfers = trace.rows_of(step, COPY, SET)
+    if not len(transfers):
+        return []
+    sizes = trace.column("bytes")[transfers]
+    found = []
+    for code in trace.codes_in(transfers):
+        mine = trace.name[transfers] == code
+        size = int(sizes[mine][sizes[mine] > 0].sum())
+        busy = length(trace.spans(transfers[mine]))
+        found.append(
+            Transfer(
+                name=trace.text(code),
+                count=int(mine.sum()),
+                bytes=size,
+                sum_s=seconds(int((trace.end[transfers[mine]] - trace.start[transfers[mine]]).sum())),
+                busy_s=seconds(busy),
+                bytes_per_s=size / seconds(busy) if size and busy else None,
+            )
+        )
+    return sorted(found, key=lambda one: -one.busy_s)
+
+
+def list_host_operators(trace: TraceView, step: int | None) -> list[HostOperator]:
+    import numpy as np
+
+    rows = trace.rows_of(step, OPERATOR)
+    if not len(rows):
+        return []
+    is_operator = trace.is_kind(OPERATOR)
+    durations = trace.end[rows] - trace.start[rows]
+    caller = trace.enclosing(trace.parent[rows], is_operator)
+    inside = np.flatnonzero(caller >= 0)
+    calling, called = caller[inside], rows[inside]
+    # A child that ends after its caller takes no more from it than it shares with it.
+    shared = np.minimum(trace.end[called], trace.end[calling]) - trace.start[called]
+    # Sums of nanoseconds: as numbers with fractions exact for a hundred days.
+    inner = np.bincount(calling, weights=shared, minlength=len(trace.start))[rows]
+    name = trace.name[rows]
+    different, group = number_codes(name, len(trace.timeline.texts))
+    nested = inside[trace.name[calling] == name[inside]]
+    counts = np.bincount(group, minlength=len(different)).tolist()
+    selfs = np.bincount(group, weights=np.maximum(durations - inner, 0)).astype(np.int64)
+    totals = np.bincount(group, weights=durations).astype(np.int64)
+    totals -= np.bincount(group[nested], weights=durations[nested], minlength=len(different)).astype(np.int64)
+    whole = int(selfs.sum())
+    listed = zip(different, counts, totals.tolist(), selfs.tolist(), strict=True)
+    return [
+        HostOperator(
+            name=trace.text(code),
+            count=count,
+            total_s=seconds(total),
+            self_s=seconds(own_ns),
+            share=share_of(own_ns, whole),
+        )
+        for code, count, total, own_ns in sorted(listed, key=lambda one: -one[3])
+    ]

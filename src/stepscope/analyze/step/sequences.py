@@ -1,0 +1,217 @@
+"""Runs of short kernels that come again and again: what fusing them could save."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from stepscope.analyze.step.view import COMPUTE, DeviceWork, TraceView, seconds, share_of, view
+from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SHORT_NS = 20_000
+"""A kernel is short when it takes no longer than this: about what it costs to launch one under a profiler."""
+LONGEST = 12
+"""Kernels in the longest sequence looked for."""
+LEAST_COUNT = 3
+_TRIED = 10
+"""So many candidates are tried for each one wanted."""
+
+
+class KernelSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels that followed each other on a stream, with nothing between them there."""
+
+    kernels: list[str]
+    operators: list[str | None]
+    """What launched each of them the first time."""
+    count: int
+    """How often, without overlapping itself."""
+    kernel_s: float
+    """Time in the kernels of all of them."""
+    gap_s: float
+    """Time on the stream between the kernels of a sequence: what fusion would save at most."""
+    launches_saved: int
+    """Launches fewer if each became one kernel."""
+    share: float
+    """Of all kernels on these streams, by number."""
+
+
+class SequenceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Candidates for fusion, largest gap_s first. No kernel is part of two, so what they save adds up."""
+
+    step: int | None
+    short_s: float
+    """Longest kernel that took part."""
+    short_kernels: int
+    kernels: int
+    sequences: list[KernelSequence]
+    note: str | None = None
+
+
+class _Row(NamedTuple):
+    """All streams one after the other."""
+
+    place: Any
+    code: Any
+    start: Any
+    end: Any
+    joins: Any
+    """Whether it and the next may stand in one sequence."""
+
+
+class _Found(NamedTuple):
+    length: int
+    places: Any
+    """Where it begins, without overlapping itself; ascending."""
+
+
+def find_sequences(
+    timeline: Timeline, step: int | None, *, short_ns: int = SHORT_NS, longest: int = LONGEST, top: int = 20
+) -> SequenceReport:
+    """Sequences in one step; None: in the whole trace."""
+    trace = view(timeline)
+    trace.window(step)
+    found: list[KernelSequence] = []
+    kernels = short = 0
+    for work in trace.works:
+        row, is_short = _line_up(trace, work, step, short_ns)
+        mine = int((trace.kind[work.rows[row.place]] == KERNEL).sum())
+        candidates = _repeated(row, is_short, longest)
+        found += [_describe(trace, work, row, one, mine) for one in _choose(row, candidates, top)]
+        kernels, short = kernels + mine, short + int(is_short.sum())
+    return SequenceReport(
+        step=step,
+        short_s=seconds(short_ns),
+        short_kernels=short,
+        kernels=kernels,
+        sequences=sorted(found, key=lambda one: -one.gap_s)[:top],
+        note=None if trace.works else "no device rows in this trace: kernel sequences do not apply",
+    )
+
+
+def _line_up(trace: TraceView, work: DeviceWork, step: int | None, short_ns: int) -> tuple[_Row, Any]:
+    import numpy as np
+
+    place = np.arange(len(work.rows)) if step is None else np.flatnonzero(work.step == step)
+    place = place[np.argsort(work.stream[place], kind="stable")]
+    rows, stream = work.rows[place], work.stream[place]
+    start, end = work.start[place], work.end[place]
+    is_short = (trace.kind[rows] == KERNEL) & (work.share[place] == COMPUTE) & (end - start <= short_ns)
+    joins = is_short[:-1] & is_short[1:] & (stream[:-1] == stream[1:])
+    return _Row(place, trace.name[rows].astype(np.int64), start, end, joins), is_short
+
+
+def _repeated(row: _Row, is_short: Any, longest: int) -> list[_Found]:
+    """Every sequence of two kernels and more that comes often enough and is not always part of one longer one.
+
+    Grows sequences by one kernel at a time; only those that are frequent can be the beginning of a longer frequent one.
+    """
+    import numpy as np
+
+    found: list[_Found] = []
+    number = row.code
+    begins = np.flatnonzero(is_short)
+    previous: dict[int, _Found] = {}
+    for length in range(2, longest + 1):
+        last = begins + length - 1
+        begins = begins[last < len(row.code)]
+        begins = begins[row.joins[begins + length - 2]]
+        if not len(begins):
+            break
+        keys = number[begins] * (len(row.code) + int(row.code.max()) + 1) + row.code[begins + length - 1]
+        _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        frequent = counts[place] >= LEAST_COUNT
+        begins, place = begins[frequent], place[frequent]
+        current = {one: group for one, group in _split(length, begins, place) if len(group.places) >= LEAST_COUNT}
+        _drop_contained(previous, current, number)
+        found += previous.values()
+        # The place in the list stands for the sequence from now on, so numbers stay small.
+        number = np.full(len(row.code), MISSING, np.int64)
+        number[begins] = place
+        previous = current
+    return found + list(previous.values())
+
+
+def _split(length: int, begins: Any, place: Any) -> Iterator[tuple[int, _Found]]:
+    """Each sequence by its number."""
+    import numpy as np
+
+    order = np.argsort(place, kind="stable")
+    ordered = place[order]
+    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(place) else order
+    for number, group in zip(ordered[first].tolist(), np.split(begins[order], first[1:]), strict=False):
+        yield number, _Found(length, _apart(group, length))
+
+
+def _apart(places: Any, length: int) -> Any:
+    """Those that do not overlap the one before, from the first on."""
+    import numpy as np
+
+    if len(places) < 2 or int(np.diff(places).min()) >= length:
+        return places
+    kept: list[int] = []
+    free = 0
+    for begin in places.tolist():
+        if begin >= free:
+            kept.append(begin)
+            free = begin + length
+    return np.array(kept, np.int64)
+
+
+def _drop_contained(shorter: dict[int, _Found], longer: dict[int, _Found], number: Any) -> None:
+    """A shorter sequence that never comes without the longer one says nothing of its own."""
+    for one in longer.values():
+        for begin in (int(one.places[0]), int(one.places[0]) + 1):
+            inner = shorter.get(int(number[begin]))
+            if inner is not None and len(inner.places) == len(one.places):
+                del shorter[int(number[begin])]
+
+
+def _choose(row: _Row, candidates: Sequence[_Found], count: int) -> list[_Found]:
+    """Those with most time between their kernels, one after the other, each without the kernels of those before it."""
+    import numpy as np
+
+    between = np.concatenate(([0], np.cumsum(np.maximum(row.start[1:] - row.end[:-1], 0))))
+    gaps = [int((between[one.places + one.length - 1] - between[one.places]).sum()) for one in candidates]
+    order = sorted(range(len(candidates)), key=lambda place: -gaps[place])[: _TRIED * count]
+    taken = np.zeros(len(row.code), bool)
+    chosen: list[_Found] = []
+    for place in order:
+        one = _without_taken(candidates[place], taken)
+        if len(one.places) >= LEAST_COUNT:
+            chosen.append(one)
+            taken[one.places[:, None] + np.arange(one.length)] = True
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def _without_taken(one: _Found, taken: Any) -> _Found:
+    """Those of its places that share no kernel with what is taken."""
+    import numpy as np
+
+    places = one.places[~taken[one.places[:, None] + np.arange(one.length)].any(axis=1)]
+    return _Found(one.length, places)
+
+
+def _describe(trace: TraceView, work: DeviceWork, row: _Row, one: _Found, kernels: int) -> KernelSequence:
+    import numpy as np
+
+    from stepscope.traces.kernel_names import short_name
+
+    members = one.places[:, None] + np.arange(one.length)
+    gaps = np.maximum(row.start[members[:, 1:]] - row.end[members[:, :-1]], 0)
+    first = members[0]
+    operators = trace.enclosing(work.launch[row.place[first]], trace.is_kind(OPERATOR)).tolist()
+    return KernelSequence(
+        kernels=[short_name(trace.text(code)) for code in row.code[first].tolist()],
+        operators=[trace.text(int(trace.name[operator])) if operator >= 0 else None for operator in operators],
+        count=len(one.places),
+        kernel_s=seconds(int((row.end[members] - row.start[members]).sum())),
+        gap_s=seconds(int(gaps.sum())),
+        launches_saved=len(one.places) * (one.length - 1),
+        share=share_of(members.size, kernels),
+    )

@@ -1,0 +1,160 @@
+"""How much profiled steps differ from each other, and what makes the slow ones slow."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_turns
+from stepscope.analyze.step.view import seconds, view
+from stepscope.stats import quantile_sorted
+from stepscope.traces.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SLOW = 1.05
+"""A step is slow when it takes more than so many times the median."""
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One profiled step."""
+
+    step: int
+    step_s: float
+    """Length of its turn: its window without what still belongs to the step before."""
+    host_s: float
+    """Length of its marker on the host."""
+    period_s: float | None
+    """From its start to the start of the next; None for the last."""
+    breakdown_s: Shares
+    is_judged: bool
+    """False for the first and the last, where more than two others are there."""
+    is_slow: bool
+
+
+class ShareVariation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one share of the breakdown has to do with the differences."""
+
+    share: str
+    median_s: float
+    std_s: float | None
+    variance_share: float | None
+    """Its covariance with the step time over the variance of the step time: adds up to 1 over all shares. None where
+    steps do not differ."""
+    slow_excess_s: float | None
+    """Mean over slow steps minus mean over the others: adds up to the difference of their step times. None without
+    slow steps."""
+
+
+class StepVariation(msgspec.Struct, frozen=True, kw_only=True):
+    """Differences between the judged steps."""
+
+    steps: list[StepTime]
+    judged: int
+    median_s: float | None
+    mean_s: float | None
+    std_s: float | None
+    min_s: float | None
+    max_s: float | None
+    p95_s: float | None
+    variation: float | None
+    """Standard deviation over mean."""
+    median_period_s: float | None
+    """From the start of one step on the host to that of the next."""
+    slow_steps: list[int]
+    shares: list[ShareVariation]
+    explained_by: str | None
+    """The share with the largest slow_excess_s; None without slow steps."""
+    note: str | None = None
+
+
+def compare_steps(timeline: Timeline) -> StepVariation:
+    """All steps of a trace."""
+    trace = view(timeline)
+    judged = set(trace.judged_steps())
+    found = break_down_turns(timeline)
+    chosen = [one for one in found if one.step in judged]
+    ordered = sorted(one.step_s for one in chosen)
+    median = quantile_sorted(ordered, 0.5) if ordered else None
+    slow = [] if median is None else [one for one in chosen if one.step_s > SLOW * median]
+    starts = [span.start_ns for span in timeline.steps]
+    periods = [seconds(later - earlier) for earlier, later in pairwise(starts)]
+    shares = _compare_shares(chosen, slow)
+    times = [
+        StepTime(
+            step=_number(one),
+            step_s=one.step_s,
+            host_s=one.host_s,
+            period_s=period,
+            breakdown_s=one.breakdown_s,
+            is_judged=one.step in judged,
+            is_slow=one in slow,
+        )
+        for one, period in zip(found, [*periods, None], strict=False)
+    ]
+    judged_periods = sorted(one.period_s for one in times if one.is_judged and one.period_s is not None)
+    mean = sum(ordered) / len(ordered) if ordered else None
+    deviation = _deviation(ordered)
+    return StepVariation(
+        steps=times,
+        judged=len(chosen),
+        median_s=median,
+        mean_s=mean,
+        std_s=deviation,
+        min_s=ordered[0] if ordered else None,
+        max_s=ordered[-1] if ordered else None,
+        p95_s=quantile_sorted(ordered, 0.95) if ordered else None,
+        variation=deviation / mean if deviation is not None and mean else None,
+        median_period_s=quantile_sorted(judged_periods, 0.5) if judged_periods else None,
+        slow_steps=[_number(one) for one in slow],
+        shares=shares,
+        explained_by=_largest_excess(shares),
+        note=None if len(chosen) > 1 else "one step only: its variation is not known",
+    )
+
+
+def _number(breakdown: Breakdown) -> int:
+    assert breakdown.step is not None
+    return breakdown.step
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    import statistics
+
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _compare_shares(chosen: Sequence[Breakdown], slow: Sequence[Breakdown]) -> list[ShareVariation]:
+    import numpy as np
+
+    if not chosen:
+        return []
+    parts = np.array([[one.breakdown_ns[share] for share in SHARES] for one in chosen], np.float64)
+    is_slow = np.array([one in slow for one in chosen])
+    variances = _variance_shares(parts)
+    excess = parts[is_slow].mean(axis=0) - parts[~is_slow].mean(axis=0) if is_slow.any() else None
+    return [
+        ShareVariation(
+            share=share,
+            median_s=seconds(float(np.median(parts[:, place]))),
+            std_s=seconds(float(parts[:, place].std(ddof=1))) if len(chosen) > 1 else None,
+            variance_share=None if variances is None else float(variances[place]),
+            slow_excess_s=None if excess is None else seconds(float(excess[place])),
+        )
+        for place, share in enumerate(SHARES)
+    ]
+
+
+def _variance_shares(parts: Any) -> Any:
+    whole = parts.sum(axis=1)
+    centred = whole - whole.mean()
+    variance = (centred**2).sum()
+    return ((parts - parts.mean(axis=0)) * centred[:, None]).sum(axis=0) / variance if variance > 0 else None
+
+
+def _largest_excess(shares: Sequence[ShareVariation]) -> str | None:
+    known = [(one.slow_excess_s, one.share) for one in shares if one.slow_excess_s is not None]
+    return max(known)[1] if known else None

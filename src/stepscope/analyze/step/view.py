@@ -1,0 +1,544 @@
+"""A timeline as analyses ask for it: a step's window, a device's work, who enclosed or launched what.
+
+What several analyses need is worked out once and kept with the timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from stepscope.analyze.step.intervals import Intervals, union
+from stepscope.errors import UsageError
+from stepscope.traces.timeline import (
+    ANNOTATION,
+    COPY,
+    DEVICE_KINDS,
+    HOST_KINDS,
+    MISSING,
+    OPERATOR,
+    RUNTIME,
+    SET,
+    Span,
+    Timeline,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stepscope.traces.timeline import Integers
+
+    Mask = NDArray[np.bool_]
+
+COMPUTE, COMMUNICATION, TRANSFER = range(3)
+"""What a device row counts as in a breakdown. Transfer: copies and fills."""
+
+LONG_AGO = -(1 << 62)
+"""Before every time in a trace."""
+
+_COUNTED = (*HOST_KINDS, *DEVICE_KINDS)
+_Kept = TypeVar("_Kept")
+
+
+def seconds(nanoseconds: float) -> float:
+    """Divided, not multiplied: the nearest float to the decimal number that people expect to read."""
+    return nanoseconds / 1e9
+
+
+class Window(NamedTuple):
+    """[start_ns, end_ns) on the clock of the trace."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+class DeviceWork(NamedTuple):
+    """What one device did, in order of start."""
+
+    device: int
+    rows: Integers
+    start: Integers
+    end: Integers
+    latest_end: Integers
+    """The latest end of this row and all before it."""
+    stream: Integers
+    share: Integers
+    """COMPUTE, COMMUNICATION or TRANSFER."""
+    step: Integers
+    launch: Integers
+    """Row of the call that launched it; −1 where the trace has none."""
+    called: Integers
+    """When that call began; LONG_AGO where there is none."""
+
+    def part(self, window: Window) -> slice:
+        """Rows that reach into the window (some in between may have ended before it)."""
+        first = int(self.latest_end.searchsorted(window.start_ns, side="left"))
+        return slice(first, max(first, int(self.start.searchsorted(window.end_ns, side="left"))))
+
+
+class StreamOrder(NamedTuple):
+    """For each row of a device's work: what was before it on its stream."""
+
+    previous: Integers
+    """Place of the row that began last before it on the stream; −1 for the first."""
+    free_from: Integers
+    """When everything before it on the stream had ended; LONG_AGO for the first."""
+
+
+class HostStack(NamedTuple):
+    """The host events of a thread: by start, those that enclose before those inside."""
+
+    rows: Integers
+    start: Integers
+
+
+class TraceView:
+    """Use `view` to get the one of a timeline."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self._masks: dict[tuple[int, ...], Mask] = {}
+        self._kept: dict[object, Any] = {}
+        core: Any = timeline.core
+        self.start = core["start_ns"]
+        self.end = core["end_ns"]
+        self.kind = core["kind"]
+        self.name = core["name"]
+        self.thread = core["thread"]
+        self.parent = core["parent"]
+        self.step = core["step"]
+
+    def column(self, name: str) -> Any:
+        """Any column in full length. Typed loosely: its element type is the reader's choice."""
+        return self.keep(("column", name), lambda: self.timeline.column(name))
+
+    def keep(self, key: object, make: Callable[[], _Kept]) -> _Kept:
+        """What `make` gives, made at the first question only."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: _Kept = self._kept[key]
+        return kept
+
+    def is_kind(self, *kinds: int) -> Mask:
+        """For each row whether it is of one of these kinds."""
+        import numpy as np
+
+        mask = self._masks.get(kinds)
+        if mask is None:
+            # Comparing bytes is faster than looking them up, even for all kinds there are.
+            mask = self.kind == kinds[0]
+            for kind in kinds[1:]:
+                np.logical_or(mask, self.kind == kind, out=mask)
+            self._masks[kinds] = mask
+        return mask
+
+    def rows(self, *kinds: int) -> Integers:
+        """Rows of these kinds, in file order."""
+        import numpy as np
+
+        return self.keep(("rows", kinds), lambda: np.flatnonzero(self.is_kind(*kinds)))
+
+    def rows_of(self, step: int | None, *kinds: int) -> Integers:
+        """Rows of these kinds that belong to a step; None: all of them."""
+        rows = self.rows(*kinds)
+        return rows if step is None else rows[self.step[rows] == step]
+
+    def text(self, code: int) -> str:
+        return self.timeline.texts[code]
+
+    def codes_in(self, rows: Integers | Mask) -> list[int]:
+        """The different names among these rows, as codes."""
+        return self._codes(self.name[rows])
+
+    def _codes(self, names: Integers) -> list[int]:
+        import numpy as np
+
+        seen = np.zeros(len(self.timeline.texts) + 1, bool)
+        seen[names] = True  # a row without a name marks the last place
+        return np.flatnonzero(seen[:-1]).tolist()
+
+    def named(self, rows: Integers, is_wanted: Callable[[str], object]) -> Integers:
+        """Those of the rows whose name is wanted; asked once a name."""
+        found: Integers = rows[self.has_name(rows, is_wanted)]
+        return found
+
+    def named_of(self, kind: int, is_wanted: Callable[[str], object]) -> Integers:
+        """Rows of one kind whose name is wanted."""
+        import numpy as np
+
+        rows = self.rows(kind)
+        names = self.keep(("names", kind), lambda: self.name[rows])
+        codes = self.keep(("codes", kind), lambda: self._codes(names))
+        codes = [code for code in codes if is_wanted(self.text(code))]
+        wanted = np.zeros(len(self.timeline.texts) + 1, bool)
+        wanted[codes] = True
+        found: Integers = rows[wanted[names]] if codes else rows[:0]
+        return found
+
+    def has_name(self, rows: Integers, is_wanted: Callable[[str], object]) -> Mask:
+        """For each of the rows whether its name is wanted; asked once a name."""
+        import numpy as np
+
+        names = self.name[rows]
+        codes = [code for code in self._codes(names) if is_wanted(self.text(code))]
+        if not codes:
+            return np.zeros(len(rows), bool)
+        wanted = np.zeros(len(self.timeline.texts) + 1, bool)
+        wanted[codes] = True
+        found: Mask = wanted[names]
+        return found
+
+    def spans(self, rows: Integers) -> Intervals:
+        """The time any of these rows covers."""
+        return union(self.start[rows], self.end[rows])
+
+    # Steps
+
+    @property
+    def source(self) -> str | None:
+        source = self.timeline.metadata.get("source")
+        return None if source is None else str(source)
+
+    def span(self, step: int) -> Span:
+        for span in self.timeline.steps:
+            if span.number == step:
+                return span
+        known = ", ".join(str(span.number) for span in self.timeline.steps[:20]) or "none"
+        raise UsageError(f"the trace has no step {step}", hint=f"steps it has: {known}", where=self.source)
+
+    def window(self, step: int | None) -> Window:
+        """The step on the host, extended to the end of the device work it launched. None: the whole trace."""
+        if step is None:
+            return self._whole_window
+        self.span(step)
+        return self.windows[step]
+
+    @cached_property
+    def _whole_window(self) -> Window:
+        """Begins and ends with host and device events: what a profiler writes about itself does not stretch it."""
+        import numpy as np
+
+        if not len(self.start):
+            return Window(0, 0)
+        first, last = int(self.start.argmin()), int(self.end.argmax())
+        if self.kind[first] in _COUNTED and self.kind[last] in _COUNTED:  # so it is nearly always
+            return Window(int(self.start[first]), int(self.end[last]))
+        rows = np.flatnonzero(self.is_kind(*_COUNTED))
+        return Window(int(self.start[rows].min()), int(self.end[rows].max())) if len(rows) else Window(0, 0)
+
+    @cached_property
+    def windows(self) -> dict[int, Window]:
+        """Step → its window, in order of time."""
+        import numpy as np
+
+        last = {span.number: span.end_ns for span in self.timeline.steps}
+        for work in self.works:
+            lowest = int(work.step.min())
+            ends = np.full(int(work.step.max()) - lowest + 1, LONG_AGO)
+            np.maximum.at(ends, work.step - lowest, work.end)
+            for number, end in last.items():
+                if 0 <= number - lowest < len(ends):
+                    last[number] = max(end, int(ends[number - lowest]))
+        return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
+
+    @cached_property
+    def turns(self) -> dict[int, Window]:
+        """Step → its window without what still belongs to the step before.
+
+        Where the host runs ahead, the device works on one step while the next is already being launched: their windows
+        overlap, and only the turns add up to the time that the steps took.
+        """
+        turns: dict[int, Window] = {}
+        reached: int | None = None
+        for number, window in self.windows.items():
+            start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
+            turns[number] = Window(start, window.end_ns)
+            reached = window.end_ns if reached is None else max(reached, window.end_ns)
+        return turns
+
+    def judged_steps(self) -> list[int]:
+        """Steps that stand for the rest: without the first and the last where more than two remain."""
+        numbers = [span.number for span in self.timeline.steps]
+        return numbers[1:-1] if len(numbers) > 4 else numbers
+
+    def median_step(self) -> int | None:
+        """The judged step whose turn is of median length (the shorter of two middle ones); None without steps."""
+        ordered = sorted(self.judged_steps(), key=lambda number: self.turns[number].length_ns)
+        return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+    # Devices
+
+    @cached_property
+    def works(self) -> list[DeviceWork]:
+        """The work of each device, by number. Sync rows and device annotations are no work."""
+        import numpy as np
+
+        rows = self.rows(*DEVICE_KINDS)
+        rows = rows[np.argsort(self.start[rows], kind="stable")]
+        device = self.column("device")[rows]
+        numbers = distinct(device)
+        return [self._work(one, rows if len(numbers) == 1 else rows[device == one]) for one in numbers]
+
+    def _work(self, device: int, rows: Integers) -> DeviceWork:
+        import numpy as np
+
+        end, launch = self.end[rows], self.parent[rows]
+        return DeviceWork(
+            device=device,
+            rows=rows,
+            start=self.start[rows],
+            end=end,
+            latest_end=np.maximum.accumulate(end),
+            stream=self.column("stream")[rows],
+            share=self._shares(rows),
+            step=self.step[rows],
+            launch=launch,
+            called=np.where(launch >= 0, self.start[launch], LONG_AGO),
+        )
+
+    def _shares(self, rows: Integers) -> Integers:
+        import numpy as np
+
+        from stepscope.traces import classify
+
+        category, kind = self.column("category")[rows], self.kind[rows]
+        share = np.full(len(rows), COMPUTE, np.int8)
+        share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
+        share[category == classify.COMMUNICATION] = COMMUNICATION
+        return share
+
+    def order_on_streams(self, work: DeviceWork) -> StreamOrder:
+        return self.keep(("order", work.device), lambda: _order_on_streams(work))
+
+    def busiest(self, window: Window) -> DeviceWork:
+        """The device that stands for the rank: the one with most busy time in the window, the first of equals."""
+        if len(self.works) == 1:
+            return self.works[0]
+        return max(self.works, key=lambda work: (busy_ns(work, window), -work.device))
+
+    # The host
+
+    @cached_property
+    def main_thread(self) -> int:
+        """The thread that runs the program: most annotations, and among equals most operators. −1 without threads."""
+        import numpy as np
+
+        best = np.arange(len(self.timeline.threads))
+        for kind in (ANNOTATION, OPERATOR, RUNTIME):
+            if len(best) > 1:
+                thread = self.thread[self.rows(kind)]
+                counts = np.bincount(thread[thread >= 0], minlength=len(self.timeline.threads))[best]
+                best = best[counts == counts.max()]
+        return int(best[-1]) if len(best) else MISSING
+
+    @cached_property
+    def stacks(self) -> dict[int, HostStack]:
+        """Thread → its host events."""
+        import numpy as np
+
+        rows = self.rows(*HOST_KINDS)
+        rows = _nested_order(self, rows[self.thread[rows] >= 0])
+        thread = self.thread[rows]
+        borders = [0, *(np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist(), len(rows)]
+        stacks = {}
+        for first, last in pairwise(borders):
+            if last > first:
+                mine = rows[first:last]
+                stacks[int(thread[first])] = HostStack(mine, self.start[mine])
+        return stacks
+
+    def innermost(self, thread: int, times: Integers) -> Integers:
+        """Row of the innermost event open on the thread at each time; −1 where none is."""
+        import numpy as np
+
+        stack = self.stacks.get(thread)
+        if stack is None:
+            return np.full(len(times), MISSING, np.int64)
+        before = stack.start.searchsorted(times, side="right") - 1
+        found = np.where(before >= 0, stack.rows[before], MISSING)
+        # The last that began may have ended: what is open then encloses it.
+        searching = np.flatnonzero(found >= 0)
+        while len(searching):
+            searching = searching[self.end[found[searching]] <= times[searching]]
+            found[searching] = self.parent[found[searching]]
+            searching = searching[found[searching] >= 0]
+        return found
+
+    def innermost_of(self, threads: Integers, times: Integers) -> Integers:
+        """The same for pairs of thread and time; −1 also for the thread −1."""
+        import numpy as np
+
+        found = np.full(len(times), MISSING, np.int64)
+        for thread in self.stacks:
+            mine = np.flatnonzero(threads == thread)
+            if len(mine):
+                found[mine] = self.innermost(thread, times[mine])
+        return found
+
+    def top_operators(self, thread: int) -> Integers:
+        """Operators of the thread that no other operator encloses, in order of start."""
+        return self.keep(("top operators", thread), lambda: self._top_operators(thread))
+
+    def _top_operators(self, thread: int) -> Integers:
+        stack = self.stacks.get(thread)
+        if stack is None:
+            return self.rows(OPERATOR)[:0]
+        rows = stack.rows[self.is_kind(OPERATOR)[stack.rows]]
+        top: Integers = rows[self.enclosing(self.parent[rows], self.is_kind(OPERATOR)) == MISSING]
+        return top
+
+    def enclosing(self, rows: Integers, wanted: Mask) -> Integers:
+        """For each row the nearest of itself and what encloses or launched it for which `wanted` holds; −1 if none."""
+        import numpy as np
+
+        found = np.array(rows, np.int64)
+        searching = np.flatnonzero(found >= 0)
+        while len(searching):
+            searching = searching[~wanted[found[searching]]]
+            found[searching] = self.parent[found[searching]]
+            searching = searching[found[searching] >= 0]
+        return found
+
+    def outermost(self, rows: Integers, wanted: Mask) -> Integers:
+        """Like `enclosing`, but the farthest one."""
+        import numpy as np
+
+        found = self.enclosing(rows, wanted)
+        searching = np.flatnonzero(found >= 0)
+        while len(searching):
+            above = self.enclosing(self.parent[found[searching]], wanted)
+            has_more = above >= 0
+            searching = searching[has_more]
+            found[searching] = above[has_more]
+        return found
+
+
+def view(timeline: Timeline) -> TraceView:
+    """The view of a timeline, made once: it lives as long as the timeline, as a cached property would."""
+    kept = vars(timeline).get("_analysis_view")
+    if kept is None:
+        kept = vars(timeline)["_analysis_view"] = TraceView(timeline)
+    assert isinstance(kept, TraceView)
+    return kept
+
+
+def busy_spans(work: DeviceWork, part: slice) -> tuple[Intervals, Integers]:
+    """When the device was busy in a part of its work, and the place of the first row of each busy time.
+
+    Rows without length count: they divide what would be one gap.
+    """
+    import numpy as np
+
+    start, latest = work.start[part], work.latest_end[part]
+    if not len(start):
+        return Intervals(start, latest), np.zeros(0, np.int64)
+    breaks = np.flatnonzero(start[1:] > latest[:-1])
+    first = np.concatenate(([0], breaks + 1))
+    return Intervals(start[first], latest[np.append(breaks, len(latest) - 1)]), first + part.start
+
+
+def busy_ns(work: DeviceWork, window: Window) -> int:
+    import numpy as np
+
+    spans, _ = busy_spans(work, work.part(window))
+    inside = np.minimum(spans.end, window.end_ns) - np.maximum(spans.start, window.start_ns)
+    return int(np.maximum(inside, 0).sum())
+
+
+def device_label(device: int) -> str:
+    return "unknown" if device == MISSING else str(device)
+
+
+def _latest_before(end: Any) -> Any:
+    import numpy as np
+
+    if not len(end):
+        return end
+    return np.concatenate(([LONG_AGO], np.maximum.accumulate(end)[:-1]))
+
+
+def _order_on_streams(work: DeviceWork) -> StreamOrder:
+    import numpy as np
+
+    previous = np.full(len(work.rows), MISSING, np.int64)
+    free_from = np.full(len(work.rows), LONG_AGO, np.int64)
+    for stream in distinct(work.stream):
+        mine = np.flatnonzero(work.stream == stream)
+        previous[mine[1:]] = mine[:-1]
+        free_from[mine] = _latest_before(work.end[mine])
+    return StreamOrder(previous, free_from)
+
+
+def _nested_order(trace: TraceView, rows: Integers) -> Integers:
+    """By thread, then start, then longest first, then creation: what encloses comes before what is inside.
+
+    Files are nearly in order of time, which a stable sort turns into speed; only rows that share their start need more.
+    """
+    import numpy as np
+
+    start = trace.start[rows]
+    order = np.argsort(start, kind="stable")
+    rows, start = rows[order], start[order]
+    same = start[1:] == start[:-1]
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        some = rows[tied]
+        rows[tied] = some[np.lexsort((trace.column("event_index")[some], -trace.end[some], start[tied]))]
+    thread = trace.thread[rows]
+    if len(trace.timeline.threads) < 1 << 16:
+        thread = thread.astype(np.uint16)  # numpy sorts short integers by radix
+    by_thread: Integers = rows[np.argsort(thread, kind="stable")]
+    return by_thread
+
+
+def top_by(values: Any, count: int) -> list[int]:
+    """Places of the largest values, largest first, the first of equals first."""
+    import numpy as np
+
+    some = np.arange(len(values))
+    if len(values) > 16 * count:
+        # The largest of each of many stretches: the n-th largest of these is at most the n-th largest of all.
+        stretches = np.maximum.reduceat(values, np.arange(8 * count) * len(values) // (8 * count))
+        some = np.flatnonzero(values >= np.sort(stretches)[-count])
+    places: list[int] = some[np.argsort(-values[some], kind="stable")][:count].tolist()
+    return places
+
+
+def distinct(numbers: Any) -> list[int]:
+    """The different ones, ascending: quick where all are the same, or small."""
+    import numpy as np
+
+    if not len(numbers):
+        return []
+    low, high = int(numbers.min()), int(numbers.max())
+    if low == high:
+        return [low]
+    if high - low > 1 << 16:
+        return np.unique(numbers).tolist()  # type: ignore[no-any-return]
+    seen = np.zeros(high - low + 1, bool)
+    seen[numbers.astype(np.int64) - low] = True
+    return (np.flatnonzero(seen) + low).tolist()
+
+
+def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:
+    """The different codes (all in [0, size)), and for each entry which of them it is; needs no sorting."""
+    import numpy as np
+
+    seen = np.zeros(size, bool)
+    seen[codes] = True
+    different = np.flatnonzero(seen)
+    place = np.empty(size, np.int64)
+    place[different] = np.arange(len(different))
+    return different.tolist(), place[codes]
+
+
+def share_of(part: float, whole: float) -> float:
+    """0 where there is nothing to share."""
+    return part / whole if whole else 0.0

@@ -1,0 +1,1 @@
+"""Chakra files, both ways."""

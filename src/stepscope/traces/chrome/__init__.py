@@ -1,0 +1,1 @@
+"""Writing Chrome traces that Perfetto opens."""

@@ -1,0 +1,1 @@
+"""Flight-recorder dumps, read without trusting them."""

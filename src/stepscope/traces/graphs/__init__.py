@@ -1,0 +1,1 @@
+"""Graphs of operators: execution traces, tensors, dependencies."""

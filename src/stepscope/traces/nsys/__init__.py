@@ -1,0 +1,1 @@
+"""Nsight Systems: SQLite exports and tables of `nsys stats`."""
