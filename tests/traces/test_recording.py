@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -186,6 +187,26 @@ def test_lean_and_other_settings_come_after_the_recording(tmp_path: Path) -> Non
     assert rig.recorder.is_done
     assert found.lean is not None
     assert len(found.overheads()) == 6
+
+
+def test_what_a_short_program_leaves_unmeasured_is_named(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, warmup=0, unprofiled=1, profiler_warmup=1, steps=1, settle=1, lean=True)
+    rig.recorder.begin()
+    rig.run(5)
+    rig.recorder.close()
+    assert rig.recorder.status == "recorded"
+    assert rig.recorder.notices == ["the program ended after 5 steps; 7 are needed for the lean timeline"]
+
+
+def test_on_a_device_only_steps_before_the_profiler_count(tmp_path: Path) -> None:
+    """CUPTI stays attached afterwards."""
+    rig = Rig(tmp_path, warmup=0, unprofiled=1, profiler_warmup=0, steps=1, settle=0)
+    rig.recorder.begin()
+    rig.run(2)
+    rig.run(1, step_s=3.0)
+    found = rig.recorder.describe()
+    assert found.unprofiled_s() == 2.0
+    assert msgspec.structs.replace(found, device="NVIDIA H200").unprofiled_s() == 1.0
 
 
 def test_two_processes_cannot_both_be_one_rank(tmp_path: Path) -> None:

@@ -121,7 +121,12 @@ def _format_rank(rank: RankRecording) -> list[str]:
         times = [one.step_s for one in unprofiled]
         if max(times) > (1 + NOTABLE_CHANGE) * min(times):
             change = format_share(max(times) / min(times) - 1, 0)
-            lines.append(f"  these differ by {change}: what the profiler costs is no surer than that")
+            meaning = (
+                "what the profiler costs is no surer than that"
+                if rank.device is None
+                else "once used, the profiler's library stays attached to the device; those before count"
+            )
+            lines.append(f"  these differ by {change}: {meaning}")
     else:
         lines.append("  the step without profiler was not timed: its own time is not known")
     lines += [

@@ -2,7 +2,8 @@
 
 A tensor is `{"tensor": [128, 64]}`, with `dtype` where it does not take the case's, `high` (and `low`) for whole
 numbers drawn below a bound, `"ramp": [factor, divisor]` where the i-th of them is factor · (i // divisor), `strides`
-(in elements) where it is not laid out row by row, and `"grad": false` where no gradient is wanted.
+(in elements) where it is not laid out row by row, `"host": true` where it stays on the host whatever the device of the
+case is, and `"grad": false` where no gradient is wanted.
 `{"dtype": "float16"}`, `{"device": "cuda"}` and `{"number": "-inf"}` stand for what JSON cannot say.
 """
 
@@ -30,7 +31,7 @@ LARGEST_WHOLE = 2**63
 
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _KEYS = {
-    "tensor": {"tensor", "dtype", "high", "low", "grad", "strides", "ramp"},
+    "tensor": {"tensor", "dtype", "high", "low", "grad", "strides", "ramp", "host"},
     "dtype": {"dtype"},
     "device": {"device"},
     "number": {"number"},
@@ -50,6 +51,8 @@ class TensorSpec(NamedTuple):
     """In elements; None: row by row."""
     ramp: tuple[int, int] | None = None
     """Factor and divisor of whole numbers that rise; None: they are drawn."""
+    host: bool = False
+    """Stays on the host: a kernel that expects a number there reads whatever is at its address."""
 
     @property
     def elements(self) -> int:
@@ -168,8 +171,9 @@ def _check_tensor(value: dict[str, Any], what: str) -> None:
     high = value.get("high", low + DEFAULT_HIGH if _is_whole(low) else low)
     if not _is_whole(low) or not _is_whole(high) or not -LARGEST_WHOLE <= low < high < LARGEST_WHOLE:
         raise ValueError(f"{what} holds a tensor drawn from low to below high where high is not above low")
-    if not isinstance(value.get("grad", True), bool):
-        raise ValueError(f"{what} holds a tensor whose grad is neither true nor false")
+    for flag in ("grad", "host"):
+        if not isinstance(value.get(flag, True), bool):
+            raise ValueError(f"{what} holds a tensor whose {flag} is neither true nor false")
 
 
 def _is_whole(value: Any) -> bool:
@@ -196,6 +200,7 @@ def find_tensors(value: Any, name: str) -> Iterator[TensorSpec]:
             grad=value.get("grad", True),
             strides=tuple(value["strides"]) if "strides" in value else None,
             ramp=(value["ramp"][0], value["ramp"][1]) if "ramp" in value else None,
+            host=value.get("host", False),
         )
 
 

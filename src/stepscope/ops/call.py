@@ -138,7 +138,7 @@ class CallAny(Operator):
         from stepscope.ops.call_check import check_call
         from stepscope.ops.inputs import Maker
 
-        device = next((str(one.device) for one in inputs.values()), "cpu")
+        device = next((str(one.device) for one in inputs.values() if one.device.type != "cpu"), "cpu")
         return check_call(self, shape, self.make_inputs(shape, Maker(dtype, device)), dtype, direction)
 
 

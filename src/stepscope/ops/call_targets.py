@@ -76,9 +76,10 @@ def is_module(target: str) -> bool:
 
 def make_tensor(spec: TensorSpec, maker: Maker) -> torch.Tensor:
     """Its own memory: a call may write to what it is given."""
-    if spec.strides is None:
-        return _draw(spec, spec.size, maker)
-    return _draw(spec, (spec.span,), maker).as_strided(spec.size, spec.strides)
+    drawn = _draw(spec, spec.size if spec.strides is None else (spec.span,), maker)
+    if spec.host:
+        drawn = drawn.cpu()
+    return drawn if spec.strides is None else drawn.as_strided(spec.size, spec.strides)
 
 
 def _draw(spec: TensorSpec, size: Sequence[int], maker: Maker) -> torch.Tensor:
@@ -232,6 +233,8 @@ def _same_device(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.device:
     import torch
 
     kinds = {tensor.device.type for tensor in inputs.values()} - {"meta"}
+    if len(kinds) > 1:  # some tensors stay on the host
+        kinds.discard("cpu")
     if kinds and name.partition(":")[0] not in kinds:
         raise UnsupportedError(f"the call names the device {name}, the case runs on {', '.join(kinds)}")
     return torch.device(name)

@@ -181,6 +181,7 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
     text = str(path)
     path = Path(path)
     if path.is_dir():
+        path = _timelines_of(path)
         return sorted(file for file in path.iterdir() if file.is_file() and _TRACE_NAMES.search(file.name)), False
     if path.exists():
         return [path], True
@@ -193,6 +194,13 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
             where=text,
         )
     return files, False
+
+
+def _timelines_of(folder: Path) -> Path:
+    """Where a recording keeps its timelines; any other folder is taken as it is."""
+    from stepscope.traces.recording.evidence import KINETO_FOLDER, is_recording
+
+    return folder / KINETO_FOLDER if is_recording(folder) else folder
 
 
 def _why_not(path: Path, head: bytes) -> str | None:

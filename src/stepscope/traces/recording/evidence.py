@@ -98,8 +98,14 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True):
     """How far the two traces were joined; None where that was not tried."""
 
     def unprofiled_s(self) -> float | None:
-        """A step's time without the profiler, over all steps that were timed so."""
+        """A step's time without the profiler, over all steps that were timed so.
+
+        On a GPU, before the profiler alone where that was timed: CUPTI stays attached to the process once it was used,
+        and its callbacks go on slowing every launch.
+        """
         timed = [one for one in self.times if one.profiler is None]
+        if self.device is not None:
+            timed = [one for one in timed if one.when == "before"] or timed
         steps = sum(one.steps for one in timed)
         return sum(one.total_s for one in timed) / steps if steps else None
 

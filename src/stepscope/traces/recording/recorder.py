@@ -58,6 +58,12 @@ class Profiler(Protocol):
 
 
 ProfilerFactory = Callable[[ProfilerSettings, Path], Profiler]
+_FURTHER = {
+    "after": "step times after the recording",
+    "lean": "the lean timeline",
+    "variant": "what each profiler setting costs",
+}
+"""By when a stage comes."""
 
 
 def _open_torch_profiler(settings: ProfilerSettings, et_path: Path) -> Profiler:
@@ -270,6 +276,7 @@ class Recorder:
         if self._is_closed:
             return
         self._is_closed = True
+        self._note_missing()
         stage, self._stage, self._waiting = self._stage, None, []
         if stage is not None and self._profiler is not None:
             try:
@@ -278,6 +285,16 @@ class Recorder:
                 self.notices.append(f"what was being recorded is lost: {first_line(error)}")
         if self._place is not None:
             self._write()
+
+    def _note_missing(self) -> None:
+        """What was asked for beyond the recorded steps and is not there."""
+        left = [one for one in (self._stage, *self._waiting) if one is not None]
+        missing = {_FURTHER[one.when] for one in left if one.kind in ("timed", "profiled") and one.when in _FURTHER}
+        if self._status == "recorded" and missing:
+            needed = self.steps_seen + self._left + sum(one.steps for one in self._waiting)
+            self.notices.append(
+                f"the program ended after {self.steps_seen} steps; {needed} are needed for {', '.join(sorted(missing))}"
+            )
 
     def _close_early(self, stage: Stage) -> None:
         if stage.kind != "profiled" or stage.when != "recorded":
