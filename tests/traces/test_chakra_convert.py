@@ -12,13 +12,23 @@ import pytest
 from graph_examples import SHARED, pairs, shared_graph, shared_timeline
 
 from stepscope.errors import BadInputError, UsageError
+from stepscope.traces.chakra import encode
 from stepscope.traces.chakra.collectives import comm_type
 from stepscope.traces.chakra.convert import Conversion, convert
-from stepscope.traces.chakra.files import ChakraNode, earliest_ns, read_chakra, topological_order
+from stepscope.traces.chakra.files import (
+    VERSION,
+    ChakraNode,
+    earliest_ns,
+    encode_metadata,
+    read_chakra,
+    topological_order,
+    write_frames,
+)
 from stepscope.traces.chakra.graphs import graph_of_chakra
 from stepscope.traces.chakra.schema import COLLECTIVE, RECEIVE, SEND
 from stepscope.traces.dependencies import EDGE_KINDS, RowEdges
 from stepscope.traces.finish import finish
+from stepscope.traces.graphs.data_dependencies import data_dependencies, data_edges
 from stepscope.traces.graphs.operator_work import count_operations
 from stepscope.traces.link import link
 from stepscope.traces.read import read_timeline
@@ -355,6 +365,48 @@ def test_real_pairs(graph_name: str, timeline_name: str, tmp_path: Path) -> None
     original = joined.graph.topmost_operators()
     kept = {node.attributes.get("et_id"): node for node in back if node.op_schema}
     assert all(list(kept[node.id].inputs.values) == list(node.inputs.values) for node in original if node.op_schema)
+
+
+def test_the_size_of_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor whether what a node waits for stands in a column or in a piece of its own."""
+    folder = "h200/dlrm_26t_b2048"
+    graph, timeline = shared_graph(f"{folder}/et.json.gz"), shared_timeline(f"{folder}/kineto.json.gz")
+    found = convert(timeline, link=link(graph, timeline))
+    expected = list(found.frames())
+    assert len(expected) == found.node_count
+    for block, much in ((97, 64), (97, 1), (1, 0)):
+        monkeypatch.setattr(encode, "BLOCK", block)
+        monkeypatch.setattr(encode, "_MUCH_BYTES", much)
+        assert list(found.frames()) == expected
+    found.write(tmp_path / "x.et")
+    assert [node.id for node in read_chakra(tmp_path / "x.et").nodes] == list(range(1, len(expected) + 1))
+    write_frames(tmp_path / "y.et", encode_metadata(VERSION, found.metadata), expected)
+    assert (tmp_path / "x.et").read_bytes() == (tmp_path / "y.et").read_bytes()
+
+
+@pytest.mark.parametrize("model", ["gpt2_bf16_b8_s1024", "resnet50_b64"])
+def test_data_edges_join_the_last_work_of_the_writer_to_the_first_of_the_reader(model: str) -> None:
+    graph, timeline = (shared_graph(f"h200/{model}/et.json.gz"), shared_timeline(f"h200/{model}/kineto.json.gz"))
+    joined = link(graph, timeline)
+    start, end = timeline.core["start_ns"], timeline.core["end_ns"]
+    expected, contradicted = [], 0
+    for one in data_dependencies(graph):
+        writer, reader = graph.place(one.writer), graph.place(one.reader)
+        before, after = joined.rows_under(writer), joined.rows_under(reader)
+        if len(before) and not len(after):
+            continue
+        source = before[np.argmax(end[before])] if len(before) else joined.host_row[writer]
+        target = after[np.argmin(start[after])] if len(after) else joined.host_row[reader]
+        if source < 0 or target < 0:
+            continue
+        if end[source] > start[target]:
+            contradicted += 1
+        else:
+            expected.append((int(source), int(target)))
+    edges, left_out = data_edges(joined)
+    assert expected
+    assert list(zip(edges.before.tolist(), edges.after.tolist(), strict=True)) == expected
+    assert left_out == contradicted
 
 
 def test_every_timeline_at_hand_replays_to_its_own_end() -> None:

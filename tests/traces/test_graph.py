@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from graph_examples import document, nested, operator, roots, shared_graph, small_nodes, tensor
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.errors import BadInputError, UsageError
 from stepscope.traces.graphs.execution_trace import parse_execution_trace
@@ -29,6 +31,24 @@ def test_calls_and_operators() -> None:
     assert 9 not in graph
     with pytest.raises(UsageError, match="no node 9"):
         graph.node(9)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 20), st.booleans()), max_size=20))
+def test_order_and_topmost_operators_against_walking_the_tree(drawn: list[tuple[int, bool]]) -> None:
+    """Parents may stand before or behind what they call; what would be a circle is none here."""
+    parents = [above if above < here else -1 for here, (above, _) in enumerate(drawn)]
+    turned = [len(drawn) if above < 0 else len(drawn) - 1 - above for above in reversed(parents)]
+    for above, flags in ((parents, [flag for _, flag in drawn]), (turned, [flag for _, flag in reversed(drawn)])):
+        nodes = tuple(
+            Node(id=here + 1, name="x", parent=parent + 1 if 0 <= parent < len(drawn) else 0, op_schema="x" * flag)
+            for here, (parent, flag) in enumerate(zip(above, flags, strict=True))
+        )
+        graph = Graph(nodes=nodes)
+        walked = [node for root in nodes if not root.parent for node in graph.subtree(root)]
+        assert [nodes[here] for here in graph.preorder] == walked
+        assert graph.topmost_operators() == [
+            node for node in graph.operators() if not any(one.is_operator for one in graph.ancestors(node))
+        ]
 
 
 def test_the_rule_for_operators() -> None:

@@ -18,7 +18,7 @@ NUMBERS_AS_TENSORS = frozenset({"add", "sub", "mul", "div", "floor_divide", "tru
 
 
 PERHAPS_ON_HOST = frozenset({"philox_seed", "philox_offset", "rng_state"})
-"""State of random numbers: on the host or on the device, by the kernel that was chosen. At the wrong place it crashes."""
+"""State of random numbers: on the host or on the device, by the kernel that was chosen. Elsewhere it crashes."""
 
 
 class CallArguments(NamedTuple):
@@ -101,7 +101,7 @@ class _Maker:
             raise CannotRebuildError(f"its input {name} is {tensor.dtype}, which cannot be made here")
         made: dict[str, Any] = {"tensor": list(tensor.size), "dtype": tensor.dtype}
         if tensor.device is None and name in PERHAPS_ON_HOST and not self._device.startswith("cpu"):
-            raise CannotRebuildError(f"a timeline does not say where its input {name} was: record an execution trace too")
+            raise CannotRebuildError(f"no timeline says where its input {name} was: record an execution trace too")
         if tensor.device == "cpu" and self._accelerators:
             made["host"] = True
         if tensor.strides is not None and not is_contiguous(tensor.size, tensor.strides):

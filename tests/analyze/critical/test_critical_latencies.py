@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.analyze.critical import build_graph, build_graph_of_ranks, critical_path, find_limits, what_if
+from stepscope.analyze.critical.latencies import LOW, MOST_USUAL_NS, USUAL, least, usual
+from stepscope.analyze.critical.rows import device_queues
 from stepscope.errors import UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, RUNTIME, Timeline, TimelineBuilder
@@ -136,3 +141,20 @@ def test_seconds_are_the_nearest_to_what_people_write() -> None:
     assert path.length_s == 0.0009
     assert path.by_kind_s["gap"] == 0.000896
     assert path.by_rank_s == [0.0009]
+
+
+@given(st.lists(st.integers(-1_000, 100_000), min_size=1, max_size=400))
+def test_least_and_usual_are_quantiles(delays: list[int]) -> None:
+    low = np.quantile(delays, LOW, method="lower")
+    assert least(np.array(delays)) == low
+    assert usual(np.array(delays)) == min(np.quantile(delays, USUAL, method="higher") - low, MOST_USUAL_NS)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2), st.sampled_from((-1, 0, 7, 20, 1 << 40))), max_size=20))
+def test_queues_are_the_pairs_of_device_and_stream_in_order(pairs: list[tuple[int, int]]) -> None:
+    builder = TimelineBuilder()
+    for number, (device, stream) in enumerate(pairs):
+        builder.add(KERNEL, GEMM, number * US, (number + 1) * US, device=device, stream=stream)
+    queues = device_queues(finish(builder.build()))
+    assert queues.names == sorted(set(pairs))
+    assert [queues.names[queue] for queue in queues.queue] == [pairs[row] for row in queues.rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.analyze.critical.columns import codes_in, core, is_kind
+from stepscope.analyze.critical.columns import codes_in, core, rows_of_kind
 from stepscope.traces.timeline import RUNTIME, Timeline
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ def call_roles(timeline: Timeline) -> Integers:
     """The role of every row; PLAIN for all that are no runtime calls."""
     import numpy as np
 
-    calls = is_kind(timeline, RUNTIME)
+    calls = rows_of_kind(timeline, RUNTIME)
     by_code = np.zeros(len(timeline.texts) + 1, np.int8)
     for code in codes_in(timeline, calls):
         by_code[code] = classify_call(timeline.texts[code])
-    roles: Integers = np.where(calls, by_code[core(timeline, "name")], PLAIN)
+    roles = np.full(len(timeline), PLAIN, np.int8)
+    roles[calls] = by_code[core(timeline, "name")[calls]]
     return roles

@@ -21,6 +21,11 @@ def is_kind(timeline: Timeline, *kinds: int) -> Mask:
     return view(timeline).is_kind(*kinds)
 
 
+def rows_of_kind(timeline: Timeline, *kinds: int) -> Whole:
+    """The rows of these kinds, in file order; kept with the timeline, not to be written to."""
+    return view(timeline).rows(*kinds)
+
+
 def codes_in(timeline: Timeline, rows: Whole | Mask) -> list[int]:
     """The different names among these rows, as codes."""
     import numpy as np

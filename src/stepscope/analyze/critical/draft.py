@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.analyze.critical.calls import call_roles
 from stepscope.analyze.critical.chains import Chains
-from stepscope.analyze.critical.columns import core, is_kind
+from stepscope.analyze.critical.columns import core, rows_of_kind
 from stepscope.analyze.critical.latencies import Constants, measure_constants
 from stepscope.analyze.critical.rows import Devices, Hosts, LaunchOrder, StepRows, device_queues, step_rows
 from stepscope.traces.timeline import MISSING, RUNTIME, SYNC, Timeline
@@ -125,7 +125,7 @@ def _sync_rows(timeline: Timeline, rows: StepRows) -> SyncRows:
     """Those whose call lies in the window."""
     import numpy as np
 
-    found = np.flatnonzero(is_kind(timeline, SYNC))
+    found = rows_of_kind(timeline, SYNC)
     if "sync" not in timeline.blocks or not len(found):
         empty = np.zeros(0, np.int64)
         return SyncRows(empty, [], empty, empty, empty, empty, complete=False)
@@ -152,7 +152,8 @@ def _calls_with(timeline: Timeline, correlation: Whole) -> Whole:
     """Row of the runtime call with each number; −1 where there is none."""
     import numpy as np
 
-    calls = np.flatnonzero(is_kind(timeline, RUNTIME) & (core(timeline, "correlation") >= 0))
+    calls = rows_of_kind(timeline, RUNTIME)
+    calls = calls[core(timeline, "correlation")[calls] >= 0]
     if not len(calls):
         return np.full(len(correlation), MISSING, np.int64)
     numbers, first = np.unique(core(timeline, "correlation")[calls], return_index=True)

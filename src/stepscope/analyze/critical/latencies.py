@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,8 @@ USUAL = 0.95
 MOST_USUAL_NS = 50_000
 """No usual delay is longer, whatever a trace with holes seems to say."""
 FALLBACK_STREAM_NS = 1_000
-QUEUE_LIMIT = 1_024
+QUEUE_LIMIT = 1_021
+"""Launches that wait on one stream behind the work that runs; as on an H200 with CUDA 13, each stream for itself."""
 NO_END = -(1 << 62)
 """Before every time in a trace: nothing had to end."""
 FAMILY_FACTOR = 2
@@ -60,25 +62,28 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def least(delays: Whole) -> int:
-    import numpy as np
-
-    return int(np.quantile(delays, LOW, method="lower")) if len(delays) else 0
+    return _at(delays, floor(LOW * (len(delays) - 1))) if len(delays) else 0
 
 
 def usual(delays: Whole) -> int:
     """What is usual above the least."""
-    import numpy as np
-
-    if not len(delays):
-        return 0
-    return min(int(np.quantile(delays, USUAL, method="higher")) - least(delays), MOST_USUAL_NS)
+    return min(_high(delays) - least(delays), MOST_USUAL_NS) if len(delays) else 0
 
 
 def _most_usual(delays: Whole) -> int:
     """What is usual above nothing."""
+    return min(_high(delays), MOST_USUAL_NS) if len(delays) else 0
+
+
+def _high(delays: Whole) -> int:
+    return _at(delays, ceil(USUAL * (len(delays) - 1)))
+
+
+def _at(delays: Whole, place: int) -> int:
+    """What would stand at this place if they were sorted."""
     import numpy as np
 
-    return min(int(np.quantile(delays, USUAL, method="higher")), MOST_USUAL_NS) if len(delays) else 0
+    return int(np.partition(delays, place)[place])
 
 
 def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Constants:
@@ -99,9 +104,10 @@ def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Cons
     by_call = _like_their_family(
         {timeline.texts[code]: least(latency[name == code]) for code in np.unique(name).tolist()}
     )
-    gap = (queues.start - free_from)[usable & queued(queues, free_from, least(latency))]
+    least_latency = least(latency)
+    gap = (queues.start - free_from)[usable & queued(queues, free_from, least_latency)]
     # What began before those ends waited for something else, if at all; so did what was launched late.
-    awaited = held & (queues.start >= others_end) & (queues.called + least(latency) <= others_end)
+    awaited = held & (queues.start >= others_end) & (queues.called + least_latency <= others_end)
     return Constants(
         launch_ns=by_call,
         launch_other_ns=min(by_call.values(), default=least((queues.start - queues.called)[launched])),

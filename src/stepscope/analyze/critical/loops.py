@@ -51,11 +51,11 @@ def group_edges(key: Any, first: Any, order: Any) -> int:
     return len(key)
 
 
-def order_nodes(target: Any, by_source: Any, first: Any, waiting: Any, queue: Any) -> int:
+def order_nodes(followers: Any, first: Any, waiting: Any, queue: Any) -> int:
     """Fill `queue` with nodes so that each comes after its predecessors; returns how many came.
 
-    `by_source` and `first` are of `group_edges` by source; `waiting` is how many edges lead to each node. If not all
-    nodes came, the rest lies on or behind a cycle; `waiting` is above 0 for these.
+    `followers` are the targets of all edges, those of node n from `first[n]` to `first[n + 1]`; `waiting` is how many
+    edges lead to each node. If not all nodes came, the rest lies on or behind a cycle; `waiting` is above 0 for these.
     """
     head = 0
     tail = 0
@@ -66,10 +66,10 @@ def order_nodes(target: Any, by_source: Any, first: Any, waiting: Any, queue: An
     while head < tail:
         node = queue[head]
         head += 1
-        for place in range(first[node - 1] if node > 0 else 0, first[node]):
-            after = target[by_source[place]]
-            waiting[after] -= 1
-            if waiting[after] == 0:
+        for after in followers[first[node] : first[node + 1]]:
+            left = waiting[after] - 1
+            waiting[after] = left
+            if left == 0:
                 queue[tail] = after
                 tail += 1
     return tail
@@ -80,30 +80,29 @@ def pass_forward(source: Any, target: Any, weight: Any, time: Any, binding: Any)
 
     `binding` gets the edge that decided, the first of equals. Edges into a node come after those into its predecessors.
     """
-    for edge in range(len(source)):
-        reached = time[source[edge]] + weight[edge]
-        if reached > time[target[edge]]:
-            time[target[edge]] = reached
-            binding[target[edge]] = edge
+    for edge, (before, after, delay) in enumerate(zip(source, target, weight)):  # noqa: B905  # numba has no strict
+        reached = time[before] + delay
+        if reached > time[after]:
+            time[after] = reached
+            binding[after] = edge
     return len(source)
 
 
 def pass_backward(source: Any, target: Any, weight: Any, latest: Any) -> int:
     """Latest times that leave the end where it is: `latest` begins as the end everywhere."""
-    for place in range(len(source)):
-        edge = len(source) - 1 - place
-        limit = latest[target[edge]] - weight[edge]
-        if limit < latest[source[edge]]:  # noqa: PLR1730  # as a call of min it is slower
-            latest[source[edge]] = limit
+    for before, after, delay in zip(source[::-1], target[::-1], weight[::-1]):  # noqa: B905  # numba has no strict
+        limit = latest[after] - delay
+        if limit < latest[before]:  # noqa: PLR1730  # as a call of min it is slower
+            latest[before] = limit
     return len(source)
 
 
 def walk_back(source: Any, binding: Any, last: int, edges: Any) -> int:
     """Binding edges from `last` back to the node that has none; returns how many."""
     count = 0
-    node = last
-    while binding[node] >= 0:
-        edges[count] = binding[node]
-        node = source[binding[node]]
+    edge = binding[last]
+    while edge >= 0:
+        edges[count] = edge
+        edge = binding[source[edge]]
         count += 1
     return count

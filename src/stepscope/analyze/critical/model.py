@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import device, host, kinds, waits
@@ -52,6 +53,11 @@ class StepGraph:
     @property
     def is_large(self) -> bool:
         return len(self.edges.source) >= COMPILED_FROM
+
+    @cached_property
+    def edge_lists(self) -> tuple[list[int], list[int]]:
+        """Source and target of the edges for the loops that are not compiled."""
+        return self.edges.source.tolist(), self.edges.target.tolist()
 
 
 def build_graph(timeline: Timeline, step: int | None = None, *, constants: Constants | None = None) -> StepGraph:

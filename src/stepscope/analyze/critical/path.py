@@ -25,7 +25,7 @@ MOST_NAMES = 40
 MUCH_UNEXPLAINED = 0.05
 
 
-class PathSegment(msgspec.Struct, frozen=True, kw_only=True):
+class PathSegment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A stretch of the path that belongs to one event."""
 
     name: str
@@ -123,9 +123,11 @@ def critical_path_of_ranks(
 def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segments: bool = True) -> CriticalPath:
     """The path of a schedule (that of the trace unless one is given) as a record."""
     measured = retime(graph)
-    checks = check_graph(graph, measured, path_edges(graph, measured))
-    shown = measured if schedule is None else schedule
-    edges = path_edges(graph, shown)
+    edges = path_edges(graph, measured)
+    checks = check_graph(graph, measured, edges)
+    shown = measured
+    if schedule is not None:
+        shown, edges = schedule, path_edges(graph, schedule)
     stretches = path_stretches(graph, shown, edges)
     by_kind = kind_totals(stretches)
     return CriticalPath(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.analyze.critical.columns import core, is_kind, step_window
-from stepscope.analyze.step.view import Window
+from stepscope.analyze.critical.columns import core, is_kind, rows_of_kind, step_window
+from stepscope.analyze.step.view import Window, distinct, number_codes
 from stepscope.traces.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
 
 if TYPE_CHECKING:
@@ -93,17 +93,14 @@ def device_queues(timeline: Timeline) -> Devices:
     """All device work of a trace. Times are those of the trace."""
     import numpy as np
 
-    rows = np.flatnonzero(is_kind(timeline, *DEVICE_KINDS))
+    rows = rows_of_kind(timeline, *DEVICE_KINDS)
     device, stream = (core(timeline, name)[rows].astype(np.int64) for name in ("device", "stream"))
-    pairs = np.unique(np.stack((device, stream), 1), axis=0) if len(rows) else np.zeros((0, 2), np.int64)
-    queue = np.zeros(len(rows), np.int64)
-    for number, (one, other) in enumerate(pairs.tolist()):
-        queue[(device == one) & (stream == other)] = number
+    names, queue = _number_queues(device, stream)
     order = np.lexsort((core(timeline, "end_ns")[rows], core(timeline, "start_ns")[rows], queue))
     rows, queue, device = rows[order], queue[order], device[order]
     call = core(timeline, "parent")[rows].astype(np.int64)
     called = np.where(call >= 0, core(timeline, "start_ns")[call], NEVER)
-    counts = np.bincount(queue, minlength=len(pairs))
+    counts = np.bincount(queue, minlength=len(names))
     return Devices(
         rows=rows,
         queue=queue,
@@ -113,9 +110,20 @@ def device_queues(timeline: Timeline) -> Devices:
         call=call,
         called=called,
         alone=_first_of_call(call, core(timeline, "start_ns")[rows]),
-        names=[(int(one), int(other)) for one, other in pairs.tolist()],
+        names=names,
         first=[0, *np.cumsum(counts).tolist()],
     )
+
+
+def _number_queues(device: Whole, stream: Whole) -> tuple[list[tuple[int, int]], Whole]:
+    """The (device, stream) of each queue, ascending, and the queue of each piece of work."""
+    import numpy as np
+
+    devices, streams = distinct(device), distinct(stream)
+    # A handful of each: looking their numbers up is much faster than sorting all pairs.
+    pair = np.searchsorted(devices, device) * len(streams) + np.searchsorted(streams, stream)
+    found, queue = number_codes(pair, len(devices) * len(streams))
+    return [(devices[code // len(streams)], streams[code % len(streams)]) for code in found], queue
 
 
 def _first_of_call(call: Whole, start: Whole) -> Mask:

@@ -80,7 +80,7 @@ def retime(graph: StepGraph, weight: Whole | None = None, unexplained: Whole | N
     else:
         times, edges = [loops.UNREACHED] * nodes, [-1] * nodes
         times[graph.source] = 0
-        loops.pass_forward(graph.edges.source.tolist(), graph.edges.target.tolist(), total.tolist(), times, edges)
+        loops.pass_forward(*graph.edge_lists, total.tolist(), times, edges)
         time, binding = np.array(times, np.int64), np.array(edges, np.int64)
     return Schedule(time=time, binding=binding, weight=own, unexplained=rest, sink=graph.sink)
 
@@ -98,7 +98,7 @@ def find_slack(graph: StepGraph, schedule: Schedule) -> Whole:
         pass_backward(graph.edges.source, graph.edges.target, total, latest)
     else:
         listed = [end] * len(graph.node_time)
-        loops.pass_backward(graph.edges.source.tolist(), graph.edges.target.tolist(), total.tolist(), listed)
+        loops.pass_backward(*graph.edge_lists, total.tolist(), listed)
         latest = np.array(listed, np.int64)
     return latest - schedule.time
 
@@ -114,7 +114,7 @@ def path_edges(graph: StepGraph, schedule: Schedule) -> Whole:
         count = walk_back(graph.edges.source, schedule.binding, graph.sink, edges)
         return edges[:count][::-1]
     listed = [0] * len(graph.node_time)
-    count = loops.walk_back(graph.edges.source.tolist(), schedule.binding.tolist(), graph.sink, listed)
+    count = loops.walk_back(graph.edge_lists[0], schedule.binding.tolist(), graph.sink, listed)
     return np.array(listed[:count][::-1], np.int64)
 
 

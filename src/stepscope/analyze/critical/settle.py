@@ -135,16 +135,17 @@ def order_edges(source: Whole, target: Whole, nodes: int) -> tuple[Whole | None,
     """
     import numpy as np
 
-    by_source, first = _group(source, nodes)
+    by_source, ends = _group(source, nodes)
+    followers, first = target[by_source], np.append(0, ends[:nodes])
     waiting = np.bincount(target, minlength=nodes)
     if len(source) >= COMPILED_FROM:
         from stepscope.analyze.native.critical import order_nodes
 
         queue = np.zeros(nodes, np.int64)
-        reached = order_nodes(target, by_source, first, waiting, queue)
+        reached = order_nodes(followers, first, waiting, queue)
     else:
         left, came = waiting.tolist(), [0] * nodes
-        reached = loops.order_nodes(target.tolist(), by_source.tolist(), first.tolist(), left, came)
+        reached = loops.order_nodes(followers.tolist(), first.tolist(), left, came)
         queue, waiting = np.array(came, np.int64), np.array(left, np.int64)
     if reached < nodes:
         return None, waiting

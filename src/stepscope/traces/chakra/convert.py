@@ -20,38 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stepscope.errors import BadInputError, UsageError
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
-from stepscope.traces.chakra.files import VERSION, ChakraTrace, encode_metadata, set_attribute, write_frames
+from stepscope.traces.chakra.encode import Encoder, Parts
+from stepscope.traces.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks
 from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
-from stepscope.traces.chakra.schema import COMPUTE, METADATA, messages
 from stepscope.traces.chakra.waits import ScheduledNodes, Sources, schedule
-from stepscope.traces.chakra.wire import (
-    CTRL_DEPS,
-    DATA_DEPS,
-    DURATION,
-    ID,
-    INPUTS,
-    NAME,
-    OUTPUTS,
-    START,
-    TYPE,
-    arguments_field,
-    encode_numbers,
-    number_attributes,
-    packed_field,
-    text_field,
-)
-from stepscope.traces.classify import CATEGORIES, COMMUNICATION
+from stepscope.traces.classify import COMMUNICATION
 from stepscope.traces.dependencies import RowEdges
 from stepscope.traces.gc_pause import gc_paused
-from stepscope.traces.graphs.graph import Node, wrong_arguments
 from stepscope.traces.graphs.operator_work import bytes_of_node, count_of_node, count_operations
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Timeline
 
@@ -60,7 +42,6 @@ if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers
 
 MINIMUM_SHARE = 0.5
-_KIND_NAMES = {OPERATOR: "operator", RUNTIME: "runtime", ANNOTATION: "annotation"}
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,36 +84,22 @@ class Conversion:
     metadata: dict[str, Any]
     coverage: Coverage
     node_count: int
-    _parts: _Parts
+    _parts: Parts
 
     def frames(self) -> Iterator[bytes]:
         """Nodes as encoded messages, in an order of execution."""
-        return _encode(self._parts)
+        return Encoder(self._parts).frames()
 
     def write(self, path: Path) -> None:
         """The file, complete or not at all."""
         with gc_paused():
-            write_frames(Path(path), encode_metadata(VERSION, self.metadata), self.frames())
+            write_blocks(Path(path), encode_metadata(VERSION, self.metadata), Encoder(self._parts).blocks())
 
     def trace(self) -> ChakraTrace:
         """The same in memory."""
         from stepscope.traces.chakra.files import parse_node
 
         return ChakraTrace(attributes=self.metadata, nodes=[parse_node(frame) for frame in self.frames()])
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What the encoder needs, by node where it says so."""
-
-    timeline: Timeline
-    link: Link | None
-    tiles: HostTiles
-    nodes: ScheduledNodes
-    origin_ns: int
-    communications: dict[int, Communication]
-    work: dict[int, tuple[int | None, int | None]]
-    """By device row: operations and bytes of its operator."""
 
 
 def convert(
@@ -158,7 +125,7 @@ def convert(
         tiles = cut_host_time(timeline, host)
         sources = Sources(timeline=timeline, tiles=tiles, devices=devices, link=link, edges=edges)
         nodes, counts, dropped = schedule(sources)
-        parts = _Parts(
+        parts = Parts(
             timeline=timeline,
             link=link,
             tiles=tiles,
@@ -277,10 +244,8 @@ def _count_left_out(timeline: Timeline, step: int | None, tiles: HostTiles, drop
 
 
 def _cover(
-    parts: _Parts, host: Integers, devices: Integers, counts: dict[str, int], dropped: dict[str, int]
+    parts: Parts, host: Integers, devices: Integers, counts: dict[str, int], dropped: dict[str, int]
 ) -> Coverage:
-    import numpy as np
-
     communications = parts.communications.values()
     nodes, link = parts.nodes, parts.link
     return Coverage(
@@ -294,7 +259,7 @@ def _cover(
         ),
         communication_with_size=sum(one.has_size for one in communications),
         communication_with_group=sum(one.ranks is not None for one in communications),
-        calls_with_node=0 if link is None else len(np.intersect1d(host, link.host_row)),
+        calls_with_node=0 if link is None else _count_known(host, link),
         gaps=int((nodes.form == ScheduledNodes.GAP).sum()),
         delays=int((nodes.form == ScheduledNodes.DELAY).sum()),
         waits_cut=counts.pop("cut", 0),
@@ -304,7 +269,16 @@ def _cover(
     )
 
 
-def _metadata(parts: _Parts, reader: CommunicationReader, coverage: Coverage, step: int | None) -> dict[str, Any]:
+def _count_known(host: Integers, link: Link) -> int:
+    """Of the host rows those that are a call of the graph."""
+    import numpy as np
+
+    is_call = np.zeros(len(link.timeline), bool)
+    is_call[link.host_row[link.host_row >= 0]] = True
+    return int(is_call[host].sum())
+
+
+def _metadata(parts: Parts, reader: CommunicationReader, coverage: Coverage, step: int | None) -> dict[str, Any]:
     timeline, link, origin_ns = parts.timeline, parts.link, parts.origin_ns
     found: dict[str, Any] = {
         "writer": "stepscope",
@@ -327,195 +301,3 @@ def _metadata(parts: _Parts, reader: CommunicationReader, coverage: Coverage, st
     if link is not None:
         found["link"] = msgspec.json.encode(link.summary).decode()
     return found
-
-
-class _Encoder:
-    """Nodes as bytes. Attributes that many nodes have alike are encoded once: a message is the row of its fields."""
-
-    def __init__(self, parts: _Parts) -> None:
-        self.parts = parts
-        self._node = messages().node
-        self._one: dict[tuple[str, Any], bytes] = {}
-        self._several: dict[tuple[Any, ...], bytes] = {}
-        core = parts.timeline.core
-        # Lists: reading single cells of arrays is slow.
-        self._kind = core["kind"].tolist()
-        self._place = [-1] * len(self._kind) if parts.link is None else parts.link.node_of_row.tolist()
-        self._device = {name: core[name].tolist() for name in ("stream", "device", "category")}
-        self._correlation = number_attributes("correlation", encode_numbers(core["correlation"]))
-        self._moved = _bytes_moved(parts.timeline)
-        self._ids: dict[str, list[bytes]] = {}
-        if parts.link is not None:
-            graph = parts.link.graph
-            for name, column in (("et_id", "id"), ("rf_id", "rf_id"), ("seq_id", "seq_id")):
-                self._ids[name] = number_attributes(name, encode_numbers(graph.column(column)))
-
-    def one(self, name: str, value: Any) -> bytes:
-        """An attribute."""
-        key = (name, value)
-        found = self._one.get(key)
-        if found is None:
-            message = self._node()
-            set_attribute(message.attr.add(), name, value)
-            found = self._one[key] = bytes(message.SerializeToString())
-        return found
-
-    def several(self, **attributes: Any) -> bytes:
-        """Attributes that come together."""
-        key = tuple(attributes.values())
-        found = self._several.get(key)
-        if found is None:
-            found = self._several[key] = b"".join(self.one(name, value) for name, value in attributes.items())
-        return found
-
-    def head(self, row: int) -> bytes:
-        """A call on the host: its attributes, and what the execution trace knows of it."""
-        kind, place = self._kind[row], self._place[row]
-        fields = self.several(kind=_KIND_NAMES.get(kind, "host"), is_cpu_op=True) + self._communication(row)
-        link = self.parts.link
-        if link is None or place < 0 or kind == RUNTIME:
-            return fields
-        node = link.graph.nodes[place]
-        ids = self._ids
-        if node.kernel_file:
-            fields += self.one("kernel_file", node.kernel_file)
-        return b"".join(
-            (
-                _arguments(node),
-                fields,
-                ids["et_id"][place],
-                ids["rf_id"][place],
-                ids["seq_id"][place],
-                self.several(fw_parent=node.fw_parent, scope=node.scope, fw_tid=node.fw_tid, op_schema=node.op_schema),
-            )
-        )
-
-    def device(self, row: int) -> bytes:
-        """Work on a device."""
-        device = self._device
-        fields = self._correlation[row] + self.several(
-            is_cpu_op=False,
-            kind="device",
-            stream=device["stream"][row],
-            device=device["device"][row],
-            category=CATEGORIES[device["category"][row]],
-        )
-        if self._place[row] >= 0:
-            fields += self._ids["et_id"][self._place[row]]
-        if row in self.parts.communications:
-            return fields + self._communication(row)
-        operations, size = self.parts.work.get(row, (None, None))
-        size = self._moved.get(row) if size is None else size
-        if operations is not None:
-            fields += self.one("num_ops", operations)
-        if size is not None:
-            fields += self.one("tensor_size", size)
-        return fields
-
-    def _communication(self, row: int) -> bytes:
-        found = self.parts.communications.get(row)
-        return b"" if found is None else b"".join(self.one(*pair) for pair in found.attributes.items())
-
-
-def _bytes_moved(timeline: Timeline) -> dict[int, int]:
-    """By row, of copies and fills."""
-    block = timeline.blocks.get("transfer")
-    if block is None or "bytes" not in block.columns:
-        return {}
-    pairs = zip(block.rows.tolist(), block.columns["bytes"].tolist(), strict=True)
-    return {row: size for row, size in pairs if size >= 0}
-
-
-def _arguments(node: Node) -> bytes:
-    try:
-        inputs, outputs = node.inputs.raw_texts(), node.outputs.raw_texts()
-    except ValueError as error:
-        raise wrong_arguments(node, error) from error
-    if len(inputs[2]) <= 2 and len(outputs[2]) <= 2:
-        return b""
-    return arguments_field(INPUTS, *inputs) + arguments_field(OUTPUTS, *outputs)
-
-
-def _thread_numbers(parts: _Parts) -> dict[int, int]:
-    """The execution trace's numbers of the threads; others get free ones."""
-    numbers: dict[int, int] = {}
-    link = parts.link
-    if link is not None:
-        import numpy as np
-
-        places = np.flatnonzero(link.host_row >= 0)
-        threads, first = np.unique(parts.timeline.core["thread"][link.host_row[places]], return_index=True)
-        for thread, place in zip(threads.tolist(), places[first].tolist(), strict=True):
-            numbers[thread] = link.graph.nodes[place].tid
-    free = max(numbers.values(), default=0) + 1
-    for thread in range(len(parts.timeline.threads)):
-        if thread not in numbers:
-            numbers[thread] = free
-            free += 1
-    return numbers
-
-
-class _Columns(NamedTuple):
-    """Fields of all nodes, encoded."""
-
-    number: list[bytes]
-    start: list[bytes]
-    duration: list[bytes]
-    start_ns: list[bytes]
-    duration_ns: list[bytes]
-    data_deps: list[bytes]
-    ctrl_deps: list[bytes]
-
-
-def _columns(parts: _Parts) -> _Columns:
-    import numpy as np
-
-    nodes = parts.nodes
-    count = len(nodes.form)
-    start, end = nodes.start_ns - parts.origin_ns, nodes.end_ns - parts.origin_ns
-    start_us, end_us = (start + 500) // 1000, (end + 500) // 1000
-    on_device = nodes.form == ScheduledNodes.DEVICE
-    duration_us = np.where(on_device, (end - start + 500) // 1000, end_us - start_us)
-    numbers = encode_numbers(np.arange(1, count + 1))
-    bounds = np.searchsorted(nodes.after, np.arange(count + 1)).tolist()
-    waited = [numbers[place] for place in nodes.before.tolist()]
-    above = nodes.call_parent.tolist()
-    return _Columns(
-        number=[ID + number for number in numbers],
-        start=[START + number for number in encode_numbers(start_us)],
-        duration=[DURATION + number for number in encode_numbers(duration_us)],
-        start_ns=number_attributes("start_ns", encode_numbers(start)),
-        duration_ns=number_attributes("duration_ns", encode_numbers(end - start)),
-        data_deps=[packed_field(DATA_DEPS, waited[begin:last]) for begin, last in pairwise(bounds)],
-        ctrl_deps=[packed_field(CTRL_DEPS, (numbers[place],)) if place >= 0 else b"" for place in above],
-    )
-
-
-def _encode(parts: _Parts) -> Iterator[bytes]:
-    """Nodes in their final order, numbered from 1."""
-    nodes, timeline = parts.nodes, parts.timeline
-    core = timeline.core
-    encoder = _Encoder(parts)
-    head, device, root = ScheduledNodes.HEAD, ScheduledNodes.DEVICE, ScheduledNodes.ROOT
-    names = core["name"].tolist()
-    texts = [text_field(NAME, text.encode()) for text in timeline.texts]
-    forms = [text_field(NAME, text.encode()) for text in ScheduledNodes.NAMES]
-    others = [encoder.several(is_cpu_op=True, kind=kind) for kind in ScheduledNodes.NAMES]
-    threads = {-1: b"", **{thread: encoder.one("tid", number) for thread, number in _thread_numbers(parts).items()}}
-    calls = number_attributes("call_duration_ns", encode_numbers(core["end_ns"] - core["start_ns"]))
-    rows = zip(nodes.form.tolist(), nodes.row.tolist(), nodes.thread.tolist(), *_columns(parts), strict=True)
-    compute, metadata = TYPE + bytes([COMPUTE]), TYPE + bytes([METADATA])
-    for form, row, thread, number, start, duration, start_ns, duration_ns, data_deps, ctrl_deps in rows:
-        kind = compute
-        if form == head:
-            name, fields = texts[names[row]], encoder.head(row) + calls[row]
-        elif form == device:
-            name, fields = texts[names[row]], encoder.device(row)
-        else:
-            name, fields = forms[form], others[form]
-            kind = metadata if form == root else compute
-        if row in parts.communications and form in (head, device):
-            kind = TYPE + bytes([parts.communications[row].type])
-        yield b"".join(
-            (number, name, kind, ctrl_deps, data_deps, start, duration, fields, start_ns, duration_ns, threads[thread])
-        )

@@ -298,10 +298,16 @@ def write_chakra(path: Path, trace: ChakraTrace) -> None:
 
 def write_frames(path: Path, metadata: bytes, nodes: Iterable[bytes]) -> None:
     """Encoded messages, each behind its length."""
+    write_blocks(path, metadata, map(with_length, nodes))
+
+
+def write_blocks(path: Path, metadata: bytes, blocks: Iterable[bytes]) -> None:
+    """The same of nodes that stand behind their lengths already, any number of them in a block."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb", buffering=1 << 20) as file:
-            file.writelines(_with_lengths(metadata, nodes))
+            file.write(with_length(metadata))
+            file.writelines(blocks)
         partial.replace(path)
     except OSError as error:
         raise BadInputError(
@@ -311,10 +317,8 @@ def write_frames(path: Path, metadata: bytes, nodes: Iterable[bytes]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _with_lengths(metadata: bytes, nodes: Iterable[bytes]) -> Iterator[bytes]:
-    yield encode_number(len(metadata)) + metadata
-    for node in nodes:
-        yield encode_number(len(node)) + node
+def with_length(message: bytes) -> bytes:
+    return encode_number(len(message)) + message
 
 
 def topological_order(nodes: Sequence[ChakraNode], *, where: str = "") -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.traces.enclosing import climb
+from stepscope.traces.graphs.nesting import nest
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers, Timeline
@@ -50,7 +51,7 @@ def cut_host_time(timeline: Timeline, rows: Integers) -> HostTiles:
     place_of = np.full(len(timeline), -1, np.int64)
     place_of[rows] = np.arange(len(rows))
     parent = np.where(parent_row[rows] >= 0, place_of[parent_row[rows]], -1)
-    depth, size, levels = _depth_and_size(parent)
+    depth, size, levels = nest(parent)
     start, end, clipped = _clip(core["start_ns"][rows], core["end_ns"][rows], parent, levels)
 
     count = len(rows)
@@ -83,29 +84,6 @@ def cut_host_time(timeline: Timeline, rows: Integers) -> HostTiles:
         parent=parent_row,
         clipped=clipped,
     )
-
-
-def _depth_and_size(parent: Integers) -> tuple[Integers, Integers, list[Integers]]:
-    """How deep each row lies, how many rows it encloses with itself, and the rows of each depth."""
-    import numpy as np
-
-    depth = np.zeros(len(parent), np.int64)
-    levels = [np.flatnonzero(parent < 0)]
-    resolved = parent < 0
-    left = np.flatnonzero(~resolved)
-    while len(left):
-        ready = resolved[parent[left]]
-        level = left[ready]
-        if not len(level):
-            break
-        depth[level] = depth[parent[level]] + 1
-        resolved[level] = True
-        levels.append(level)
-        left = left[~ready]
-    size = np.ones(len(parent), np.int64)
-    for level in reversed(levels[1:]):
-        np.add.at(size, parent[level], size[level])
-    return depth, size, levels
 
 
 def _clip(start: Integers, end: Integers, parent: Integers, levels: list[Integers]) -> tuple[Integers, Integers, int]:

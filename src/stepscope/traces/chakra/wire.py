@@ -6,8 +6,8 @@ Only what the fields of a node need: whole numbers, texts and number attributes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers
@@ -23,6 +23,8 @@ def encode_number(value: int) -> bytes:
     """Seven bits a byte, lowest first; also the length before a message."""
     if value < 0x80:
         return _SMALL[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -34,44 +36,109 @@ def encode_number(value: int) -> bytes:
 _SMALL = [bytes([value]) for value in range(0x80)]
 
 
-def encode_numbers(values: Integers) -> list[bytes]:
-    """The same of a whole column; negative numbers as 64-bit two's complement."""
+class Ragged(NamedTuple):
+    """A column of fields: the bytes of each from the left, and how many of them count."""
+
+    data: Integers
+    length: Integers
+
+    def only(self, wanted: Integers) -> Ragged:
+        """Nothing where it is not wanted."""
+        return Ragged(self.data, self.length * wanted)
+
+
+def encode_numbers(values: Integers) -> Ragged:
+    """`encode_number` of a whole column; negative numbers as 64-bit two's complement."""
     import numpy as np
 
     left = np.asarray(values, np.int64).astype(np.uint64)
-    digits = np.zeros((len(left), 10), np.uint8)
     length = np.ones(len(left), np.int64)
-    for place in range(10):
-        digits[:, place] = (left & np.uint64(0x7F)).astype(np.uint8)
+    width = max(1, -(-int(left.max()).bit_length() // 7)) if len(left) else 1
+    data = np.empty((len(left), width), np.uint8)
+    for place in range(width):
+        data[:, place] = left & np.uint64(0x7F)
         left = left >> np.uint64(7)
         more = left > 0
-        if not more.any():
-            break
-        digits[more, place] |= 0x80
-        length[more] = place + 2
-    data = digits.tobytes()
-    return [
-        data[begin : begin + size] for begin, size in zip(range(0, 10 * len(length), 10), length.tolist(), strict=True)
-    ]
+        data[:, place] |= more.view(np.uint8) << np.uint8(7)
+        length += more
+    return Ragged(data, length)
 
 
-def number_attributes(name: str, numbers: Iterable[bytes]) -> list[bytes]:
-    """An int64 attribute of this name for each encoded number."""
+def behind(prefix: bytes, column: Ragged) -> Ragged:
+    """The same bytes before each."""
+    import numpy as np
+
+    head = np.broadcast_to(np.frombuffer(prefix, np.uint8), (len(column.length), len(prefix)))
+    return Ragged(np.concatenate((head, column.data), axis=1), column.length + len(prefix))
+
+
+def with_length(tag: bytes, column: Ragged) -> Ragged:
+    """Fields of less than 128 bytes, each behind the tag and its length."""
+    import numpy as np
+
+    data = np.empty((len(column.length), column.data.shape[1] + 2), np.uint8)
+    data[:, 0], data[:, 1], data[:, 2:] = ord(tag), column.length, column.data
+    return Ragged(data, column.length + 2)
+
+
+def number_attributes(name: str, values: Integers) -> Ragged:
+    """An int64 attribute of this (short) name for each number."""
     inner = b"\x0a" + encode_number(len(name)) + name.encode() + _INT64_VALUE
-    heads = [ATTRIBUTE + encode_number(len(inner) + size) + inner for size in range(11)]
-    return [heads[len(number)] + number for number in numbers]
+    return with_length(ATTRIBUTE, behind(inner, encode_numbers(values)))
+
+
+def pick(texts: list[bytes], which: Integers) -> Ragged:
+    """A column of a few short texts that come again and again."""
+    import numpy as np
+
+    data = np.zeros((len(texts), max(map(len, texts))), np.uint8)
+    for row, text in zip(data, texts, strict=True):
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+    return Ragged(data[which], np.array([len(text) for text in texts])[which])
+
+
+def joined(*columns: Ragged) -> tuple[list[bytes], Integers]:
+    """The fields that stand side by side in one piece, and its length."""
+    import numpy as np
+
+    data = np.concatenate([column.data for column in columns], axis=1)
+    counting = np.concatenate([_counting(column) for column in columns], axis=1)
+    length = np.sum([column.length for column in columns], axis=0)
+    return cut(data[counting], length), length
+
+
+def packed(column: Ragged, bounds: Integers) -> tuple[Integers, Integers]:
+    """The bytes of all numbers in a row, and how many lie between each bound and the next."""
+    import numpy as np
+
+    end = np.concatenate(([0], np.cumsum(column.length)))[bounds]
+    return column.data[_counting(column)], end[1:] - end[:-1]
+
+
+def spread(data: Integers, length: Integers) -> Ragged:
+    """Bytes in a row as a column, by the length of each field; for short ones."""
+    import numpy as np
+
+    column = Ragged(np.zeros((len(length), max(1, int(length.max(initial=0)))), np.uint8), length)
+    column.data[_counting(column)] = data
+    return column
+
+
+def _counting(column: Ragged) -> Integers:
+    """Which of the bytes count."""
+    import numpy as np
+
+    return np.arange(column.data.shape[1]) < column.length[:, None]
+
+
+def cut(data: Integers, length: Integers) -> list[bytes]:
+    """Bytes in a row as pieces of these lengths."""
+    row, ends = data.tobytes(), length.cumsum().tolist()
+    return [row[begin:end] for begin, end in pairwise((0, *ends))]
 
 
 def text_field(tag: bytes, text: bytes) -> bytes:
     return tag + encode_number(len(text)) + text
-
-
-def packed_field(tag: bytes, numbers: Sequence[bytes]) -> bytes:
-    """A repeated number; nothing where there is none."""
-    if not numbers:
-        return b""
-    packed = b"".join(numbers)
-    return tag + encode_number(len(packed)) + packed
 
 
 def arguments_field(tag: bytes, values: Any, shapes: Any, types: Any) -> bytes:

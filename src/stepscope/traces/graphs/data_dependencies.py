@@ -7,16 +7,17 @@ shares memory with an argument and it does; arguments that the schema marks with
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.errors import BadInputError
 from stepscope.traces.graphs.graph import RECORD_COLLECTIVE, Graph, Node
-from stepscope.traces.graphs.tensors import Tensor, Value, flatten_tensors
+from stepscope.traces.graphs.tensors import Arguments, Tensor, Value, flatten_tensors
 
 if TYPE_CHECKING:
     from stepscope.traces.dependencies import RowEdges
     from stepscope.traces.link import Link
+    from stepscope.traces.timeline import Integers
 
 
 class DataDependency(NamedTuple):
@@ -91,6 +92,9 @@ class _Storage:
     def write(self, begin: int, end: int, writer: tuple[int, bool]) -> None:
         first = bisect_right(self.ends, begin)
         last = bisect_left(self.begins, end)
+        if last - first == 1 and self.begins[first] == begin and self.ends[first] == end:  # the usual case
+            self.writers[first] = writer
+            return
         begins, ends, writers = [begin], [end], [writer]
         if first < last:
             if self.begins[first] < begin:
@@ -105,10 +109,56 @@ class _Storage:
         self.ends[first:last] = ends
         self.writers[first:last] = writers
 
-    def read(self, begin: int, end: int) -> Iterator[tuple[tuple[int, bool], int]]:
+    def read(self, begin: int, end: int) -> list[tuple[tuple[int, bool], int]]:
         """Writers of the bytes between, and how many of them."""
-        for here in range(bisect_right(self.ends, begin), bisect_left(self.begins, end)):
-            yield self.writers[here], min(end, self.ends[here]) - max(begin, self.begins[here])
+        begins, ends, writers = self.begins, self.ends, self.writers
+        return [
+            (writers[here], min(end, ends[here]) - max(begin, begins[here]))
+            for here in range(bisect_right(ends, begin), bisect_left(begins, end))
+        ]
+
+
+_Touched = list[tuple[_Storage, int, int]]
+"""Storages with the first byte, and the one after the last."""
+
+
+class _Memory:
+    """All storages of a graph, and what its calls do to them."""
+
+    def __init__(self) -> None:
+        self._storages: dict[tuple[str, int], _Storage] = {}
+        self._known: dict[tuple[Arguments, Arguments, str, str, str], tuple[_Touched, _Touched, bool]] = {}
+
+    def follow(self, node: Node) -> dict[tuple[int, bool], int]:
+        """What a node reads, by writer; then what it writes."""
+        # Steps call alike: arguments that a file repeats are one object.
+        key = (node.inputs, node.outputs, node.op_schema, node.name, node.kernel_backend)
+        known = self._known.get(key)
+        if known is None:
+            found = accesses(node)
+            known = (self._touched(found.reads), self._touched(found.writes), found.are_writes_known)
+            self._known[key] = known
+        reads, writes, are_known = known
+        needed: dict[tuple[int, bool], int] = {}
+        for storage, begin, end in reads:
+            if storage.begins:
+                for writer, size in storage.read(begin, end):
+                    needed[writer] = needed.get(writer, 0) + size
+        if writes:
+            me = (node.id, not are_known)
+            for storage, begin, end in writes:
+                storage.write(begin, end, me)
+        return needed
+
+    def _touched(self, tensors: list[Tensor]) -> _Touched:
+        touched: _Touched = []
+        for tensor in tensors:
+            key = (tensor.device, tensor.storage)
+            storage = self._storages.get(key)
+            if storage is None:
+                storage = self._storages[key] = _Storage()
+            touched.append((storage, *tensor.storage_range()))
+        return touched
 
 
 def data_dependencies(graph: Graph, nodes: Sequence[Node] | None = None) -> list[DataDependency]:
@@ -116,35 +166,22 @@ def data_dependencies(graph: Graph, nodes: Sequence[Node] | None = None) -> list
 
     In order of the reader. What was written before the recording began has no writer here.
     """
-    storages: dict[tuple[str, int], _Storage] = {}
+    memory = _Memory()
     found: list[DataDependency] = []
     for node in sorted(graph.topmost_operators() if nodes is None else nodes, key=lambda node: node.id):
         try:
-            found.extend(_follow(storages, node))
+            needed = memory.follow(node)
         except (ValueError, TypeError) as error:
             raise BadInputError(
                 f"the arguments of node {node.id} ({node.name}) contradict each other: {error}",
                 hint="record the trace again",
                 where=graph.where or None,
             ) from error
+        reader = node.id
+        for (writer, is_assumed), size in needed.items():
+            if writer != reader:
+                found.append(DataDependency(writer, reader, size, is_assumed))
     return found
-
-
-def _follow(storages: dict[tuple[str, int], _Storage], node: Node) -> Iterator[DataDependency]:
-    """What a node reads, then what it writes."""
-    reads, writes, known = accesses(node)
-    needed: dict[tuple[int, bool], int] = {}
-    for tensor in reads:
-        storage = storages.get((tensor.device, tensor.storage))
-        if storage is not None:
-            for writer, size in storage.read(*tensor.storage_range()):
-                needed[writer] = needed.get(writer, 0) + size
-    for (writer_id, is_assumed), size in needed.items():
-        if writer_id != node.id:
-            yield DataDependency(writer_id, node.id, size, is_assumed)
-    for tensor in writes:
-        storage = storages.setdefault((tensor.device, tensor.storage), _Storage())
-        storage.write(*tensor.storage_range(), (node.id, not known))
 
 
 def data_edges(link: Link, dependencies: Sequence[DataDependency] | None = None) -> tuple[RowEdges, int]:
@@ -158,40 +195,53 @@ def data_edges(link: Link, dependencies: Sequence[DataDependency] | None = None)
 
     from stepscope.traces.dependencies import EDGE_KINDS, RowEdges
 
-    core = link.timeline.core
-    start, end = core["start_ns"], core["end_ns"]
-    before: list[int] = []
-    after: list[int] = []
-    contradicted = 0
-    spans: dict[int, tuple[int, int, bool]] = {}
-
-    def span(node_id: int) -> tuple[int, int, bool]:
-        """First and last row, and whether they are the device's."""
-        if node_id not in spans:
-            place = link.graph.place(node_id)
-            rows = link.rows_under(place)
-            if len(rows):
-                spans[node_id] = (int(rows[np.argmin(start[rows])]), int(rows[np.argmax(end[rows])]), True)
-            else:
-                host = int(link.host_row[place])
-                spans[node_id] = (host, host, False)
-        return spans[node_id]
-
-    for dependency in data_dependencies(link.graph) if dependencies is None else dependencies:
-        (_, source, on_device), (target, _, needs_device) = span(dependency.writer), span(dependency.reader)
-        # A view of device memory is made on the host without waiting for what will be in it.
-        if source < 0 or target < 0 or (on_device and not needs_device):
-            continue
-        if end[source] > start[target]:
-            contradicted += 1
-            continue
-        before.append(source)
-        after.append(target)
-    count = len(before)
+    if dependencies is None:
+        dependencies = data_dependencies(link.graph)
+    core, place, count = link.timeline.core, link.graph.place, len(dependencies)
+    writer = np.fromiter((place(one.writer) for one in dependencies), np.int64, count)
+    reader = np.fromiter((place(one.reader) for one in dependencies), np.int64, count)
+    first, last = _device_spans(link)
+    on_device, needs_device = last[writer] >= 0, first[reader] >= 0
+    source = np.where(on_device, last[writer], link.host_row[writer])
+    target = np.where(needs_device, first[reader], link.host_row[reader])
+    # A view of device memory is made on the host without waiting for what will be in it.
+    usable = (source >= 0) & (target >= 0) & ~(on_device & ~needs_device)
+    source, target = source[usable], target[usable]
+    in_time = core["end_ns"][source] <= core["start_ns"][target]
+    before, after = source[in_time], target[in_time]
     edges = RowEdges(
-        before=np.array(before, np.int64),
-        after=np.array(after, np.int64),
-        kind=np.full(count, EDGE_KINDS.index("data"), np.int8),
-        inferred=np.zeros(count, np.int8),
+        before=before,
+        after=after,
+        kind=np.full(len(before), EDGE_KINDS.index("data"), np.int8),
+        inferred=np.zeros(len(before), np.int8),
     )
-    return edges, contradicted
+    return edges, int((~in_time).sum())
+
+
+def _device_spans(link: Link) -> tuple[Integers, Integers]:
+    """By place: the device row that began first, and the one that ended last, of the call and all inside it; −1: none.
+
+    Of equals, that of the call which comes first decides.
+    """
+    import numpy as np
+
+    from stepscope.traces.timeline import DEVICE_KINDS
+
+    graph, core = link.graph, link.timeline.core
+    position = np.empty(len(graph), np.int64)
+    position[graph.preorder] = np.arange(len(graph))
+    rows = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS) & (link.node_of_row >= 0))
+    rows = rows[np.argsort(position[link.node_of_row[rows]], kind="stable")]
+    by_start = rows[np.argsort(core["start_ns"][rows], kind="stable")]
+    # Turned round, so that the first of equals is the last of all.
+    by_end = rows[::-1][np.argsort(core["end_ns"][rows[::-1]], kind="stable")]
+    parent = np.array(graph.parent_places, np.int64)
+    first, last = np.full(len(graph), len(rows), np.int64), np.full(len(graph), -1, np.int64)
+    for ordered, best, choose in ((by_start, first, np.minimum), (by_end, last, np.maximum)):
+        place, rank = link.node_of_row[ordered].astype(np.int64), np.arange(len(ordered))
+        while len(place):
+            choose.at(best, place, rank)
+            place = parent[place]
+            place, rank = place[place >= 0], rank[place >= 0]
+    nothing = np.full(1, -1, np.int64)
+    return np.append(by_start, nothing)[first], np.append(by_end, nothing)[last]

@@ -151,7 +151,8 @@ def _parse(data: bytes, warnings: list[str], *, where: str, cut_short: str | Non
 
 
 def _nodes(found: list[_FileNode], warnings: list[str]) -> tuple[Node, ...]:
-    nodes = [_flat(node) if node.attrs is None else _nested(node, node.attrs) for node in found]
+    seen: dict[bytes, Arguments] = {}
+    nodes = [_flat(node) if node.attrs is None else _nested(node, node.attrs, seen) for node in found]
     nodes.sort(key=_id_of)
     doubled = sum(first.id == second.id for first, second in pairwise(nodes))
     if doubled:
@@ -184,7 +185,7 @@ def _flat(node: _FileNode) -> Node:
     )
 
 
-def _nested(node: _FileNode, attributes: list[_Attribute]) -> Node:
+def _nested(node: _FileNode, attributes: list[_Attribute], seen: dict[bytes, Arguments]) -> Node:
     plain: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for attribute in attributes:
@@ -207,11 +208,20 @@ def _nested(node: _FileNode, attributes: list[_Attribute]) -> Node:
         id=node.id,
         name=node.name,
         parent=parent or 0,
-        inputs=Arguments(node.inputs),
-        outputs=Arguments(node.outputs),
+        inputs=_shared(node.inputs, seen),
+        outputs=_shared(node.outputs, seen),
         attributes=rest,
         **plain,
     )
+
+
+def _shared(raw: msgspec.Raw, seen: dict[bytes, Arguments]) -> Arguments:
+    """One object for all arguments that are written alike: more than half are, and each is decoded once."""
+    text = bytes(raw)
+    found = seen.get(text)
+    if found is None:
+        found = seen[text] = Arguments(raw)
+    return found
 
 
 def _signed(value: int) -> int:

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from stepscope.errors import BadInputError, UsageError
+from stepscope.traces.enclosing import climb
+from stepscope.traces.graphs.nesting import nest, order_calls
 from stepscope.traces.graphs.op_schema import Schema, parse_schema
 from stepscope.traces.graphs.tensors import NO_ARGUMENTS, Arguments, dtype_bytes, dtype_name, flatten_tensors
 
@@ -191,12 +194,9 @@ class Graph:
     @cached_property
     def parent_places(self) -> list[int]:
         """Place of each node's parent, −1 at the top. Parents that a cut file has lost count as absent."""
-        place = self._place
-        found: list[int] = []
-        for here, node in enumerate(self.nodes):
-            above = place.get(node.parent, -1)
-            found.append(-1 if above == here else above)
-        return found
+        place_of = self._place.get
+        found = [place_of(node.parent, -1) for node in self.nodes]
+        return [-1 if above == here else above for here, above in enumerate(found)]
 
     @cached_property
     def _children(self) -> list[list[int]]:
@@ -209,20 +209,18 @@ class Graph:
     @cached_property
     def preorder(self) -> list[int]:
         """Places, each call before what it calls."""
-        order: list[int] = []
-        stack = [here for here in range(len(self.nodes) - 1, -1, -1) if self.parent_places[here] < 0]
-        children = self._children
-        while stack:
-            here = stack.pop()
-            order.append(here)
-            stack.extend(reversed(children[here]))
-        if len(order) < len(self.nodes):
-            lost = next(iter(set(range(len(self.nodes))).difference(order)))
+        import numpy as np
+
+        parent = np.array(self.parent_places, np.int64)
+        nesting = nest(parent)
+        if sum(map(len, nesting.levels)) < len(parent):
+            lost = int(np.setdiff1d(np.arange(len(parent)), np.concatenate(nesting.levels))[0])
             raise BadInputError(
                 f"node {self.nodes[lost].id} is its own ancestor: parents must lead to a root",
                 hint="record the trace again",
                 where=self.where or None,
             )
+        order: list[int] = order_calls(parent, nesting).tolist()
         return order
 
     def parent(self, node: Node) -> Node | None:
@@ -268,15 +266,15 @@ class Graph:
 
     @cached_property
     def _topmost(self) -> list[int]:
-        wanted, parents = self.operator_flags, self.parent_places
-        inside = [False] * len(self.nodes)
-        topmost: list[int] = []
-        for here in self.preorder:
-            above = parents[here]
-            inside[here] = above >= 0 and (inside[above] or wanted[above])
-            if wanted[here] and not inside[here]:
-                topmost.append(here)
-        return sorted(topmost)
+        import numpy as np
+
+        if not self.preorder:  # asking also finds calls that are their own ancestors
+            return []
+        wanted, parent = np.array(self.operator_flags), np.array(self.parent_places, np.int64)
+        operators = np.flatnonzero(wanted)
+        around = climb(np.where(wanted, 0, -1), parent, parent[operators])
+        topmost: list[int] = operators[around < 0].tolist()
+        return topmost
 
     def leaf_operators(self) -> list[Node]:
         """Operators that call no other operator: those that launch the work."""
@@ -355,7 +353,7 @@ class Graph:
         """A whole-number field of all nodes as an array, e.g. `rf_id`."""
         import numpy as np
 
-        return np.fromiter((getattr(node, name) for node in self.nodes), np.int64, len(self.nodes))
+        return np.fromiter(map(attrgetter(name), self.nodes), np.int64, len(self.nodes))
 
 
 def wrong_arguments(node: Node, error: ValueError, where: str = "") -> BadInputError:

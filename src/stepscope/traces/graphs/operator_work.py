@@ -64,6 +64,8 @@ _BY_INPUTS: dict[str, Callable[[Sequence[Shape]], int | None]] = {
 _CONVOLUTIONS = frozenset(
     ("aten::cudnn_convolution", "aten::miopen_convolution", "aten::mkldnn_convolution", "aten::_slow_conv2d_forward")
 )
+_CONVOLUTION_BACKWARD = "aten::convolution_backward"
+_COUNTED = frozenset((*_BY_INPUTS, *_CONVOLUTIONS, _CONVOLUTION_BACKWARD))
 
 
 def count_operations(name: str, shapes: Sequence[Shape], out: Shape | None = None) -> int | None:
@@ -81,9 +83,11 @@ def count_operations(name: str, shapes: Sequence[Shape], out: Shape | None = Non
 
 def count_of_node(node: Node) -> int | None:
     """The same of a node of a graph, convolutions' backward pass included."""
+    if node.name not in _COUNTED:  # arguments need not be decoded
+        return None
     try:
         shapes = node.inputs.shapes
-        if node.name == "aten::convolution_backward":
+        if node.name == _CONVOLUTION_BACKWARD:
             transposed, wanted = node.inputs.values[7], node.inputs.values[-1]
             if transposed is not False or not isinstance(wanted, list):
                 return None

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import force_setattr
 
 DTYPES = {
     "float": "float32",
@@ -99,6 +100,7 @@ DTYPE_BYTES = {
 }
 
 _UNDEFINED_DTYPE = "nullptr (uninitialized)"
+_NUMBERS = (int, float)
 _NON_FINITE = {"inf", "-inf", "nan", "-nan", "infinity", "-infinity"}
 
 
@@ -227,7 +229,7 @@ def split_list(text: str) -> list[str]:
 
 def parse_value(kind: ValueType, value: Any, shape: Any, strides: Any = None) -> Value:
     """One argument. `shape` and `strides` nest as the value does."""
-    if isinstance(value, int | float):
+    if isinstance(value, _NUMBERS):
         return value
     if kind.kind == "Tensor":
         return _tensor(kind, value, shape, strides)
@@ -259,27 +261,29 @@ def flatten_tensors(values: Sequence[Value] | Iterator[Value]) -> Iterator[Tenso
 
 
 def _tensor(kind: ValueType, value: Any, shape: Any, strides: Any) -> Value:
-    if (
-        not isinstance(value, list)
-        or len(value) < 5
-        or not (isinstance(value[1], int) and isinstance(value[2], int))
-        or not (isinstance(value[3], int) and isinstance(value[4], int))
-    ):
-        if isinstance(value, str) and value.startswith("<"):
-            return None if value == "<None>" else Opaque(value.strip("<>"))
-        raise ValueError(
-            f"a tensor is recorded as {_short(str(value))}, not as [id, storage, offset, elements, itemsize, device]"
-        )
-    return Tensor(
-        value[0],
-        value[1],
-        value[2],
-        value[3],
-        value[4],
-        value[5] if len(value) > 5 else "",
-        kind.dtype or "",
-        tuple(shape) if isinstance(shape, list) else (),
-        tuple(strides) if isinstance(strides, list) else None,
+    if isinstance(value, list) and len(value) >= 5:
+        number, storage, offset, elements, itemsize, *more = value
+        if (
+            isinstance(storage, int)
+            and isinstance(offset, int)
+            and isinstance(elements, int)
+            and isinstance(itemsize, int)
+        ):
+            return Tensor(
+                number,
+                storage,
+                offset,
+                elements,
+                itemsize,
+                more[0] if more else "",
+                kind.dtype or "",
+                tuple(shape) if isinstance(shape, list) else (),
+                tuple(strides) if isinstance(strides, list) else None,
+            )
+    if isinstance(value, str) and value.startswith("<"):
+        return None if value == "<None>" else Opaque(value.strip("<>"))
+    raise ValueError(
+        f"a tensor is recorded as {_short(str(value))}, not as [id, storage, offset, elements, itemsize, device]"
     )
 
 
@@ -319,21 +323,16 @@ _DECODE_LIST = msgspec.json.Decoder(list[Any])
 _NOTHING = _Side()
 
 
-class Arguments:
+class Arguments(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Inputs or outputs of one node; decoded when first asked for, because most are never looked at. ValueError then,
     where what the file holds are no arguments.
 
     Iterating gives parsed values (see `Value`); `values`, `shapes`, `types` and `strides` are as written.
     """
 
-    __slots__ = ("_parsed", "_raw", "_side")
-
-    def __init__(
-        self, raw: bytes | msgspec.Raw | tuple[msgspec.Raw, ...] | None = None, side: _Side | None = None
-    ) -> None:
-        self._raw = raw
-        self._side = side
-        self._parsed: tuple[Value, ...] | None = None
+    _raw: bytes | msgspec.Raw | tuple[msgspec.Raw, ...] | None = None
+    _side: _Side | None = None
+    _parsed: tuple[Value, ...] | None = None
 
     @classmethod
     def of(
@@ -341,19 +340,24 @@ class Arguments:
     ) -> Arguments:
         """From lists as a trace would write them."""
         side = _Side(list(values), list(shapes), list(types), None if strides is None else list(strides))
-        return cls(side=side)
+        return cls(None, side)
 
     def _decoded(self) -> _Side:
-        if self._side is None:
-            raw = self._raw
-            if not raw:
-                self._side = _NOTHING
-            elif isinstance(raw, tuple):
-                values, shapes, types = (_decode_list(part) for part in raw)
-                self._side = _Side(values, shapes, [str(kind) for kind in types])
-            else:
-                self._side = _decode_side(raw)
-        return self._side
+        """As written, kept for the next question."""
+        side = self._side
+        if side is None:
+            side = self._decode()
+            force_setattr(self, "_side", side)
+        return side
+
+    def _decode(self) -> _Side:
+        raw = self._raw
+        if not raw:
+            return _NOTHING
+        if isinstance(raw, tuple):
+            values, shapes, types = (_decode_list(part) for part in raw)
+            return _Side(values, shapes, [str(kind) for kind in types])
+        return _decode_side(raw)
 
     @property
     def values(self) -> list[Any]:
@@ -402,19 +406,12 @@ class Arguments:
 
     def parsed(self) -> tuple[Value, ...]:
         """The values with their types applied; ValueError where they contradict each other."""
-        if self._parsed is None:
-            side = self._decoded()
-            count = len(side.values)
-            if len(side.types) < count or len(side.shapes) < count:
-                raise ValueError(f"{count} values, but {len(side.types)} types and {len(side.shapes)} shapes")
-            # Triton kernels have one entry less here than values: the stream at the end has none.
-            strides = side.strides if side.strides is not None else []
-            strides = [*strides, *([None] * (count - len(strides)))]
-            self._parsed = tuple(
-                parse_value(parse_type(kind), value, shape, stride)
-                for kind, value, shape, stride in zip(side.types, side.values, side.shapes, strides, strict=False)
-            )
-        return self._parsed
+        parsed = self._parsed
+        if parsed is None:
+            # What was decoded is not kept here: its many small lists take more memory than what becomes of them.
+            parsed = _parse_side(self._decode() if self._side is None else self._side)
+            force_setattr(self, "_parsed", parsed)
+        return parsed
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors, those inside lists included, in order."""
@@ -425,6 +422,25 @@ class Arguments:
 
 
 NO_ARGUMENTS = Arguments()
+
+
+def _parse_side(side: _Side) -> tuple[Value, ...]:
+    values = side.values
+    count = len(values)
+    if len(side.types) < count or len(side.shapes) < count:
+        raise ValueError(f"{count} values, but {len(side.types)} types and {len(side.shapes)} shapes")
+    # Triton kernels have one entry less here than values: the stream at the end has none.
+    strides = side.strides if side.strides is not None else []
+    if len(strides) < count:
+        strides = [*strides, *([None] * (count - len(strides)))]
+    kinds = _parse_types(tuple(side.types[:count]))
+    return tuple(map(parse_value, kinds, values, side.shapes, strides))
+
+
+@lru_cache(maxsize=1 << 12)
+def _parse_types(texts: tuple[str, ...]) -> tuple[ValueType, ...]:
+    """Operators are called with the same types again and again."""
+    return tuple(map(parse_type, texts))
 
 
 def _decode_side(raw: bytes | msgspec.Raw) -> _Side:

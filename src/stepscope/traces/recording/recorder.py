@@ -234,6 +234,9 @@ class Recorder:
             return
         if stage.when == "lean":
             self._save_lean(profiler)
+        self._discard(profiler)
+
+    def _discard(self, profiler: Profiler) -> None:
         profiler.discard()
         if self._scratch is not None:
             self._scratch.cleanup()
@@ -301,7 +304,7 @@ class Recorder:
             profiler, self._profiler = self._profiler, None
             assert profiler is not None
             profiler.stop()
-            profiler.discard()
+            self._discard(profiler)
             return
         if self._intervals:
             # Without the unfinished step: up to the last mark, on the host alone.
