@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.critical import critical_path
 from stepscope.analyze.job.report import JobReport, explain_job
 from stepscope.ops.from_trace import find_trace_files, read_traced_calls
@@ -67,10 +68,29 @@ def test_nccl_rows_have_sizes_and_groups() -> None:
     assert ("broadcast", 4 << 20) in table
 
 
+def test_a_flight_recorder_dump_is_communication() -> None:
+    """Written by NCCL 2.28; ends of work are those that a watchdog noticed."""
+    job = explain("nccl_trace_rank_0")
+    (rank,) = job.ranks
+    assert rank.breakdown_s.exposed_comm == pytest.approx(rank.step_s)
+    assert answer(job).bound_by == "communication"
+    assert job.across is not None
+    assert {row.collective for row in job.across.table} == {"all_reduce", "broadcast", "all_gather"}
+
+
 def test_a_recording_is_read_as_a_folder() -> None:
     found = read_traces(DATA / "recording", cache=False)
     assert [path.parent.name for path in found.paths] == ["kineto"]
     assert len(found.timeline()) > 1000
+
+
+def test_a_recording_knows_the_step_without_profiler() -> None:
+    job = explain("recording")
+    assert job.unprofiled_step_s == pytest.approx(4.149e-3, rel=1e-3)
+    caution = answer(job).caution
+    assert caution is not None
+    assert "Without the profiler a step took 4.149 ms" in caution
+    assert explain("streams.json.gz").unprofiled_step_s is None
 
 
 def test_numbers_that_a_kernel_reads_on_the_host_stay_there() -> None:

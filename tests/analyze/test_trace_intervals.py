@@ -72,7 +72,7 @@ def test_measures_of_spans(spans: list[tuple[int, int]], asked: list[tuple[int, 
     start, end = columns(asked)
     inside = intervals.measure_within(found, start, end)
     assert inside.tolist() == [len(points(spans) & set(range(low, high))) for low, high in asked]
-    assert intervals.covers(found, start).tolist() == [low in points(spans) for low, _ in asked]
+    assert intervals.touches(found, start, end).tolist() == (inside > 0).tolist()
 
 
 @given(SPANS)
@@ -96,26 +96,12 @@ def test_open_intervals_in_a_window(spans: list[tuple[int, int]], low: int, leng
     assert all(sum(count <= fewer for count in counts) < share * length for fewer in counts if fewer < found.quantile)
 
 
-@given(SPANS, SPANS, SPANS)
-def test_time_at_combinations(
-    one: list[tuple[int, int]], two: list[tuple[int, int]], three: list[tuple[int, int]]
-) -> None:
-    spent = intervals.time_at_values(intervals.sweep_sets([make(one), make(two), make(three)]))
-    for value, time in spent.items():
-        wanted = [
-            point
-            for point in range(END)
-            if value == sum((point in points(spans)) << bit for bit, spans in enumerate((one, two, three)))
-        ]
-        assert value == 0 or time == len(wanted)
-
-
 def test_nothing() -> None:
     nothing = intervals.no_intervals()
     assert intervals.length(nothing) == 0
     assert intervals.length(intervals.complement(nothing, 3, 10)) == 7
     assert intervals.length(intervals.intersect(nothing, nothing)) == 0
-    assert intervals.time_at_values(intervals.sweep(*nothing)) == {}
+    assert not len(intervals.sweep(*nothing).time)
     assert intervals.count_open(*nothing, 5, 5, share=0.5) == (0, 0, 0)
     assert intervals.count_open(*nothing, 5, 9, share=0.5) == (0, 0, 0)
     assert intervals.length(intervals.subtract(nothing, nothing)) == 0

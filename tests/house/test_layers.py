@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -99,13 +100,50 @@ def test_imports_point_down(path: Path) -> None:
             assert other not in PRODUCERS, f"{place}: readers never need producers"
 
 
+MODELS = SOURCE / "workloads" / "models"
+PLAIN_MODEL_FILES = {"__init__", "ootb", "optimized"}
+"""What the catalogue names; the other files of a model are its network and kernels."""
+
+
+def is_network(path: Path) -> bool:
+    return path.is_relative_to(MODELS) and path.stem not in PLAIN_MODEL_FILES
+
+
+def names_network(name: str) -> bool:
+    """Whether an import is of a file that needs torch at its top: classes of layers have it as their base."""
+    path = SOURCE.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    return name.startswith("stepscope.workloads.models.") and path.is_file() and is_network(path) and needs_torch(path)
+
+
+@cache
+def needs_torch(path: Path) -> bool:
+    """Itself, or by what it imports at its top."""
+    at_top = [name for name, _, inside in imports_of(path) if not inside]
+    return any(name.split(".")[0] in {"torch", "triton"} or names_network(name) for name in at_top)
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[str, int, bool]]:
+    return list(imports(ast.parse(path.read_text())))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_networks_are_loaded_where_they_are_built(path: Path) -> None:
+    """A model's layers import torch at their top; so only such files may import them at theirs."""
+    if is_network(path) and needs_torch(path):
+        return
+    for name, line, inside in imports_of(path):
+        if names_network(name):
+            assert inside, f"{path.relative_to(SOURCE)}:{line} imports {name} at the top of the module"
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_heavy_libraries_are_imported_where_they_are_used(path: Path) -> None:
     room = room_of(path)
     for name, line, inside in imports(ast.parse(path.read_text())):
         library = name.split(".")[0]
         place = f"{path.relative_to(SOURCE)}:{line} imports {name}"
-        if library in HEAVY and path.parent.name != "native":
+        if library in HEAVY and path.parent.name != "native" and not is_network(path):
             assert inside, f"{place} at the top of the module"
             assert room not in PLAIN, f"{place}: records are plain"
         if library == "torch":

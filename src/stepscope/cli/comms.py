@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from stepscope.cli.execute import COMMS_WORKER, Addition, Job, open_job, run_stored, show_run
+from stepscope.cli.execute import COMMS_WORKER, Addition, Job, add_nothing, open_job, run_stored, show_run
 from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.errors import ExitCode, UsageError
@@ -261,12 +261,14 @@ def run_ranks(
     store: Path,
     resume: str | None,
     as_json: bool,
+    verb: str = "comms",
 ) -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
     if ranks.outer:
         limit_s = ranks.hang_timeout_s
-        return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json)
-    return run_stored(open_job(job, store=store, resume=resume, verb="comms"), as_json=as_json, finish=explain_run)
+        return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, verb=verb)
+    finish = explain_run if verb == "comms" else add_nothing
+    return run_stored(open_job(job, store=store, resume=resume, verb=verb), as_json=as_json, finish=finish)
 
 
 def run_as_rank(
@@ -276,6 +278,7 @@ def run_as_rank(
     resume: str | None,
     hang_limit_s: float,
     as_json: bool,
+    verb: str = "comms",
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
     from stepscope.launch import detect_rank_context, load_worker, rank_session
@@ -285,7 +288,7 @@ def run_as_rank(
     if job is None:
         raise UsageError("under a launcher every rank needs the whole command", hint="name --collective again")
     rank = detect_rank_context().rank
-    folder = open_job(job, store=store, resume=resume, verb="comms").folder if rank == 0 else None
+    folder = open_job(job, store=store, resume=resume, verb=verb).folder if rank == 0 else None
     try:
         asked = {**job.request, "cases": describe_cases(job.cases)}
         with rank_session(folder, request=asked, hang_limit_s=hang_limit_s) as session:
@@ -296,7 +299,8 @@ def run_as_rank(
         raise
     if folder is None:
         return ExitCode.DONE
-    code = show_run(folder, as_json=as_json, addition=explain_run(StoredRun(folder)))
+    addition = explain_run(StoredRun(folder)) if verb == "comms" else None
+    code = show_run(folder, as_json=as_json, addition=addition)
     sys.stdout.flush()
     time.sleep(LAST_WORD_S)
     return code

@@ -15,6 +15,7 @@ from stepscope.store import StoredRun, find_run
 
 if TYPE_CHECKING:
     from stepscope.compare import Comparison
+    from stepscope.compare.views import Gains
 
 VIEWS = ("cases", "systems", "ootb-optimized")
 
@@ -55,19 +56,38 @@ def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: s
         raise UsageError("a second run is missing", hint="stepscope compare A B", where="B")
     runs = [a, *([find_run(store, name_b)] if name_b else [])]
     heading = _heading(runs)
+    gains: dict[str, Gains | None] = {}
     if view == "ootb-optimized":
         table = compare_implementations([case for run in runs for case in run.cases()], level=level)
         comparison = table.comparison
+        gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
     else:
         comparison = compare_stored(runs[0], runs[1], level=level)
     rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
     alone = [f"only in A: {label}" for label in comparison.only_a] + [f"only in B: {x}" for x in comparison.only_b]
-    closing = [*alone, *(f"note: {note}" for note in comparison.notes), describe_comparison(comparison)]
+    closing = [
+        *alone,
+        *_describe_gains(gains),
+        *(f"note: {note}" for note in comparison.notes),
+        describe_comparison(comparison),
+    ]
     text = "\n".join([*heading, rendered.rstrip(), *closing])
     data = {**msgspec.to_builtins(comparison), "a": runs[0].id, "b": runs[-1].id, "view": view,
-            "systems": [run.system.name if run.system else None for run in runs]}  # fmt: skip
+            "systems": [run.system.name if run.system else None for run in runs],
+            **({"gains": msgspec.to_builtins(gains)} if gains else {})}  # fmt: skip
     emit(data, text, as_json=as_json)
     return ExitCode.DONE
+
+
+def _describe_gains(gains: dict[str, Gains | None]) -> list[str]:
+    from stepscope.units import format_ratio
+
+    return [
+        f"optimized over ootb, {name.replace('_', ' ')}: {format_ratio(one.geometric_mean)} in the geometric mean of "
+        f"{one.benchmarks}, least {format_ratio(one.least)} ({one.least_label})"
+        for name, one in gains.items()
+        if one is not None
+    ]
 
 
 def _heading(runs: list[StoredRun]) -> list[str]:

@@ -66,14 +66,13 @@ def explain_training(store: Path) -> dict[str, str]:
     from stepscope.analyze.answers.compose import answer
     from stepscope.analyze.job import explain_job
     from stepscope.report.trace_page import write_page
-    from stepscope.workloads import WORKLOADS
+    from stepscope.workloads.worker import open_step
 
-    workload = WORKLOADS[WORKLOAD]
-    prepared = workload.prepare(workload.make_case("cpu"))
+    step = open_step(_training_case())
     folder = store / "demo-trace"
     with stepscope.record(out=folder, overwrite=True) as recorder:
         for _ in range(MOST_STEPS):
-            prepared.body()
+            step()
             recorder.step()
             if recorder.is_done:
                 break
@@ -122,7 +121,10 @@ def collective_job() -> Job:
 
 
 def workload_job() -> Job:
-    from stepscope.workloads import WORKLOADS
+    return Job("workload", "demo-dlrm", [_training_case()], _request(loader_workers=None))
 
-    small = WORKLOADS[WORKLOAD]
-    return Job("workload", "demo-dlrm", [small.make_case("cpu")], _request())
+
+def _training_case() -> Case:
+    from stepscope.workloads import find_workload
+
+    return find_workload(WORKLOAD).make_case(device="cpu")

@@ -15,6 +15,8 @@ from stepscope.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.stats import median
 from stepscope.store import (
+    TPOT,
+    TTFT,
     Ceilings,
     MeasuredCase,
     StoredRun,
@@ -108,7 +110,7 @@ def run_stored(stored: StoredRun, *, as_json: bool, finish: Callable[[StoredRun]
         from stepscope.launch import measure_in_processes
 
         measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
-    elif stored.plan.verb == "comms" and stored.plan.launcher != "inline":
+    elif stored.plan.launcher != "inline":
         measure_ranks(stored)
     elif stored.plan.verb == "comms":
         measure_alone(stored)
@@ -130,7 +132,7 @@ def measure_inline(stored: StoredRun) -> None:
             f"`bench {stored.plan.verb}` measures in one process; {context.launcher} started {context.world_size}",
             hint="start it without the launcher",
         )
-    worker = {"ops": run_ops, "workload": run_workloads}[stored.plan.verb]
+    worker = {"ops": run_ops, "workload": run_workloads, "suite": run_workloads}[stored.plan.verb]
     worker(stored.folder, request=stored.plan.request, progress=open_progress())
 
 
@@ -233,6 +235,14 @@ def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ce
     if summary is not None and "moved_bytes" in result.observed:
         rates = rate_case(measured, summary.median_s, ceilings.get(str(case.parameters.get("device"))))
         content.update(rates._asdict())
+    if "peak_memory_bytes" in result.observed:
+        content |= {"loader_score": measured.loader_score(), "input_share": measured.input_share()}
+        content["mfu"] = measured.mfu()
+    if result.latency_target is not None:
+        content |= {"latency_s": measured.latency_s(), "latency_target": result.latency_target}
+        for name in (TTFT, TPOT):
+            if measured.extra_seconds(name):
+                content[f"{name}_s"] = measured.latency_s(name)
     if result.timing.startswith("slowest_rank"):
         content |= {"latency_s": measured.latency_s(), "skew_s": measured.skew_s()}
         content |= {"straggler_rank": measured.straggler_rank(), "parts_s": measured.parts_s()}

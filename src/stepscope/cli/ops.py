@@ -169,8 +169,12 @@ def read_trace(
     return TraceCases(cases, stored, format_calls(stored))
 
 
-@click.command("suite")
-@click.argument("name", type=click.Choice(["micro"]))
+@click.group("suite")
+def suite() -> None:
+    """Measure a suite of benchmarks: one command, one table."""
+
+
+@suite.command("micro")
 @click.option("--benchmark", "wanted", multiple=True, metavar="ID", help="Only this one; --list shows them.")
 @click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE")
 @click.option("--list", "listing", is_flag=True, help="List the suite's benchmarks.")
@@ -179,9 +183,8 @@ def read_trace(
 @resume_option
 @store_option
 @json_option
-def suite(
+def micro(
     *,
-    name: str,
     wanted: tuple[str, ...],
     dtypes: tuple[str, ...],
     listing: bool,
@@ -190,7 +193,7 @@ def suite(
     as_json: bool,
     **how: Any,
 ) -> int:
-    """Measure a suite: `micro` gives the linear and embedding rows of Proxy Workloads, one score a benchmark.
+    """Measure the linear and embedding rows of Proxy Workloads, one score a benchmark.
 
     Example: stepscope bench suite micro --benchmark dlrm/micro/linear/linear_small.1dev
     """
@@ -199,7 +202,7 @@ def suite(
     if listing:
         benchmarks = [{"id": row.id, "unit": row.unit, "description": row.description} for row in MICRO]
         text = "\n".join(f"{row.id}  {row.unit}: {row.description}" for row in MICRO)
-        emit({"suite": name, "benchmarks": benchmarks}, text, as_json=as_json)
+        emit({"suite": "micro", "benchmarks": benchmarks}, text, as_json=as_json)
         return ExitCode.DONE
     from stepscope.ops import DTYPES
 
@@ -213,7 +216,7 @@ def suite(
         for dtype in dtypes
         for case in row.cases(dtype=dtype, device=how["device"], compiled=how["compiled"])
     ]
-    return measure_cases(cases, f"suite-{name}", resume=resume, store=store, as_json=as_json, **how)
+    return measure_cases(cases, "suite-micro", resume=resume, store=store, as_json=as_json, **how)
 
 
 def measure_cases(

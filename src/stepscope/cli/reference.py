@@ -36,14 +36,14 @@ def format_cli_reference() -> str:
     return "\n".join(parts)
 
 
-def _sections(command: click.Command, path: str, parent: click.Context) -> Iterator[str]:
-    yield _section(command, path, 2, parent)
+def _sections(command: click.Command, path: str, parent: click.Context, depth: int = 2) -> Iterator[str]:
+    yield _section(command, path, depth, parent)
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
         for name in command.list_commands(context):
             child = command.get_command(context, name)
             if child is not None:
-                yield _section(child, f"{path} {name}", 3, context)
+                yield from _sections(child, f"{path} {name}", context, depth + 1)
 
 
 def _section(command: click.Command, path: str, depth: int, parent: click.Context | None = None) -> str:

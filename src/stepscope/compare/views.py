@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -21,10 +22,27 @@ class SystemTable(msgspec.Struct, frozen=True, kw_only=True):
     comparison: Comparison
 
 
+class Gains(msgspec.Struct, frozen=True, kw_only=True):
+    """How many times the score of `ootb` the optimized forms reach."""
+
+    benchmarks: int
+    geometric_mean: float
+    least: float
+    least_label: str
+
+
 class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
-    """`optimized` (B) beside `ootb` (A) of the same model, mode, config and parameters; below 1 is a gain."""
+    """`optimized` (B) beside `ootb` (A) of the same model, mode, config and parameters; below 1 is a gain.
+
+    An optimized case in a precision that was not measured out of the box stands beside the out-of-the-box case of the
+    same benchmark in another one, and its label says so.
+    """
 
     comparison: Comparison
+    same_precision: Gains | None
+    """Over the pairs that share a precision; None without any."""
+    any_precision: Gains | None
+    """Over all benchmarks, each in the precision with the largest gain."""
     unpaired: list[str]
     """Labels of ootb and optimized cases whose counterpart was not measured."""
 
@@ -52,7 +70,31 @@ def compare_implementations(
 ) -> ImplementationTable:
     """`cases` may come from one run or from several of the same system."""
     pairs, unpaired = pair_ootb_optimized(cases)
-    return ImplementationTable(comparison=compare_pairs(pairs, level=level), unpaired=unpaired)
+    same = [pair for pair in pairs if _precision(pair.a) == _precision(pair.b)]
+    return ImplementationTable(
+        comparison=compare_pairs(pairs, level=level),
+        same_precision=_find_gains(same),
+        any_precision=_find_gains(pairs),
+        unpaired=unpaired,
+    )
+
+
+def _find_gains(pairs: Sequence[Pair]) -> Gains | None:
+    best: dict[str, float] = {}
+    for pair in pairs:
+        before, after = pair.a.score(), pair.b.score()
+        if before and after:
+            label = pair.a.result.case.label
+            best[label] = max(best.get(label, 0.0), after / before)
+    if not best:
+        return None
+    least = min(best, key=lambda label: best[label])
+    return Gains(
+        benchmarks=len(best),
+        geometric_mean=math.exp(math.fsum(map(math.log, best.values())) / len(best)),
+        least=best[least],
+        least_label=least,
+    )
 
 
 def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list[str]]:
@@ -68,12 +110,31 @@ def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list
             sides[implementation][_neutral_key(case.result.case)] = case
     ootb, optimized = sides["ootb"], sides["optimized"]
     pairs = [Pair(ootb[key], optimized[key], _neutral_label(ootb[key])) for key in ootb.keys() & optimized.keys()]
-    lonely = [ootb.get(key) or optimized[key] for key in ootb.keys() ^ optimized.keys()]
-    return sorted(pairs, key=lambda pair: pair.label), sorted(case.result.case.label for case in lonely)
+    by_benchmark = {_neutral_key(case.result.case, any_precision=True): case for case in ootb.values()}
+    lonely = {key: case for key, case in ootb.items() if key not in optimized}
+    for key in optimized.keys() - ootb.keys():
+        fast = optimized[key]
+        plain = by_benchmark.get(_neutral_key(fast.result.case, any_precision=True))
+        if plain is None:
+            lonely[key] = fast
+        else:
+            lonely.pop(_neutral_key(plain.result.case), None)
+            change = f" ({_precision(plain)}→{_precision(fast)})"
+            pairs.append(Pair(plain, fast, _neutral_label(plain) + change))
+    labels = sorted(case.result.case.label for case in lonely.values())
+    return sorted(pairs, key=lambda pair: pair.label), labels
 
 
-def _neutral_key(case: Case) -> str:
-    return _as_ootb(case).key
+def _precision(case: MeasuredCase) -> object:
+    return case.result.case.parameters.get("precision")
+
+
+def _neutral_key(case: Case, *, any_precision: bool = False) -> str:
+    neutral = _as_ootb(case)
+    if any_precision:
+        parameters = {name: value for name, value in case.parameters.items() if name != "precision"}
+        neutral = msgspec.structs.replace(neutral, parameters=parameters)
+    return neutral.key
 
 
 def _neutral_label(case: MeasuredCase) -> str:

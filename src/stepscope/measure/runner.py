@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -142,12 +142,16 @@ def run_cases(
     telemetry: Readings,
     progress: Progress,
     clock: Clock | None = None,
+    measure_more: Callable[[], list[Case]] | None = None,
 ) -> None:
-    """Measure what the writer's plan still lacks. A case that fails is recorded and the next one begins."""
+    """Measure what the writer's plan still lacks. A case that fails is recorded and the next one begins.
+
+    Then `measure_more` is asked for further cases, again and again until it has none: what was measured may decide.
+    """
     clock, probe, readings = clock or WallClock(), open_probe(device), RestedReadings(telemetry)
     remaining, total = writer.remaining(), len(writer.plan.cases)
-    for index, case in enumerate(remaining, start=total - len(remaining) + 1):
-        progress.case_started(case, index, total)
+    for index, case in enumerate(_with_more(remaining, measure_more), start=total - len(remaining) + 1):
+        progress.case_started(case, index, max(index, total))
         deadly = writer.begin(case) >= DEADLY
         result, samples = run_case(
             case,
@@ -161,6 +165,12 @@ def run_cases(
         )
         writer.append(result, samples)
         progress.case_done(result, samples)
+
+
+def _with_more(cases: Iterable[Case], measure_more: Callable[[], list[Case]] | None) -> Iterator[Case]:
+    yield from cases
+    while measure_more is not None and (further := measure_more()):
+        yield from further
 
 
 def run_case(

@@ -21,8 +21,9 @@ def measure_run(
     settings: MeasureSettings,
     device: Device,
     progress: LineProgress | BarProgress,
+    measure_more: Callable[[], list[Case]] | None = None,
 ) -> Run:
-    """Measure what the plan in `folder` still lacks, then seal the run."""
+    """Measure what the plan in `folder` still lacks, then what `measure_more` asks for, then seal the run."""
     with RunWriter(folder) as writer:
         writer.write_system(collect_system())
         with progress:
@@ -33,5 +34,6 @@ def measure_run(
                 device=device,
                 telemetry=open_telemetry(device.name),
                 progress=progress,
+                measure_more=measure_more,
             )
         return writer.finish()

@@ -55,6 +55,7 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
         *_time_columns(cases, scale),
         *_observed_columns(cases),
         *_arrival_columns(cases, scale),
+        *_model_columns(cases, scale),
     ]
     if any(case.notices for case in cases):
         columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, detail=True))
@@ -112,6 +113,37 @@ def _arrival_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list
     ]
 
 
+def _model_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column]:
+    """For whole models: latency, the score with a loader, share of the peak, memory, energy, and the check."""
+    unit = scale.unit if scale is not None else ""
+    columns = [
+        Column(f"P{percent}", _time_cell(_latency(percent), scale), True, unit, True, "Latency of one batch")
+        for percent in (95, 99)
+        if any(case.latency_target is not None for case in cases)
+    ]
+    for title, read, format_value, hint in _MODEL_FACTS:
+        if any(read(case) is not None for case in cases):
+            columns.append(Column(title, _fact_cell(read, format_value), numeric=True, detail=True, hint=hint))
+    if any("check" in case.observed for case in cases):
+        columns.append(Column("Check", lambda case: _text(str(case.observed.get("check", NONE))), hint=_CHECK_HINT))
+    return columns
+
+
+def _latency(percent: float) -> Callable[[CaseView], float | None]:
+    def read(case: CaseView) -> float | None:
+        if case.timing is None or case.latency_target is None:
+            return None
+        return next((one.seconds for one in case.timing.percentiles if one.percent == percent), None)
+
+    return read
+
+
+def _fact_cell(
+    read: Callable[[CaseView], float | None], format_value: Callable[[float], str]
+) -> Callable[[CaseView], Cell]:
+    return lambda case: _number(read(case), format_value)
+
+
 def _read_p95(case: CaseView) -> float | None:
     return case.timing.summary.p95_s if case.timing is not None and case.skew_s is not None else None
 
@@ -137,6 +169,19 @@ _FURTHER_TIMES: tuple[Quantity, ...] = (
     ),
     ("Graph", lambda case: case.graph_median_s, "Time of one iteration replayed as a graph, without launches"),
     ("Kernel", lambda case: case.kernel_median_s, "Time of the kernels of one iteration alone, by the profiler"),
+)
+_CHECK_HINT = "Whether outputs, loss, gradients and convergence are those of the out-of-the-box form"
+_MODEL_FACTS: tuple[tuple[str, Callable[[CaseView], float | None], Callable[[float], str], str], ...] = (
+    ("Loader", lambda case: case.loader_score, format_significant, "The score with every batch from a loader"),
+    ("Input", lambda case: case.input_share, format_percent, "Share of a step with a loader that waits for input"),
+    ("MFU", lambda case: case.mfu, format_percent, "Operations of the model a second over the device's stated peak"),
+    (
+        "Memory",
+        lambda case: case.observed_number("peak_memory_bytes"),
+        format_bytes,
+        "Largest in use while it was timed",
+    ),
+    ("J/ex", lambda case: case.observed_number("energy_j_per_example"), format_significant, "Energy of the device"),
 )
 _BANDWIDTHS: tuple[Quantity, ...] = (
     ("AlgBW", lambda case: case.algbw_bytes_per_s, "Message size over time"),
@@ -207,6 +252,16 @@ def explain_shares(cases: Sequence[CaseView]) -> list[str]:
     if any(_is_cached(case) for case in cases):
         lines.append("(cache): faster than a copy, since warm caches hold some of the data")
     return lines
+
+
+def disclose(cases: Sequence[CaseView]) -> list[str]:
+    """What optimized forms changed, and what had to be changed to run at all: part of the result."""
+    lines: dict[str, None] = {}
+    for case in cases:
+        for kind in ("changes", "porting"):
+            if kind in case.observed:
+                lines[f"{kind} in {case.benchmark} ({case.parameters.get('precision')}): {case.observed[kind]}"] = None
+    return list(lines)
 
 
 def _bandwidth_cell(read: Callable[[CaseView], float | None]) -> Callable[[CaseView], Cell]:

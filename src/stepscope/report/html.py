@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.report.columns import Cell, Column, choose_columns, explain_shares
+from stepscope.report.columns import Cell, Column, choose_columns, disclose, explain_shares
 from stepscope.report.facts import (
     Fact,
     FactGroup,
@@ -196,7 +196,7 @@ def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
         rooflines=rooflines[:MAX_ROOFLINES],
         rooflines_left_out=max(0, len(rooflines) - MAX_ROOFLINES),
         pairs=[_page_pairs(view) for view in system.pairs],
-        remarks=explain_shares(single.cases),
+        remarks=[*explain_shares(single.cases), *disclose(single.cases)],
         groups=describe_system(system.system) if system.system is not None else [],
         runs=[PageRun(run, describe_run(run)) for run in system.runs],
     )

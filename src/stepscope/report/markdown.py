@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.report.columns import Column, choose_columns, explain_shares
+from stepscope.report.columns import Column, choose_columns, disclose, explain_shares
 from stepscope.report.heatmap import (
     MAX_TEXT_UNITS,
     PairView,
@@ -56,7 +56,7 @@ def _table(system: SystemView) -> list[str]:
     lines = [*markdown_table(_titles(columns), _rows(columns, system.cases), [c.numeric for c in columns]), ""]
     if any(case.missed_latency for case in system.cases):
         lines += ["\\* missed its latency target.", ""]
-    for remark in explain_shares(system.cases):
+    for remark in [*explain_shares(system.cases), *disclose(system.cases)]:
         lines += [f"{escape(remark)}.", ""]
     remarks = [remark for case in system.cases for remark in _remarks(case)]
     return lines + ([*remarks, ""] if remarks else [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.records import Notice
-from stepscope.report.columns import Column, choose_columns, explain_shares
+from stepscope.report.columns import Column, choose_columns, disclose, explain_shares
 from stepscope.report.heatmap import (
     MAX_TEXT_UNITS,
     Heatmap,
@@ -67,6 +67,7 @@ def _table(system: SystemView, width: int | None) -> list[str]:
     if any(case.missed_latency for case in system.cases):
         lines.append("# * missed its latency target")
     lines += [f"# {remark}" for remark in explain_shares(system.cases)]
+    lines += [f"# {plain(remark)}" for remark in disclose(system.cases)]
     return lines + [line for case in system.cases for line in _describe_failure(case)]
 
 

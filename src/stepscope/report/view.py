@@ -145,6 +145,12 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that began last most often."""
     straggler_share: float | None
     """Of the iterations in which it did."""
+    loader_score: float | None = None
+    """As the score, with every batch from a loader; only for whole models."""
+    input_share: float | None = None
+    """Of a step with a loader: waiting for input."""
+    mfu: float | None = None
+    """The model's operations a second over the device's stated peak."""
     observed: dict[str, Scalar]
     readings: list[Reading]
     notices: list[Notice]
@@ -320,6 +326,9 @@ def _view_case(
         flops_per_s=rates.flops_per_s,
         bytes_per_s=rates.bytes_per_s,
         compute_share=rates.compute_share,
+        loader_score=measured.loader_score() if timing is not None else None,
+        input_share=measured.input_share() if timing is not None else None,
+        mfu=measured.mfu() if timing is not None else None,
         memory_share=rates.memory_share,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=busbw,

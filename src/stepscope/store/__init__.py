@@ -29,12 +29,14 @@ from stepscope.store.reader import (
     verify_run,
 )
 from stepscope.store.sql import TABLES, QueryResult, format_tables_markdown, query_runs
-from stepscope.store.view import MeasuredCase
+from stepscope.store.view import TPOT, TTFT, MeasuredCase
 from stepscope.store.writer import RunWriter, create_run, record_failure
 
 __all__ = [
     "RANKS_FOLDER",
     "TABLES",
+    "TPOT",
+    "TTFT",
     "Ceilings",
     "Damage",
     "JournalTail",

@@ -17,7 +17,13 @@ ARRIVAL = "arrival"
 LATENCY_PERCENTILES = (50, 75, 95, 99)
 
 
-NO_PARTS = (ARRIVAL, "graph", "kernel")
+LOADER = "loader"
+"""Of `RankSamples.extra_s`: seconds a step when every batch came through a loader."""
+
+TTFT, TPOT = "ttft", "tpot"
+"""Of `RankSamples.extra_s`: seconds to the first token of a batch, and for each one after it."""
+
+NO_PARTS = (ARRIVAL, "graph", "kernel", LOADER, TTFT, TPOT)
 """Of the further times: those that are no part of an iteration."""
 
 
@@ -79,9 +85,12 @@ class MeasuredCase(NamedTuple):
         values = self.seconds()
         return summarize(values) if values else None
 
-    def latency_s(self) -> dict[str, float]:
-        """`p50`, `p75`, `p95`, `p99`, `min`, `max` and `mean` over all iterations; empty where there are none."""
-        ordered = sorted(self.seconds())
+    def latency_s(self, name: str | None = None) -> dict[str, float]:
+        """`p50`, `p75`, `p95`, `p99`, `min`, `max` and `mean` over all iterations; empty where there are none.
+
+        With `name` of further times instead (`ttft`).
+        """
+        ordered = sorted(self.seconds() if name is None else self.extra_seconds(name))
         if not ordered:
             return {}
         percentiles = {f"p{percent}": quantile_sorted(ordered, percent / 100) for percent in LATENCY_PERCENTILES}
@@ -124,10 +133,33 @@ class MeasuredCase(NamedTuple):
             return None
         return scale_score(rule.work / summary.median_s, rule.unit)
 
+    def loader_score(self) -> float | None:
+        """As `score`, with batches from a loader; None where that was not timed."""
+        rule, middle = self.result.score, median(self.extra_seconds(LOADER))
+        if rule is None or not middle:
+            return None
+        return scale_score(rule.work / middle, rule.unit)
+
+    def input_share(self) -> float | None:
+        """Which share of a step with a loader is spent waiting for input; None where that was not timed."""
+        summary, fed = self.summary(), median(self.extra_seconds(LOADER))
+        if summary is None or not fed:
+            return None
+        return max(0.0, 1 - summary.median_s / fed)
+
+    def mfu(self) -> float | None:
+        """The model's operations a second over the device's stated peak; None where either is not known."""
+        summary, observed = self.summary(), self.result.observed
+        flops, peak = observed.get("model_flops"), observed.get("peak_flops")
+        if summary is None or not isinstance(flops, int | float) or not isinstance(peak, int | float) or not peak:
+            return None
+        return flops / summary.median_s / peak
+
     def missed_latency(self) -> bool | None:
         """Whether the stated percentile is over the limit; None where the benchmark has no limit."""
         target = self.result.latency_target
-        values = sorted(self.seconds())
+        # Where text is generated, the limit is on its first token.
+        values = sorted(self.extra_seconds(TTFT) or self.seconds())
         if target is None or not values:
             return None
         return quantile_sorted(values, target.percentile / 100) > target.limit_s

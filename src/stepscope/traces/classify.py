@@ -196,6 +196,7 @@ def _compile(pattern: object, where: str) -> re.Pattern[str] | None:
 
 
 _HOST_WORK = re.compile(r"^(?:gloo|mpi|ucc):(\w+)$")
+_DEVICE_WORK = re.compile(r"^(?:nccl|rccl|xccl):(\w+)(?: .*)?$")
 _HOST_CALL = re.compile(r"^c10d::_?(\w+?)_?$")
 _HOST_NAMES = {
     "allreduce": "all_reduce",
@@ -222,3 +223,9 @@ def classify_host_communication(name: str) -> str | None:
         return None
     word = found[1]
     return _HOST_NAMES.get(word, word)
+
+
+def classify_lone_communication(name: str) -> str | None:
+    """The same for a trace without a device, such as a flight-recorder dump: there no kernel says it again."""
+    found = _DEVICE_WORK.match(name)
+    return found[1] if found else classify_host_communication(name)

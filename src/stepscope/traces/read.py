@@ -83,6 +83,8 @@ class TraceSet:
     """Files of the folder that are no timelines, and why."""
     step_marker: str | None = None
     cache: bool = True
+    recording: Path | None = None
+    """The folder of `stepscope trace record` that these were taken from; None: from anywhere."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -173,7 +175,15 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
         left_out=left_out,
         step_marker=step_marker,
         cache=cache,
+        recording=_recording_of(Path(path)),
     )
+
+
+def _recording_of(path: Path) -> Path | None:
+    """A recording named itself, or by the folder or a file of its timelines."""
+    from stepscope.traces.recording.evidence import is_recording
+
+    return next((folder for folder in (path, path.parent, path.parent.parent) if is_recording(folder)), None)
 
 
 def _find_files(path: Path | str) -> tuple[list[Path], bool]:

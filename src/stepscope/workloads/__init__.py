@@ -1,5 +1,5 @@
-"""Models measured whole: out of the box and optimized."""
+"""Models measured whole: out of the box and optimized, training and inference, scored by rules."""
 
-from stepscope.workloads.registry import WORKLOADS, Workload, find_workload
+from stepscope.workloads.registry import Workload, choose_workloads, find_workload, list_workloads
 
-__all__ = ["WORKLOADS", "Workload", "find_workload"]
+__all__ = ["Workload", "choose_workloads", "find_workload", "list_workloads"]

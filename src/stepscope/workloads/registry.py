@@ -1,30 +1,118 @@
-"""The declared table of workloads: what `stepscope bench list` shows."""
+"""From a benchmark's id to what is declared of it, and from what was asked to cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 from stepscope.errors import UsageError
-from stepscope.measure import Prepared
 from stepscope.records import Benchmark, Case, parse_benchmark_id
-from stepscope.workloads import dlrm
+from stepscope.records.benchmark import Implementation
+from stepscope.workloads.catalogue import Declared, DeclaredModel, Scale, read_catalogue
+from stepscope.workloads.protocol import Optimized, Precision, Task
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("ootb", "optimized")
 
 
 class Workload(NamedTuple):
-    benchmark: Benchmark
-    make_case: Callable[[str], Case]
-    """From the device's name."""
-    prepare: Callable[[Case], Prepared]
+    """One benchmark of the suite."""
+
+    model: DeclaredModel
+    declared: Declared
+    implementation: Implementation
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return self.model.identify(self.declared, self.implementation)
+
+    def make_plain(self, scale: Scale) -> Task:
+        return self.model.make_task(self.declared.sizes_at(scale))
+
+    def make_task(self, scale: Scale) -> Task:
+        plain = self.make_plain(scale)
+        return plain if self.implementation == "ootb" else self.model.make_optimized(plain)
+
+    def make_calm(self, scale: Scale) -> tuple[Task, Optimized]:
+        """Both forms without their random parts, for comparing them."""
+        plain = self.model.make_task(self.make_plain(scale).calm())
+        return plain, self.model.make_optimized(plain)
+
+    def make_case(
+        self,
+        *,
+        device: str,
+        scale: Scale = "full",
+        batch_size: int | None = None,
+        precision: str | None = None,
+        world_size: int = 1,
+        **further: Any,
+    ) -> Case:
+        """Raises UsageError for what the rules of the benchmark do not allow."""
+        chosen = self.require_precision(precision)
+        size = self.require_batch(batch_size, scale)
+        parameters = {"device": device, "precision": chosen, "scale": scale}
+        return Case(
+            benchmark=self.benchmark,
+            parameters=parameters | {name: value for name, value in further.items() if value is not None},
+            batch_size=size,
+            world_size=world_size,
+        )
+
+    def require_precision(self, asked: str | None) -> Precision:
+        if asked is None:
+            return self.declared.precision
+        for known in self.declared.precisions:
+            if known == asked:
+                return known
+        raise UsageError(
+            f"{self.benchmark.id} does not allow {asked}",
+            hint=f"allowed are {', '.join(self.declared.precisions)}",
+            where="--precision",
+        )
+
+    def require_batch(self, asked: int | None, scale: Scale) -> int:
+        size = self.declared.batch_size_at(scale) if asked is None else asked
+        most = self.declared.max_batch_size
+        if most is not None and size > most:
+            raise UsageError(
+                f"{self.benchmark.id} is not known to converge with batches of more than {most}: {size} asked for",
+                hint=f"use at most {most}",
+                where="--batch-size",
+            )
+        return size
 
 
-WORKLOADS: dict[str, Workload] = {
-    dlrm.SMALL_TRAIN.id: Workload(dlrm.SMALL_TRAIN, dlrm.make_small_case, dlrm.prepare_small),
-}
+def list_workloads() -> list[Workload]:
+    """All of the table, the seven models of the suite first."""
+    return [
+        Workload(model, declared, implementation)
+        for model in read_catalogue().values()
+        for declared in model.benchmark
+        for implementation in IMPLEMENTATIONS
+    ]
 
 
 def find_workload(benchmark_id: str) -> Workload:
     parse_benchmark_id(benchmark_id)
-    if benchmark_id not in WORKLOADS:
-        raise UsageError(f"there is no benchmark {benchmark_id!r}", hint="stepscope bench list shows those there are")
-    return WORKLOADS[benchmark_id]
+    known = {one.benchmark.id: one for one in list_workloads()}
+    if benchmark_id not in known:
+        close = get_close_matches(benchmark_id, known, n=1, cutoff=0.5)
+        raise UsageError(
+            f"there is no benchmark {benchmark_id!r}",
+            hint=(f"did you mean {close[0]}? " if close else "") + "`stepscope bench list` shows those there are",
+        )
+    return known[benchmark_id]
+
+
+def choose_workloads(
+    *, models: Sequence[str] = (), modes: Sequence[str] = (), implementations: Sequence[str] = ()
+) -> list[Workload]:
+    """Those that match every choice; no choice means all."""
+    return [
+        one
+        for one in list_workloads()
+        if (not models or one.model.model in models)
+        and (not modes or one.declared.mode in modes)
+        and (not implementations or one.implementation in implementations)
+    ]

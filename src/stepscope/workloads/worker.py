@@ -1,27 +1,393 @@
-"""Runs workload cases in one process."""
+"""Runs workload cases in one process: the side that knows torch."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.measure import BarProgress, LineProgress, MeasureSettings, Prepared, open_device
+from stepscope.errors import first_line
+from stepscope.measure import (
+    BarProgress,
+    CaseSkipped,
+    CudaDevice,
+    Device,
+    Further,
+    LineProgress,
+    MeasureSettings,
+    Prepared,
+    WrongResultError,
+    give_back_memory,
+    open_device,
+)
 from stepscope.measure.session import measure_run
-from stepscope.records import Case, Run
-from stepscope.workloads.registry import find_workload
+from stepscope.records import Case, Notice, Run, Scalar, Score
+from stepscope.store import TPOT, TTFT, StoredRun
+from stepscope.workloads.catalogue import Scale
+from stepscope.workloads.check import CheckReport, check_optimized
+from stepscope.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
+from stepscope.workloads.feed import Loader, make_batches, read_batches, to_device
+from stepscope.workloads.generation import Decoder, GenerateStep, check_generation
+from stepscope.workloads.precision import cast_module
+from stepscope.workloads.protocol import EAGER, Optimized, Precision, Task
+from stepscope.workloads.registry import Workload, find_workload
+from stepscope.workloads.rounds import is_try, next_cases
+from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled
+from stepscope.workloads.writing import WritingStep, serve_requests
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SEED = 727
+CHECK_TOKENS = 16
+CHECK_BATCH = 16
+"""Examples in a comparison at full size: enough to fill every path of the model."""
+TRAIN_SAMPLE_S = 0.2
+"""On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
+LOADER_STEPS, LOADER_TIME_S = 20, 2.0
+TRACED_STEPS = 3
+
+
+class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of workload cases was asked for, apart from its cases."""
+
+    settings: MeasureSettings
+    device: str = "cpu"
+    check: bool = True
+    """Compare fast forms with the plain one; without it they have no score."""
+    loader_workers: int | None = 2
+    """Processes that feed the second score; None: only batches that are ready on the device."""
+    trace: bool = False
+    """Record a few steps after the timed ones."""
+    compile_backend: str = "inductor"
+    """Of torch.compile."""
+    data: str | None = None
+    """A user's examples instead of synthetic ones."""
+    find_batch: dict[str, Any] | None = None
+    rate_per_s: float | None = None
+    """Requests a second that come to a decoder after the timed batches; None: none do."""
+    requests: int = 64
+
+
+def read_request(request: dict[str, Any]) -> WorkloadRequest:
+    known = {name: request[name] for name in WorkloadRequest.__struct_fields__ if name in request}
+    return msgspec.convert(known, WorkloadRequest)
 
 
 def run_workloads(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
+    asked = read_request(request)
+    bench = WorkloadBench(asked, open_device(asked.device), folder)
     return measure_run(
         folder,
-        prepare=prepare_case,
-        settings=msgspec.convert(request["settings"], MeasureSettings),
-        device=open_device(request["device"]),
+        prepare=bench.prepare,
+        settings=asked.settings,
+        device=bench.device,
         progress=progress,
+        measure_more=lambda: next_cases(request, StoredRun(folder).cases()),
     )
 
 
-def prepare_case(case: Case) -> Prepared:
-    return find_workload(case.benchmark.id).prepare(case)
+def open_step(case: Case) -> Callable[[], None]:
+    """The step of a case, ready to be made again and again, on its device."""
+    device = str(case.parameters["device"])
+    request = WorkloadRequest(settings=MeasureSettings(), device=device)
+    return WorkloadBench(request, open_device(device), Path()).open(read_case(case))
+
+
+class Asked(NamedTuple):
+    """A case in the words of this room."""
+
+    case: Case
+    workload: Workload
+    scale: Scale
+    precision: Precision
+    batch_size: int
+
+    @property
+    def mode(self) -> Any:
+        return self.workload.declared.mode
+
+
+def read_case(case: Case) -> Asked:
+    workload = find_workload(case.benchmark.id)
+    scale: Scale = "tiny" if case.parameters.get("scale") == "tiny" else "full"
+    precision = workload.require_precision(str(case.parameters["precision"]))
+    return Asked(case, workload, scale, precision, case.batch_size or workload.declared.batch_size_at(scale))
+
+
+Step = TrainStep | InferStep | WritingStep
+
+
+class Running:
+    """A model ready to be stepped. Counts its steps; holds the only references to its memory."""
+
+    def __init__(self, step: Step) -> None:
+        self.step: Step | None = step
+        self.calls = 0
+
+    def __call__(self) -> None:
+        assert self.step is not None
+        self.step()
+        self.calls += 1
+
+    def release(self) -> None:
+        self.step = None
+
+
+class WorkloadBench:
+    """Prepares cases one after the other in one process."""
+
+    def __init__(self, request: WorkloadRequest, device: Device, folder: Path) -> None:
+        self.device = device
+        self._request = request
+        self._folder = folder
+        self._running: Running | None = None
+        if isinstance(device, CudaDevice):
+            device.use_own_stream()
+
+    def prepare(self, case: Case) -> Prepared:
+        """Raises CaseSkipped for what does not fit or cannot run here."""
+        if "file" in case.parameters:
+            from stepscope.workloads.own import prepare_own
+
+            return prepare_own(case, self.device)
+        asked = read_case(case)
+        task = asked.workload.make_task(asked.scale)
+        batches = self._host_batches(task, asked)
+        running = self.open(asked, task, batches)
+        self._guarded(running)
+        self.device.synchronize()
+        memory, energy, before = PeakMemory(self.device.name), EnergyMeter(self.device.name), running.calls
+        return Prepared(
+            body=running,
+            score=Score(unit="ex/s", work=float(asked.batch_size * self._accumulate(asked))),
+            latency_target=asked.workload.declared.latency_target,
+            observed=self._describe(task, asked),
+            settings=self._choose_settings(asked),
+            further=lambda: self._look_further(asked, batches, memory, energy, before),
+        )
+
+    def open(
+        self, asked: Asked, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
+    ) -> Running:
+        """The model with its batches on the device; the one before is given up."""
+        self._release()
+        chosen = task or asked.workload.make_task(asked.scale)
+        given = batches or self._host_batches(chosen, asked)
+        running: Running = self._guarded(lambda: Running(self._build(chosen, asked, given)))
+        self._running = running
+        return running
+
+    def _release(self) -> None:
+        if self._running is not None:
+            self._running.release()
+        self._running = None
+        forget_compiled()
+        give_back_memory(self.device.name)
+
+    def _host_batches(self, task: Task, asked: Asked) -> list[dict[str, torch.Tensor]]:
+        if self._request.data is not None:
+            return read_batches(Path(self._request.data), task, batch_size=asked.batch_size, mode=asked.mode)
+        return make_batches(task, batch_size=asked.batch_size, mode=asked.mode, seed=SEED)
+
+    def _build(self, task: Task, asked: Asked, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
+        module = self._build_module(task, asked)
+        ready = [to_device(one, device=self.device.name, precision=asked.precision, mode=asked.mode) for one in batches]
+        how: dict[str, Any] = {
+            "precision": asked.precision,
+            "device": self.device.name,
+            "engine": task.engine(asked.mode) if isinstance(task, Optimized) else EAGER,
+            "backend": self._request.compile_backend,
+        }
+        if asked.mode == "train":
+            return TrainStep(task, module, ready, accumulate=self._accumulate(asked), **how)
+        if isinstance(task, Decoder):
+            tokens = int(task.sizes["new_tokens"])
+            generate = GenerateStep(task, module, new_tokens=tokens, **how)
+            return WritingStep(generate, ready, sequences=asked.batch_size, new_tokens=tokens, device=self.device)
+        return InferStep(task, module, ready, **how)
+
+    def _build_module(self, task: Task, asked: Asked) -> nn.Module:
+        import torch
+
+        torch.manual_seed(SEED)
+        with torch.device(self.device.name):
+            module = task.build()
+        module.train(asked.mode == "train")
+        if isinstance(task, Optimized):
+            module = task.adopt(module, mode=asked.mode, precision=asked.precision)
+        return cast_module(module, asked.precision, asked.mode)
+
+    def _accumulate(self, asked: Asked) -> int:
+        return asked.workload.declared.accumulate if asked.scale == "full" else 1
+
+    def _guarded(self, body: Callable[[], Any]) -> Any:
+        import torch
+
+        try:
+            return body()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._release()
+            raise CaseSkipped(
+                "does_not_fit", first_line(error), "use a smaller --batch-size, or --find-batch"
+            ) from error
+        except NotImplementedError as error:
+            raise CaseSkipped("unsupported", first_line(error)) from error
+
+    def _choose_settings(self, asked: Asked) -> MeasureSettings:
+        """A latency is that of one batch."""
+        settings = self._request.settings
+        if asked.mode == "infer":
+            return msgspec.structs.replace(settings, iterations=1)
+        if self.device.has_events:
+            return msgspec.structs.replace(settings, min_sample_s=max(settings.min_sample_s, TRAIN_SAMPLE_S))
+        return settings
+
+    def _describe(self, task: Task, asked: Asked) -> dict[str, Scalar]:
+        facts: dict[str, Scalar] = {}
+        porting = asked.workload.make_plain(asked.scale).ported(self.device.name)
+        if porting:
+            facts["porting"] = porting
+        if isinstance(task, Optimized):
+            changes = task.changes(mode=asked.mode, precision=asked.precision)
+            facts["changes"] = "; ".join(f"{one.name}: {one.what}" for one in changes)
+        return facts
+
+    # --- beside the score ------------------------------------------------------------------------------------------
+
+    def _look_further(
+        self,
+        asked: Asked,
+        batches: list[dict[str, torch.Tensor]],
+        memory: PeakMemory,
+        energy: EnergyMeter,
+        before: int,
+    ) -> Further:
+        running = self._running
+        assert running is not None
+        fault = running.step.find_fault() if isinstance(running.step, TrainStep) else None
+        if fault:
+            raise WrongResultError(f"this does not train: {fault}", hint="another precision, or a smaller batch")
+        facts: dict[str, Scalar] = {"peak_memory_bytes": memory.read_bytes()}
+        if is_try(asked.case):
+            return Further(observed=facts)
+        joules, steps = energy.read_j(), running.calls - before
+        if joules is not None and steps:
+            facts["energy_j_per_example"] = joules / (steps * asked.batch_size * self._accumulate(asked))
+        extra: dict[str, list[float]] = {}
+        notices: list[Notice] = []
+        if isinstance(running.step, WritingStep):
+            written = running.step.times[before:]
+            extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
+            facts["tokens_per_s"] = sum(one.sequences * one.new_tokens for one in written) / sum(
+                one.duration_s for one in written
+            )
+            if self._request.rate_per_s is not None:
+                served, notices = self._serve(running.step, asked, self._request.rate_per_s)
+                facts |= served
+        if self._request.loader_workers is not None:
+            extra["loader"] = self._time_with_loader(running, asked, batches)
+        if self._request.trace:
+            facts["trace"] = self._record(running, asked)
+        facts |= self._count(asked)
+        self._release()
+        if asked.workload.implementation == "optimized":
+            facts |= self._check(asked)
+        return Further(extra_s=extra, observed=facts, notices=notices)
+
+    def _serve(self, step: WritingStep, asked: Asked, rate_per_s: float) -> tuple[dict[str, Scalar], list[Notice]]:
+        """With a batch ready for every power of two up to the case's."""
+        task = asked.workload.make_task(asked.scale)
+        sizes = {min(1 << power, asked.batch_size) for power in range(asked.batch_size.bit_length() + 1)}
+        batches = {
+            size: to_device(
+                task.make_batch(size, seed=SEED, mode="infer"), device=self.device.name, precision=asked.precision,
+                mode="infer",
+            )
+            for size in sizes
+        }  # fmt: skip
+        return serve_requests(
+            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self.device, seed=SEED
+        )
+
+    def _time_with_loader(self, running: Running, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> list[float]:
+        """Seconds a step when every batch comes through worker processes and is sent to the device."""
+        step = running.step
+        assert step is not None
+        assert self._request.loader_workers is not None
+        loader = Loader(
+            batches, device=self.device.name, precision=asked.precision, mode=asked.mode,
+            workers=self._request.loader_workers,
+        )  # fmt: skip
+        step.feed(loader)
+        running()
+        self.device.synchronize()
+        times: list[float] = []
+        begin = start = time.perf_counter()
+        while len(times) < LOADER_STEPS and (len(times) < 2 or start - begin < LOADER_TIME_S):
+            running()
+            self.device.synchronize()
+            now = time.perf_counter()
+            times.append(now - start)
+            start = now
+        return times
+
+    def _record(self, running: Running, asked: Asked) -> str:
+        """The folder of the recording, relative to the run."""
+        from stepscope.traces.recording import record
+
+        place = f"traces/{asked.case.key}"
+        with record(out=self._folder / place, steps=TRACED_STEPS, warmup=1, unprofiled=2) as recording:
+            while not recording.is_done:
+                running()
+                recording.step()
+        return place
+
+    def _count(self, asked: Asked) -> dict[str, Scalar]:
+        flops = count_flops(asked.workload.make_plain(asked.scale), mode=asked.mode, batch_size=asked.batch_size)
+        if flops is None:
+            return {}
+        facts: dict[str, Scalar] = {"model_flops": flops * self._accumulate(asked)}
+        peak = find_peak(self.device.name, asked.precision)
+        if peak is not None:
+            facts |= {"peak_flops": peak.flops, "peak_source": peak.source}
+        return facts
+
+    def _check(self, asked: Asked) -> dict[str, Scalar]:
+        """Raises WrongResultError: a fast form that computes something else has no score."""
+        if not self._request.check:
+            return {"check": "not asked for"}
+        plain, fast = asked.workload.make_calm(asked.scale)
+        report = check_optimized(
+            plain, fast, mode=asked.mode, precision=asked.precision, device=self.device.name,
+            batch_size=min(asked.batch_size, CHECK_BATCH), backend=self._request.compile_backend, seed=SEED,
+        )  # fmt: skip
+        if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
+            more = check_generation(
+                plain, fast, precision=asked.precision, device=self.device.name,
+                batch_size=min(asked.batch_size, CHECK_BATCH), new_tokens=min(CHECK_TOKENS, plain.sizes["new_tokens"]),
+                backend=self._request.compile_backend, seed=SEED,
+            )  # fmt: skip
+            report = CheckReport(findings=[*report.findings, *more.findings])
+        give_back_memory(self.device.name)
+        if not report.passed:
+            raise WrongResultError(
+                f"not what the out-of-the-box form computes: {format_failures(report)}",
+                hint="compare the two forms layer by layer; see docs/workloads.md#correctness",
+            )
+        errors: dict[str, Scalar] = {
+            f"check_{one.what.replace(' ', '_')}_{one.precision}": one.error for one in report.findings
+        }
+        return {"check": "passed", **errors}
+
+
+def format_failures(report: CheckReport) -> str:
+    return "; ".join(
+        f"{one.what} in {one.precision} differ by {one.error:.3g} (limit {one.limit:g})"
+        + (f" at {one.where}" if one.where else "")
+        for one in report.failures
+    )

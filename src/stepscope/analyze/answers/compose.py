@@ -27,7 +27,7 @@ from stepscope.analyze.answers.points import list_points
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES
-from stepscope.units import format_duration, format_share
+from stepscope.units import format_duration, format_ratio, format_share
 
 __all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "Point", "answer"]
 
@@ -136,4 +136,9 @@ def _evidence(job: JobReport, chosen: ClassTime, bound_by: str | None) -> str:
 def _caution(job: JobReport) -> str | None:
     host_s = job.detail.breakdown.breakdown_s.host_idle
     is_host = is_cpu(job.detail) or share_of_step(job, host_s) >= MANY_HOST
+    known = job.unprofiled_step_s
+    if known:
+        times = format_ratio(job.detail.breakdown.step_s / known)
+        tail = " What is above is mostly the host's time: take it off before acting on this." if is_host else ""
+        return f"Without the profiler a step took {format_duration(known)}: the profiled one is {times} as long.{tail}"
     return PROFILER_COST if is_host else None

@@ -201,12 +201,12 @@ def _cpu_work(trace: TraceView) -> Work:
     communication."""
     import numpy as np
 
-    from stepscope.traces.classify import classify_host_communication
+    from stepscope.traces.classify import classify_lone_communication
 
     operators = trace.is_kind(OPERATOR)
     every = trace.rows(OPERATOR)
     is_talking = np.zeros(len(trace.timeline), bool)
-    is_talking[trace.named(every, classify_host_communication)] = True
+    is_talking[trace.named(every, classify_lone_communication)] = True
     parts: list[tuple[Any, Any, Any]] = []
     for thread in np.unique(trace.thread[every]).tolist():
         rows = every[trace.thread[every] == thread]

@@ -77,6 +77,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the telling rank alone, where `critical` runs through several."""
     limits: list[Limit]
     """How short the telling rank's step could become if one kind of time were free."""
+    unprofiled_step_s: float | None = None
+    """A step of the telling rank without the profiler, where the recording timed some; never from the trace."""
     notes: list[str]
 
 
@@ -170,8 +172,18 @@ def _join(
         critical=through_all if through_all is not None else telling.critical,
         own_critical=telling.critical if through_all is not None else None,
         limits=telling.limits,
+        unprofiled_step_s=_unprofiled_s(traces, telling.rank),
         notes=list(dict.fromkeys([*chosen.notes, *telling.notes, *_missing_ranks(traces, telling), *path_notes])),
     )
+
+
+def _unprofiled_s(traces: TraceSet, rank: int) -> float | None:
+    if traces.recording is None:
+        return None
+    from stepscope.traces.recording.evidence import read_recording
+
+    found = [one for one in read_recording(traces.recording).ranks if one.rank == rank]
+    return found[0].unprofiled_s() if found else None
 
 
 def _path_of_job(

@@ -361,11 +361,11 @@ def _break_down_cpu(trace: TraceView, window: Window) -> DeviceBreakdown:
     """A thread inside a collective does not compute, whatever operator encloses the collective."""
     import numpy as np
 
-    from stepscope.traces.classify import classify_host_communication
+    from stepscope.traces.classify import classify_lone_communication
 
     rows = trace.rows(OPERATOR)
     rows = rows[(trace.end[rows] > window.start_ns) & (trace.start[rows] < window.end_ns)]
-    collectives = trace.named(rows, classify_host_communication)
+    collectives = trace.named(rows, classify_lone_communication)
     others = np.setdiff1d(rows, collectives, assume_unique=True)
     compute: list[Intervals] = []
     for thread in np.unique(trace.thread[rows]).tolist():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, union
-from stepscope.analyze.step.view import COMMUNICATION, LONG_AGO, DeviceWork, TraceView, distinct
-from stepscope.traces.timeline import COPY, HOST_KINDS, MISSING, OPERATOR, RUNTIME, SYNC
+from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
+from stepscope.analyze.step.launch_survey import LaunchSurvey, survey_launches_of
+from stepscope.analyze.step.view import LONG_AGO, DeviceWork, TraceView, distinct
+from stepscope.traces.timeline import OPERATOR, RUNTIME, SYNC
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.view import Mask
@@ -54,11 +55,13 @@ STREAM_WAIT = "Stream Wait Event"
 _VERSION = re.compile(r"(?:_v\d+)?(?:_ptsz|_ptds)?$")
 
 
+@lru_cache(8192)
 def is_blocking_name(name: str) -> bool:
     bare = _VERSION.sub("", name)
     return bare in BLOCKING_CALLS or "Synchronize" in bare
 
 
+@lru_cache(8192)
 def is_wait_name(name: str) -> bool:
     return _VERSION.sub("", name) in WAIT_CALLS
 
@@ -75,8 +78,37 @@ class HostWaits:
         self._trace = trace
 
     @cached_property
+    def _waiting(self) -> Integers:
+        """Calls whose name says that the host or a stream waits."""
+        return self._trace.named_of(RUNTIME, lambda name: is_blocking_name(name) or is_wait_name(name))
+
+    @cached_property
     def _calls(self) -> Integers:
-        return _blocking_calls(self._trace)
+        """Runtime rows that wait: by name, and copies that did not leave the host to go on."""
+        import numpy as np
+
+        trace = self._trace
+        found = trace.named(self._waiting, is_blocking_name)
+        return np.union1d(found, self.launches.blocking) if len(self.launches.blocking) else found
+
+    @cached_property
+    def _blocked(self) -> Intervals:
+        """When any thread was inside a blocking call."""
+        return self._trace.spans(self._calls)
+
+    @cached_property
+    def _top_meanwhile(self) -> Integers:
+        """Host rows that nothing encloses, as far as they share time with a blocking call."""
+        import numpy as np
+
+        trace, blocked = self._trace, self._blocked
+        rows = trace.top_rows
+        if trace.is_compiled:
+            from stepscope.analyze.native.step import find_touching
+
+            found = np.empty(len(rows), np.int64)
+            return found[: find_touching(rows, trace.columns, blocked, found)]
+        return rows[touches(blocked, trace.start[rows], trace.end[rows])]
 
     @cached_property
     def _unplaced(self) -> Intervals:
@@ -91,8 +123,14 @@ class HostWaits:
         return _recorded_waits(self._trace)
 
     @cached_property
-    def _least(self) -> Integers:
-        return _least_latencies(self._trace)
+    def launches(self) -> LaunchSurvey:
+        import numpy as np
+
+        trace = self._trace
+        rows = trace.named(self._waiting, is_wait_name)
+        thread = trace.thread[rows]
+        waits = {one: np.sort(trace.start[rows[thread == one]]) for one in distinct(thread)}
+        return survey_launches_of(trace, waits)
 
     def is_blocking(self, rows: Integers) -> Mask:
         """Whether each of these calls returned only when device work had ended."""
@@ -123,8 +161,8 @@ class HostWaits:
         own = trace.spans(self._calls[is_own])
         others = no_intervals()
         if not is_own.all():
-            top = trace.keep("top rows", lambda: _top_rows(trace))
-            others = subtract(trace.spans(self._calls), trace.spans(top[trace.thread[top] == thread]))
+            top = self._top_meanwhile
+            others = subtract(self._blocked, trace.spans(top[trace.thread[top] == thread]))
         parts = (own, others, self._unplaced)
         return union(np.concatenate([one.start for one in parts]), np.concatenate([one.end for one in parts]))
 
@@ -136,12 +174,8 @@ class HostWaits:
         mine = self._peers[self._trace.thread[self._peers] == thread]
         return subtract(self._trace.spans(mine), self.synchronising(thread))
 
-    def least_latency(self, names: Integers) -> Integers:
-        """For names of launch calls the shortest time from the call to the start of its work on an empty stream."""
-        return self._least[names]
-
     def waited(self, work: DeviceWork, place: Integers) -> Mask:
-        """Whether a wait for an event stands before each of these on its stream.
+        """Whether a wait for an event stands before each of these, which have a launch, on its stream.
 
         Recorded waits name their stream. Calls do not: a wait belongs to the launch that follows it on its thread.
         """
@@ -157,45 +191,17 @@ class HostWaits:
                     mine = work.stream[place] == stream
                     waited[mine] = _any_between(times, since[mine], work.called[place[mine]])
             return waited
-        thread = trace.thread[work.launch[place]]
-        for one, held in trace.keep("held launches", lambda: _held_launches(trace)).items():
+        launch = trace.parent[work.rows[place]]
+        thread = trace.thread[launch]
+        for one, held in self.launches.held.items():
             mine = np.flatnonzero(thread == one)
-            called = work.called[place[mine]]
+            called = trace.start[launch[mine]]
             waited[mine] = held.searchsorted(called, side="right") > held.searchsorted(called, side="left")
         return waited
 
 
-def _top_rows(trace: TraceView) -> Integers:
-    """Host rows that nothing encloses."""
-    import numpy as np
-
-    return np.flatnonzero((trace.parent == MISSING) & trace.is_kind(*HOST_KINDS))
-
-
 def _any_between(times: Integers, low: Integers, high: Integers) -> Mask:
     found: Mask = times.searchsorted(high, side="right") > times.searchsorted(low, side="right")
-    return found
-
-
-def _blocking_calls(trace: TraceView) -> Integers:
-    """Runtime rows that wait: by name, and copies that did not leave the host to go on.
-
-    Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun.
-    """
-    import numpy as np
-
-    found = trace.named_of(RUNTIME, is_blocking_name)
-    for work in trace.works:
-        place = np.flatnonzero((trace.kind[work.rows] == COPY) & (work.launch >= 0))
-        launch = work.launch[place]
-        pageable = trace.has_name(work.rows[place], lambda name: "Pageable" in name)
-        waited = trace.end[launch] >= np.where(pageable, work.start[place], work.end[place])
-        if waited.any():
-            # The launch of a graph starts many: that one copy in it has ended by then says nothing.
-            launches, blocking = np.sort(work.launch), launch[waited]
-            last = launches.searchsorted(blocking, side="right")
-            is_alone = launches.searchsorted(blocking, side="left") + 1 == last
-            found = np.union1d(found, blocking[is_alone])
     return found
 
 
@@ -220,10 +226,12 @@ def _is_host_sync(text: str) -> bool:
 
 def _host_collectives(trace: TraceView) -> Integers:
     """Operators that are collectives on the host; none where the device communicates: they only launch there."""
+    import numpy as np
+
     from stepscope.traces.classify import classify_host_communication
 
-    if any((work.share == COMMUNICATION).any() for work in trace.works):
-        return trace.rows(RUNTIME)[:0]
+    if any(work.communicates for work in trace.works):
+        return np.zeros(0, np.int64)
     return trace.named(trace.rows(OPERATOR), classify_host_communication)
 
 
@@ -243,32 +251,3 @@ def _recorded_waits(trace: TraceView) -> dict[tuple[int, int], Integers]:
     for one, other in set(zip(device.tolist(), stream.tolist(), strict=True)):
         waits[one, other] = np.sort(trace.start[rows[(device == one) & (stream == other)]])
     return waits
-
-
-def _held_launches(trace: TraceView) -> dict[int, Integers]:
-    """Thread → when its launches began that are the first after a wait for an event."""
-    import numpy as np
-
-    rows = trace.named_of(RUNTIME, is_wait_name)
-    thread = trace.thread[rows]
-    held = {}
-    for one in distinct(thread):
-        called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == one)] for work in trace.works]
-        launches = np.sort(np.concatenate(called), kind="stable")
-        following = launches.searchsorted(np.sort(trace.start[rows[thread == one]]), side="left")
-        held[one] = launches[following[following < len(launches)]]
-    return held
-
-
-def _least_latencies(trace: TraceView) -> Integers:
-    """By code of the call's name; 0 where it was never seen on an empty stream."""
-    import numpy as np
-
-    least = np.full(len(trace.timeline.texts), -LONG_AGO)
-    for work in trace.works:
-        free_from = trace.order_on_streams(work).free_from
-        alone = np.flatnonzero((work.launch >= 0) & (free_from <= work.called))
-        latency = np.maximum(work.start[alone] - work.called[alone], 0)
-        np.minimum.at(least, trace.name[work.launch[alone]], latency)
-    least[least == -LONG_AGO] = 0
-    return least

@@ -5,7 +5,6 @@ Everything is exact: lengths are integers, and no interval is lost to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -123,14 +122,14 @@ def subtract(one: Intervals, other: Intervals) -> Intervals:
     return intersect(one, complement(other, int(one.start[0]), int(one.end[-1])))
 
 
-def covers(intervals: Intervals, points: Integers) -> NDArray[np.bool_]:
-    """For each point whether it is inside."""
+def touches(intervals: Intervals, start: Integers, end: Integers) -> NDArray[np.bool_]:
+    """For each span [start, end) whether it shares time with the intervals."""
     import numpy as np
 
-    opened = np.searchsorted(intervals.start, points, side="right")
-    closed = np.searchsorted(intervals.end, points, side="right")
-    inside: NDArray[np.bool_] = opened > closed
-    return inside
+    following = np.searchsorted(intervals.end, start, side="right")
+    begins = np.append(intervals.start, np.iinfo(np.int64).max)[following]
+    shared: NDArray[np.bool_] = np.maximum(begins, start) < end
+    return shared
 
 
 def measure_before(intervals: Intervals, points: Integers) -> Whole:
@@ -207,31 +206,6 @@ def count_open(start: Integers, end: Integers, low: int, high: int, *, share: fl
     values = np.flatnonzero(spent)
     reached = min(int(np.searchsorted(np.cumsum(spent[values]), share * whole)), len(values) - 1)
     return OpenCounts(total / whole, int(values[reached]), int(value.max()))
-
-
-def sweep_sets(sets: Sequence[Intervals]) -> StepFunction:
-    """Which of the sets are on, over time: bit i of the value stands for set i."""
-    import numpy as np
-
-    cuts = np.sort(np.concatenate([edge for intervals in sets for edge in intervals]))
-    if len(cuts):
-        cuts = cuts[np.append(cuts[1:] != cuts[:-1], True)]
-    value = np.zeros(len(cuts), np.int64)
-    for bit, intervals in enumerate(sets):
-        value |= covers(intervals, cuts).astype(np.int64) << bit
-    return StepFunction(cuts, value)
-
-
-def time_at_values(function: StepFunction) -> dict[int, int]:
-    """Nanoseconds spent at each value, between the first and the last time."""
-    import numpy as np
-
-    if len(function.time) < 2:
-        return {}
-    values, place = np.unique(function.value[:-1], return_inverse=True)
-    spent = np.zeros(len(values), np.int64)
-    np.add.at(spent, place, np.diff(function.time))
-    return dict(zip(values.tolist(), spent.tolist(), strict=True))
 
 
 def value_at(function: StepFunction, points: Integers) -> Whole:

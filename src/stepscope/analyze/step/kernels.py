@@ -106,7 +106,7 @@ class KernelReport(KernelTimes, frozen=True, kw_only=True):
 def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
     """The device work of one step; None: of the whole trace."""
     trace = view(timeline)
-    trace.window(step)
+    trace.check(step)
     rows = trace.rows_of(step, *DEVICE_KINDS)
     durations = trace.end[rows] - trace.start[rows]
     times = _kernel_times(trace, step, rows, durations)
@@ -139,7 +139,7 @@ def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
 def kernel_times(timeline: Timeline, step: int | None) -> KernelTimes:
     """Only what the device itself tells: part of `list_kernels`, sooner."""
     trace = view(timeline)
-    trace.window(step)
+    trace.check(step)
     rows = trace.rows_of(step, *DEVICE_KINDS)
     return _kernel_times(trace, step, rows, trace.end[rows] - trace.start[rows])
 
@@ -201,21 +201,17 @@ def time_annotations(timeline: Timeline, step: int | None) -> AnnotationTimes:
     """How long annotations took, on the host and as the profiler repeats them on the device; part of a step or (None)
     of the whole trace. What ran inside them: `by_annotation` of `list_kernels`."""
     trace = view(timeline)
-    if step is not None:
-        trace.span(step)
-    host, device = (_annotation_times(trace, step, kind) for kind in (ANNOTATION, DEVICE_ANNOTATION))
+    trace.check(step)
+    rows = trace.rows_of(step, ANNOTATION, DEVICE_ANNOTATION)
+    name, durations, is_host = trace.name[rows], trace.end[rows] - trace.start[rows], trace.kind[rows] == ANNOTATION
+    host, device = (_by_text(trace, name[mine], durations[mine], "") for mine in (is_host, ~is_host))
     return AnnotationTimes(step=step, host=host, device=device)
-
-
-def _annotation_times(trace: TraceView, step: int | None, kind: int) -> TimesTable:
-    rows = trace.rows_of(step, kind)
-    return _by_text(trace, trace.name[rows], trace.end[rows] - trace.start[rows], "")
 
 
 def list_transfers(timeline: Timeline, step: int | None) -> list[Transfer]:
     """Copies and fills of one step (None: of the whole trace) with their bandwidth: part of `list_kernels`, sooner."""
     trace = view(timeline)
-    trace.window(step)
+    trace.check(step)
     return _transfers(trace, step)
 
 

@@ -137,13 +137,13 @@ class _Launches(NamedTuple):
 
     place: Any
     """In the work of its device."""
+    device: Any
     call: Any
     """Row of the call."""
     called: Any
     """When the call began."""
     start: Any
     end: Any
-    device: Any
     stream: Any
 
     @property
@@ -164,7 +164,7 @@ def study_launches(timeline: Timeline, step: int | None, *, top: int = 10) -> La
     window = trace.window(step)
     launches, orphans = _known_launches(trace, step)
     state = _find_states(trace, launches)
-    calls, place = _different_calls(launches, len(trace.start))
+    calls, place = _different_calls(launches)
     durations = trace.end[calls] - trace.start[calls]
     find_slowest = partial(_slowest, trace, window, launches, state, top=top)
     return LaunchReport(
@@ -185,9 +185,9 @@ def study_launches(timeline: Timeline, step: int | None, *, top: int = 10) -> La
 def launch_statistics(timeline: Timeline, step: int | None) -> list[CallStatistics]:
     """Only `by_call` of `study_launches`, sooner."""
     trace = view(timeline)
-    trace.window(step)
+    trace.check(step)
     launches, _ = _known_launches(trace, step)
-    calls, place = _different_calls(launches, len(trace.start))
+    calls, place = _different_calls(launches)
     return _by_call(trace, launches, _find_states(trace, launches), calls, place)
 
 
@@ -198,16 +198,17 @@ def queue_depths(timeline: Timeline, step: int | None) -> list[QueueDepth]:
     return _queue_depths(launches, trace.window(step))
 
 
-def _different_calls(launches: _Launches, rows: int) -> tuple[Any, Any]:
+def _different_calls(launches: _Launches) -> tuple[Any, Any]:
     """The calls, ascending, each once, and for each launch which of them it is of."""
     import numpy as np
 
-    seen = np.zeros(rows, bool)
-    seen[launches.call] = True
-    calls = np.flatnonzero(seen)
-    place = np.empty(rows, np.int32)
-    place[calls] = np.arange(len(calls))
-    return calls, place[launches.call]
+    order = np.argsort(launches.call, kind="stable")  # nearly in order already, which makes it cheap
+    ordered = launches.call[order]
+    is_new = np.ones(len(ordered), bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    place = np.empty(len(ordered), np.int64)
+    place[order] = np.cumsum(is_new) - 1
+    return ordered[is_new], place
 
 
 def _known_launches(trace: TraceView, step: int | None) -> tuple[_Launches, int]:
@@ -217,20 +218,23 @@ def _known_launches(trace: TraceView, step: int | None) -> tuple[_Launches, int]
     parts: list[tuple[Any, ...]] = []
     orphans = 0
     for work in trace.works:
-        known = work.launch >= 0
-        if step is not None:
-            orphans -= int((work.step != step).sum())
-            known &= work.step == step
-        place = np.flatnonzero(known)
-        orphans += len(known) - len(place)
-        called, start = work.called[place], work.start[place]
-        device = np.full(len(place), work.device)
-        parts.append((place, work.launch[place], called, start, work.end[place], device, work.stream[place]))
+        columns: tuple[Any, ...] = (work.launch, work.called, work.start, work.end, work.stream)
+        if step is None and work.has_launches:
+            place = np.arange(len(work.rows))
+        else:
+            known = work.launch >= 0
+            if step is not None:
+                orphans -= int((work.step != step).sum())
+                known &= work.step == step
+            place = np.flatnonzero(known)
+            orphans += len(known) - len(place)
+            columns = tuple(column[place] for column in columns)
+        parts.append((place, np.full(len(place), work.device, np.int32), *columns))
     if not parts:
         nothing = np.zeros(0, np.int64)
         return _Launches(*[nothing] * 7), 0
-    columns = parts[0] if len(parts) == 1 else (np.concatenate(column) for column in zip(*parts, strict=True))
-    return _Launches(*columns), orphans
+    joined = parts[0] if len(parts) == 1 else (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _Launches(*joined), orphans
 
 
 def _find_states(trace: TraceView, launches: _Launches) -> Any:

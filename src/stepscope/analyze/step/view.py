@@ -5,12 +5,17 @@ What several analyses need is worked out once and kept with the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from stepscope.analyze.step.host_stacks import HostStack, stack_up
 from stepscope.analyze.step.intervals import Intervals, union
+from stepscope.analyze.step.row_loops import Columns
+from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
+from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import (
     ANNOTATION,
@@ -39,7 +44,14 @@ COMPUTE, COMMUNICATION, TRANSFER = range(3)
 LONG_AGO = -(1 << 62)
 """Before every time in a trace."""
 
-_COUNTED = (*HOST_KINDS, *DEVICE_KINDS)
+_PIECE = 1 << 16
+"""So many bytes stay in the nearest caches."""
+_FEW_NAMES = 8
+"""So many names are compared one by one sooner than looked up."""
+_FEW_TEXTS = 2000
+"""So many texts are asked sooner than it is found out which of them are names of the rows in question."""
+COMPILED_FROM, COMPILED_WHEN_LOADED_FROM = 4_000_000, 50_000
+"""Rows from which compiled passes pay, by whether the process has loaded the compiler already."""
 _Kept = TypeVar("_Kept")
 
 
@@ -59,23 +71,77 @@ class Window(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-class DeviceWork(NamedTuple):
-    """What one device did, in order of start."""
+class DeviceWork:
+    """What one device did, in order of start. Columns are taken from the timeline when they are asked for."""
 
-    device: int
-    rows: Integers
-    start: Integers
-    end: Integers
-    latest_end: Integers
-    """The latest end of this row and all before it."""
-    stream: Integers
-    share: Integers
-    """COMPUTE, COMMUNICATION or TRANSFER."""
-    step: Integers
-    launch: Integers
-    """Row of the call that launched it; −1 where the trace has none."""
-    called: Integers
-    """When that call began; LONG_AGO where there is none."""
+    def __init__(self, device: int, rows: Integers, core: Mapping[str, Any]) -> None:
+        self.device = device
+        self.rows = rows
+        self._core = core
+
+    def _take(self, column: str) -> Integers:
+        taken: Integers = self._core[column].take(self.rows)
+        return taken
+
+    @cached_property
+    def start(self) -> Integers:
+        return self._take("start_ns")
+
+    @cached_property
+    def end(self) -> Integers:
+        return self._take("end_ns")
+
+    @cached_property
+    def latest_end(self) -> Integers:
+        """The latest end of this row and all before it."""
+        import numpy as np
+
+        return np.maximum.accumulate(self.end)
+
+    @cached_property
+    def stream(self) -> Integers:
+        return self._take("stream")
+
+    @cached_property
+    def step(self) -> Integers:
+        return self._take("step")
+
+    @cached_property
+    def launch(self) -> Integers:
+        """Row of the call that launched it; −1 where the trace has none."""
+        return self._take("parent")
+
+    @cached_property
+    def has_launches(self) -> bool:
+        """Whether the trace has the call of every row."""
+        return bool(self.launch.min(initial=0) >= 0)
+
+    @cached_property
+    def called(self) -> Integers:
+        """When that call began; LONG_AGO where there is none."""
+        called: Integers = self._core["start_ns"].take(self.launch, mode="wrap")
+        if not self.has_launches:
+            called[self.launch < 0] = LONG_AGO
+        return called
+
+    @cached_property
+    def communicates(self) -> bool:
+        from stepscope.traces import classify
+
+        return bool((self._take("category") == classify.COMMUNICATION).any())
+
+    @cached_property
+    def share(self) -> Integers:
+        """COMPUTE, COMMUNICATION or TRANSFER."""
+        import numpy as np
+
+        from stepscope.traces import classify
+
+        category, kind = self._take("category"), self._take("kind")
+        share = np.full(len(self.rows), COMPUTE, np.int8)
+        share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
+        share[category == classify.COMMUNICATION] = COMMUNICATION
+        return share
 
     def part(self, window: Window) -> slice:
         """Rows that reach into the window (some in between may have ended before it)."""
@@ -83,28 +149,11 @@ class DeviceWork(NamedTuple):
         return slice(first, max(first, int(self.start.searchsorted(window.end_ns, side="left"))))
 
 
-class StreamOrder(NamedTuple):
-    """For each row of a device's work: what was before it on its stream."""
-
-    previous: Integers
-    """Place of the row that began last before it on the stream; −1 for the first."""
-    free_from: Integers
-    """When everything before it on the stream had ended; LONG_AGO for the first."""
-
-
-class HostStack(NamedTuple):
-    """The host events of a thread: by start, those that enclose before those inside."""
-
-    rows: Integers
-    start: Integers
-
-
 class TraceView:
     """Use `view` to get the one of a timeline."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self._masks: dict[tuple[int, ...], Mask] = {}
         self._kept: dict[object, Any] = {}
         core: Any = timeline.core
         self.start = core["start_ns"]
@@ -119,6 +168,21 @@ class TraceView:
         """Any column in full length. Typed loosely: its element type is the reader's choice."""
         return self.keep(("column", name), lambda: self.timeline.column(name))
 
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether passes over the rows are to be compiled ones: loading the compiler takes longer than most answers."""
+        least = COMPILED_WHEN_LOADED_FROM if "numba" in sys.modules else COMPILED_FROM
+        return len(self.start) >= least and find_spec("numba") is not None
+
+    @cached_property
+    def columns(self) -> Columns:
+        """For compiled passes. Not to be written to, so that they are of the same type however the trace was read."""
+        names = ("kind", "start_ns", "end_ns", "name", "thread", "stream", "parent")
+        columns = [self.timeline.core[name].view() for name in names]
+        for column in columns:
+            column.flags.writeable = False
+        return Columns(*columns)
+
     def keep(self, key: object, make: Callable[[], _Kept]) -> _Kept:
         """What `make` gives, made at the first question only."""
         if key not in self._kept:
@@ -128,22 +192,24 @@ class TraceView:
 
     def is_kind(self, *kinds: int) -> Mask:
         """For each row whether it is of one of these kinds."""
-        import numpy as np
-
-        mask = self._masks.get(kinds)
-        if mask is None:
-            # Comparing bytes is faster than looking them up, even for all kinds there are.
-            mask = self.kind == kinds[0]
-            for kind in kinds[1:]:
-                np.logical_or(mask, self.kind == kind, out=mask)
-            self._masks[kinds] = mask
-        return mask
+        return self.keep(("is kind", kinds), lambda: is_any(self.kind, kinds))
 
     def rows(self, *kinds: int) -> Integers:
         """Rows of these kinds, in file order."""
+        return self.keep(("rows", kinds), lambda: self._rows(kinds))
+
+    def _rows(self, kinds: tuple[int, ...]) -> Integers:
+        if self.is_compiled and kinds == DEVICE_KINDS:
+            return self._survey.device
+        return self.find(lambda part: is_any(self.kind[part], kinds))
+
+    def find(self, holds: Callable[[slice], Mask]) -> Integers:
+        """Rows for which something holds; asked piece by piece: fresh memory for all rows would cost more than that."""
         import numpy as np
 
-        return self.keep(("rows", kinds), lambda: np.flatnonzero(self.is_kind(*kinds)))
+        pieces = (slice(first, first + _PIECE) for first in range(0, len(self.start), _PIECE))
+        found = [np.flatnonzero(holds(piece)) + piece.start for piece in pieces]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def rows_of(self, step: int | None, *kinds: int) -> Integers:
         """Rows of these kinds that belong to a step; None: all of them."""
@@ -173,14 +239,37 @@ class TraceView:
         """Rows of one kind whose name is wanted."""
         import numpy as np
 
-        rows = self.rows(kind)
-        names = self.keep(("names", kind), lambda: self.name[rows])
-        codes = self.keep(("codes", kind), lambda: self._codes(names))
-        codes = [code for code in codes if is_wanted(self.text(code))]
-        wanted = np.zeros(len(self.timeline.texts) + 1, bool)
-        wanted[codes] = True
-        found: Integers = rows[wanted[names]] if codes else rows[:0]
-        return found
+        codes = self.wanted_codes(kind, is_wanted)
+        if len(codes) > _FEW_NAMES:
+            return self.named(self.rows(kind), is_wanted)
+
+        def holds(part: slice) -> Mask:
+            named: Mask = is_any(self.name[part], codes) & (self.kind[part] == kind)
+            return named
+
+        return self.find(holds) if codes else np.zeros(0, np.int64)
+
+    def wanted_codes(self, kind: int, is_wanted: Callable[[str], object]) -> list[int]:
+        """Codes of the wanted names, among those of the rows of one kind at least."""
+        texts = self.timeline.texts
+        among = range(len(texts)) if len(texts) <= _FEW_TEXTS else self.codes_in(self.rows(kind))
+        return [code for code in among if is_wanted(texts[code])]
+
+    @cached_property
+    def top_rows(self) -> Integers:
+        """Host rows that nothing encloses."""
+        if self.is_compiled:
+            return self._survey.top
+
+        def holds(part: slice) -> Mask:
+            on_top: Mask = (self.parent[part] == MISSING) & is_any(self.kind[part], HOST_KINDS)
+            return on_top
+
+        return self.find(holds)
+
+    @cached_property
+    def _survey(self) -> RowSurvey:
+        return survey(self.columns)
 
     def has_name(self, rows: Integers, is_wanted: Callable[[str], object]) -> Mask:
         """For each of the rows whether its name is wanted; asked once a name."""
@@ -213,12 +302,15 @@ class TraceView:
         known = ", ".join(str(span.number) for span in self.timeline.steps[:20]) or "none"
         raise UsageError(f"the trace has no step {step}", hint=f"steps it has: {known}", where=self.source)
 
+    def check(self, step: int | None) -> None:
+        """Refuse a step that the trace does not have."""
+        if step is not None:
+            self.span(step)
+
     def window(self, step: int | None) -> Window:
         """The step on the host, extended to the end of the device work it launched. None: the whole trace."""
-        if step is None:
-            return self._whole_window
-        self.span(step)
-        return self.windows[step]
+        self.check(step)
+        return self._whole_window if step is None else self.windows[step]
 
     @cached_property
     def _whole_window(self) -> Window:
@@ -227,11 +319,19 @@ class TraceView:
 
         if not len(self.start):
             return Window(0, 0)
-        first, last = int(self.start.argmin()), int(self.end.argmax())
-        if self.kind[first] in _COUNTED and self.kind[last] in _COUNTED:  # so it is nearly always
-            return Window(int(self.start[first]), int(self.end[last]))
-        rows = np.flatnonzero(self.is_kind(*_COUNTED))
-        return Window(int(self.start[rows].min()), int(self.end[rows].max())) if len(rows) else Window(0, 0)
+        if self.is_compiled:
+            first, last = self._survey.first_ns, self._survey.last_ns
+            return Window(first, last) if first <= last else Window(0, 0)
+        earliest, latest = int(self.start.argmin()), int(self.end.argmax())
+        if self.kind[earliest] in COUNTED and self.kind[latest] in COUNTED:  # so it is nearly always
+            return Window(int(self.start[earliest]), int(self.end[latest]))
+        counted = self.is_kind(*COUNTED)
+        if not counted.any():
+            return Window(0, 0)
+        # Rows are mostly in order, so few begin as early as the first of them in the file, or end as late as the last.
+        early = np.flatnonzero(self.start <= self.start[counted.argmax()])
+        late = np.flatnonzero(self.end >= self.end[len(counted) - 1 - counted[::-1].argmax()])
+        return Window(int(self.start[early[counted[early]]].min()), int(self.end[late[counted[late]]].max()))
 
     @cached_property
     def windows(self) -> dict[int, Window]:
@@ -281,41 +381,18 @@ class TraceView:
         import numpy as np
 
         rows = self.rows(*DEVICE_KINDS)
-        rows = rows[np.argsort(self.start[rows], kind="stable")]
+        start = self.start.take(rows)
+        if (start[1:] < start[:-1]).any():
+            rows = rows[np.argsort(start, kind="stable")]
         device = self.column("device")[rows]
         numbers = distinct(device)
-        return [self._work(one, rows if len(numbers) == 1 else rows[device == one]) for one in numbers]
-
-    def _work(self, device: int, rows: Integers) -> DeviceWork:
-        import numpy as np
-
-        end, launch = self.end[rows], self.parent[rows]
-        return DeviceWork(
-            device=device,
-            rows=rows,
-            start=self.start[rows],
-            end=end,
-            latest_end=np.maximum.accumulate(end),
-            stream=self.column("stream")[rows],
-            share=self._shares(rows),
-            step=self.step[rows],
-            launch=launch,
-            called=np.where(launch >= 0, self.start[launch], LONG_AGO),
-        )
-
-    def _shares(self, rows: Integers) -> Integers:
-        import numpy as np
-
-        from stepscope.traces import classify
-
-        category, kind = self.column("category")[rows], self.kind[rows]
-        share = np.full(len(rows), COMPUTE, np.int8)
-        share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
-        share[category == classify.COMMUNICATION] = COMMUNICATION
-        return share
+        core = self.timeline.core
+        return [DeviceWork(one, rows if len(numbers) == 1 else rows[device == one], core) for one in numbers]
 
     def order_on_streams(self, work: DeviceWork) -> StreamOrder:
-        return self.keep(("order", work.device), lambda: _order_on_streams(work))
+        return self.keep(
+            ("order", work.device), lambda: order_on_streams(work.stream, work.end, compiled=self.is_compiled)
+        )
 
     def busiest(self, window: Window) -> DeviceWork:
         """The device that stands for the rank: the one with most busy time in the window, the first of equals."""
@@ -341,18 +418,7 @@ class TraceView:
     @cached_property
     def stacks(self) -> dict[int, HostStack]:
         """Thread → its host events."""
-        import numpy as np
-
-        rows = self.rows(*HOST_KINDS)
-        rows = _nested_order(self, rows[self.thread[rows] >= 0])
-        thread = self.thread[rows]
-        borders = [0, *(np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist(), len(rows)]
-        stacks = {}
-        for first, last in pairwise(borders):
-            if last > first:
-                mine = rows[first:last]
-                stacks[int(thread[first])] = HostStack(mine, self.start[mine])
-        return stacks
+        return stack_up(self.rows(*HOST_KINDS), self.columns, self.column("event_index"))
 
     def innermost(self, thread: int, times: Integers) -> Integers:
         """Row of the innermost event open on the thread at each time; −1 where none is."""
@@ -456,46 +522,14 @@ def device_label(device: int) -> str:
     return "unknown" if device == MISSING else str(device)
 
 
-def _latest_before(end: Any) -> Any:
+def is_any(numbers: Any, wanted: Sequence[int]) -> Mask:
+    """For each number whether it is wanted. For few wanted ones comparing is faster than looking up."""
     import numpy as np
 
-    if not len(end):
-        return end
-    return np.concatenate(([LONG_AGO], np.maximum.accumulate(end)[:-1]))
-
-
-def _order_on_streams(work: DeviceWork) -> StreamOrder:
-    import numpy as np
-
-    previous = np.full(len(work.rows), MISSING, np.int64)
-    free_from = np.full(len(work.rows), LONG_AGO, np.int64)
-    for stream in distinct(work.stream):
-        mine = np.flatnonzero(work.stream == stream)
-        previous[mine[1:]] = mine[:-1]
-        free_from[mine] = _latest_before(work.end[mine])
-    return StreamOrder(previous, free_from)
-
-
-def _nested_order(trace: TraceView, rows: Integers) -> Integers:
-    """By thread, then start, then longest first, then creation: what encloses comes before what is inside.
-
-    Files are nearly in order of time, which a stable sort turns into speed; only rows that share their start need more.
-    """
-    import numpy as np
-
-    start = trace.start[rows]
-    order = np.argsort(start, kind="stable")
-    rows, start = rows[order], start[order]
-    same = start[1:] == start[:-1]
-    if same.any():
-        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
-        some = rows[tied]
-        rows[tied] = some[np.lexsort((trace.column("event_index")[some], -trace.end[some], start[tied]))]
-    thread = trace.thread[rows]
-    if len(trace.timeline.threads) < 1 << 16:
-        thread = thread.astype(np.uint16)  # numpy sorts short integers by radix
-    by_thread: Integers = rows[np.argsort(thread, kind="stable")]
-    return by_thread
+    mask: Mask = numbers == wanted[0]
+    for one in wanted[1:]:
+        np.logical_or(mask, numbers == one, out=mask)
+    return mask
 
 
 def top_by(values: Any, count: int) -> list[int]:

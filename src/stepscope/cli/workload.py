@@ -1,0 +1,323 @@
+"""`stepscope bench workload`, `bench list` and `bench suite proxy`: whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from stepscope.cli.comms import Ranks, find_ranks, run_ranks
+from stepscope.cli.execute import Addition, Job, open_job, run_stored
+from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
+from stepscope.cli.output import emit
+from stepscope.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.records import Case
+    from stepscope.store import StoredRun
+    from stepscope.workloads import Workload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
+    click.option(
+        "--scale", type=click.Choice(["full", "tiny"]), default="full", show_default=True,
+        help="`tiny` runs the same code with sizes for two CPU cores.",
+    ),
+    click.option("--precision", help="One that the benchmark allows [default: its own]."),
+    click.option("--no-check", is_flag=True, help="Do not compare optimized forms with the plain one."),
+    click.option(
+        "--loader-workers", type=click.IntRange(0), default=2, show_default=True,
+        help="Processes that feed the second score, the one with a loader.",
+    ),
+    click.option("--no-loader", is_flag=True, help="Only time batches that are ready on the device."),
+    click.option("--trace", is_flag=True, help="Record a few steps after the timed ones."),
+    click.option(
+        "--compile-backend", default="inductor", show_default=True, help="Of torch.compile, where used."
+    ),
+)  # fmt: skip
+
+
+def workload_options(function: F) -> F:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command("workload")
+@click.argument("benchmark_id", required=False, metavar="[ID]")
+@click.option("--batch-size", type=click.IntRange(1), help="Examples a step [default: the benchmark's].")
+@click.option("--batch-sizes", metavar="N,N,…", help="One row for each of these.")
+@click.option(
+    "--find-batch", type=click.Choice(["throughput"]), help="Search the batch size with the best score in the limits."
+)
+@click.option("--largest-batch", type=click.IntRange(1), help="The search tries none above this.")
+@click.option(
+    "--resolution", type=click.FloatRange(1e-9, 1), default=1 / 16, show_default=True,
+    help="How close to the best size the search ends, as a share of it.",
+)  # fmt: skip
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Of decoders: requests a second that come in.")
+@click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="How many come with --rate.")
+@click.option("--ranks", type=click.IntRange(1), help="Start so many ranks here, which share the batch.")
+@click.option(
+    "--parallel", type=click.Choice(["ddp", "fsdp", "sharded"]),
+    help="How ranks share the model [default: ddp; sharded where the benchmark is for several devices].",
+)  # fmt: skip
+@click.option("--backend", "group_backend", default=None, help="Of several ranks [default: nccl on cuda, else gloo].")
+@click.option(
+    "--hang-timeout", type=Duration(), default="300s", show_default=True,
+    help="End the run when a rank gives no sign of life for so long.",
+)  # fmt: skip
+@click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Your own examples.")
+@workload_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def workload(
+    *,
+    benchmark_id: str | None,
+    batch_size: int | None,
+    batch_sizes: str | None,
+    find_batch: str | None,
+    largest_batch: int | None,
+    resolution: float,
+    rate: float | None,
+    requests: int,
+    ranks: int | None,
+    parallel: str | None,
+    group_backend: str | None,
+    hang_timeout: float,
+    data: Path | None,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **how: Any,
+) -> int:
+    """Measure a whole model. ID is model/implementation/mode/config, as `stepscope bench list` shows, or
+    path/to/file.py:build for a model of your own.
+
+    --data takes a file of torch.save: a list of batches, each a dict of tensors as the synthetic ones are.
+
+    Example: stepscope bench workload dlrm/ootb/train/A.1dev-embed32-fp32 --scale tiny
+    """
+    job = None
+    shared = _find_ranks(ranks, group_backend, hang_timeout, how)
+    if benchmark_id and shared is not None:
+        if find_batch or data or is_own_model(benchmark_id):
+            raise UsageError("several ranks measure benchmarks of the suite at given batch sizes", where="--ranks")
+        sizes = _read_sizes(batch_size, batch_sizes, None)
+        job = _make_shared_job(benchmark_id, sizes, shared, parallel, how)
+        return run_ranks(job, shared, store=store, resume=resume, as_json=as_json, verb="workload")
+    if benchmark_id:
+        sizes = _read_sizes(batch_size, batch_sizes, find_batch)
+        request = make_request(
+            how, data=str(data.resolve()) if data else None, rate_per_s=rate, requests=requests if rate else 0
+        )
+        if find_batch:
+            request["find_batch"] = {"goal": find_batch, "first": 1, "largest": largest_batch, "resolution": resolution}
+        cases = _make_cases(benchmark_id, sizes, find_batch, how)
+        job = Job("workload", cases[0].benchmark.model, cases, request)
+    stored = open_job(job, store=store, resume=resume, verb="workload")
+    return run_stored(stored, as_json=as_json, finish=_describe_search)
+
+
+def _find_ranks(ranks: int | None, backend: str | None, hang_timeout: float, how: dict[str, Any]) -> Ranks | None:
+    """None: one process, which needs no group."""
+    from stepscope.launch import detect_rank_context
+
+    if ranks is None and detect_rank_context().world_size == 1:
+        return None
+    chosen = backend or ("nccl" if how["device"].startswith("cuda") else "gloo")
+    return find_ranks(
+        {"ranks": ranks, "backend": chosen, "device": how["device"], "processes": how["processes"], "time_by": "host",
+         "hang_timeout": hang_timeout}
+    )  # fmt: skip
+
+
+def _make_shared_job(
+    benchmark_id: str, sizes: list[int | None], ranks: Ranks, parallel: str | None, how: dict[str, Any]
+) -> Job:
+    from stepscope.workloads import find_workload
+    from stepscope.workloads.ranks import WORKER
+
+    found = find_workload(benchmark_id)
+    way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
+    cases = [_make_case(found, size, how, parallel=way, world_size=ranks.world_size) for size in sizes]
+    request = make_request(
+        how, backend=ranks.backend, world_size=ranks.world_size, hang_timeout_s=ranks.hang_timeout_s, worker=WORKER
+    )
+    return Job("workload", found.model.model, cases, request, ranks.launcher, ranks.world_size)
+
+
+def _read_sizes(one: int | None, several: str | None, find_batch: str | None) -> list[int | None]:
+    if sum(choice is not None for choice in (one, several, find_batch)) > 1:
+        raise UsageError("choose one of --batch-size, --batch-sizes and --find-batch", where="--batch-sizes")
+    if several is None:
+        return [1 if find_batch else one]
+    try:
+        sizes = [int(part) for part in several.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"{several!r} is no list of batch sizes", hint="write 1,8,64", where="--batch-sizes")
+    return list(dict.fromkeys(sizes))
+
+
+def _make_cases(benchmark_id: str, sizes: list[int | None], find_batch: str | None, how: dict[str, Any]) -> list[Case]:
+    from stepscope.workloads import find_workload
+    from stepscope.workloads.own import make_own_case
+
+    if is_own_model(benchmark_id):
+        if find_batch:
+            raise UsageError("a model of your own has no rules to search under", hint="--batch-sizes 1,8,64")
+        return [
+            make_own_case(benchmark_id, device=how["device"], batch_size=size, precision=how["precision"])
+            for size in sizes
+        ]
+    found = find_workload(benchmark_id)
+    return [_make_case(found, size, how, search=find_batch) for size in sizes]
+
+
+def is_own_model(benchmark_id: str) -> bool:
+    from stepscope.workloads.own import is_own
+
+    return is_own(benchmark_id)
+
+
+def _make_case(found: Workload, size: int | None, how: dict[str, Any], **further: Any) -> Case:
+    return found.make_case(
+        device=how["device"], scale=how["scale"], batch_size=size, precision=how["precision"], **further
+    )
+
+
+def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
+    limits = dict(how)
+    for name in ("device", "scale", "precision", "no_check", "loader_workers", "no_loader", "trace", "compile_backend"):
+        limits.pop(name, None)
+    return {
+        "device": how["device"],
+        "processes": limits.pop("processes"),
+        "settings": msgspec.to_builtins(make_settings(**limits)),
+        "check": not how["no_check"],
+        "loader_workers": None if how["no_loader"] else how["loader_workers"],
+        "trace": how["trace"],
+        "compile_backend": how["compile_backend"],
+        **further,
+    }
+
+
+def _describe_search(run: StoredRun) -> Addition:
+    """What the tries of a search came to."""
+    from stepscope.workloads.rounds import is_try, read_trial
+
+    asked = run.plan.request.get("find_batch")
+    if not asked:
+        return Addition({}, "")
+    tries = [read_trial(case) for case in run.cases() if is_try(case.result.case)]
+    found = [case.result.case.batch_size for case in run.cases() if not is_try(case.result.case)]
+    listed = [{"batch_size": one.batch_size, "score": one.throughput, "in_time": one.in_time} for one in tries]
+    best = found[0] if found else None
+    text = (
+        f"best batch size: {best}, after {len(tries)} tries"
+        if best
+        else f"none of {len(tries)} batch sizes is in the limits"
+    )
+    return Addition({"search": {"goal": asked["goal"], "best_batch_size": best, "tries": listed}}, text)
+
+
+@click.command("list")
+@click.option("--model", "models", multiple=True, help="Only this model.")
+@json_option
+def list_benchmarks(*, models: tuple[str, ...], as_json: bool) -> int:
+    """List the workloads: what is measured, and the rules."""
+    from stepscope.workloads import choose_workloads
+
+    found = choose_workloads(models=models)
+    if models and not found:
+        raise UsageError(f"there is no model {', '.join(models)}", hint="stepscope bench list", where="--model")
+    emit({"benchmarks": [describe_workload(one) for one in found]}, format_list(found), as_json=as_json)
+    return ExitCode.DONE
+
+
+def describe_workload(one: Workload) -> dict[str, Any]:
+    declared, benchmark = one.declared, one.benchmark
+    return {
+        "id": benchmark.id,
+        "model": benchmark.model,
+        "implementation": benchmark.implementation,
+        "mode": benchmark.mode,
+        "modes": sorted({other.mode for other in one.model.benchmark}),
+        "config": benchmark.config,
+        "version": benchmark.version,
+        "owner": benchmark.owner,
+        "description": benchmark.description,
+        "source": declared.source,
+        "precision": declared.precision,
+        "precisions": declared.precisions,
+        "batch_size": declared.batch_size,
+        "max_batch_size": declared.max_batch_size,
+        "latency_limit_s": declared.latency_limit_s,
+        "latency_percentile": declared.latency_percentile if declared.latency_limit_s is not None else None,
+        "limit_reason": declared.limit_reason,
+        "devices": declared.devices,
+        "parameters": declared.parameters,
+        "accumulate": declared.accumulate,
+    }
+
+
+def format_list(found: list[Workload]) -> str:
+    from stepscope.report.text import align
+    from stepscope.units import format_duration
+
+    rows = [["ID", "v", "owner", "precisions", "batch", "limit"]]
+    for one in found:
+        declared = one.declared
+        if declared.latency_limit_s is not None:
+            limit = f"p{declared.latency_percentile:g} ≤ {format_duration(declared.latency_limit_s)}"
+        else:
+            limit = f"batch ≤ {declared.max_batch_size}"
+        precisions = ",".join(declared.precisions)
+        rows.append(
+            [one.benchmark.id, str(declared.version), one.model.owner, precisions, str(declared.batch_size), limit]
+        )
+    return "\n".join(line.rstrip() for line in align(rows, [False, True, False, False, True, False]))
+
+
+@click.command("proxy")
+@click.option("--model", "models", multiple=True, help="Only this model [default: the seven of the suite].")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(["train", "infer"]))
+@click.option("--implementation", "implementations", multiple=True, type=click.Choice(["ootb", "optimized"]))
+@click.option(
+    "--all", "everything", is_flag=True, help="All models and all configurations, not the first of each mode."
+)
+@workload_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def proxy(
+    *,
+    models: tuple[str, ...],
+    modes: tuple[str, ...],
+    implementations: tuple[str, ...],
+    everything: bool,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **how: Any,
+) -> int:
+    """Measure the workload suite: seven models, out of the box and optimized, training and inference.
+
+    Example: stepscope bench suite proxy --device cpu --scale tiny
+    """
+    from stepscope.workloads.suite import choose_suite, make_suite_cases
+
+    chosen = choose_suite(models=models, modes=modes, implementations=implementations, everything=everything)
+    cases = make_suite_cases(chosen, device=how["device"], scale=how["scale"], precision=how["precision"])
+    job = Job("suite", "suite-proxy", cases, make_request(how))
+    return run_stored(open_job(job, store=store, resume=resume, verb="suite"), as_json=as_json)

@@ -1,0 +1,104 @@
+"""Where batches come from: ready on the device, or through a loader as in real training; synthetic or a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import BadInputError, first_line
+from stepscope.workloads.precision import cast_batch
+from stepscope.workloads.protocol import Optimized
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepscope.workloads.protocol import Mode, Precision, Task
+
+BATCHES = 4
+"""Different batches that take turns, so that no step finds the last one's values in a cache."""
+
+
+def make_batches(task: Task, *, batch_size: int, mode: Mode, seed: int) -> list[dict[str, torch.Tensor]]:
+    """On the host."""
+    return [task.make_batch(batch_size, seed=seed + number, mode=mode) for number in range(BATCHES)]
+
+
+def read_batches(path: Path, task: Task, *, batch_size: int, mode: Mode) -> list[dict[str, torch.Tensor]]:
+    """A user's batches: a file of torch.save with a list of dicts, laid out as the benchmark's own synthetic ones."""
+    import torch
+
+    plain = task.plain if isinstance(task, Optimized) else task
+    wanted = plain.make_batch(batch_size, seed=0, mode=mode)
+    form = ", ".join(f"{name} {one.dtype}{list(one.shape)}" for name, one in wanted.items())
+    hint = f"torch.save a list of dicts with {form}"
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch says about a stranger's file
+        raise BadInputError(f"cannot be read by torch.load: {first_line(error)}", hint=hint, where=str(path)) from error
+    if not isinstance(found, list) or not found:
+        raise BadInputError("must hold a list of batches", hint=hint, where=str(path))
+    for number, batch in enumerate(found):
+        wrong = _find_difference(batch, wanted)
+        if wrong:
+            raise BadInputError(wrong, hint=hint, where=f"{path}: batch {number}")
+    return [task.arrange(batch, mode=mode) if isinstance(task, Optimized) else batch for batch in found]
+
+
+def _find_difference(batch: Any, wanted: Mapping[str, torch.Tensor]) -> str | None:
+    """What keeps a batch from standing in for a synthetic one."""
+    import torch
+
+    if not isinstance(batch, dict) or set(batch) != set(wanted):
+        return f"must hold the inputs {', '.join(sorted(wanted))}"
+    for name, like in wanted.items():
+        given = batch[name]
+        if not isinstance(given, torch.Tensor) or given.dtype != like.dtype or given.shape != like.shape:
+            return f"{name} must be {like.dtype} of shape {list(like.shape)}"
+    return None
+
+
+def to_device(
+    batch: Mapping[str, torch.Tensor], *, device: str, precision: Precision, mode: Mode
+) -> dict[str, torch.Tensor]:
+    return cast_batch({name: one.to(device, non_blocking=True) for name, one in batch.items()}, precision, mode)
+
+
+class Loader:
+    """Batches copied by worker processes, pinned, and sent to the device while the last step runs; never ends."""
+
+    def __init__(
+        self, batches: list[dict[str, torch.Tensor]], *, device: str, precision: Precision, mode: Mode, workers: int
+    ) -> None:
+        self._batches = batches
+        self._device = device
+        self._precision: Precision = precision
+        self._mode: Mode = mode
+        self._workers = workers
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        from torch.utils.data import DataLoader
+
+        how: dict[str, Any] = {"prefetch_factor": 2, "persistent_workers": True} if self._workers else {}
+        loader: DataLoader[Any] = DataLoader(
+            _Copies(self._batches),  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=self._workers,
+            pin_memory=self._device.startswith("cuda"),
+            **how,
+        )
+        for batch in loader:
+            yield to_device(batch, device=self._device, precision=self._precision, mode=self._mode)
+
+
+class _Copies:
+    """What a worker does for every batch: read it, and put it together anew."""
+
+    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {name: one.clone() for name, one in self._batches[number % len(self._batches)].items()}

@@ -1,0 +1,1 @@
+"""BERT, base and large: pre-training and question answering."""

@@ -1,0 +1,81 @@
+"""BERT made fast: lean layers, words guessed only where they are hidden, compiled and captured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from stepscope.workloads.models.bert.ootb import IGNORED
+from stepscope.workloads.models.encoders import disclosed
+from stepscope.workloads.models.encoders.optimizers import make_adamw
+from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from torch import nn
+
+    from stepscope.workloads.protocol import Outputs
+
+
+class FastBert(Optimized):
+    repeated = ("LeanLayer",)
+
+    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        from stepscope.workloads.models.bert.network import LeanAnswers, LeanPretraining
+
+        make = LeanPretraining if self._pretrains else LeanAnswers
+        return make(module, mode=mode, precision=precision)
+
+    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+        """The loader says where words are hidden: their number is the same in every batch, their places are not."""
+        if "labels" not in batch:
+            return batch
+        labels = batch.pop("labels").flatten()
+        places = (labels != IGNORED).nonzero().squeeze(1)
+        return {**batch, "hidden_at": places, "hidden_words": labels[places]}
+
+    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return cast("torch.Tensor", cast("Any", module).loss(batch))
+
+    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        return cast("tuple[torch.Tensor, ...]", module(batch))
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
+        return make_adamw(module, learning_rate=rate, decay=decay, fused=True)
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        return list(cast("Any", module).encoder.layers)
+
+    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        from stepscope.workloads.models.encoders.origins import gradients_of
+
+        return gradients_of(module)
+
+    def engine(self, mode: Mode) -> Engine:
+        return Engine(compile="default", graph=True, dynamic=False)
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        found = [
+            disclosed.ONE_PROJECTION,
+            disclosed.SKIPPED_LOOKUPS,
+            disclosed.COMPILED,
+            disclosed.WHOLE_GRAPH,
+            *disclosed.precision_changes(mode, precision),
+        ]
+        if mode == "train":
+            found.append(disclosed.fused_optimizer("AdamW"))
+            if self._pretrains:
+                found.append(
+                    Change(
+                        "head where it counts",
+                        "The words of the vocabulary are scored only at the hidden places, which the loader lists; "
+                        "their number must be the same in every batch.",
+                    )
+                )
+        return found
+
+    @property
+    def _pretrains(self) -> bool:
+        return bool(self.sizes["head"] == "pretraining")

@@ -1,0 +1,1 @@
+"""What the convolutional networks share: layers, images, and how they are made fast."""

@@ -1,0 +1,152 @@
+"""Which way of computing each grouped convolution is fastest here: timed once a process, never while measuring."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.workloads.models.convnets.grouped import NATIVE, Way, list_ways
+from stepscope.workloads.precision import math_of, products_of, storage_dtype
+from stepscope.workloads.protocol import Mode, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+TRIAL_BATCH: dict[Mode, int] = {"train": 32, "infer": 8}
+"""Pictures in a trial: the batch that will be measured is not known yet, and the order of the ways hardly needs it."""
+TRIAL_REPEATS = 10
+
+
+class Layer(NamedTuple):
+    """What tells one grouped convolution from another."""
+
+    shape: tuple[int, ...]
+    """Of the input, with the trial's batch."""
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    groups: int
+
+    def describe(self) -> str:
+        extent = "×".join(str(side) for side in self.shape[2:])
+        step = f" stride {self.stride[-1]}" if self.stride[-1] > 1 else ""
+        return f"{self.shape[1]} channels in {self.groups} groups at {extent}{step}"
+
+
+class Trial(NamedTuple):
+    """Seconds of each way, the chosen first; None: it did not run here."""
+
+    way: Way
+    seconds: dict[Way, float | None]
+
+
+TRIALS: dict[tuple[Layer, Mode, Precision, str], Trial] = {}
+"""Made in this process: later adoptions choose the same."""
+
+
+def find_grouped(shadow: nn.Module, example: torch.Tensor) -> dict[str, Layer]:
+    """Grouped convolutions by name, with the shapes that `example` gives them; both arguments are on the meta device,
+    where nothing is computed."""
+    import torch
+    from torch import nn
+
+    found: dict[str, Layer] = {}
+
+    def watch(name: str, conv: nn.Conv2d | nn.Conv3d) -> None:
+        def note(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            shape = tuple(inputs[0].shape)
+            found[name] = Layer(shape, tuple(conv.weight.shape), tuple(conv.stride), conv.groups)
+
+        conv.register_forward_pre_hook(note)
+
+    for name, layer in shadow.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.groups > 1:
+            watch(name, layer)
+    with torch.no_grad():
+        shadow.eval()(example)
+    return found
+
+
+def choose_way(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> Way:
+    """The library's own on devices where there is nothing to choose from."""
+    if not conv.weight.is_cuda:
+        return NATIVE
+    key = (layer, mode, precision, str(conv.weight.device))
+    if key not in TRIALS:
+        TRIALS[key] = try_ways(layer, conv, mode=mode, precision=precision)
+    return TRIALS[key].way
+
+
+def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> Trial:
+    width = max(layer.weight[1], layer.weight[0] // layer.groups)
+    axes = len(layer.stride)
+    ways = list_ways(layer.groups, width, axes=axes, kernels=_kernels_available())
+    if precision == "fp32":
+        # Without matrix units dense ways lose, and the libraries' searches through float32 algorithms take long.
+        ways = list({way.kind: way for way in reversed(ways) if way.kind in ("native", "kernel")}.values())
+    seconds = {way: time_way(way, layer, conv, mode=mode, precision=precision) for way in ways}
+    ran = {way: taken for way, taken in seconds.items() if taken is not None}
+    return Trial(min(ran, key=lambda way: ran[way]) if ran else NATIVE, seconds)
+
+
+def time_way(way: Way, layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> float | None:
+    """Seconds of one pass, in training with its backward, as a replayed CUDA graph; None where it does not run."""
+    import torch
+
+    from stepscope.workloads.models.convnets.fast_network import LAST, GroupedConv
+
+    dtype = storage_dtype(precision, mode)
+    device = conv.weight.device
+    half = mode == "train" and precision == "bf16"
+    fresh = copy.deepcopy(conv).to(dtype)
+    module = GroupedConv(fresh, way, in_bf16=half, tf32=precision != "fp32")
+    entering = torch.bfloat16 if half else dtype
+    x = torch.randn(layer.shape, device=device, dtype=entering).to(memory_format=LAST[len(layer.shape)])
+    x.requires_grad_(mode == "train")
+
+    def run() -> None:
+        module.weight.grad = x.grad = None
+        with products_of(precision):
+            with math_of(precision, mode=mode, device=str(device)):
+                y = module(x)
+            if mode == "train":
+                y.backward(torch.ones_like(y))
+
+    refusals: tuple[type[Exception], ...] = (RuntimeError, *_kernel_errors())
+    try:
+        return _time_replays(run)
+    except refusals:
+        return None
+
+
+def _time_replays(run: Callable[[], None]) -> float:
+    import torch
+
+    from stepscope.workloads.steps import capture
+
+    replay = capture(run)
+    replay()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(TRIAL_REPEATS):
+        replay()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3 / TRIAL_REPEATS
+
+
+def _kernels_available() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None
+
+
+def _kernel_errors() -> tuple[type[Exception], ...]:
+    """What Triton raises when a kernel does not fit the device."""
+    if not _kernels_available():
+        return ()
+    from triton.errors import TritonError
+
+    return (TritonError,)

@@ -1,0 +1,1 @@
+"""CvT-13: convolutions and attention for image classification."""

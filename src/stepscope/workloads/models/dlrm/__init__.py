@@ -1,0 +1,1 @@
+"""DLRM: dense features and sparse ones from embedding tables, crossed by dot products, judged by a perceptron."""

@@ -1,0 +1,1 @@
+"""GPT-2: learned positions, layer norms, tied embeddings."""

@@ -1,0 +1,1 @@
+"""Inception v3 (Szegedy et al., 2015)."""

@@ -1,0 +1,1 @@
+"""Llama 3: rotary positions, grouped queries, gated feed-forward."""

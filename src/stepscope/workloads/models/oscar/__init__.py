@@ -1,0 +1,1 @@
+"""OSCAR: a BERT encoder over text, object tags and image regions; visual question answering."""

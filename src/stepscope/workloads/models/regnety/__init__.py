@@ -1,0 +1,1 @@
+"""RegNet-Y, eight sizes (Radosavovic et al., 2020)."""

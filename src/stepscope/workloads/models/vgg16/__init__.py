@@ -1,0 +1,1 @@
+"""VGG-16 without batch norm (Simonyan and Zisserman, 2014)."""

@@ -1,0 +1,1 @@
+"""XLM-R Large as a feature extractor."""

@@ -1,0 +1,87 @@
+"""XLM-R made fast: lean layers, packed sequences, compiled and captured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from stepscope.workloads.models.encoders import disclosed
+from stepscope.workloads.models.encoders.optimizers import make_sgd
+from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from torch import nn
+
+    from stepscope.workloads.models.xlmr.network import LeanXlmr
+    from stepscope.workloads.protocol import Outputs
+
+
+class FastXlmr(Optimized):
+    repeated = ("LeanLayer",)
+
+    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        from stepscope.workloads.models.xlmr.network import LeanXlmr
+
+        return LeanXlmr(module, mode=mode, precision=precision)
+
+    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+        from stepscope.workloads.models.encoders.packing import pack
+
+        return pack(batch) if "attention_mask" in batch else batch
+
+    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        from torch.nn import functional
+
+        features = module(batch["input_ids"])
+        return functional.cross_entropy(features.flatten(0, 1), batch["targets"].flatten())
+
+    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        model = cast("LeanXlmr", module)
+        return model.read_packed(batch) if "tokens" in batch else cast("torch.Tensor", model(batch["input_ids"]))
+
+    def restore(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        from stepscope.workloads.models.encoders.packing import unpack
+
+        if "tokens" not in batch:
+            return outputs
+        return unpack(cast("torch.Tensor", outputs), batch)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return make_sgd(module, learning_rate=self.sizes["learning_rate"], fused=True)
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        model = cast("LeanXlmr", module)
+        return [model.embeddings, *model.encoder.layers]
+
+    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        from stepscope.workloads.models.encoders.origins import gradients_of
+
+        return gradients_of(module)
+
+    def engine(self, mode: Mode) -> Engine:
+        if self._packs:
+            # The number of tokens changes from batch to batch, so that one graph cannot hold the step.
+            return Engine(compile="default", dynamic=True)
+        return Engine(compile="default", graph=True, dynamic=False)
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        found = [disclosed.ONE_PROJECTION, disclosed.COMPILED, *disclosed.precision_changes(mode, precision)]
+        if self._packs:
+            found.append(
+                Change(
+                    "packed sequences",
+                    "The loader lays sequences end to end without padding, with their positions; attention is "
+                    "computed within each. Features come back packed as well.",
+                )
+            )
+        else:
+            found += [disclosed.SKIPPED_LOOKUPS, disclosed.WHOLE_GRAPH]
+        if mode == "train":
+            found.append(disclosed.fused_optimizer("SGD"))
+        return found
+
+    @property
+    def _packs(self) -> bool:
+        return bool(self.sizes.get("sampled_lengths"))

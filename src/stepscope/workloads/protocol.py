@@ -1,0 +1,141 @@
+"""What a model of the suite gives: how it is built, fed and stepped; and what its fast form changes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Mode = Literal["train", "infer"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+
+class Task(ABC):
+    """One model at one size, written as a model engineer would. Instances are cheap: `build` makes the weights."""
+
+    def __init__(self, sizes: Mapping[str, Any]) -> None:
+        self.sizes = sizes
+        """As the catalogue declares them, those of the chosen scale."""
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """With random weights, on torch's current default device, ready to train."""
+
+    @abstractmethod
+    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
+        """So many examples on the host, the same for the same seed on every machine. Never timed."""
+
+    @abstractmethod
+    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Forward and loss of a training step: a scalar."""
+
+    @abstractmethod
+    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        """What a caller of the model gets."""
+
+    @abstractmethod
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer: ...
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """Parts that are sharded and gathered one by one when the model is spread over ranks."""
+        return list(module.children())
+
+    def shard(self) -> Task | None:
+        """This task as one rank of the process group sees it, its tables spread over all; None: it has none."""
+        return None
+
+    def ported(self, device: str) -> str | None:
+        """What was changed in out-of-the-box code for no other reason than that it runs on this device at all."""
+        return None
+
+    def calm(self) -> Mapping[str, Any]:
+        """Sizes with every random part switched off, for comparisons: dropout rates are 0."""
+        return {name: 0.0 if "drop" in name else value for name, value in self.sizes.items()}
+
+
+class Change(NamedTuple):
+    """One thing that a fast form does differently; shown with every result."""
+
+    name: str
+    what: str
+
+
+class Engine(NamedTuple):
+    """How the step of a fast form is run."""
+
+    compile: str | None = None
+    """Mode of torch.compile; None: not compiled."""
+    graph: bool = False
+    """The whole step is captured as one CUDA graph and replayed; shapes must not change from batch to batch."""
+    dynamic: bool | None = None
+    """Of torch.compile: whether shapes are taken to change."""
+    fullgraph: bool = False
+
+
+EAGER = Engine()
+
+
+class Optimized(Task):
+    """The fast form of a task. What is not said otherwise is done as the plain task does it."""
+
+    repeated: tuple[str, ...] = ()
+    """Names of classes in the fast module that are compiled one by one where the engine compiles: layers that are
+    alike are compiled once, which takes seconds where the whole takes minutes. Empty: the step is compiled as one."""
+
+    def __init__(self, plain: Task) -> None:
+        super().__init__(plain.sizes)
+        self.plain = plain
+
+    def build(self) -> nn.Module:
+        return self.plain.build()
+
+    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        """The fast form of a plain module, with its weights, on its device. The plain module is not used afterwards."""
+        return module
+
+    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+        """The same examples laid out for the fast form (packed, sorted), as a loader would; on the host, not timed."""
+        return batch
+
+    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
+        return self.arrange(self.plain.make_batch(count, seed=seed, mode=mode), mode=mode)
+
+    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.plain.loss(module, batch)
+
+    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        return self.plain.infer(module, batch)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return self.plain.make_optimizer(module)
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        return self.plain.blocks(module)
+
+    def restore(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        """Outputs of an arranged batch as the plain form gives them for the plain batch."""
+        return outputs
+
+    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """By the names and in the shapes of the plain module's parameters."""
+        return {
+            name.replace("_orig_mod.", ""): parameter.grad
+            for name, parameter in module.named_parameters()
+            if parameter.grad is not None
+        }
+
+    def engine(self, mode: Mode) -> Engine:
+        return EAGER
+
+    @abstractmethod
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        """Everything that an owner of the model would have to adopt."""
+
+
+if TYPE_CHECKING:
+    Outputs = torch.Tensor | tuple[torch.Tensor, ...]

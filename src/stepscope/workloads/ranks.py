@@ -1,0 +1,298 @@
+"""One model on several ranks: every rank steps its share of the batch, and the slowest counts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.errors import UsageError
+from stepscope.launch import RankSession
+from stepscope.measure import Measurement, MeasureSettings, WallClock, measure, open_device
+from stepscope.records import (
+    Case,
+    CaseResult,
+    Communication,
+    Failure,
+    RankPlace,
+    RankSamples,
+    Score,
+    System,
+    describe_exception,
+)
+from stepscope.store import RunWriter, utc_now
+from stepscope.system import collect_system, merge_systems
+from stepscope.workloads.facts import PeakMemory
+from stepscope.workloads.feed import make_batches, to_device
+from stepscope.workloads.precision import cast_module
+from stepscope.workloads.protocol import EAGER, Optimized, Task
+from stepscope.workloads.steps import InferStep, TrainStep
+from stepscope.workloads.worker import SEED, Asked, read_case
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from stepscope.workloads.protocol import Mode, Outputs
+
+WORKER = "stepscope.workloads.ranks:run"
+PARALLEL = ("ddp", "fsdp", "sharded")
+GROUP_EXTRA_S = 30.0
+"""A collective waits longer than the watchdog, whose message says more."""
+
+
+class RankMeasurement(msgspec.Struct, kw_only=True):
+    """What one rank hands to rank 0."""
+
+    measurement: Measurement | None = None
+    peak_memory_bytes: int = 0
+    failure: Failure | None = None
+
+
+class GroupPeers:
+    """Ranks that walk through the measuring loop in step."""
+
+    def __init__(self, session: RankSession, case: Case) -> None:
+        self._session = session
+        self._case = case
+
+    def agree(self, value: int) -> int:
+        return int(broadcast(value))
+
+    def align(self) -> int:
+        import torch.distributed as dist
+
+        self._session.heartbeat.beat("measuring", self._case.key)
+        dist.barrier()
+        return 1
+
+
+def broadcast(value: Any) -> Any:
+    """Rank 0's, on every rank."""
+    import torch.distributed as dist
+
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather(value: Any) -> list[Any]:
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def run(session: RankSession) -> None:
+    """The worker function of every rank; rank 0 writes the run."""
+    import torch.distributed as dist
+
+    context, request = session.context, session.request
+    session.heartbeat.beat("joining")
+    limit = timedelta(seconds=session.hang_limit_s + GROUP_EXTRA_S)
+    name = str(request["device"])
+    device_name = f"cuda:{context.local_rank}" if name == "cuda" else name
+    device = open_device(device_name)
+    dist.init_process_group(str(request["backend"]), rank=context.rank, world_size=context.world_size, timeout=limit)
+    try:
+        folder = Path(broadcast(str(session.folder.resolve()) if session.folder else None))
+        if session.folder is None:
+            session.adopt_folder(folder)
+        systems = gather(collect_system() if context.local_rank == 0 else None)
+        place = RankPlace(
+            rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device.name, name=None,
+            local_rank=context.local_rank,
+        )  # fmt: skip
+        places = gather(place)
+        if context.rank == 0:
+            _lead(session, folder, device, [one for one in systems if one is not None], places)
+        else:
+            _follow(session, device)
+    finally:
+        dist.destroy_process_group()
+    session.heartbeat.beat("leaving")
+
+
+def _lead(session: RankSession, folder: Path, device: Any, systems: list[System], places: list[RankPlace]) -> None:
+    import torch
+
+    with RunWriter(folder) as writer:
+        writer.write_system(merge_systems(systems))
+        library = {"name": f"torch.distributed {session.request['backend']}", "version": str(torch.__version__)}
+        writer.write_communication(
+            Communication(backend=str(session.request["backend"]), library=library, ranks=places)
+        )
+        for case in writer.remaining():
+            broadcast(msgspec.json.encode(case))
+            started_at, start = utc_now(), time.monotonic()
+            found = gather(_measure(session, case, device))
+            writer.append(*_fold(case, found, started_at, time.monotonic() - start))
+        broadcast(None)
+        writer.finish()
+
+
+def _follow(session: RankSession, device: Any) -> None:
+    while (assigned := broadcast(None)) is not None:
+        gather(_measure(session, msgspec.json.decode(assigned, type=Case), device))
+
+
+def _measure(session: RankSession, case: Case, device: Any) -> RankMeasurement:
+    session.heartbeat.beat("preparing", case.key)
+    asked = read_case(case)
+    step: TrainStep | InferStep | None = None
+    failure: Failure | None = None
+    try:
+        step = open_rank_step(asked, str(case.parameters["parallel"]), device.name)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, UsageError) as error:
+        failure = describe_exception(error)
+    # Every rank takes part or none: one that cannot would leave the others waiting.
+    first = next((one for one in gather(failure) if one is not None), None)
+    if first is not None or step is None:
+        return RankMeasurement(failure=first)
+    memory = PeakMemory(device.name)
+    settings = msgspec.convert(session.request["settings"], MeasureSettings)
+    if asked.mode == "infer":
+        settings = msgspec.structs.replace(settings, iterations=1)
+    measured = measure(step, settings=settings, clock=WallClock(), device=device, peers=GroupPeers(session, case))
+    return RankMeasurement(measurement=measured, peak_memory_bytes=memory.read_bytes())
+
+
+def open_rank_step(asked: Asked, parallel: str, device: str) -> TrainStep | InferStep:
+    """This rank's share: its own batches, and a module that exchanges what `parallel` says."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if asked.batch_size % world:
+        raise UsageError(
+            f"a batch of {asked.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
+        )
+    task = asked.workload.make_task(asked.scale)
+    engine = task.engine(asked.mode)._replace(graph=False) if isinstance(task, Optimized) else EAGER
+    torch.manual_seed(SEED)  # the same weights everywhere
+    if parallel == "sharded":
+        task, module = _open_sharded(task, device)
+    else:
+        with torch.device(device):
+            module = task.build()
+        module.train(asked.mode == "train")
+        if isinstance(task, Optimized):
+            module = task.adopt(module, mode=asked.mode, precision=asked.precision)
+        module = cast_module(module, asked.precision, asked.mode)
+        if asked.mode == "train":
+            task, module = distribute(task, module, parallel, device)
+    share = asked.batch_size // world
+    batches = make_batches(task, batch_size=share, mode=asked.mode, seed=SEED + 1000 * rank)
+    ready = [to_device(one, device=device, precision=asked.precision, mode=asked.mode) for one in batches]
+    how: dict[str, Any] = {"precision": asked.precision, "device": device, "engine": engine}
+    return TrainStep(task, module, ready, **how) if asked.mode == "train" else InferStep(task, module, ready, **how)
+
+
+class JoinedTask(Task):
+    """A task whose whole loss is the forward of one module, so that what wraps the module sees every use of it."""
+
+    def __init__(self, task: Task, inner: nn.Module) -> None:
+        super().__init__(task.sizes)
+        self._task = task
+        self._inner = inner
+
+    def build(self) -> nn.Module:
+        from torch import nn
+
+        task = self._task
+
+        class Loss(nn.Module):
+            def __init__(self, inner: nn.Module) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, batch: Any) -> torch.Tensor:
+                return task.loss(self.inner, batch)
+
+        return Loss(self._inner)
+
+    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
+        return self._task.make_batch(count, seed=seed, mode=mode)
+
+    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = module(batch)
+        return loss
+
+    def infer(self, module: nn.Module, batch: Any) -> Outputs:
+        return self._task.infer(self._inner, batch)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return self._task.make_optimizer(self._inner)
+
+
+def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tuple[Task, nn.Module]:
+    """Gradients are averaged over the ranks (ddp), or weights, gradients and optimizer state are spread (fsdp)."""
+    joined = JoinedTask(task, inner)
+    module = joined.build()
+    if parallel == "fsdp":
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
+        for block in _callable_parts(task.blocks(inner)):
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        return joined, module
+    from torch.nn.parallel import DistributedDataParallel
+
+    ids = [int(device.partition(":")[2])] if device.startswith("cuda") else None
+    return joined, DistributedDataParallel(module, device_ids=ids)
+
+
+def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Those with weights; instead of lists, which are never called, what is in them."""
+    from torch import nn
+
+    for block in blocks:
+        if isinstance(block, nn.ModuleList | nn.ModuleDict):
+            yield from _callable_parts(block.children())
+        elif any(True for _ in block.parameters()):
+            yield block
+
+
+def _open_sharded(task: Task, device: str) -> tuple[Task, nn.Module]:
+    import torch
+
+    spread = task.shard()
+    if spread is None:
+        raise UsageError(
+            "this form has no tables to spread over the ranks", hint="--parallel ddp or fsdp", where="--parallel"
+        )
+    with torch.device(device):
+        return spread, spread.build()
+
+
+def _fold(
+    case: Case, found: list[RankMeasurement], started_at: str, elapsed_s: float
+) -> tuple[CaseResult, list[RankSamples]]:
+    failure = next((one.failure for one in found if one.failure is not None), None)
+    if failure is not None:
+        return CaseResult(case=case, status="failed", started_at=started_at, elapsed_s=elapsed_s, failure=failure), []
+    samples = [
+        one.measurement.as_samples(case.key, rank=rank) for rank, one in enumerate(found) if one.measurement is not None
+    ]
+    asked = read_case(case)
+    result = CaseResult(
+        case=case,
+        status="ok",
+        started_at=started_at,
+        elapsed_s=elapsed_s,
+        score=Score(unit="ex/s", work=float(asked.batch_size)),
+        latency_target=asked.workload.declared.latency_target,
+        timing="slowest_rank",
+        observed={"peak_memory_bytes": max(one.peak_memory_bytes for one in found)},
+    )
+    return result, samples

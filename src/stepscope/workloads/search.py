@@ -1,0 +1,101 @@
+"""Which batch size to try next. Knows no clock and no device: it is told every try again, so that a run can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import NamedTuple
+
+DEFAULT_RESOLUTION = 1 / 16
+"""Of the bracket's middle: how close to the best size the search ends."""
+FALL = 0.02
+"""Doubling ends where throughput falls by more than this; less is noise or a plateau."""
+
+
+class Trial(NamedTuple):
+    batch_size: int
+    throughput: float | None
+    """Examples a second; None: it did not fit, or failed."""
+    in_time: bool = True
+    """Whether the latency limit was kept."""
+
+    @property
+    def worth(self) -> float:
+        return self.throughput if self.throughput is not None and self.in_time else -1.0
+
+
+def next_batch(
+    trials: Iterable[Trial], *, largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUTION
+) -> int | None:
+    """The size to try after these; None: the search is over, see `best_trial`."""
+    known = {trial.batch_size: trial for trial in trials}
+    search = _search(largest, first, resolution)
+    try:
+        wanted = next(search)
+        while wanted in known:
+            wanted = search.send(known[wanted])
+    except StopIteration:
+        return None
+    return wanted
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The largest throughput within the limits; of equal ones the smaller batch. None where no size was in time."""
+    valid = [trial for trial in trials if trial.worth >= 0]
+    return max(valid, key=lambda trial: (trial.worth, -trial.batch_size), default=None)
+
+
+def most_tries(largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUTION) -> int:
+    """No search takes more."""
+    doublings, size = 1, first
+    while size < largest:
+        size, doublings = min(2 * size, largest), doublings + 1
+    candidates = max(1, min(round(1.5 / resolution), 2 * largest) if resolution else 2 * largest)
+    return doublings + len(_fibonacci(candidates + 1))
+
+
+def _search(largest: int, first: int, resolution: float) -> Generator[int, Trial, None]:
+    """Doubles until it no longer pays or fits, then narrows down between the neighbours of the best."""
+    tried: list[Trial] = []
+    size = min(first, largest)
+    while True:
+        trial = yield size
+        tried.append(trial)
+        best = max(one.worth for one in tried)
+        if trial.worth < 0 or trial.worth < (1 - FALL) * best or size == largest:
+            break
+        size = min(2 * size, largest)
+    place = max(range(len(tried)), key=lambda i: (tried[i].worth, -i))
+    if tried[place].worth < 0:
+        return
+    low = tried[place - 1].batch_size if place else 0
+    high = tried[place + 1].batch_size if place + 1 < len(tried) else tried[place].batch_size
+    yield from _narrow(low, high, tried[place].batch_size, resolution)
+
+
+def _narrow(low: int, high: int, middle: int, resolution: float) -> Generator[int, Trial, None]:
+    """Fibonacci search over the sizes between two that are worse, the ends included."""
+    granule = max(1, int(middle * resolution))
+    candidates = [size for size in range(low, high + 1) if size > 0 and (size - middle) % granule == 0]
+    numbers = _fibonacci(len(candidates) + 1)
+    # Places beyond the list stand for sizes that are known to be worse: they are never tried.
+    start = 0
+    worths: dict[int, float] = {}
+    for before, further in zip(reversed(numbers[:-1]), reversed([0, *numbers[:-2]]), strict=True):
+        left, right = start + further - 1, start + before - 1
+        for place in {left, right}:
+            if place not in worths:
+                if not 0 <= place < len(candidates):
+                    worths[place] = -2.0 - place
+                else:
+                    trial = yield candidates[place]
+                    worths[place] = trial.worth
+        if left >= 0 and worths[right] > worths[left]:
+            start += further
+
+
+def _fibonacci(least: int) -> list[int]:
+    """1, 2, 3, 5 … up to the first that is at least `least`."""
+    numbers = [1, 2]
+    while numbers[-1] < least:
+        numbers.append(numbers[-1] + numbers[-2])
+    return numbers

@@ -1,0 +1,219 @@
+"""One step of a model as it is timed: forward, loss, backward and optimizer, or one batch through the model."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from stepscope.workloads.precision import math_of, products_of
+from stepscope.workloads.protocol import EAGER, Engine, Optimized
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from stepscope.workloads.protocol import Outputs, Precision, Task
+
+MOST_SHAPES = 64
+"""Different shapes of layers that are compiled, each for itself; torch's own limit of 8 is for changing batches."""
+CAPTURE_WARMUPS = 3
+"""Steps on another stream before a capture: libraries make their workspaces in the first ones."""
+
+
+class TrainStep:
+    """Each call is a whole step on the next of the batches, which lie on the device."""
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        batches: Sequence[Mapping[str, torch.Tensor]],
+        *,
+        precision: Precision,
+        device: str,
+        engine: Engine = EAGER,
+        backend: str = "inductor",
+        accumulate: int = 1,
+        loss_of: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`loss_of`: the loss of a batch, where it is compiled already."""
+        self._optimizer = task.make_optimizer(module)
+        self._precision: Precision = precision
+        self._device = device
+        self._accumulate = accumulate
+        self._feed: Iterator[Mapping[str, torch.Tensor]] = cycle(batches)
+        self._loss_of = loss_of or compile_loss(task, module, engine, backend)
+        self._replay: Callable[[], None] | None = None
+        self.loss: torch.Tensor | None = None
+        """Of the last batch; stays on the device."""
+        self._sign = min((one for one in module.parameters() if one.requires_grad), key=lambda one: one.numel())
+        self._sign_before = self._sign.detach().clone()
+        if engine.graph and device.startswith("cuda"):
+            self._replay = self._capture()
+
+    def feed(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        """Take the next batches from here."""
+        self._feed = iter(batches)
+
+    def __call__(self) -> None:
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._step([next(self._feed) for _ in range(self._accumulate)])
+
+    def find_fault(self) -> str | None:
+        """Why this is no training step, if so: its loss is no number, or its weights stay what they were."""
+        import torch
+
+        if self.loss is None or not bool(torch.isfinite(self.loss).all()):
+            return "the loss is not finite"
+        if torch.equal(self._sign.detach(), self._sign_before):
+            return "the weights do not change"
+        return None
+
+    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        with products_of(self._precision):
+            for batch in batches:
+                with math_of(self._precision, mode="train", device=self._device):
+                    loss = self._loss_of(batch)
+                (loss / len(batches) if len(batches) > 1 else loss).backward()
+                self.loss = loss.detach()
+        self._optimizer.step()
+
+    def _capture(self) -> Callable[[], None]:
+        static = [_clone(next(self._feed)) for _ in range(self._accumulate)]
+        replay = capture(lambda: self._step(static))
+
+        def step() -> None:
+            for place in static:
+                _refill(place, next(self._feed))
+            replay()
+
+        return step
+
+
+class InferStep:
+    """Each call takes the next of the batches through the model."""
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        batches: Sequence[Mapping[str, torch.Tensor]],
+        *,
+        precision: Precision,
+        device: str,
+        engine: Engine = EAGER,
+        backend: str = "inductor",
+    ) -> None:
+        self._precision: Precision = precision
+        self._device = device
+        self._feed: Iterator[Mapping[str, torch.Tensor]] = cycle(batches)
+        self._outputs_of = compile_outputs(task, module, engine, backend)
+        self._replay: Callable[[], None] | None = None
+        self.outputs: Outputs | None = None
+        if engine.graph and device.startswith("cuda"):
+            self._replay = self._capture()
+
+    def feed(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        """Take the next batches from here."""
+        self._feed = iter(batches)
+
+    def __call__(self) -> None:
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._step(next(self._feed))
+
+    def _step(self, batch: Mapping[str, torch.Tensor]) -> None:
+        with math_of(self._precision, mode="infer", device=self._device):
+            self.outputs = self._outputs_of(batch)
+
+    def _capture(self) -> Callable[[], None]:
+        static = _clone(next(self._feed))
+        replay = capture(lambda: self._step(static))
+
+        def step() -> None:
+            _refill(static, next(self._feed))
+            replay()
+
+        return step
+
+
+def compile_loss(task: Task, module: nn.Module, engine: Engine, backend: str) -> Callable[[Any], Any]:
+    """The loss of a batch as the engine runs it."""
+    return _compile_step(task, module, lambda batch: task.loss(module, batch), engine, backend)
+
+
+def compile_outputs(task: Task, module: nn.Module, engine: Engine, backend: str) -> Callable[[Any], Any]:
+    return _compile_step(task, module, lambda batch: task.infer(module, batch), engine, backend)
+
+
+def _compile_step(
+    task: Task, module: nn.Module, step: Callable[[Any], Any], engine: Engine, backend: str
+) -> Callable[[Any], Any]:
+    repeated = task.repeated if isinstance(task, Optimized) else ()
+    parts = [part for part in module.modules() if type(part).__name__ in repeated]
+    if engine.compile is None or not parts:
+        return compiled(step, engine, backend)
+    import torch
+
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    # Torch looks for gradients on what comes into a layer, and warns itself.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    for part in parts:
+        part.compile(**_how(engine, backend))
+    return step
+
+
+def compiled(function: Callable[[Any], Any], engine: Engine, backend: str) -> Callable[[Any], Any]:
+    if engine.compile is None:
+        return function
+    import torch
+
+    return torch.compile(function, **_how(engine, backend))
+
+
+def _how(engine: Engine, backend: str) -> dict[str, Any]:
+    how: dict[str, Any] = {"dynamic": engine.dynamic, "fullgraph": engine.fullgraph, "backend": backend}
+    if backend == "inductor" and engine.compile != "default":
+        how["mode"] = engine.compile
+    return how
+
+
+def forget_compiled() -> None:
+    """Between cases: torch counts how often one line was compiled, and gives up after eight different uses."""
+    if "torch._dynamo" in sys.modules:
+        import torch
+
+        torch.compiler.reset()
+
+
+def capture(body: Callable[[], None]) -> Callable[[], None]:
+    """`body` as one CUDA graph; it must read and write the same memory every time."""
+    import torch
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(CAPTURE_WARMUPS):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    return graph.replay
+
+
+def _clone(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one.clone() for name, one in batch.items()}
+
+
+def _refill(place: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> None:
+    for name, one in batch.items():
+        place[name].copy_(one, non_blocking=True)

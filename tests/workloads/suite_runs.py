@@ -1,0 +1,29 @@
+"""Runs of workload cases in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.measure import QUICK, SilentProgress
+from stepscope.records import Case
+from stepscope.store import StoredRun, create_run
+from stepscope.workloads import find_workload
+from stepscope.workloads.worker import run_workloads
+
+SMALL = "dlrm/ootb/train/small.1dev-embed32-fp32"
+SERVED = "dlrm/ootb/infer/default.1dev-fp32"
+
+
+def tiny(benchmark_id: str, **chosen: Any) -> Case:
+    return find_workload(benchmark_id).make_case(device="cpu", scale="tiny", **chosen)
+
+
+def measure(store: Path, *cases: Case, **request: Any) -> StoredRun:
+    settings = msgspec.to_builtins(QUICK)
+    asked = {"device": "cpu", "settings": settings, "loader_workers": None, "compile_backend": "eager", **request}
+    folder = create_run(store, verb="workload", name="test", command=["test"], request=asked, cases=list(cases))
+    run_workloads(folder, request=asked, progress=SilentProgress())
+    return StoredRun(folder)

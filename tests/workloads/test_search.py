@@ -1,0 +1,85 @@
+"""The search for a batch size, on scripted devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.workloads.search import Trial, best_trial, most_tries, next_batch
+
+EXACT = 1e-9
+Scripted = Callable[[int], Trial]
+
+
+def search(device: Scripted, largest: int, *, resolution: float = EXACT) -> list[Trial]:
+    tried: list[Trial] = []
+    while (size := next_batch(tried, largest=largest, resolution=resolution)) is not None:
+        assert 1 <= size <= largest
+        assert size not in {one.batch_size for one in tried}
+        tried.append(device(size))
+    return tried
+
+
+def scripted(*, peak: int, memory: int, slowest: int) -> Scripted:
+    """Throughput rises up to `peak` and then falls; above `memory` nothing fits, above `slowest` it is too late."""
+
+    def measure(size: int) -> Trial:
+        throughput = float(size if size <= peak else peak * peak / size)
+        return Trial(size, throughput if size <= memory else None, size <= slowest)
+
+    return measure
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    largest=st.integers(1, 5000), peak=st.integers(1, 9000), memory=st.integers(1, 9000), slowest=st.integers(1, 9000)
+)
+def test_the_search_ends_at_the_true_best(largest: int, peak: int, memory: int, slowest: int) -> None:
+    tried = search(scripted(peak=peak, memory=memory, slowest=slowest), largest)
+    best = best_trial(tried)
+    assert best is not None
+    assert best.batch_size == min(largest, peak, memory, slowest)
+    assert len(tried) <= most_tries(largest, resolution=EXACT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(largest=st.integers(1, 5000), peak=st.integers(1, 9000))
+def test_a_coarser_search_ends_close_by_in_fewer_tries(largest: int, peak: int) -> None:
+    device = scripted(peak=peak, memory=9000, slowest=9000)
+    tried = search(device, largest, resolution=1 / 16)
+    best = best_trial(tried)
+    assert best is not None
+    assert best.worth >= (1 - 1 / 8) * device(min(largest, peak)).worth
+    assert len(tried) <= most_tries(largest)
+
+
+def test_the_tries_are_the_stated_ones() -> None:
+    """Doubling to 512, where it falls; then between 128 and 512."""
+    device = scripted(peak=300, memory=10_000, slowest=10_000)
+    assert [one.batch_size for one in search(device, 4096)][:10] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert most_tries(4096) == 21
+    assert len(search(device, 4096, resolution=1 / 16)) <= 21
+
+
+def test_nothing_in_time_is_no_result() -> None:
+    tried = search(lambda size: Trial(size, 10.0, in_time=False), 64)
+    assert [one.batch_size for one in tried] == [1]
+    assert best_trial(tried) is None
+    assert best_trial([]) is None
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_plateau_does_not_end_the_doubling(noise: float) -> None:
+    """Less than two hundredths is noise."""
+    tried = search(lambda size: Trial(size, 100.0 * (1 - noise * (size % 3)) if size <= 64 else 100.0), 256)
+    assert max(one.batch_size for one in tried) == 256
+
+
+def test_a_search_goes_on_where_it_was_interrupted() -> None:
+    device = scripted(peak=77, memory=200, slowest=150)
+    whole = search(device, 1000)
+    for cut in range(len(whole)):
+        assert next_batch(whole[:cut], largest=1000, resolution=EXACT) == whole[cut].batch_size

@@ -1,0 +1,153 @@
+"""Workload cases from the plan to the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from suite_runs import SERVED, SMALL, measure, tiny
+
+from stepscope.errors import UsageError
+from stepscope.workloads import find_workload, list_workloads, steps
+from stepscope.workloads.catalogue import Declared, read_catalogue
+from stepscope.workloads.rounds import is_try
+from stepscope.workloads.worker import open_step
+
+
+def test_a_training_score_counts_examples(tmp_path: Path) -> None:
+    (case,) = measure(tmp_path, tiny(SMALL), loader_workers=0).cases()
+    summary = case.summary()
+    assert summary is not None
+    batch = case.result.case.batch_size
+    assert batch is not None
+    assert case.score() == pytest.approx(batch / summary.median_s)
+    assert case.result.observed["peak_memory_bytes"] > 0
+    assert case.result.observed["model_flops"] > 0
+    assert case.loader_score() is not None
+    assert case.input_share() is not None
+    assert case.missed_latency() is None
+    assert case.mfu() is None  # nobody states the peak of this CPU
+
+
+def test_a_latency_is_that_of_one_batch(tmp_path: Path) -> None:
+    (case,) = measure(tmp_path, tiny(SERVED)).cases()
+    assert all(count == 1 for one in case.samples for count in one.iterations)
+    assert {"p50", "p95", "p99"} <= set(case.latency_s())
+    assert case.missed_latency() is False
+
+
+def test_a_limit_below_what_is_possible_marks_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Declared, "latency_target", property(lambda self: msgspec.structs.replace(_limit(self), limit_s=1e-9))
+    )
+    run = measure(tmp_path, tiny(SERVED))
+    (case,) = run.cases()
+    assert case.result.status == "ok"
+    assert case.missed_latency() is True
+
+
+def _limit(declared: Declared) -> Any:
+    from stepscope.records import LatencyTarget
+
+    return LatencyTarget(limit_s=1.0, percentile=declared.latency_percentile)
+
+
+def test_a_step_that_trains_nothing_has_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: None)
+    (case,) = measure(tmp_path, tiny(SMALL)).cases()
+    assert case.result.failure is not None
+    assert case.result.failure.kind == "wrong_result"
+    assert "weights do not change" in case.result.failure.message
+    assert case.score() is None
+
+
+def test_what_does_not_fit_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def refuse(self: object, batches: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB.")
+
+    monkeypatch.setattr(steps.TrainStep, "_step", refuse)
+    (case,) = measure(tmp_path, tiny(SMALL)).cases()
+    assert case.result.status == "skipped"
+    assert case.result.failure is not None
+    assert case.result.failure.kind == "does_not_fit"
+    assert "--find-batch" in str(case.result.failure.hint)
+
+
+def test_a_search_records_every_try_and_ends_with_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose memory ends at 20 examples, and on which larger batches are better."""
+    import time
+
+    import torch
+
+    def step(self: Any, batches: Any) -> None:
+        examples = len(next(iter(batches[0].values())))
+        if examples > 20:
+            raise torch.OutOfMemoryError("out of memory")
+        time.sleep(2e-3)
+        self.loss = torch.tensor(1.0)
+        self._sign_before = self._sign.detach() + 1
+
+    monkeypatch.setattr(steps.TrainStep, "_step", step)
+    search = {"goal": "throughput", "first": 1, "largest": None, "resolution": 1e-9}
+    run = measure(tmp_path, tiny(SMALL, batch_size=1, search="throughput"), find_batch=search)
+    tries = [case for case in run.cases() if is_try(case.result.case)]
+    finals = [case.result.case.batch_size for case in run.cases() if not is_try(case.result.case)]
+    assert finals == [20]
+    assert [one.result.case.batch_size for one in tries][:6] == [1, 2, 4, 8, 16, 32]
+    assert {one.result.case.batch_size for one in tries if one.result.status == "skipped"} >= {32, 21}
+
+
+def test_rules_of_a_benchmark_are_kept() -> None:
+    small = find_workload(SMALL)
+    with pytest.raises(UsageError, match="does not allow int8"):
+        small.make_case(device="cpu", precision="int8")
+    with pytest.raises(UsageError, match="not known to converge"):
+        small.make_case(device="cpu", batch_size=1 << 30)
+    with pytest.raises(UsageError, match="there is no benchmark") as refused:
+        find_workload("dlrm/ootb/train/small.1dev-embed32-fp23")
+    assert f"did you mean {SMALL}?" in str(refused.value.hint)
+
+
+def test_own_examples_are_read_or_refused(tmp_path: Path) -> None:
+    import torch
+
+    case = tiny(SERVED)
+    task = find_workload(SERVED).make_task("tiny")
+    assert case.batch_size is not None
+    path = tmp_path / "examples.pt"
+    torch.save([task.make_batch(case.batch_size, seed=seed, mode="infer") for seed in (1, 2)], path)
+    assert measure(tmp_path / "runs", case, data=str(path)).cases()[0].result.status == "ok"
+    torch.save([{"x": torch.zeros(3)}], path)
+    (case_result,) = measure(tmp_path / "more", case, data=str(path)).cases()
+    assert case_result.result.failure is not None
+    assert "must hold the inputs" in case_result.result.failure.message
+
+
+def test_steps_can_be_made_outside_a_run() -> None:
+    step = open_step(tiny(SMALL))
+    step()
+    step()
+
+
+def test_every_benchmark_has_both_forms_and_one_owner() -> None:
+    listed = [one.benchmark for one in list_workloads()]
+    assert len({one.id for one in listed}) == len(listed)
+    assert {one.implementation for one in listed} == {"ootb", "optimized"}
+    for model in read_catalogue().values():
+        assert {declared.mode for declared in model.benchmark} == {"train", "infer"}
+
+
+def test_traces_are_kept_beside_the_samples(tmp_path: Path) -> None:
+    run = measure(tmp_path, tiny(SMALL), trace=True)
+    (case,) = run.cases()
+    folder = run.folder / str(case.result.observed["trace"])
+    assert (folder / "recording.json").is_file()
+    from stepscope.traces import read_traces
+
+    assert len(read_traces(folder, cache=False).timeline()) > 10

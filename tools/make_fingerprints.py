@@ -1,0 +1,36 @@
+"""Write the fingerprints of the workloads anew; refuses to where a benchmark changed and its version did not.
+
+python tools/make_fingerprints.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from stepscope.workloads import fingerprint as fingerprints
+
+PLACE = Path(__file__).parents[1] / "src" / "stepscope" / "workloads" / fingerprints.FILE
+
+
+def main() -> None:
+    before = fingerprints.read_fingerprints() if PLACE.exists() else None
+    made_with = fingerprints.name_versions()
+    found = {name: fingerprints.take_fingerprint(one) for name, one in fingerprints.benchmarks_to_mark().items()}
+    same_tools = before is not None and before.made_with == made_with
+    for name, new in found.items():
+        old = before.benchmarks.get(name) if before is not None else None
+        if old is None or old == new or new.version > old.version:
+            continue
+        changed = [part for part in ("configuration", "weights", "graph") if getattr(old, part) != getattr(new, part)]
+        if changed != ["graph"] or same_tools:
+            sys.exit(f"{name} computes something else ({', '.join(changed)}): raise its version in the catalogue first")
+    stored = fingerprints.StoredFingerprints(made_with=made_with, benchmarks=found)
+    PLACE.write_bytes(msgspec.json.format(msgspec.json.encode(stored, order="sorted"), indent=1) + b"\n")
+    print(f"{len(found)} fingerprints in {PLACE}")
+
+
+if __name__ == "__main__":
+    main()
