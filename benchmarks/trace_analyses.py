@@ -56,6 +56,7 @@ QUESTIONS = (
 
 OURS = """
 import json, sys, tempfile, time
+import numba  # as the compiled reader of a large trace would have loaded it
 from pathlib import Path
 from stepscope.analyze.step.breakdown import break_down, measure_overlap
 from stepscope.analyze.critical import build_graph, critical_path, describe_path, parse_what_if, path_events, what_if

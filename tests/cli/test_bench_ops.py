@@ -102,6 +102,11 @@ def test_listing_operators_and_benchmarks(stepscope: Stepscope) -> None:
     assert all({"name", "parameters", "dtypes", "passes"} <= set(op) for op in ops)
     benchmarks = stepscope("bench", "list", "--json").data["benchmarks"]
     assert any(one["id"] == "dlrm/ootb/train/small.1dev-embed32-fp32" for one in benchmarks)
+    assert all({"id", "version", "owner", "modes", "precisions"} <= set(one) for one in benchmarks)
+    assert {one["model"] for one in benchmarks} == {
+        "dlrm", "xlmr", "cvt", "oscar", "rnnt", "resnext3d", "regnety", "resnet50", "vgg16", "inception-v3",
+        "bert-base", "bert-large", "gpt2", "llama",
+    }  # fmt: skip
 
 
 def test_the_small_dlrm_scores_examples(stepscope: Stepscope) -> None:
@@ -131,6 +136,11 @@ def test_the_small_dlrm_scores_examples(stepscope: Stepscope) -> None:
         ("bench", "ops", "--colective", "x"),
         ("bench", "workload", "dlrm/ootb/train/none"),
         ("bench", "workload", "dlrm"),
+        ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--precision", "int4"),
+        ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--batch-size", "1000000000"),
+        ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--batch-sizes", "1,x"),
+        ("bench", "workload", "nowhere.py:build"),
+        ("bench", "suite", "proxy", "--model", "alexnet"),
         ("bench", "comms", "--collective", "all_reduse"),
         ("bench", "comms", "--collective", "all_reduce", "--sizes", "1M:1K:x2"),
         ("bench", "comms", "--collective", "all_reduce", "--sizes", "many"),

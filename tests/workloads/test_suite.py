@@ -1,0 +1,64 @@
+"""The whole table in tiny form, end to end, and one model compiled for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from suite_runs import measure
+
+from stepscope.compare import compare_implementations
+from stepscope.errors import UsageError
+from stepscope.workloads import find_workload
+from stepscope.workloads.catalogue import SUITE
+from stepscope.workloads.suite import choose_suite, make_suite_cases, suite_precisions
+
+
+@pytest.mark.parametrize("model", SUITE)
+def test_a_model_of_the_suite(model: str, tmp_path: Path) -> None:
+    """Both forms, both modes, in the benchmark's precision and in the fastest allowed; checks passed."""
+    chosen = choose_suite(models=[model], everything=False)
+    cases = make_suite_cases(chosen, device="cpu", scale="tiny")
+    assert len(cases) >= 4
+    found = [one for one in measure(tmp_path, *cases).cases() if not _is_beyond_this_machine(one.result.failure)]
+    assert [one.result.failure for one in found if one.result.failure is not None] == []
+    assert {(one.result.case.benchmark.implementation, one.result.case.benchmark.mode) for one in found} == {
+        (implementation, mode) for implementation in ("ootb", "optimized") for mode in ("train", "infer")
+    }
+    for one in found:
+        assert one.score() is not None
+        if one.result.case.benchmark.implementation == "optimized":
+            assert one.result.observed["check"] == "passed"
+            assert one.result.observed["changes"]
+    table = compare_implementations(found)
+    assert table.any_precision is not None
+    assert table.any_precision.benchmarks == 2
+
+
+def _is_beyond_this_machine(failure: object) -> bool:
+    """fp8 needs a device that has it."""
+    return "fp8" in str(failure) or "scaled_mm" in str(failure)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler uses what torch itself calls deprecated
+def test_one_model_compiled_for_real(tmp_path: Path) -> None:
+    case = find_workload("xlmr/optimized/infer/fb-1dev-A").make_case(device="cpu", scale="tiny", precision="bf16")
+    (found,) = measure(tmp_path, case, compile_backend="inductor").cases()
+    assert found.result.failure is None
+    assert found.result.observed["check"] == "passed"
+
+
+def test_the_suite_is_the_first_configuration_of_each_model_and_mode() -> None:
+    chosen = choose_suite(everything=False)
+    assert {one.model.model for one in chosen} == set(SUITE)
+    assert len(chosen) == 2 * 2 * len(SUITE)
+    everything = choose_suite(everything=True)
+    assert {one.model.model for one in everything} > set(SUITE)
+    assert all(one.declared.devices == 1 for one in everything)
+    with pytest.raises(UsageError, match="no model"):
+        choose_suite(models=["alexnet"], everything=False)
+
+
+def test_optimized_forms_are_measured_in_two_precisions() -> None:
+    assert suite_precisions(find_workload("resnet50/ootb/train/1dev-fp32")) == ["fp32"]
+    assert suite_precisions(find_workload("resnet50/optimized/train/1dev-fp32")) == ["fp32", "bf16"]
