@@ -27,7 +27,7 @@ from stepscope.measure.session import measure_run
 from stepscope.records import Case, Notice, Run, Scalar, Score
 from stepscope.store import TPOT, TTFT, StoredRun
 from stepscope.workloads.catalogue import Scale
-from stepscope.workloads.check import CheckReport, check_optimized
+from stepscope.workloads.check import CheckReport, Finding, check_optimized
 from stepscope.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, make_batches, read_batches, to_device
 from stepscope.workloads.generation import Decoder, GenerateStep, check_generation
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SEED = 727
 CHECK_TOKENS = 16
 CHECK_BATCH = 16
-"""Examples in a comparison at full size: enough to fill every path of the model."""
+"""Examples in a comparison on a CPU: enough to fill every path of the model."""
 TRAIN_SAMPLE_S = 0.2
 """On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
 LOADER_STEPS, LOADER_TIME_S = 20, 2.0
@@ -146,6 +146,8 @@ class WorkloadBench:
         self._request = request
         self._folder = folder
         self._running: Running | None = None
+        self._strict: dict[tuple[str, str, int], list[Finding]] = {}
+        """What checks in fp32 found, by benchmark: other precisions of it need not find it again."""
         if isinstance(device, CudaDevice):
             device.use_own_stream()
 
@@ -362,10 +364,14 @@ class WorkloadBench:
         if not self._request.check:
             return {"check": "not asked for"}
         plain, fast = asked.workload.make_calm(asked.scale)
+        # On a GPU as many examples as are timed: what was compiled for them need not be compiled again.
+        examples = asked.batch_size if self.device.has_events else min(asked.batch_size, CHECK_BATCH)
+        known = (asked.case.benchmark.id, asked.scale, examples)
         report = check_optimized(
-            plain, fast, mode=asked.mode, precision=asked.precision, device=self.device.name,
-            batch_size=min(asked.batch_size, CHECK_BATCH), backend=self._request.compile_backend, seed=SEED,
+            plain, fast, mode=asked.mode, precision=asked.precision, device=self.device.name, batch_size=examples,
+            backend=self._request.compile_backend, seed=SEED, strict=self._strict.get(known, ()),
         )  # fmt: skip
+        self._strict[known] = [one for one in report.findings if one.precision == "fp32"]
         if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
             more = check_generation(
                 plain, fast, precision=asked.precision, device=self.device.name,

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.critical import Constants, StepGraph, build_graph, critical_path, retime, what_if
-from stepscope.analyze.critical.calls import (
+from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
+from stepscope.errors import UsageError
+from stepscope.traces.finish import finish
+from stepscope.traces.runtime_calls import (
     ALLOCATION,
     BLOCKING_COPY,
     DEVICE_SYNC,
@@ -19,9 +22,6 @@ from stepscope.analyze.critical.calls import (
     STREAM_WAIT,
     classify_call,
 )
-from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.errors import UsageError
-from stepscope.traces.finish import finish
 from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder
 
 US = 1_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import kinds
-from stepscope.analyze.critical.calls import STREAM_WAIT
 from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.draft import UNLIMITED, Draft
 from stepscope.analyze.critical.latencies import launch_latencies
 from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder
+from stepscope.traces.runtime_calls import STREAM_WAIT
 from stepscope.traces.timeline import COPY, MISSING, SET
 
 if TYPE_CHECKING:

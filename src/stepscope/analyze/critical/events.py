@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.analyze.critical.calls import EVENT_RECORD, STREAM_WAIT
 from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.draft import Draft
+from stepscope.traces.runtime_calls import EVENT_RECORD, STREAM_WAIT
 from stepscope.traces.timeline import MISSING
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.analyze.critical.calls import STREAM_WAIT
 from stepscope.analyze.critical.columns import core
+from stepscope.traces.runtime_calls import STREAM_WAIT
 from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.analyze.critical import kinds
-from stepscope.analyze.critical.calls import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from stepscope.analyze.critical.columns import codes_in, core
 from stepscope.analyze.critical.draft import Draft
 from stepscope.analyze.critical.events import last_recorded
 from stepscope.analyze.critical.latencies import least, usual
+from stepscope.traces.runtime_calls import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from stepscope.traces.timeline import COPY, MISSING, OPERATOR
 
 if TYPE_CHECKING:

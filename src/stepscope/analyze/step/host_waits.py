@@ -2,68 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
 from stepscope.analyze.step.launch_survey import LaunchSurvey, survey_launches_of
 from stepscope.analyze.step.view import LONG_AGO, DeviceWork, TraceView, distinct
+from stepscope.traces import runtime_calls
+from stepscope.traces.runtime_calls import classify_call
 from stepscope.traces.timeline import OPERATOR, RUNTIME, SYNC
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.view import Mask
     from stepscope.traces.timeline import Integers
 
-BLOCKING_CALLS = frozenset(
-    {
-        "cudaDeviceSynchronize",
-        "cudaThreadSynchronize",
-        "cudaStreamSynchronize",
-        "cudaEventSynchronize",
-        "cudaMemcpy",
-        "cudaMemcpy2D",
-        "cudaMemcpyToSymbol",
-        "cudaMemcpyFromSymbol",
-        "cuCtxSynchronize",
-        "cuStreamSynchronize",
-        "cuEventSynchronize",
-        "cuMemcpyDtoH",
-        "cuMemcpyHtoD",
-        "hipDeviceSynchronize",
-        "hipCtxSynchronize",
-        "hipStreamSynchronize",
-        "hipEventSynchronize",
-        "hipMemcpy",
-        "hipMemcpyWithStream",
-        "zeEventHostSynchronize",
-        "zeFenceHostSynchronize",
-        "zeCommandQueueSynchronize",
-        "zeCommandListHostSynchronize",
-        "urEventWait",
-        "urQueueFinish",
-        "piEventsWait",
-        "piQueueFinish",
-    }
-)
-"""Runtime calls that return only when device work has ended. Other names that say Synchronize count too."""
-
-WAIT_CALLS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
-"""Calls that make a stream wait for an event; the host goes on."""
-
 STREAM_WAIT = "Stream Wait Event"
-_VERSION = re.compile(r"(?:_v\d+)?(?:_ptsz|_ptds)?$")
 
 
-@lru_cache(8192)
 def is_blocking_name(name: str) -> bool:
-    bare = _VERSION.sub("", name)
-    return bare in BLOCKING_CALLS or "Synchronize" in bare
+    """Whether a call returns only when device work has ended."""
+    return classify_call(name) in runtime_calls.HOST_WAITS
 
 
-@lru_cache(8192)
 def is_wait_name(name: str) -> bool:
-    return _VERSION.sub("", name) in WAIT_CALLS
+    """Whether a call makes a stream wait for an event; the host goes on."""
+    return classify_call(name) == runtime_calls.STREAM_WAIT
 
 
 def host_waits(trace: TraceView) -> HostWaits:
