@@ -15,7 +15,7 @@ from stepscope.errors import UsageError
 
 BINARY_SUFFIXES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
-SCORE_SCALES = {"TFLOP/s": 1e12, "GB/s": 1e9, "ex/s": 1.0, "op/s": 1.0}
+SCORE_SCALES = {"TFLOP/s": 1e12, "GB/s": 1e9, "ex/s": 1.0, "op/s": 1.0, "step/s": 1.0}
 """Work per second is stored in the base unit; a score is shown divided by this."""
 
 MAX_RANGE_POINTS = 100_000

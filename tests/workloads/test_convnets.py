@@ -13,16 +13,13 @@ from stepscope.workloads.catalogue import Declared, DeclaredModel, read_catalogu
 from stepscope.workloads.check import (  # noqa: E402
     CheckReport,
     _distance,
-    build_stirred,
     check_optimized,
-    worst_gradient,
 )
 from stepscope.workloads.models.convnets import choosing, folding, optimized  # noqa: E402
 from stepscope.workloads.models.convnets.grouped import Way, convolve_frames, list_ways, merge_groups  # noqa: E402
 from stepscope.workloads.models.convnets.images import draw_labels, make_pictures  # noqa: E402
 from stepscope.workloads.models.convnets.stem import Stem  # noqa: E402
 from stepscope.workloads.models.regnety.ootb import RegNetY  # noqa: E402
-from stepscope.workloads.precision import math_of  # noqa: E402
 from stepscope.workloads.protocol import EAGER, Mode, Optimized, Task  # noqa: E402
 from stepscope.workloads.steps import TrainStep  # noqa: E402
 
@@ -317,28 +314,11 @@ def test_fast_inference_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.passed, report.failures
 
 
-def plain_gradient_error(plain: Task, count: int) -> float:
-    """Of the plain form in bfloat16: what rounding alone does to gradients through batch norms."""
-    reference = build_stirred(plain, device="cpu", seed=727)
-    batch = plain.make_batch(count, seed=727, mode="train")
-    found = []
-    for precision in ("bf16", "fp32"):
-        module = copy.deepcopy(reference).train()
-        with math_of(precision, mode="train", device="cpu"):
-            loss = plain.loss(module, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        found.append({name: one.grad for name, one in module.named_parameters()})
-    return worst_gradient(*found)[0]
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.usefixtures("uncompiled")
 def test_fast_training_computes_the_same(model: str) -> None:
     report = check(model, "train", "bf16")
-    for one in report.failures:
-        assert (one.what, one.precision) == ("gradients", "bf16"), one
-        plain, _, count = tiny_pair(model, "train")
-        assert one.error < 1.5 * plain_gradient_error(plain, count), one
+    assert report.passed, report.failures
 
 
 def test_fast_training_compiles_with_our_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,20 @@ def test_a_function_that_builds_a_step_is_measured(file: Path, tmp_path: Path) -
     assert found.result.observed["peak_memory_bytes"] > 0
 
 
+def test_examples_are_those_of_the_functions_own_batch(file: Path, tmp_path: Path) -> None:
+    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    (found,) = measure(tmp_path / "runs", case).cases()
+    summary = found.summary()
+    assert summary is not None
+    assert found.score() == pytest.approx(64 / summary.median_s)
+    file.write_text("def build(device):\n    return lambda: sum(range(1000))\n")
+    (found,) = measure(
+        tmp_path / "more", make_own_case(str(file), device="cpu", batch_size=None, precision=None)
+    ).cases()
+    assert found.result.score is not None
+    assert found.result.score.unit == "step/s"
+
+
 def test_objects_with_a_step_may_say_more(file: Path, tmp_path: Path) -> None:
     file.write_text(
         "class Own:\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -114,13 +115,17 @@ def workload(
         job = _make_shared_job(benchmark_id, sizes, shared, parallel, how)
         return run_ranks(job, shared, store=store, resume=resume, as_json=as_json, verb="workload")
     if benchmark_id:
+        if find_batch and how["processes"] > 1:
+            raise UsageError("a search decides as it goes: it has one process", where="--processes")
+        if rate and not _generates(benchmark_id):
+            raise UsageError("only decoders answer requests", hint="gpt2 or llama, in inference", where="--rate")
         sizes = _read_sizes(batch_size, batch_sizes, find_batch)
         request = make_request(
             how, data=str(data.resolve()) if data else None, rate_per_s=rate, requests=requests if rate else 0
         )
         if find_batch:
             request["find_batch"] = {"goal": find_batch, "first": 1, "largest": largest_batch, "resolution": resolution}
-        cases = _make_cases(benchmark_id, sizes, find_batch, how)
+        cases = _make_cases(benchmark_id, sizes, find_batch, how, _hash_of(data))
         job = Job("workload", cases[0].benchmark.model, cases, request)
     stored = open_job(job, store=store, resume=resume, verb="workload")
     return run_stored(stored, as_json=as_json, finish=_describe_search)
@@ -147,6 +152,16 @@ def _make_shared_job(
 
     found = find_workload(benchmark_id)
     way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
+    if found.declared.mode == "infer" and "new_tokens" in found.declared.sizes:
+        raise UsageError("generation is measured on one device", hint="leave --ranks out", where="--ranks")
+    for size in sizes:
+        whole = found.require_batch(size, how["scale"])
+        if whole % ranks.world_size:
+            raise UsageError(
+                f"a batch of {whole} cannot be shared evenly by {ranks.world_size} ranks",
+                hint=f"--batch-size {whole // ranks.world_size * ranks.world_size or ranks.world_size}",
+                where="--batch-size",
+            )
     cases = [_make_case(found, size, how, parallel=way, world_size=ranks.world_size) for size in sizes]
     request = make_request(
         how, backend=ranks.backend, world_size=ranks.world_size, hang_timeout_s=ranks.hang_timeout_s, worker=WORKER
@@ -168,7 +183,20 @@ def _read_sizes(one: int | None, several: str | None, find_batch: str | None) ->
     return list(dict.fromkeys(sizes))
 
 
-def _make_cases(benchmark_id: str, sizes: list[int | None], find_batch: str | None, how: dict[str, Any]) -> list[Case]:
+def _generates(benchmark_id: str) -> bool:
+    from stepscope.workloads import find_workload
+
+    return not is_own_model(benchmark_id) and "new_tokens" in find_workload(benchmark_id).declared.sizes
+
+
+def _hash_of(data: Path | None) -> str | None:
+    """Results with a user's own data are compared with nothing but those with the same."""
+    return hashlib.sha256(data.read_bytes()).hexdigest()[:12] if data is not None else None
+
+
+def _make_cases(
+    benchmark_id: str, sizes: list[int | None], find_batch: str | None, how: dict[str, Any], data: str | None
+) -> list[Case]:
     from stepscope.workloads import find_workload
     from stepscope.workloads.own import make_own_case
 
@@ -180,7 +208,7 @@ def _make_cases(benchmark_id: str, sizes: list[int | None], find_batch: str | No
             for size in sizes
         ]
     found = find_workload(benchmark_id)
-    return [_make_case(found, size, how, search=find_batch) for size in sizes]
+    return [_make_case(found, size, how, search=find_batch, data=data) for size in sizes]
 
 
 def is_own_model(benchmark_id: str) -> bool:

@@ -22,6 +22,10 @@ class SystemTable(msgspec.Struct, frozen=True, kw_only=True):
     comparison: Comparison
 
 
+_FINEST = ("fp32", "tf32", "bf16", "fp16", "fp8", "None")
+"""Precisions from the finest on; `None` of what has none."""
+
+
 class Gains(msgspec.Struct, frozen=True, kw_only=True):
     """How many times the score of `ootb` the optimized forms reach."""
 
@@ -84,7 +88,7 @@ def _find_gains(pairs: Sequence[Pair]) -> Gains | None:
     for pair in pairs:
         before, after = pair.a.score(), pair.b.score()
         if before and after:
-            label = pair.a.result.case.label
+            label = f"{pair.a.result.case.benchmark.id} batch {pair.a.result.case.batch_size}"
             best[label] = max(best.get(label, 0.0), after / before)
     if not best:
         return None
@@ -110,7 +114,9 @@ def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list
             sides[implementation][_neutral_key(case.result.case)] = case
     ootb, optimized = sides["ootb"], sides["optimized"]
     pairs = [Pair(ootb[key], optimized[key], _neutral_label(ootb[key])) for key in ootb.keys() & optimized.keys()]
-    by_benchmark = {_neutral_key(case.result.case, any_precision=True): case for case in ootb.values()}
+    # Of several out-of-the-box precisions the finest is what others are measured against.
+    coarse_first = sorted(ootb.values(), key=lambda case: _FINEST.index(str(_precision(case))), reverse=True)
+    by_benchmark = {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
     lonely = {key: case for key, case in ootb.items() if key not in optimized}
     for key in optimized.keys() - ootb.keys():
         fast = optimized[key]

@@ -97,6 +97,8 @@ class Prepared(msgspec.Struct, kw_only=True):
     """Whether memory fetched while timing is worth a notice: single operators should run in what they have."""
     settings: MeasureSettings | None = None
     """Of this case alone, instead of the run's."""
+    on_measured: Callable[[Measurement], None] | None = None
+    """Told what the timing gave, before `further`."""
     further: Callable[[], Further] | None = None
     """Called after the timing, before the check."""
 
@@ -194,6 +196,8 @@ def run_case(
             neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
             probed += probe.read()
             readings += telemetry.read("end")
+            if prepared.on_measured is not None:
+                prepared.on_measured(measurement)
             further = prepared.further() if prepared.further is not None else Further()
             unchecked = prepared.check() if prepared.check is not None else None
     except CaseSkipped as skip:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.system import find_device_peak
@@ -56,7 +55,7 @@ def find_peak(device: str, precision: Precision) -> Peak | None:
 
 
 class PeakMemory:
-    """The largest memory in use between two moments."""
+    """The largest memory in use from now on. Made before a model is built: a captured step takes its memory then."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -64,15 +63,31 @@ class PeakMemory:
             import torch
 
             torch.cuda.reset_peak_memory_stats(device)
+        else:
+            self._is_reset = _reset_resident_peak()
 
-    def read_bytes(self) -> int:
-        """Of the allocator on a GPU; on a CPU the largest this process ever had, which only ever grows."""
+    def read_bytes(self) -> int | None:
+        """Of the allocator on a GPU, of the whole process on a CPU; None where that cannot be told from before."""
         if self._device.startswith("cuda"):
             import torch
 
             return int(torch.cuda.max_memory_allocated(self._device))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return _read_resident_peak() if self._is_reset else None
+
+
+def _reset_resident_peak() -> bool:
+    """Linux forgets the peak of a process that asks so."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _read_resident_peak() -> int | None:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 if found else None
 
 
 class EnergyMeter:
@@ -95,12 +110,14 @@ def _open_counter(device: str) -> Any:
 
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    try:
         pynvml.nvmlInit()
         index = torch.device(device).index or 0
         uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except (ImportError, AttributeError, pynvml.NVMLError):
+    except (AttributeError, pynvml.NVMLError):
         return None
     return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)

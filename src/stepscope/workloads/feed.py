@@ -75,6 +75,11 @@ class Loader:
         self._precision: Precision = precision
         self._mode: Mode = mode
         self._workers = workers
+        self._side: Any = None
+        if device.startswith("cuda"):
+            import torch
+
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         from torch.utils.data import DataLoader
@@ -87,8 +92,32 @@ class Loader:
             pin_memory=self._device.startswith("cuda"),
             **how,
         )
+        ahead: dict[str, torch.Tensor] | None = None
         for batch in loader:
-            yield to_device(batch, device=self._device, precision=self._precision, mode=self._mode)
+            following = self._send(batch)
+            if ahead is not None:
+                yield self._receive(ahead)
+            ahead = following
+
+    def _send(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """On a GPU beside the work of the step before."""
+        how: dict[str, Any] = {"device": self._device, "precision": self._precision, "mode": self._mode}
+        if self._side is None:
+            return to_device(batch, **how)
+        import torch
+
+        with torch.cuda.stream(self._side):
+            return to_device(batch, **how)
+
+    def _receive(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if self._side is not None:
+            import torch
+
+            here = torch.cuda.current_stream()
+            here.wait_stream(self._side)
+            for one in batch.values():
+                one.record_stream(here)
+        return batch
 
 
 class _Copies:

@@ -53,14 +53,15 @@ def _as_part(name: str) -> str:
 
 def prepare_own(case: Case, device: Device) -> Prepared:
     path, name = Path(str(case.parameters["file"])), str(case.parameters["function"])
+    memory = PeakMemory(device.name)
     built = _call(_find(path, name), case, path)
-    step = built if callable(built) else getattr(built, "step", None)
+    step = getattr(built, "step", None) or built
     if not callable(step):
         raise UsageError(f"{name} returned {type(built).__name__}, which has no step", hint=HINT, where=str(path))
-    examples = getattr(built, "examples", None) or case.batch_size or 1
+    examples = getattr(built, "examples", None) or case.batch_size or _usual_batch(path, name)
     step()
     device.synchronize()
-    memory, energy, calls = PeakMemory(device.name), EnergyMeter(device.name), 0
+    energy, calls = EnergyMeter(device.name), 0
 
     def body() -> None:
         nonlocal calls
@@ -69,17 +70,24 @@ def prepare_own(case: Case, device: Device) -> Prepared:
 
     def look_further() -> Further:
         joules = energy.read_j()
-        facts: dict[str, Any] = {"peak_memory_bytes": memory.read_bytes()}
-        if joules is not None and calls:
+        peak = memory.read_bytes()
+        facts: dict[str, Any] = {} if peak is None else {"peak_memory_bytes": peak}
+        if joules is not None and calls and examples:
             facts["energy_j_per_example"] = joules / (calls * examples)
         return Further(observed=facts)
 
     return Prepared(
         body=body,
-        score=Score(unit="ex/s", work=float(examples)),
+        score=Score(unit="ex/s" if examples else "step/s", work=float(examples or 1)),
         further=look_further,
         check=getattr(built, "check", None),
     )
+
+
+def _usual_batch(path: Path, name: str) -> int | None:
+    """The default of the function's own batch size; None: it has none, and only steps can be counted."""
+    usual = inspect.signature(_find(path, name)).parameters.get("batch_size")
+    return usual.default if usual is not None and isinstance(usual.default, int) else None
 
 
 def _find(path: Path, name: str) -> Callable[..., Any]:

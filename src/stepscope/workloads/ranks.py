@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.launch import RankSession
 from stepscope.measure import Measurement, MeasureSettings, WallClock, measure, open_device
 from stepscope.records import (
@@ -22,18 +22,20 @@ from stepscope.records import (
     Failure,
     RankPlace,
     RankSamples,
+    Scalar,
     Score,
     System,
     describe_exception,
 )
 from stepscope.store import RunWriter, utc_now
 from stepscope.system import collect_system, merge_systems
+from stepscope.workloads.asked import SEED, Asked, read_case
 from stepscope.workloads.facts import PeakMemory
 from stepscope.workloads.feed import make_batches, to_device
 from stepscope.workloads.precision import cast_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
-from stepscope.workloads.steps import InferStep, TrainStep
-from stepscope.workloads.worker import SEED, Asked, read_case
+from stepscope.workloads.steps import InferStep, TrainStep, reset_modes
+from stepscope.workloads.verify import Verifier, describe_changes
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +53,9 @@ class RankMeasurement(msgspec.Struct, kw_only=True):
     """What one rank hands to rank 0."""
 
     measurement: Measurement | None = None
-    peak_memory_bytes: int = 0
+    facts: dict[str, Scalar] = {}
+    """Beside the score; rank 0's are those of the case."""
+    peak_memory_bytes: int | None = None
     failure: Failure | None = None
 
 
@@ -147,24 +151,40 @@ def _measure(session: RankSession, case: Case, device: Any) -> RankMeasurement:
     session.heartbeat.beat("preparing", case.key)
     asked = read_case(case)
     step: TrainStep | InferStep | None = None
+    facts: dict[str, Scalar] = {}
     failure: Failure | None = None
+    backend = str(session.request.get("compile_backend", "inductor"))
     try:
-        step = open_rank_step(asked, str(case.parameters["parallel"]), device.name)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, UsageError) as error:
+        if session.context.rank == 0 and asked.workload.implementation == "optimized":
+            facts = _verify(asked, device, backend)
+        memory = PeakMemory(device.name)
+        step = open_rank_step(asked, str(case.parameters["parallel"]), device.name, backend)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, StepscopeError) as error:
         failure = describe_exception(error)
     # Every rank takes part or none: one that cannot would leave the others waiting.
     first = next((one for one in gather(failure) if one is not None), None)
     if first is not None or step is None:
         return RankMeasurement(failure=first)
-    memory = PeakMemory(device.name)
     settings = msgspec.convert(session.request["settings"], MeasureSettings)
     if asked.mode == "infer":
         settings = msgspec.structs.replace(settings, iterations=1)
     measured = measure(step, settings=settings, clock=WallClock(), device=device, peers=GroupPeers(session, case))
-    return RankMeasurement(measurement=measured, peak_memory_bytes=memory.read_bytes())
+    fault = step.find_fault() if isinstance(step, TrainStep) else None
+    if fault:
+        return RankMeasurement(failure=Failure(kind="wrong_result", message=f"this does not train: {fault}"))
+    return RankMeasurement(measurement=measured, facts=facts, peak_memory_bytes=memory.read_bytes())
 
 
-def open_rank_step(asked: Asked, parallel: str, device: str) -> TrainStep | InferStep:
+def _verify(asked: Asked, device: Any, backend: str) -> dict[str, Scalar]:
+    """Of one rank alone: the ranks step the same form."""
+    task = asked.workload.make_task(asked.scale)
+    assert isinstance(task, Optimized)
+    facts = Verifier(device, backend).check(asked)
+    reset_modes()
+    return {**facts, **describe_changes(task, asked, device, backend)}
+
+
+def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "inductor") -> TrainStep | InferStep:
     """This rank's share: its own batches, and a module that exchanges what `parallel` says."""
     import torch
     import torch.distributed as dist
@@ -179,6 +199,7 @@ def open_rank_step(asked: Asked, parallel: str, device: str) -> TrainStep | Infe
     torch.manual_seed(SEED)  # the same weights everywhere
     if parallel == "sharded":
         task, module = _open_sharded(task, device)
+        module = cast_module(module.train(asked.mode == "train"), asked.precision, asked.mode)
     else:
         with torch.device(device):
             module = task.build()
@@ -191,7 +212,7 @@ def open_rank_step(asked: Asked, parallel: str, device: str) -> TrainStep | Infe
     share = asked.batch_size // world
     batches = make_batches(task, batch_size=share, mode=asked.mode, seed=SEED + 1000 * rank)
     ready = [to_device(one, device=device, precision=asked.precision, mode=asked.mode) for one in batches]
-    how: dict[str, Any] = {"precision": asked.precision, "device": device, "engine": engine}
+    how: dict[str, Any] = {"precision": asked.precision, "device": device, "engine": engine, "backend": backend}
     return TrainStep(task, module, ready, **how) if asked.mode == "train" else InferStep(task, module, ready, **how)
 
 
@@ -285,6 +306,7 @@ def _fold(
         one.measurement.as_samples(case.key, rank=rank) for rank, one in enumerate(found) if one.measurement is not None
     ]
     asked = read_case(case)
+    peaks = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
     result = CaseResult(
         case=case,
         status="ok",
@@ -293,6 +315,6 @@ def _fold(
         score=Score(unit="ex/s", work=float(asked.batch_size)),
         latency_target=asked.workload.declared.latency_target,
         timing="slowest_rank",
-        observed={"peak_memory_bytes": max(one.peak_memory_bytes for one in found)},
+        observed={**found[0].facts, **({"peak_memory_bytes": max(peaks)} if peaks else {})},
     )
     return result, samples

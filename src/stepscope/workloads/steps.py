@@ -187,11 +187,13 @@ def _how(engine: Engine, backend: str) -> dict[str, Any]:
     return how
 
 
-def forget_compiled() -> None:
-    """Between cases: torch counts how often one line was compiled, and gives up after eight different uses."""
-    if "torch._dynamo" in sys.modules:
-        import torch
+def reset_modes() -> None:
+    """Between cases: what a fast form switched on in the process, the next case must not inherit. Torch also counts
+    how often one line was compiled, and gives up after eight different uses."""
+    import torch
 
+    torch.backends.cudnn.benchmark = False
+    if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 

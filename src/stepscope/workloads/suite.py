@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stepscope.errors import UsageError
 from stepscope.records import Case
-from stepscope.workloads.catalogue import SUITE, Scale, read_catalogue
+from stepscope.workloads.catalogue import PRECISIONS, SUITE, Scale, read_catalogue
 from stepscope.workloads.registry import Workload, choose_workloads
 
 FASTEST = ("fp8", "bf16", "fp16", "tf32", "fp32")
@@ -38,11 +38,17 @@ def make_suite_cases(
     chosen: Sequence[Workload], *, device: str, scale: Scale, precision: str | None = None
 ) -> list[Case]:
     """Out of the box in the benchmark's precision; optimized in the same, and in the fastest that is allowed."""
+    if precision is not None and precision not in PRECISIONS:
+        raise UsageError(f"{precision!r} is no precision", hint=f"one of {', '.join(PRECISIONS)}", where="--precision")
     cases = []
     for one in chosen:
         for name in [precision] if precision else suite_precisions(one):
             if name in one.declared.precisions:
                 cases.append(one.make_case(device=device, scale=scale, precision=name))
+    if not cases:
+        raise UsageError(
+            "no benchmark is left", hint="stepscope bench list shows what each allows", where="--precision"
+        )
     return cases
 
 

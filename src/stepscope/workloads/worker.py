@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from stepscope.measure import (
     Device,
     Further,
     LineProgress,
+    Measurement,
     MeasureSettings,
     Prepared,
     WrongResultError,
@@ -26,26 +27,21 @@ from stepscope.measure import (
 from stepscope.measure.session import measure_run
 from stepscope.records import Case, Notice, Run, Scalar, Score
 from stepscope.store import TPOT, TTFT, StoredRun
-from stepscope.workloads.catalogue import Scale
-from stepscope.workloads.check import CheckReport, Finding, check_optimized
+from stepscope.workloads.asked import SEED, Asked, read_case
 from stepscope.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, make_batches, read_batches, to_device
-from stepscope.workloads.generation import Decoder, GenerateStep, check_generation
+from stepscope.workloads.generation import Decoder, GenerateStep
 from stepscope.workloads.precision import cast_module
-from stepscope.workloads.protocol import EAGER, Optimized, Precision, Task
-from stepscope.workloads.registry import Workload, find_workload
+from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.rounds import is_try, next_cases
-from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled
+from stepscope.workloads.steps import InferStep, TrainStep, reset_modes
+from stepscope.workloads.verify import Verifier, describe_changes
 from stepscope.workloads.writing import WritingStep, serve_requests
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SEED = 727
-CHECK_TOKENS = 16
-CHECK_BATCH = 16
-"""Examples in a comparison on a CPU: enough to fill every path of the model."""
 TRAIN_SAMPLE_S = 0.2
 """On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
 LOADER_STEPS, LOADER_TIME_S = 20, 2.0
@@ -98,27 +94,6 @@ def open_step(case: Case) -> Callable[[], None]:
     return WorkloadBench(request, open_device(device), Path()).open(read_case(case))
 
 
-class Asked(NamedTuple):
-    """A case in the words of this room."""
-
-    case: Case
-    workload: Workload
-    scale: Scale
-    precision: Precision
-    batch_size: int
-
-    @property
-    def mode(self) -> Any:
-        return self.workload.declared.mode
-
-
-def read_case(case: Case) -> Asked:
-    workload = find_workload(case.benchmark.id)
-    scale: Scale = "tiny" if case.parameters.get("scale") == "tiny" else "full"
-    precision = workload.require_precision(str(case.parameters["precision"]))
-    return Asked(case, workload, scale, precision, case.batch_size or workload.declared.batch_size_at(scale))
-
-
 Step = TrainStep | InferStep | WritingStep
 
 
@@ -128,11 +103,16 @@ class Running:
     def __init__(self, step: Step) -> None:
         self.step: Step | None = step
         self.calls = 0
+        self.sampled = 0
+        """Of the last calls: those that became samples; the others warmed up."""
 
     def __call__(self) -> None:
         assert self.step is not None
         self.step()
         self.calls += 1
+
+    def keep_measured(self, measurement: Measurement) -> None:
+        self.sampled = measurement.sampled_iterations
 
     def release(self) -> None:
         self.step = None
@@ -146,8 +126,7 @@ class WorkloadBench:
         self._request = request
         self._folder = folder
         self._running: Running | None = None
-        self._strict: dict[tuple[str, str, int], list[Finding]] = {}
-        """What checks in fp32 found, by benchmark: other precisions of it need not find it again."""
+        self._verifier = Verifier(device, request.compile_backend)
         if isinstance(device, CudaDevice):
             device.use_own_stream()
 
@@ -160,16 +139,21 @@ class WorkloadBench:
         asked = read_case(case)
         task = asked.workload.make_task(asked.scale)
         batches = self._host_batches(task, asked)
+        self._release()
+        memory = PeakMemory(self.device.name)
         running = self.open(asked, task, batches)
         self._guarded(running)
         self.device.synchronize()
-        memory, energy, before = PeakMemory(self.device.name), EnergyMeter(self.device.name), running.calls
+        energy, before = EnergyMeter(self.device.name), running.calls
+        score = Score(unit="ex/s", work=float(asked.batch_size * self._accumulate(asked)))
+        is_unchecked = asked.workload.implementation == "optimized" and not self._request.check
         return Prepared(
             body=running,
-            score=Score(unit="ex/s", work=float(asked.batch_size * self._accumulate(asked))),
+            score=None if is_unchecked else score,
             latency_target=asked.workload.declared.latency_target,
             observed=self._describe(task, asked),
             settings=self._choose_settings(asked),
+            on_measured=running.keep_measured,
             further=lambda: self._look_further(asked, batches, memory, energy, before),
         )
 
@@ -188,7 +172,7 @@ class WorkloadBench:
         if self._running is not None:
             self._running.release()
         self._running = None
-        forget_compiled()
+        reset_modes()
         give_back_memory(self.device.name)
 
     def _host_batches(self, task: Task, asked: Asked) -> list[dict[str, torch.Tensor]]:
@@ -255,8 +239,7 @@ class WorkloadBench:
         if porting:
             facts["porting"] = porting
         if isinstance(task, Optimized):
-            changes = task.changes(mode=asked.mode, precision=asked.precision)
-            facts["changes"] = "; ".join(f"{one.name}: {one.what}" for one in changes)
+            facts |= describe_changes(task, asked, self.device, self._request.compile_backend)
         return facts
 
     # --- beside the score ------------------------------------------------------------------------------------------
@@ -274,23 +257,24 @@ class WorkloadBench:
         fault = running.step.find_fault() if isinstance(running.step, TrainStep) else None
         if fault:
             raise WrongResultError(f"this does not train: {fault}", hint="another precision, or a smaller batch")
-        facts: dict[str, Scalar] = {"peak_memory_bytes": memory.read_bytes()}
+        peak = memory.read_bytes()
+        facts: dict[str, Scalar] = {} if peak is None else {"peak_memory_bytes": peak}
+        extra: dict[str, list[float]] = {}
+        notices = self._doubt_percentile(asked, running)
+        if isinstance(running.step, WritingStep):
+            written = running.step.times[-running.sampled :]
+            extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
+            tokens = sum(one.sequences * one.new_tokens for one in written)
+            facts["tokens_per_s"] = tokens / sum(one.duration_s for one in written)
         if is_try(asked.case):
-            return Further(observed=facts)
+            return Further(extra_s=extra, observed=facts, notices=notices)
         joules, steps = energy.read_j(), running.calls - before
         if joules is not None and steps:
             facts["energy_j_per_example"] = joules / (steps * asked.batch_size * self._accumulate(asked))
-        extra: dict[str, list[float]] = {}
-        notices: list[Notice] = []
-        if isinstance(running.step, WritingStep):
-            written = running.step.times[before:]
-            extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
-            facts["tokens_per_s"] = sum(one.sequences * one.new_tokens for one in written) / sum(
-                one.duration_s for one in written
-            )
-            if self._request.rate_per_s is not None:
-                served, notices = self._serve(running.step, asked, self._request.rate_per_s)
-                facts |= served
+        if isinstance(running.step, WritingStep) and self._request.rate_per_s is not None:
+            served, overload = self._serve(running.step, asked, self._request.rate_per_s)
+            facts |= served
+            notices += overload
         if self._request.loader_workers is not None:
             extra["loader"] = self._time_with_loader(running, asked, batches)
         if self._request.trace:
@@ -300,6 +284,14 @@ class WorkloadBench:
         if asked.workload.implementation == "optimized":
             facts |= self._check(asked)
         return Further(extra_s=extra, observed=facts, notices=notices)
+
+    def _doubt_percentile(self, asked: Asked, running: Running) -> list[Notice]:
+        """A percentile of fewer samples than it divides is the largest of them."""
+        target = asked.workload.declared.latency_target
+        if target is None or running.sampled >= 100 / (100 - target.percentile):
+            return []
+        message = f"p{target.percentile:g} of {running.sampled} batches is the slowest of them, or nearly so"
+        return [Notice(kind="few_for_percentile", message=message, hint="raise --max-time and --min-samples")]
 
     def _serve(self, step: WritingStep, asked: Asked, rate_per_s: float) -> tuple[dict[str, Scalar], list[Notice]]:
         """With a batch ready for every power of two up to the case's."""
@@ -328,13 +320,18 @@ class WorkloadBench:
         step.feed(loader)
         running()
         self.device.synchronize()
+        # As without a loader: in training on a GPU nobody waits for the device between two steps.
+        window_s = TRAIN_SAMPLE_S if asked.mode == "train" and self.device.has_events else 0.0
         times: list[float] = []
         begin = start = time.perf_counter()
         while len(times) < LOADER_STEPS and (len(times) < 2 or start - begin < LOADER_TIME_S):
-            running()
+            steps = 0
+            while not steps or time.perf_counter() - start < window_s:
+                running()
+                steps += 1
             self.device.synchronize()
             now = time.perf_counter()
-            times.append(now - start)
+            times.append((now - start) / steps)
             start = now
         return times
 
@@ -360,40 +357,8 @@ class WorkloadBench:
         return facts
 
     def _check(self, asked: Asked) -> dict[str, Scalar]:
-        """Raises WrongResultError: a fast form that computes something else has no score."""
         if not self._request.check:
             return {"check": "not asked for"}
-        plain, fast = asked.workload.make_calm(asked.scale)
-        # On a GPU as many examples as are timed: what was compiled for them need not be compiled again.
-        examples = asked.batch_size if self.device.has_events else min(asked.batch_size, CHECK_BATCH)
-        known = (asked.case.benchmark.id, asked.scale, examples)
-        report = check_optimized(
-            plain, fast, mode=asked.mode, precision=asked.precision, device=self.device.name, batch_size=examples,
-            backend=self._request.compile_backend, seed=SEED, strict=self._strict.get(known, ()),
-        )  # fmt: skip
-        self._strict[known] = [one for one in report.findings if one.precision == "fp32"]
-        if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
-            more = check_generation(
-                plain, fast, precision=asked.precision, device=self.device.name,
-                batch_size=min(asked.batch_size, CHECK_BATCH), new_tokens=min(CHECK_TOKENS, plain.sizes["new_tokens"]),
-                backend=self._request.compile_backend, seed=SEED,
-            )  # fmt: skip
-            report = CheckReport(findings=[*report.findings, *more.findings])
+        facts = self._verifier.check(asked)
         give_back_memory(self.device.name)
-        if not report.passed:
-            raise WrongResultError(
-                f"not what the out-of-the-box form computes: {format_failures(report)}",
-                hint="compare the two forms layer by layer; see docs/workloads.md#correctness",
-            )
-        errors: dict[str, Scalar] = {
-            f"check_{one.what.replace(' ', '_')}_{one.precision}": one.error for one in report.findings
-        }
-        return {"check": "passed", **errors}
-
-
-def format_failures(report: CheckReport) -> str:
-    return "; ".join(
-        f"{one.what} in {one.precision} differ by {one.error:.3g} (limit {one.limit:g})"
-        + (f" at {one.where}" if one.where else "")
-        for one in report.failures
-    )
+        return facts

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+from stepscope.errors import BadInputError
 from stepscope.workloads.models.dlrm.ootb import DlrmTask
 from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision, Task
 
@@ -73,6 +74,8 @@ class DlrmOptimized(Optimized):
 
         from stepscope.workloads.models.dlrm.fast_network import even
 
+        if self._packed or (mode == "train" and self._counted):
+            _require_fixed_bags(batch["offsets"], self.plain.tables.lookups)
         features = batch["dense"].shape[1]
         arranged = {name: one for name, one in batch.items() if name == "labels"}
         arranged["dense"] = torch.nn.functional.pad(batch["dense"], (0, even(features) - features))
@@ -193,3 +196,16 @@ _HALVES = Change(
 )
 _STORED_HALVES = Change("half-precision storage", "weights and activations are stored in 16 bits")
 _ROUNDED = Change("tf32", "32-bit products are rounded to tf32")
+
+
+def _require_fixed_bags(offsets: torch.Tensor, lookups: Sequence[int]) -> None:
+    """The benchmark says how many lookups every bag has, and this form does without their offsets."""
+    import torch
+
+    each = torch.tensor(lookups).unsqueeze(1)
+    if not torch.equal(offsets, torch.arange(offsets.shape[1]) * each):
+        raise BadInputError(
+            "bags have different numbers of lookups; this benchmark says they are all equal",
+            hint="give batches with fixed bags, or measure the out-of-the-box form",
+            where="offsets",
+        )

@@ -143,6 +143,21 @@ def test_every_benchmark_has_both_forms_and_one_owner() -> None:
         assert {declared.mode for declared in model.benchmark} == {"train", "infer"}
 
 
+def test_a_fast_form_without_its_check_has_no_score(tmp_path: Path) -> None:
+    (case,) = measure(tmp_path, tiny("dlrm/optimized/infer/default.1dev-fp32"), check=False).cases()
+    assert case.result.status == "ok"
+    assert case.score() is None
+    assert case.result.observed["check"] == "not asked for"
+
+
+def test_few_samples_are_a_poor_percentile(tmp_path: Path) -> None:
+    (case,) = measure(tmp_path, tiny("rnnt/ootb/infer/1dev-fp32")).cases()
+    kinds = {notice.kind for notice in case.result.notices}
+    summary = case.summary()
+    assert summary is not None
+    assert ("few_for_percentile" in kinds) == (summary.n < 100)
+
+
 def test_traces_are_kept_beside_the_samples(tmp_path: Path) -> None:
     run = measure(tmp_path, tiny(SMALL), trace=True)
     (case,) = run.cases()

@@ -1,0 +1,31 @@
+"""A case in the words of this room."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from stepscope.records import Case
+from stepscope.workloads.catalogue import Scale
+from stepscope.workloads.protocol import Precision
+from stepscope.workloads.registry import Workload, find_workload
+
+SEED = 727
+
+
+class Asked(NamedTuple):
+    case: Case
+    workload: Workload
+    scale: Scale
+    precision: Precision
+    batch_size: int
+
+    @property
+    def mode(self) -> Any:
+        return self.workload.declared.mode
+
+
+def read_case(case: Case) -> Asked:
+    workload = find_workload(case.benchmark.id)
+    scale: Scale = "tiny" if case.parameters.get("scale") == "tiny" else "full"
+    precision = workload.require_precision(str(case.parameters["precision"]))
+    return Asked(case, workload, scale, precision, case.batch_size or workload.declared.batch_size_at(scale))

@@ -1,0 +1,68 @@
+"""What stands beside the score of an optimized form: that it computes the right thing, and what it changed."""
+
+from __future__ import annotations
+
+from stepscope.measure import Device, WrongResultError
+from stepscope.records import Scalar
+from stepscope.workloads.asked import SEED, Asked
+from stepscope.workloads.check import CheckReport, Finding, check_optimized
+from stepscope.workloads.generation import Decoder, check_generation
+from stepscope.workloads.protocol import Optimized
+
+CHECK_TOKENS = 16
+CHECK_BATCH = 16
+"""Examples in a comparison on a CPU: enough to fill every path of the model."""
+
+
+class Verifier:
+    """Checks one case after the other; what was found in fp32 holds for the other precisions of a benchmark."""
+
+    def __init__(self, device: Device, backend: str) -> None:
+        self._device = device
+        self._backend = backend
+        self._strict: dict[tuple[str, str, int], list[Finding]] = {}
+
+    def check(self, asked: Asked) -> dict[str, Scalar]:
+        """Raises WrongResultError: a fast form that computes something else has no score."""
+        plain, fast = asked.workload.make_calm(asked.scale)
+        # On a GPU as many examples as are timed: what was compiled for them need not be compiled again.
+        examples = asked.batch_size if self._device.has_events else min(asked.batch_size, CHECK_BATCH)
+        known = (asked.case.benchmark.id, asked.scale, examples)
+        report = check_optimized(
+            plain, fast, mode=asked.mode, precision=asked.precision, device=self._device.name, batch_size=examples,
+            backend=self._backend, seed=SEED, strict=self._strict.get(known, ()),
+        )  # fmt: skip
+        self._strict[known] = [one for one in report.findings if one.precision == "fp32"]
+        if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
+            more = check_generation(
+                plain, fast, precision=asked.precision, device=self._device.name, batch_size=examples,
+                new_tokens=min(CHECK_TOKENS, plain.sizes["new_tokens"]), backend=self._backend, seed=SEED,
+            )  # fmt: skip
+            report = CheckReport(findings=[*report.findings, *more.findings])
+        if not report.passed:
+            raise WrongResultError(
+                f"not what the out-of-the-box form computes: {format_failures(report)}",
+                hint="compare the two forms layer by layer; see docs/workloads.md#correctness",
+            )
+        errors: dict[str, Scalar] = {
+            f"check_{one.what.replace(' ', '_')}_{one.precision}": one.error for one in report.findings
+        }
+        return {"check": "passed", **errors}
+
+
+def format_failures(report: CheckReport) -> str:
+    return "; ".join(
+        f"{one.what} in {one.precision} differ by {one.error:.3g} (limit {one.limit:g})"
+        + (f" at {one.where}" if one.where else "")
+        for one in report.failures
+    )
+
+
+def describe_changes(task: Optimized, asked: Asked, device: Device, backend: str) -> dict[str, Scalar]:
+    """All that an owner of the model would have to adopt. Graphs and kernels of a GPU are not there on a CPU."""
+    changes = task.changes(mode=asked.mode, precision=asked.precision)
+    listed = "; ".join(f"{one.name}: {one.what}" for one in changes)
+    facts: dict[str, Scalar] = {"changes": listed if device.has_events else f"(as on a GPU) {listed}"}
+    if task.engine(asked.mode).compile is not None:
+        facts["compile_backend"] = backend
+    return facts
