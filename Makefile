@@ -11,9 +11,10 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 # The checkout's own code, not another installation's.
 unexport PYTHONPATH
 
-# Two files at once: tests that start ranks wait most of their time, and the others run on one thread each. Two Slurm
-# clusters would fight for their ports.
+# Two files at once: tests that start ranks wait most of their time, and the others run on one thread each. The longest
+# are begun first, so that none is left to one worker at the end. Two Slurm clusters would fight for their ports.
 WAITING := tests/cli tests/launch tests/comms
+LONGEST := tests/workloads
 ALONE := tests/cli/test_bench_slurm.py tests/launch/test_slurm.py
 
 .DEFAULT_GOAL := help
@@ -37,11 +38,13 @@ demo: $(STAMP) ## run the whole loop on this machine; ends with a report to open
 services: # Slurm and Chromium for the tests that need them, where they may be installed
 	@bash tools/setup_services.sh
 
-test: $(STAMP) services lint ## set up, lint, type-check and run all tests
+test: $(STAMP) services ## set up, run all tests, lint and type-check
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(WAITING) $(addprefix --ignore=,$(ALONE))
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
-		$(filter-out $(WAITING),$(patsubst %/,%,$(wildcard tests/*/))) tests/test_units.py
-	@$(BIN)/python -m pytest $(ALONE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal \
+		$(LONGEST) $(filter-out $(WAITING) $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/))) tests/test_units.py
+	@$(MAKE) --no-print-directory lint & linting=$$!; \
+		$(BIN)/python -m pytest $(ALONE); tested=$$?; \
+		wait $$linting && exit $$tested  # Slurm's tests wait most of their time; the type checker does not
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
