@@ -13,7 +13,7 @@ unexport PYTHONPATH
 
 # Two files at once: tests that start ranks wait most of their time, and the others run on one thread each. The longest
 # are begun first, so that none is left to one worker at the end. Two Slurm clusters would fight for their ports.
-WAITING := tests/cli tests/launch tests/comms
+WAITING := tests/house tests/cli tests/launch tests/comms
 LONGEST := tests/workloads
 ALONE := tests/cli/test_bench_slurm.py tests/launch/test_slurm.py
 
