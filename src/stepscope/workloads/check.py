@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.workloads.precision import cast_batch, cast_module, math_of, products_of
+from stepscope.workloads.feed import to_device
+from stepscope.workloads.precision import cast_module, math_of, products_of
 from stepscope.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Task
 from stepscope.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_loss
 
@@ -97,7 +98,7 @@ def check_optimized(
     where that is known from another precision of the same case."""
     reference = build_stirred(plain, device=device, seed=seed)
     findings = list(strict)
-    for one in dict.fromkeys((*(() if strict else ("fp32",)), precision)):
+    for one in dict.fromkeys(("fp32", precision)):
         if strict and one == "fp32":
             continue
         side = _Side(plain, fast, reference, mode, one, device, batch_size, backend, seed)
@@ -256,18 +257,14 @@ class _Side(NamedTuple):
         """For the plain form in fp32, and for the fast one in its precision."""
         plain = self.plain.make_batch(self.batch_size, seed=seed, mode=self.mode)
         fast = self.fast.make_batch(self.batch_size, seed=seed, mode=self.mode)
-        fast = cast_batch(fast, self.precision, self.mode)
-        return _move(plain, self.device), _move(fast, self.device)
+        where: dict[str, Any] = {"device": self.device, "mode": self.mode}
+        return to_device(plain, precision="fp32", **where), to_device(fast, precision=self.precision, **where)
 
     def _engine(self) -> Engine:
         return self.fast.engine(self.mode)
 
     def _finding(self, what: str, error: float, limit: float, where: str = "") -> Finding:
         return Finding(what=what, precision=self.precision, error=error, limit=limit, where=where)
-
-
-def _move(batch: Mapping[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
-    return {name: one.to(device) for name, one in batch.items()}
 
 
 def relative_error(got: Outputs, expected: Outputs) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,46 @@ CAPTURE_WARMUPS = 3
 """Steps on another stream before a capture: libraries make their workspaces in the first ones."""
 
 
-class TrainStep:
+class _FedStep(ABC):
+    """Takes batches one after the other, and is replayed as a graph where its engine says so."""
+
+    def __init__(
+        self, batches: Iterable[Mapping[str, torch.Tensor]], *, precision: Precision, device: str, at_once: int = 1
+    ) -> None:
+        self._precision: Precision = precision
+        self._device = device
+        self._at_once = at_once
+        self._feed: Iterator[Mapping[str, torch.Tensor]] = cycle(batches)
+        self._replay: Callable[[], None] | None = None
+
+    @abstractmethod
+    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None: ...
+
+    def feed(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        """Take the next batches from here."""
+        self._feed = iter(batches)
+
+    def __call__(self) -> None:
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._step([next(self._feed) for _ in range(self._at_once)])
+
+    def _capture_if(self, engine: Engine) -> None:
+        if not engine.graph or not self._device.startswith("cuda"):
+            return
+        static = [_clone(next(self._feed)) for _ in range(self._at_once)]
+        replay = capture(lambda: self._step(static))
+
+        def step() -> None:
+            for place in static:
+                _refill(place, next(self._feed))
+            replay()
+
+        self._replay = step
+
+
+class TrainStep(_FedStep):
     """Each call is a whole step on the next of the batches, which lie on the device."""
 
     def __init__(
@@ -42,29 +82,14 @@ class TrainStep:
         loss_of: Callable[[Any], Any] | None = None,
     ) -> None:
         """`loss_of`: the loss of a batch, where it is compiled already."""
+        super().__init__(batches, precision=precision, device=device, at_once=accumulate)
         self._optimizer = task.make_optimizer(module)
-        self._precision: Precision = precision
-        self._device = device
-        self._accumulate = accumulate
-        self._feed: Iterator[Mapping[str, torch.Tensor]] = cycle(batches)
         self._loss_of = loss_of or compile_loss(task, module, engine, backend)
-        self._replay: Callable[[], None] | None = None
         self.loss: torch.Tensor | None = None
         """Of the last batch; stays on the device."""
         self._weights = [one for one in module.parameters() if one.requires_grad]
         self._before = [_sample(one) for one in self._weights]
-        if engine.graph and device.startswith("cuda"):
-            self._replay = self._capture()
-
-    def feed(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
-        """Take the next batches from here."""
-        self._feed = iter(batches)
-
-    def __call__(self) -> None:
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._step([next(self._feed) for _ in range(self._accumulate)])
+        self._capture_if(engine)
 
     def find_fault(self) -> str | None:
         """Why this is no training step, if so: its loss is no number, or its weights stay what they were."""
@@ -86,19 +111,8 @@ class TrainStep:
                 self.loss = loss.detach()
         self._optimizer.step()
 
-    def _capture(self) -> Callable[[], None]:
-        static = [_clone(next(self._feed)) for _ in range(self._accumulate)]
-        replay = capture(lambda: self._step(static))
 
-        def step() -> None:
-            for place in static:
-                _refill(place, next(self._feed))
-            replay()
-
-        return step
-
-
-class InferStep:
+class InferStep(_FedStep):
     """Each call takes the next of the batches through the model."""
 
     def __init__(
@@ -112,38 +126,15 @@ class InferStep:
         engine: Engine = EAGER,
         backend: str = "inductor",
     ) -> None:
-        self._precision: Precision = precision
-        self._device = device
-        self._feed: Iterator[Mapping[str, torch.Tensor]] = cycle(batches)
+        super().__init__(batches, precision=precision, device=device)
         self._outputs_of = compile_outputs(task, module, engine, backend)
-        self._replay: Callable[[], None] | None = None
         self.outputs: Outputs | None = None
-        if engine.graph and device.startswith("cuda"):
-            self._replay = self._capture()
+        self._capture_if(engine)
 
-    def feed(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
-        """Take the next batches from here."""
-        self._feed = iter(batches)
-
-    def __call__(self) -> None:
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._step(next(self._feed))
-
-    def _step(self, batch: Mapping[str, torch.Tensor]) -> None:
+    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        (batch,) = batches
         with math_of(self._precision, mode="infer", device=self._device):
             self.outputs = self._outputs_of(batch)
-
-    def _capture(self) -> Callable[[], None]:
-        static = _clone(next(self._feed))
-        replay = capture(lambda: self._step(static))
-
-        def step() -> None:
-            _refill(static, next(self._feed))
-            replay()
-
-        return step
 
 
 def compile_loss(task: Task, module: nn.Module, engine: Engine, backend: str) -> Callable[[Any], Any]:
