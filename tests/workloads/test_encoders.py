@@ -227,22 +227,41 @@ def test_packed_sequences_do_not_see_each_other() -> None:
 
 def test_fp8_layers_survive_a_cast_and_multiply_as_the_library_does() -> None:
     linear = torch.nn.Linear(32, 48)
-    layer = fp8.Fp8Linear(linear.weight, linear.bias).to(torch.bfloat16)
-    inputs = torch.randn(5, 7, 32, dtype=torch.bfloat16) * torch.tensor([1e-3, 1, 1e3, 0, 1, 1, 1])[:, None].bfloat16()
-    values, scales = fp8.quantise(inputs.reshape(-1, 32))
-    torch.testing.assert_close(values.float() * scales, inputs.reshape(-1, 32).float(), rtol=0.07, atol=1.0)
-    assert scales.dtype == layer.get_buffer("scale_bits").view(torch.float32).dtype == torch.float32
+    inputs = torch.randn(5, 7, 32, dtype=torch.bfloat16)
+    layer = fp8.Fp8Linear(linear.weight, linear.bias, largest_input=inputs.abs().amax()).to(torch.bfloat16)
+    scales = {name: layer.get_buffer(name).view(torch.float32) for name in ("input_scale_bits", "scale_bits")}
+    values = fp8.quantise(inputs.reshape(-1, 32), scales["input_scale_bits"])
+    back = values.float() * scales["input_scale_bits"]
+    torch.testing.assert_close(back, inputs.reshape(-1, 32).float(), rtol=0.07, atol=1e-3)
     with torch.inference_mode():
         got, exact = layer(inputs), linear(inputs.float())
     assert got.dtype == torch.bfloat16
     assert got.shape == (5, 7, 48)
-    rows = (got.float() - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert rows.max() < 0.06
+    assert ((got.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).max() < 0.06
     library = torch._scaled_mm(
-        values, layer.get_buffer("weight_bits").view(fp8.KIND).t(), scale_a=scales, out_dtype=torch.bfloat16,
-        scale_b=layer.get_buffer("scale_bits").view(torch.float32), bias=layer.bias,
+        values, layer.get_buffer("weight_bits").view(fp8.KIND).t(), scale_a=scales["input_scale_bits"],
+        scale_b=scales["scale_bits"], bias=layer.bias, out_dtype=torch.bfloat16,
     )  # fmt: skip
     torch.testing.assert_close(got.reshape(-1, 48), library, rtol=2e-2, atol=2e-2)
+
+
+def test_fp8_inputs_beyond_their_range_are_cut_off_not_lost() -> None:
+    linear = torch.nn.Linear(16, 16)
+    layer = fp8.Fp8Linear(linear.weight, linear.bias, largest_input=torch.tensor(1.0)).to(torch.bfloat16)
+    far, edge = (torch.full((1, 16), value, dtype=torch.bfloat16) for value in (100.0, fp8.HEADROOM))
+    with torch.inference_mode():
+        assert torch.equal(layer(far), layer(edge))
+        assert layer(far).isfinite().all()
+
+
+def test_ranges_are_those_of_the_inputs_and_leave_no_trace() -> None:
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+    module = torch.nn.Sequential(first, second)
+    batches = [torch.tensor([[1.0, -3.0, 2.0, 0.0]]), torch.tensor([[0.5, 0.0, -1.0, 0.0]])]
+    ranges = fp8.Ranges(module, lambda: [module(batch) for batch in batches])
+    assert float(ranges.of(first)) == 3.0
+    assert float(ranges.of(second)) == pytest.approx(max(float(first(one).detach().abs().max()) for one in batches))
+    assert not first._forward_pre_hooks
 
 
 @pytest.mark.parametrize(("model", "one"), ALL, ids=NAMES)
@@ -273,13 +292,13 @@ def test_wrong_attention_scale_is_found(model: str, mode: str, monkeypatch: pyte
 
 @pytest.mark.parametrize(("model", "mode"), [("xlmr", "train"), ("bert-large", "infer"), ("oscar", "infer")])
 def test_dropped_bias_of_the_projection_is_found(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = lean._linear_of
+    make = lean._hold
 
-    def make_wrong(weight: Any, bias: Any, *, fp8: bool) -> Any:
+    def make_wrong(weight: Any, bias: Any) -> Any:
         bias.data.zero_()
-        return make(weight, bias, fp8=fp8)
+        return make(weight, bias)
 
-    monkeypatch.setattr(lean, "_linear_of", make_wrong)
+    monkeypatch.setattr(lean, "_hold", make_wrong)
     assert not run_check(model, mode).passed
 
 

@@ -42,7 +42,31 @@ def read_batches(path: Path, task: Task, *, batch_size: int, mode: Mode) -> list
         wrong = _find_difference(batch, wanted)
         if wrong:
             raise BadInputError(wrong, hint=hint, where=f"{path}: batch {number}")
-    return [task.arrange(batch, mode=mode) if isinstance(task, Optimized) else batch for batch in found]
+    return _arrange(found, task, mode, path) if isinstance(task, Optimized) else found
+
+
+def _arrange(
+    found: list[dict[str, torch.Tensor]], task: Optimized, mode: Mode, path: Path
+) -> list[dict[str, torch.Tensor]]:
+    """Refuses batches that come out in different shapes where one graph is replayed for all of them."""
+    arranged = []
+    for number, batch in enumerate(found):
+        try:
+            arranged.append(task.arrange(dict(batch), mode=mode))
+        except BadInputError as error:
+            raise BadInputError(error.message, hint=error.hint, where=f"{path}: batch {number}") from error
+    if task.engine(mode).graph:
+        first = {name: one.shape for name, one in arranged[0].items()}
+        for number, batch in enumerate(arranged):
+            other = next((name for name, one in batch.items() if one.shape != first[name]), None)
+            if other is not None:
+                raise BadInputError(
+                    f"{other} is {list(batch[other].shape)}, in the first batch {list(first[other])}: the optimized "
+                    "form replays one graph for all",
+                    hint="give batches that are alike in this, or measure ootb",
+                    where=f"{path}: batch {number}",
+                )
+    return arranged
 
 
 def _find_difference(batch: Any, wanted: Mapping[str, torch.Tensor]) -> str | None:

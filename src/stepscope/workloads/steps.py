@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,10 @@ MOST_SHAPES = 64
 """Different shapes of layers that are compiled, each for itself; torch's own limit of 8 is for changing batches."""
 SAMPLED = 256
 """Values of each weight that are looked at again after training."""
+BENCHMARK_LIMIT = 10
+"""Torch's own."""
+_BACKENDS_USED: set[str] = set()
+"""Of torch.compile, since it was reset."""
 CAPTURE_WARMUPS = 3
 """Steps on another stream before a capture: libraries make their workspaces in the first ones."""
 
@@ -172,6 +175,7 @@ def compiled(function: Callable[[Any], Any], engine: Engine, backend: str) -> Ca
 
 
 def _how(engine: Engine, backend: str) -> dict[str, Any]:
+    _BACKENDS_USED.add(backend)
     how: dict[str, Any] = {"dynamic": engine.dynamic, "fullgraph": engine.fullgraph, "backend": backend}
     if backend == "inductor" and engine.compile != "default":
         how["mode"] = engine.compile
@@ -184,8 +188,11 @@ def reset_modes() -> None:
     import torch
 
     torch.backends.cudnn.benchmark = False
-    if "torch._dynamo" in sys.modules:
+    torch.backends.cudnn.benchmark_limit = BENCHMARK_LIMIT
+    # Torch loads the whole compiler to reset it, which takes many seconds where nothing was compiled.
+    if _BACKENDS_USED:
         torch.compiler.reset()
+        _BACKENDS_USED.clear()
 
 
 def capture(body: Callable[[], None]) -> Callable[[], None]:

@@ -322,9 +322,10 @@ class WorkloadBench:
         self.device.synchronize()
         # As without a loader: in training on a GPU nobody waits for the device between two steps.
         window_s = TRAIN_SAMPLE_S if asked.mode == "train" and self.device.has_events else 0.0
+        limit_s = min(LOADER_TIME_S, self._request.settings.max_time_s)
         times: list[float] = []
         begin = start = time.perf_counter()
-        while len(times) < LOADER_STEPS and (len(times) < 2 or start - begin < LOADER_TIME_S):
+        while len(times) < LOADER_STEPS and (len(times) < 2 or start - begin < limit_s):
             steps = 0
             while not steps or time.perf_counter() - start < window_s:
                 running()

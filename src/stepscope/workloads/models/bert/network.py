@@ -13,18 +13,19 @@ from stepscope.workloads.models.encoders.origins import Lean, Origins
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from stepscope.workloads.models.encoders.fp8 import Ranges
     from stepscope.workloads.protocol import Mode, Precision
 
 
 class LeanBert(Lean):
     """What both heads stand on."""
 
-    def __init__(self, plain: Any, *, mode: Mode, precision: Precision) -> None:
+    def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
         super().__init__()
         origins, stream = Origins(plain), stream_dtype(mode, precision)
         self.embeddings = LeanEmbeddings(plain.bert.embeddings, first_position=0, stream=stream)
         layers = plain.bert.encoder.layer
-        self.encoder = LeanEncoder(layers, origins=origins, stream=stream, fp8=precision == "fp8")
+        self.encoder = LeanEncoder(layers, origins=origins, stream=stream, ranges=ranges)
         self.take_head(plain)
         origins.trace(self)
         self.train(plain.training)

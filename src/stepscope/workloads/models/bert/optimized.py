@@ -23,9 +23,10 @@ class FastBert(Optimized):
 
     def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         from stepscope.workloads.models.bert.network import LeanAnswers, LeanPretraining
+        from stepscope.workloads.models.encoders.fp8 import find_ranges
 
         make = LeanPretraining if self._pretrains else LeanAnswers
-        return make(module, mode=mode, precision=precision)
+        return make(module, mode=mode, precision=precision, ranges=find_ranges(self.plain, module, precision))
 
     def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         """The loader says where words are hidden: their number is the same in every batch, their places are not."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.workloads.models.convnets.grouped import NATIVE, Way, list_ways
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 TRIAL_BATCH: dict[Mode, int] = {"train": 32, "infer": 8}
 """Pictures in a trial: the batch that will be measured is not known yet, and the order of the ways hardly needs it."""
 TRIAL_REPEATS = 10
+HOPELESS = 3.0
+"""A way that takes so many times the best one's time in its second run is not timed any further."""
 
 
 class Layer(NamedTuple):
@@ -84,18 +88,32 @@ def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision
     axes = len(layer.stride)
     ways = list_ways(layer.groups, width, axes=axes, kernels=_kernels_available())
     if precision == "fp32":
-        # Without matrix units dense ways lose, and the libraries' searches through float32 algorithms take long.
-        ways = list({way.kind: way for way in reversed(ways) if way.kind in ("native", "kernel")}.values())
-    seconds = {way: time_way(way, layer, conv, mode=mode, precision=precision) for way in ways}
-    ran = {way: taken for way, taken in seconds.items() if taken is not None}
+        # Without matrix units dense ways and our own kernels only lose, and compiling the latter takes minutes.
+        ways = [way for way in ways if way.kind in ("native", "planar")]
+    seconds: dict[Way, float | None] = {}
+    best = float("inf")
+    # Our own kernels first: where the library's are slow they are so by far, and are given up at once.
+    for way in reversed(ways):
+        seconds[way] = taken = time_way(way, layer, conv, mode=mode, precision=precision, give_up_s=HOPELESS * best)
+        best = min(best, taken or best)
+    ran = {way: taken for way in ways if (taken := seconds[way]) is not None}
     return Trial(min(ran, key=lambda way: ran[way]) if ran else NATIVE, seconds)
 
 
-def time_way(way: Way, layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> float | None:
+def time_way(
+    way: Way,
+    layer: Layer,
+    conv: nn.Conv2d | nn.Conv3d,
+    *,
+    mode: Mode,
+    precision: Precision,
+    give_up_s: float = float("inf"),
+) -> float | None:
     """Seconds of one pass, in training with its backward, as a replayed CUDA graph; None where it does not run."""
     import torch
 
     from stepscope.workloads.models.convnets.fast_network import LAST, GroupedConv
+    from stepscope.workloads.steps import capture
 
     dtype = storage_dtype(precision, mode)
     device = conv.weight.device
@@ -116,25 +134,37 @@ def time_way(way: Way, layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode,
 
     refusals: tuple[type[Exception], ...] = (RuntimeError, *_kernel_errors())
     try:
-        return _time_replays(run)
+        with _without_search():
+            run()
+            once = _time_on_device(run)
+            return once if once > give_up_s else _time_on_device(capture(run), TRIAL_REPEATS)
     except refusals:
         return None
 
 
-def _time_replays(run: Callable[[], None]) -> float:
+@contextmanager
+def _without_search() -> Iterator[None]:
+    """cuDNN takes the algorithm that it expects most of: timing all of them for every way would take minutes."""
     import torch
 
-    from stepscope.workloads.steps import capture
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
-    replay = capture(run)
-    replay()
+
+def _time_on_device(run: Callable[[], None], repeats: int = 1) -> float:
+    import torch
+
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
-    for _ in range(TRIAL_REPEATS):
-        replay()
+    for _ in range(repeats):
+        run()
     stop.record()
     stop.synchronize()
-    return float(start.elapsed_time(stop)) / 1e3 / TRIAL_REPEATS
+    return float(start.elapsed_time(stop)) / 1e3 / repeats
 
 
 def _kernels_available() -> bool:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-STEP = Engine(compile="default", graph=True)
+STEP = Engine(compile="default", graph=True, dynamic=False)
+"""Blocks differ in their shapes; torch would compile the second one for all shapes, which takes far longer."""
+ALGORITHMS = 4
+"""That cuDNN times for each shape, those first that it thinks well of; ten, torch's own number, take minutes."""
 
 
 class FastPictures(Optimized):
@@ -43,6 +46,7 @@ class FastPictures(Optimized):
         if next(module.parameters()).is_cuda:
             # For the whole process: a backward pass runs outside of whatever could be set around the forward pass.
             torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.benchmark_limit = ALGORITHMS
         grouped = self._find_grouped(mode) if self.has_groups else {}
         if mode == "infer":
             fold_norms(module)
@@ -101,7 +105,7 @@ class FastPictures(Optimized):
                 "The loader pads pictures with zeros and lays blocks of pixels out as channels, filled up to a "
                 "multiple of 8; the first convolution's weights are moved accordingly.",
             ),
-            Change("cudnn benchmark", "cuDNN times its algorithms for each shape and keeps the fastest."),
+            Change("cudnn benchmark", "cuDNN times four algorithms for each shape and keeps the fastest."),
         ]
         if mode == "train":
             changes.append(Change("fused optimizer", "SGD updates all weights in one kernel (fused=True)."))

@@ -22,8 +22,8 @@ _PRECISIONS: dict[Precision, Change] = {
     "fp16": Change("fp16", "Weights and products are fp16."),
     "fp8": Change(
         "fp8",
-        "Products of the layers' linear parts are taken in fp8 (e4m3) with a scale for each token and each output, "
-        "found as they come; everything else is bf16.",
+        "Products of the layers' linear parts are taken in fp8 (e4m3). Each weight and each input has one scale; those "
+        "of inputs are found beforehand on 16 other examples, with half as much again to spare. All else is bf16.",
     ),
 }
 

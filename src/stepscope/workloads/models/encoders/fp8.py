@@ -2,45 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from stepscope.workloads.protocol import Precision, Task
 
 KIND = torch.float8_e4m3fn
 LARGEST = torch.finfo(KIND).max
 SMALLEST = 1e-12
-"""A row of zeros has some scale, too."""
+"""Of what is nothing but zeros has some scale, too."""
+HEADROOM = 1.5
+"""Inputs may be so many times as large as those that were looked at, before they are cut off."""
+EXAMPLES, EXAMPLES_SEED = 16, 99
+"""That are looked at; others than those of any measurement."""
+
+
+def find_ranges(plain: Task, module: nn.Module, precision: Precision) -> Ranges | None:
+    """None for every other precision."""
+    if precision != "fp8":
+        return None
+    device = next(module.parameters()).device
+    batch = plain.make_batch(EXAMPLES, seed=EXAMPLES_SEED, mode="infer")
+    there = {name: one.to(device) for name, one in batch.items()}
+    return Ranges(module, lambda: plain.infer(module, there))
+
+
+class Ranges:
+    """The largest input of each linear layer, found by letting a plain module read some examples."""
+
+    def __init__(self, plain: nn.Module, read: Callable[[], Any]) -> None:
+        self._largest: dict[nn.Module, torch.Tensor] = {}
+        hooks = [one.register_forward_pre_hook(self._note) for one in plain.modules() if isinstance(one, nn.Linear)]
+        try:
+            with torch.inference_mode():
+                read()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _note(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen = inputs[0].detach().abs().amax().float()
+        self._largest[layer] = torch.maximum(seen, self._largest.get(layer, seen))
+
+    def of(self, layer: nn.Module) -> torch.Tensor:
+        return self._largest[layer].clone()
 
 
 class Fp8Linear(nn.Module):
-    """Each row of inputs and each output's weights have a scale of their own, found from their largest value.
+    """Inputs and weights have one scale each, known beforehand, so that casting an input needs no look at all of it.
 
     Weights and scales are kept as bits of whole numbers, so that a cast of the module leaves them alone.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, *, largest_input: torch.Tensor) -> None:
         super().__init__()
-        values, scales = quantise(weight.detach())
-        self.register_buffer("weight_bits", values.view(torch.uint8))
-        self.register_buffer("scale_bits", scales.t().contiguous().view(torch.int32))
+        weight_scale = scale_for(weight.detach().abs().amax())
+        self.register_buffer("weight_bits", quantise(weight.detach(), weight_scale).view(torch.uint8))
+        self.register_buffer("scale_bits", _bits(weight_scale))
+        self.register_buffer("input_scale_bits", _bits(scale_for(HEADROOM * largest_input)))
         self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        values, scales = quantise(inputs.reshape(-1, inputs.shape[-1]))
-        weight = self.get_buffer("weight_bits").view(KIND).t()
-        weight_scales = self.get_buffer("scale_bits").view(torch.float32)
+        input_scale = self.get_buffer("input_scale_bits").view(torch.float32)
+        values = quantise(inputs.reshape(-1, inputs.shape[-1]), input_scale)
         multiply = torch._scaled_mm if inputs.is_cuda else multiply_slowly
         product = multiply(
-            values, weight, scale_a=scales, scale_b=weight_scales, bias=self.bias, out_dtype=torch.bfloat16,
+            values, self.get_buffer("weight_bits").view(KIND).t(), scale_a=input_scale,
+            scale_b=self.get_buffer("scale_bits").view(torch.float32), bias=self.bias, out_dtype=torch.bfloat16,
             use_fast_accum=True,
         )  # fmt: skip
         return product.view(*inputs.shape[:-1], -1)
 
 
-def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and one scale a row, as a column: value × scale is the row again."""
-    wide = rows.float()
-    scales = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST) / LARGEST
-    return (wide / scales).clamp(-LARGEST, LARGEST).to(KIND), scales
+def scale_for(largest: torch.Tensor) -> torch.Tensor:
+    return largest.float().clamp(min=SMALLEST) / LARGEST
+
+
+def quantise(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Value × scale is the original again, or the largest there is."""
+    return (values.float() / scale).clamp(-LARGEST, LARGEST).to(KIND)
 
 
 def multiply_slowly(
@@ -56,3 +100,7 @@ def multiply_slowly(
     """The same product where the device has none for 8-bit floats."""
     product = (left.float() @ right.float()) * scale_a * scale_b + bias.float()
     return product.to(out_dtype)
+
+
+def _bits(scale: torch.Tensor) -> torch.Tensor:
+    return scale.reshape(1).view(torch.int32)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.workloads.models.encoders.fp8 import Fp8Linear
+from stepscope.workloads.models.encoders.fp8 import Fp8Linear, Ranges
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -73,20 +73,20 @@ class LeanEmbeddings(nn.Module):
 class LeanLayer(nn.Module):
     """One layer: query, key and value in one product, fused attention, norms after the sums."""
 
-    def __init__(self, plain: Any, *, origins: Origins, stream: torch.dtype | None, fp8: bool) -> None:
+    def __init__(self, plain: Any, *, origins: Origins, stream: torch.dtype | None, ranges: Ranges | None) -> None:
+        """`ranges`: of the inputs; products are then taken in 8 bits."""
         super().__init__()
         attention, mixed = plain.attention.self, plain.attention.output
         parts = (attention.query, attention.key, attention.value)
         self.heads = attention.num_attention_heads
         self.width = attention.query.in_features
         self.scale = (self.width // self.heads) ** -0.5
-        self.projection = _linear_of(
-            origins.join([one.weight for one in parts]), origins.join([one.bias for one in parts]), fp8=fp8
-        )
-        self.mix = _linear_like(mixed.dense, fp8=fp8)
+        weight, bias = origins.join([one.weight for one in parts]), origins.join([one.bias for one in parts])
+        self.projection = _hold(weight, bias) if ranges is None else _narrow(attention.query, ranges, weight, bias)
+        self.mix = mixed.dense if ranges is None else _narrow(mixed.dense, ranges)
         self.mix_norm = mixed.LayerNorm
-        self.widen = _linear_like(plain.intermediate.dense, fp8=fp8)
-        self.narrow = _linear_like(plain.output.dense, fp8=fp8)
+        self.widen = plain.intermediate.dense if ranges is None else _narrow(plain.intermediate.dense, ranges)
+        self.narrow = plain.output.dense if ranges is None else _narrow(plain.output.dense, ranges)
         self.out_norm = plain.output.LayerNorm
         self.drop_rate = mixed.dropout.p
         self.attention_drop_rate = attention.dropout.p
@@ -132,10 +132,15 @@ class LeanLayer(nn.Module):
 
 class LeanEncoder(nn.Module):
     def __init__(
-        self, layers: Iterable[Any], *, origins: Origins, stream: torch.dtype | None = None, fp8: bool = False
+        self,
+        layers: Iterable[Any],
+        *,
+        origins: Origins,
+        stream: torch.dtype | None = None,
+        ranges: Ranges | None = None,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, fp8=fp8) for one in layers)
+        self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, ranges=ranges) for one in layers)
 
     def forward(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
         for layer in self.layers:
@@ -174,14 +179,17 @@ def attend_packed(
     return attended.transpose(1, 2).flatten(0, 1)[packed["back"]]
 
 
-def _linear_like(plain: nn.Linear, *, fp8: bool) -> nn.Module:
-    return Fp8Linear(plain.weight, plain.bias) if fp8 else plain
-
-
-def _linear_of(weight: nn.Parameter, bias: nn.Parameter, *, fp8: bool) -> nn.Module:
-    if fp8:
-        return Fp8Linear(weight, bias)
+def _hold(weight: nn.Parameter, bias: nn.Parameter) -> nn.Module:
     with torch.device("meta"):
         linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.weight, linear.bias = weight, bias
     return linear
+
+
+def _narrow(
+    plain: nn.Linear, ranges: Ranges, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
+) -> nn.Module:
+    """In 8 bits; with other weights where several layers read the same input."""
+    return Fp8Linear(
+        plain.weight if weight is None else weight, plain.bias if bias is None else bias, largest_input=ranges.of(plain)
+    )

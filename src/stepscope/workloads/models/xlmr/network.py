@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 
     import torch
 
+    from stepscope.workloads.models.encoders.fp8 import Ranges
     from stepscope.workloads.protocol import Mode, Precision
 
 
 class LeanXlmr(Lean):
-    def __init__(self, plain: Any, *, mode: Mode, precision: Precision) -> None:
+    def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
         super().__init__()
         origins, stream = Origins(plain), stream_dtype(mode, precision)
         # Positions count from the one after that of padding.
         first = plain.embeddings.padding_idx + 1
         self.embeddings = LeanEmbeddings(plain.embeddings, first_position=first, stream=stream)
-        self.encoder = LeanEncoder(plain.encoder.layer, origins=origins, stream=stream, fp8=precision == "fp8")
+        self.encoder = LeanEncoder(plain.encoder.layer, origins=origins, stream=stream, ranges=ranges)
         origins.trace(self)
         self.train(plain.training)
 

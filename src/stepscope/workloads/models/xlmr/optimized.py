@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from stepscope.errors import BadInputError
 from stepscope.workloads.models.encoders import disclosed
 from stepscope.workloads.models.encoders.optimizers import make_sgd
+from stepscope.workloads.models.xlmr.ootb import PAD
 from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
 
 if TYPE_CHECKING:
@@ -22,14 +24,23 @@ class FastXlmr(Optimized):
     repeated = ("LeanLayer",)
 
     def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        from stepscope.workloads.models.encoders.fp8 import find_ranges
         from stepscope.workloads.models.xlmr.network import LeanXlmr
 
-        return LeanXlmr(module, mode=mode, precision=precision)
+        ranges = find_ranges(self.plain, module, precision)
+        return LeanXlmr(module, mode=mode, precision=precision, ranges=ranges)
 
     def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         from stepscope.workloads.models.encoders.packing import pack
 
-        return pack(batch) if "attention_mask" in batch else batch
+        if "attention_mask" in batch:
+            return pack(batch)
+        if (batch["input_ids"] == PAD).any():
+            raise BadInputError(
+                f"a sequence holds padding (id {PAD}), and this configuration has none",
+                hint="one whose name ends in realdist takes padded sequences; so does ootb",
+            )
+        return batch
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         from torch.nn import functional
