@@ -1,3 +1,4 @@
 from stepscope.cli.main import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Calling the real command from tests."""
+"""Calling the command from tests: as users do, or without a process of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
+
+from stepscope.cli.main import run
 
 
 class Answer(NamedTuple):
@@ -47,5 +51,18 @@ def stepscope_in(store: Path) -> Stepscope:
         )
         assert "Traceback" not in done.stderr + done.stdout, done.stderr
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+def stepscope_here(capsys: pytest.CaptureFixture[str]) -> Stepscope:
+    """The command in this process: the same words and exit codes, without loading everything again for each call."""
+
+    def call(*arguments: str) -> Answer:
+        capsys.readouterr()
+        code = run(list(arguments))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err, err
+        return Answer(code, out, err)
 
     return call

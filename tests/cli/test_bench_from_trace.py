@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from cli_process import Stepscope
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def make_event(name: str, start_us: float, duration_us: float, **arguments: Any) -> dict[str, Any]:
     return {
@@ -42,16 +44,16 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_dry_run_lists_what_would_be_measured(stepscope: Stepscope, trace: Path) -> None:
-    answer = stepscope("bench", "ops", "--from-trace", str(trace), "--dry-run")
+def test_a_dry_run_lists_what_would_be_measured(here: Stepscope, trace: Path) -> None:
+    answer = here("bench", "ops", "--from-trace", str(trace), "--dry-run")
     assert answer.code == 0
     assert "1.500 × aten::mm float32[8,4] float32[4,2]: 20.00 µs in the trace" in answer.out
     assert "skipped: fbgemm::lookup, 10.00 µs a step: it belongs to fbgemm" in answer.out
     assert "1 cases" in answer.out
 
 
-def test_measured_times_stand_beside_the_trace(stepscope: Stepscope, trace: Path) -> None:
-    data = stepscope("bench", "ops", "--from-trace", str(trace), "--quick", "--json", OMP_NUM_THREADS="1").data
+def test_measured_times_stand_beside_the_trace(here: Stepscope, trace: Path) -> None:
+    data = here("bench", "ops", "--from-trace", str(trace), "--quick", "--json").data
     (case,) = data["cases"]
     assert case["status"] == "ok"
     assert json.loads(case["parameters"]["args"])[0]["strides"] == [1, 8]
@@ -66,9 +68,9 @@ def test_measured_times_stand_beside_the_trace(stepscope: Stepscope, trace: Path
     assert "fbgemm" in foreign["skip"]
 
 
-def test_for_people_the_comparison_takes_the_place_of_the_table(stepscope: Stepscope, trace: Path) -> None:
+def test_for_people_the_comparison_takes_the_place_of_the_table(here: Stepscope, trace: Path) -> None:
     """Arguments may be lists of hundreds of tensors."""
-    answer = stepscope("bench", "ops", "--from-trace", str(trace), "--quick", OMP_NUM_THREADS="1")
+    answer = here("bench", "ops", "--from-trace", str(trace), "--quick")
     assert answer.code == 0
     assert "1.500 × aten::mm float32[8,4] float32[4,2]: trace 20.00 µs, measured" in answer.out
     assert "they are 75.0 % of the work in a step of the trace, 40.00 µs" in answer.out
@@ -85,16 +87,16 @@ def test_for_people_the_comparison_takes_the_place_of_the_table(stepscope: Steps
         (["--from-trace", "here", "--dtype", "float16"], "says dtypes and passes itself"),
     ],
 )
-def test_wrong_use(stepscope: Stepscope, options: list[str], message: str) -> None:
-    answer = stepscope("bench", "ops", *options, "--json")
+def test_wrong_use(here: Stepscope, options: list[str], message: str) -> None:
+    answer = here("bench", "ops", *options, "--json")
     assert answer.code == 2
     assert message in answer.error["message"]
 
 
-def test_a_trace_of_which_nothing_can_be_run(stepscope: Stepscope, tmp_path: Path) -> None:
+def test_a_trace_of_which_nothing_can_be_run(here: Stepscope, tmp_path: Path) -> None:
     path = tmp_path / "foreign.json"
     event = make_event("fbgemm::lookup", 0, 20, **{"Input Dims": [[4]], "Input type": ["float"]})
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
-    answer = stepscope("bench", "ops", "--from-trace", str(path), "--json")
+    answer = here("bench", "ops", "--from-trace", str(path), "--json")
     assert answer.code == 2
     assert "no operator of this trace can be run again" in answer.error["message"]

@@ -15,11 +15,13 @@ from cli_process import Stepscope
 
 from stepscope.store import StoredRun, read_kernel_table, run_folders
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OPS = ("bench", "ops")
 
 
-def test_the_list_tells_programs_what_there_is(stepscope: Stepscope) -> None:
-    ops = {one["name"]: one for one in stepscope(*OPS, "--list", "--json").data["ops"]}
+def test_the_list_tells_programs_what_there_is(here: Stepscope) -> None:
+    ops = {one["name"]: one for one in here(*OPS, "--list", "--json").data["ops"]}
     assert len(ops) >= 40
     gemm = ops["gemm"]
     assert [parameter["name"] for parameter in gemm["parameters"]] == ["m", "n", "k", "layout"]
@@ -30,17 +32,17 @@ def test_the_list_tells_programs_what_there_is(stepscope: Stepscope) -> None:
     assert all("tiny" in one["presets"] for one in ops.values())
 
 
-def test_every_operator_has_the_tiny_preset_and_it_runs(stepscope: Stepscope) -> None:
+def test_every_operator_has_the_tiny_preset_and_it_runs(stepscope: Stepscope, here: Stepscope) -> None:
     answer = stepscope(*OPS, "--op", "all", "--preset", "tiny", "--quick", "--json", timeout=280)
     assert answer.code == 0
     states = {case["benchmark"].split("/")[0]: case["status"] for case in answer.data["cases"]}
     assert set(states.values()) == {"ok"}
-    listed = stepscope(*OPS, "--list", "--json").data["ops"]
+    listed = here(*OPS, "--list", "--json").data["ops"]
     assert states.keys() == {one["name"] for one in listed}
 
 
-def test_a_dry_run_estimates_and_measures_nothing(stepscope: Stepscope, store: Path) -> None:
-    answer = stepscope(*OPS, "--op", "gemm", "--shape", "m=64:256:x2,n=m,k=2*m", "--shape", "m=1M,n=1M,k=1M",
+def test_a_dry_run_estimates_and_measures_nothing(here: Stepscope, store: Path) -> None:
+    answer = here(*OPS, "--op", "gemm", "--shape", "m=64:256:x2,n=m,k=2*m", "--shape", "m=1M,n=1M,k=1M",
                        "--dry-run", "--json")  # fmt: skip
     assert answer.code == 0
     *fit, large = answer.data["cases"]
@@ -51,17 +53,17 @@ def test_a_dry_run_estimates_and_measures_nothing(stepscope: Stepscope, store: P
     assert not store.exists() or run_folders(store) == []
 
 
-def test_what_is_lacking_is_a_recorded_skip(stepscope: Stepscope) -> None:
-    answer = stepscope(*OPS, "--op", "gemm", "--preset", "tiny", "--dtype", "tf32", "--dtype", "int4", "--quick",
+def test_what_is_lacking_is_a_recorded_skip(here: Stepscope) -> None:
+    answer = here(*OPS, "--op", "gemm", "--preset", "tiny", "--dtype", "tf32", "--dtype", "int4", "--quick",
                        "--json")  # fmt: skip
     assert answer.code == 0
     assert [case["status"] for case in answer.data["cases"]] == ["skipped", "skipped"]
     assert "tf32" in answer.data["cases"][0]["failure"]["message"]
 
 
-def test_a_sweep_becomes_a_table_and_parquet(stepscope: Stepscope, tmp_path: Path) -> None:
+def test_a_sweep_becomes_a_table_and_parquet(here: Stepscope, tmp_path: Path) -> None:
     table = tmp_path / "out.csv.gz"
-    answer = stepscope(*OPS, "--op", "linear", "--shape", "batch=4~64,in=8~64,out=8~64", "--draws", "6", "--seed", "3",
+    answer = here(*OPS, "--op", "linear", "--shape", "batch=4~64,in=8~64,out=8~64", "--draws", "6", "--seed", "3",
                        "--pass", "forward", "--pass", "backward", "--cache", "warm", "--cache", "cold", "--kernels",
                        "--quick", "--json", "--table", str(table))  # fmt: skip
     assert answer.code == 0
@@ -81,14 +83,14 @@ def test_a_sweep_becomes_a_table_and_parquet(stepscope: Stepscope, tmp_path: Pat
 
     for source in (answer.data["id"], str(table)):
         made = tmp_path / "t.parquet"
-        exported = stepscope("runs", "export", source, "--format", "parquet", "--output", str(made), "--json")
+        exported = here("runs", "export", source, "--format", "parquet", "--output", str(made), "--json")
         assert exported.data["rows"] == 24
         assert duckdb.sql(f"SELECT count(*), sum(\"in\") FROM read_parquet('{made}')").fetchall() == [
             (24, sum(int(row.parameters["in"]) for row in rows))
         ]
 
 
-def test_ceilings_give_shares_and_a_roofline(stepscope: Stepscope, tmp_path: Path) -> None:
+def test_ceilings_give_shares_and_a_roofline(stepscope: Stepscope, here: Stepscope, tmp_path: Path) -> None:
     answer = stepscope(*OPS, "--op", "gemm", "--shape", "m=256,n=256,k=256", "--ceilings", "--quick", "--json",
                        timeout=200)  # fmt: skip
     ceilings = answer.data["ceilings"]["cpu"]
@@ -97,11 +99,11 @@ def test_ceilings_give_shares_and_a_roofline(stepscope: Stepscope, tmp_path: Pat
     assert case["compute_share"] == pytest.approx(case["flops_per_s"] / ceilings["matrix_flops_per_s"]["float32"])
     assert case["memory_share"] > 0
     page = tmp_path / "r.html"
-    assert stepscope("report", answer.data["id"], "--format", "html", "--output", str(page)).code == 0
+    assert here("report", answer.data["id"], "--format", "html", "--output", str(page)).code == 0
     assert "oofline" in page.read_text()
 
 
-def test_cases_from_files(stepscope: Stepscope, tmp_path: Path) -> None:
+def test_cases_from_files(here: Stepscope, tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text('[[cases]]\nop = "softmax"\nshape = "rows=4/8,cols=16"\npasses = ["forward", "backward"]\n')
     param = tmp_path / "param.json"
@@ -111,35 +113,35 @@ def test_cases_from_files(stepscope: Stepscope, tmp_path: Path) -> None:
         {"input": [{"args": [tensor, {**swept, "shape": [4, [2, 4, 1]]}], "kwargs": {}}]}]}}  # fmt: skip
     content["torch.mm"]["input_iterator"] = "RangeConfigIterator"  # type: ignore[assignment,index]
     param.write_text(json.dumps(content))
-    answer = stepscope(*OPS, "--cases", str(own), "--cases", str(param), "--quick", "--json")
+    answer = here(*OPS, "--cases", str(own), "--cases", str(param), "--quick", "--json")
     assert answer.code == 0
     models = [case["benchmark"].split("/")[0] for case in answer.data["cases"]]
     assert models == ["softmax"] * 4 + ["call"] * 3
     assert {case["status"] for case in answer.data["cases"]} == {"ok"}
     bad = tmp_path / "bad.toml"
     bad.write_text('[[cases]]\nop = "softmax"\nshap = "rows=4"\n')
-    error = stepscope(*OPS, "--cases", str(bad), "--json").error
+    error = here(*OPS, "--cases", str(bad), "--json").error
     assert "shap" in error["message"]
     assert str(bad) in (error["where"] or "")
 
 
-def test_any_aten_operator_by_its_schema(stepscope: Stepscope) -> None:
+def test_any_aten_operator_by_its_schema(here: Stepscope) -> None:
     schema = "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
     arguments = ("--call", schema, "--args", "float32[4,6] float32[4,5] float32[5,6]")
-    answer = stepscope(*OPS, *arguments, "--pass", "forward", "--pass", "backward", "--quick", "--json")
+    answer = here(*OPS, *arguments, "--pass", "forward", "--pass", "backward", "--quick", "--json")
     assert answer.code == 0
     assert [case["status"] for case in answer.data["cases"]] == ["ok", "ok"]
-    absent = stepscope(*OPS, "--call", "aten::no_such_thing", "--args", "float32[4]", "--quick", "--json")
+    absent = here(*OPS, "--call", "aten::no_such_thing", "--args", "float32[4]", "--quick", "--json")
     assert absent.code == 0
     (case,) = absent.data["cases"]
     assert case["status"] == "skipped"
     assert "no_such_thing" in case["failure"]["message"]
 
 
-def test_the_micro_suite_gives_one_score_a_row(stepscope: Stepscope) -> None:
+def test_the_micro_suite_gives_one_score_a_row(here: Stepscope) -> None:
     ids = ("dlrm/micro/linear/linear_tiny.1dev", "dlrm/micro/embedding_bag/emb_tiny.1dev")
     wanted = [word for one in ids for word in ("--benchmark", one)]
-    answer = stepscope("bench", "suite", "micro", *wanted, "--quick", "--json")
+    answer = here("bench", "suite", "micro", *wanted, "--quick", "--json")
     assert answer.code == 0
     linear, bag = answer.data["suite"]
     assert (linear["id"], linear["unit"], bag["id"], bag["unit"]) == (ids[0], "TFLOP/s", ids[1], "GB/s")
@@ -147,12 +149,12 @@ def test_the_micro_suite_gives_one_score_a_row(stepscope: Stepscope) -> None:
     shape = case["parameters"]
     gathered = shape["batch"] * shape["pooling"] * shape["dim"] * 4
     assert bag["score"] == pytest.approx(gathered / case["summary"]["median_s"] / 1e9)
-    listed = stepscope("bench", "suite", "micro", "--list", "--json").data["benchmarks"]
+    listed = here("bench", "suite", "micro", "--list", "--json").data["benchmarks"]
     assert {"dlrm/micro/linear/linear_A.1dev", "dlrm/micro/embedding_bag/emb_A.1dev"} <= {one["id"] for one in listed}
-    plan = stepscope("bench", "suite", "micro", "--dry-run", "--json").data["cases"]
+    plan = here("bench", "suite", "micro", "--dry-run", "--json").data["cases"]
     assert len(plan) == 12 + 16  # PARAM's linear list A and embedding list A
     for wrong in (("--benchmark", "dlrm/micro/none/x"), ("--dtype", "float31")):
-        assert stepscope("bench", "suite", "micro", *wrong, "--json").code == 2
+        assert here("bench", "suite", "micro", *wrong, "--json").code == 2
 
 
 def test_a_killed_sweep_resumes_and_its_table_is_whole(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
@@ -192,12 +194,12 @@ def test_a_killed_sweep_resumes_and_its_table_is_whole(stepscope: Stepscope, sto
 
 
 def test_places_and_devices_that_are_not_there_are_refused_before_anything_is_measured(
-    stepscope: Stepscope, store: Path, tmp_path: Path
+    here: Stepscope, store: Path, tmp_path: Path
 ) -> None:
     gemm = (*OPS, "--op", "gemm", "--preset", "tiny", "--quick", "--json")
     for wrong in (("--table", "/proc/t.csv"), ("--table", str(tmp_path / "t.parquet")), ("--device", "cuda:99"),
                   ("--device", "abacus")):  # fmt: skip
-        answer = stepscope(*gemm, *wrong)
+        answer = here(*gemm, *wrong)
         assert answer.code == 2, wrong
         assert answer.error["where"] == wrong[0] or wrong[1] in (answer.error["where"] or "")
     assert not store.exists() or run_folders(store) == []
@@ -221,8 +223,8 @@ def test_places_and_devices_that_are_not_there_are_refused_before_anything_is_me
         ("--dry-run",),
     ],
 )
-def test_bad_requests(stepscope: Stepscope, arguments: tuple[str, ...]) -> None:
-    answer = stepscope(*OPS, *arguments, "--json")
+def test_bad_requests(here: Stepscope, arguments: tuple[str, ...]) -> None:
+    answer = here(*OPS, *arguments, "--json")
     assert answer.code == 2
     assert answer.error["message"]
     assert answer.error["hint"]

@@ -9,13 +9,13 @@ from cli_process import Stepscope
 
 from stepscope.store import StoredRun, verify_run
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("one_thread")]
 
 OVERLAP = ("bench", "overlap", "--collective")
 FAST = ("--quick", "--max-time", "50ms", "--check", "all", "--json")
 
 
-def test_a_kernel_beside_a_collective_on_two_ranks(stepscope: Stepscope) -> None:
+def test_a_kernel_beside_a_collective_on_two_ranks(stepscope: Stepscope, here: Stepscope) -> None:
     compute = ("--compute", "gemm:m=64,n=64,k=64", "--compute", "embedding:rows=1000,dim=16,batch=32,pooling=4")
     answer = stepscope(*OVERLAP, "all_reduce", "--sizes", "4K,64K", *compute, "--ranks", "2", *FAST)
     assert answer.code == 0
@@ -37,7 +37,7 @@ def test_a_kernel_beside_a_collective_on_two_ranks(stepscope: Stepscope) -> None
         for rank in measured.samples:
             assert set(rank.extra_s) >= {"compute", "comm", "together", "compute_beside", "comm_beside"}
             assert len(rank.extra_s["together"]) == len(rank.seconds())
-    shown = stepscope("bench", "overlap", "--show", run.id, "--json")
+    shown = here("bench", "overlap", "--show", run.id, "--json")
     assert shown.data["overlaps"] == overlaps
 
 
@@ -79,13 +79,13 @@ def test_the_table_follows_the_rows(stepscope: Stepscope) -> None:
         (("--show", "nothing"), None),
     ],
 )
-def test_what_cannot_be_is_refused(stepscope: Stepscope, arguments: tuple[str, ...], where: str | None) -> None:
-    answer = stepscope(*OVERLAP, "all_reduce", "--ranks", "2", *arguments, "--json")
+def test_what_cannot_be_is_refused(here: Stepscope, arguments: tuple[str, ...], where: str | None) -> None:
+    answer = here(*OVERLAP, "all_reduce", "--ranks", "2", *arguments, "--json")
     assert answer.code == 2
     assert where is None or answer.error["where"] == where
 
 
-def test_cases_are_listed_without_measuring(stepscope: Stepscope, store: Path) -> None:
-    answer = stepscope(*OVERLAP, "all_reduce", "--sizes", "1K:4K:x2", "--dry-run", "--json")
+def test_cases_are_listed_without_measuring(here: Stepscope, store: Path) -> None:
+    answer = here(*OVERLAP, "all_reduce", "--sizes", "1K:4K:x2", "--dry-run", "--json")
     assert [case["parameters"]["size_bytes"] for case in answer.data["cases"]] == [1024, 2048, 4096]
     assert not store.exists()

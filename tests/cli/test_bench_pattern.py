@@ -9,6 +9,8 @@ from cli_process import Stepscope
 
 from stepscope.store import StoredRun, verify_run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ALL = ("dlrm", "ddp", "fsdp", "tp", "sp", "pp", "ep", "ps")
 SETTINGS = ("scale=0.001", "hidden=32", "sequence=32", "tokens=64", "layers=2", "micro_batches=4", "ps.shards=3")
 SMALL = tuple(word for setting in SETTINGS for word in ("--set", setting))
@@ -17,7 +19,7 @@ FAST = ("--quick", "--max-time", "50ms", "--check", "all", "--json")
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("ranks", "more"), [(2, ("--no-overlap",)), (4, ("--set", "ep.flops=1e5"))])
-def test_every_pattern_is_right(stepscope: Stepscope, ranks: int, more: tuple[str, ...]) -> None:
+def test_every_pattern_is_right(stepscope: Stepscope, here: Stepscope, ranks: int, more: tuple[str, ...]) -> None:
     answer = stepscope("bench", "pattern", *ALL, "--ranks", str(ranks), *SMALL, *more, *FAST)
     assert answer.code == 0
     cases = answer.data["cases"]
@@ -34,7 +36,7 @@ def test_every_pattern_is_right(stepscope: Stepscope, ranks: int, more: tuple[st
     run = StoredRun(Path(answer.data["run"]))
     assert verify_run(run) == []
     assert {rank.rank for case in run.cases() for rank in case.samples} == set(range(ranks))
-    shown = stepscope("bench", "pattern", "--show", run.id, "--json")
+    shown = here("bench", "pattern", "--show", run.id, "--json")
     assert [case["steps"] for case in shown.data["cases"]] == [case["steps"] for case in cases]
 
 
@@ -49,9 +51,9 @@ def test_a_played_world_and_its_table(stepscope: Stepscope) -> None:
     ]
 
 
-def test_a_dry_run_shows_the_sequence(stepscope: Stepscope, store: Path) -> None:
+def test_a_dry_run_shows_the_sequence(here: Stepscope, store: Path) -> None:
     wanted = ("bench", "pattern", "tp", "pp", "--set", "tp.degree=2", "--set", "pp.micro_batches=1", "--ranks", "4")
-    answer = stepscope(*wanted, "--dry-run", "--json")
+    answer = here(*wanted, "--dry-run", "--json")
     tp, pp = answer.data["patterns"]
     assert (tp["parameters"], pp["parameters"]) == ({"degree": 2}, {"micro_batches": 1})
     assert tp["steps"][1] == {
@@ -59,17 +61,17 @@ def test_a_dry_run_shows_the_sequence(stepscope: Stepscope, store: Path) -> None
         "size_bytes": 262_144, "bus_bytes": 262_144.0, "flops": 0.0, "groups": [[0, 1], [2, 3]],
         "after": ["attention.0"],
     }  # fmt: skip
-    text = stepscope(*wanted, "--dry-run").out
+    text = here(*wanted, "--dry-run").out
     assert "0-1 2-3" in text
     assert "2→1" in text
     assert not store.exists()
 
 
-def test_the_list_names_patterns_and_parameters(stepscope: Stepscope) -> None:
-    listed = stepscope("bench", "pattern", "--list", "--json").data["patterns"]
+def test_the_list_names_patterns_and_parameters(here: Stepscope) -> None:
+    listed = here("bench", "pattern", "--list", "--json").data["patterns"]
     assert tuple(one["name"] for one in listed) == ALL
     assert all(entry["meaning"] for one in listed for entry in one["parameters"])
-    assert "bottom=13-512-256-64-16" in stepscope("bench", "pattern", "--list").out
+    assert "bottom=13-512-256-64-16" in here("bench", "pattern", "--list").out
 
 
 @pytest.mark.parametrize(
@@ -85,9 +87,9 @@ def test_the_list_names_patterns_and_parameters(stepscope: Stepscope) -> None:
     ],
 )
 def test_wrong_use_is_refused_before_anything_starts(
-    stepscope: Stepscope, store: Path, arguments: tuple[str, ...], message: str
+    here: Stepscope, store: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    answer = stepscope("bench", "pattern", *arguments, "--json")
+    answer = here("bench", "pattern", *arguments, "--json")
     assert answer.code == 2
     assert message in answer.error["message"]
     assert not store.exists()

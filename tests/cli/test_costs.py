@@ -18,11 +18,11 @@ SIZES = [1024 * 2**i for i in range(16)]
 FIT = ("costs", "fit-collective")
 
 
-def test_runs_become_a_table(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
+def test_runs_become_a_table(here: Stepscope, store: Path, tmp_path: Path) -> None:
     cases = [make_comms_case(size) for size in SIZES]
     run = write_comms_run(store, [*cases, *(make_comms_case(size, ranks=4) for size in SIZES[:3])], kinked)
     output = tmp_path / "costs.json"
-    answer = stepscope(*FIT, run.id, "--output", str(output), "--json")
+    answer = here(*FIT, run.id, "--output", str(output), "--json")
     assert answer.code == 0
     (cost,) = answer.data["costs"]
     assert (cost["operation"], cost["members"], cost["backend"]) == ("all_reduce", 2, "gloo")
@@ -37,10 +37,10 @@ def test_runs_become_a_table(stepscope: Stepscope, store: Path, tmp_path: Path) 
     assert found.sources == [run.id]
 
 
-def test_the_text_has_one_line_a_curve(stepscope: Stepscope, store: Path) -> None:
+def test_the_text_has_one_line_a_curve(here: Stepscope, store: Path) -> None:
     write_comms_run(store, [make_comms_case(size, ranks=ranks) for ranks in (2, 4) for size in SIZES])
     make_folder(store, [make_case(m=1)])
-    answer = stepscope(*FIT)
+    answer = here(*FIT)
     assert answer.code == 0
     rows = [line.split() for line in answer.out.splitlines() if not line.startswith("#")]
     assert [row[:5] for row in rows] == [["all_reduce", n, "gloo", "float32", "16"] for n in ("2", "4")]
@@ -50,32 +50,32 @@ def test_the_text_has_one_line_a_curve(stepscope: Stepscope, store: Path) -> Non
     assert "# system: Test CPU, 2 threads" in answer.out
 
 
-def test_a_folder_and_a_published_table(stepscope: Stepscope, store: Path) -> None:
+def test_a_folder_and_a_published_table(here: Stepscope, store: Path) -> None:
     run = write_comms_run(store, [make_comms_case(size) for size in SIZES])
-    answer = stepscope(*FIT, str(run.folder), str(EXCERPT), "--json")
+    answer = here(*FIT, str(run.folder), str(EXCERPT), "--json")
     assert [cost["system"] for cost in answer.data["costs"]] == ["Test CPU, 2 threads", "8xA100_NVLink3"]
     assert answer.data["output"] is None
-    assert "all_reduce" in stepscope(*FIT, str(EXCERPT)).out
+    assert "all_reduce" in here(*FIT, str(EXCERPT)).out
 
 
-def test_nothing_to_fit(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
+def test_nothing_to_fit(here: Stepscope, store: Path, tmp_path: Path) -> None:
     few = write_comms_run(store, [make_comms_case(size) for size in SIZES[:3]])
     output = tmp_path / "costs.json"
-    answer = stepscope(*FIT, few.id, "--output", str(output), "--json")
+    answer = here(*FIT, few.id, "--output", str(output), "--json")
     assert answer.code == 2
     assert "3 sizes measured" in answer.error["message"]
     assert "bench comms" in answer.error["hint"]
     assert not output.exists()
     other = make_folder(store, [make_case(m=1)])
-    assert "bench ops" in stepscope(*FIT, other.name, "--json").error["message"]
-    assert stepscope(*FIT, "nothing-of-this-name", "--json").error["kind"] == "run_not_found"
-    assert stepscope(*FIT, str(tmp_path / "missing.csv"), "--json").error["kind"] == "bad_input"
-    wrong_name = stepscope(*FIT, str(EXCERPT), "--output", str(tmp_path / "costs.txt"), "--json")
+    assert "bench ops" in here(*FIT, other.name, "--json").error["message"]
+    assert here(*FIT, "nothing-of-this-name", "--json").error["kind"] == "run_not_found"
+    assert here(*FIT, str(tmp_path / "missing.csv"), "--json").error["kind"] == "bad_input"
+    wrong_name = here(*FIT, str(EXCERPT), "--output", str(tmp_path / "costs.txt"), "--json")
     assert (wrong_name.code, wrong_name.error["kind"]) == (2, "usage")
 
 
-def test_an_empty_store(stepscope: Stepscope) -> None:
-    assert stepscope(*FIT, "--json").error["kind"] == "run_not_found"
+def test_an_empty_store(here: Stepscope) -> None:
+    assert here(*FIT, "--json").error["kind"] == "run_not_found"
 
 
 def test_help_loads_neither_numpy_nor_torch() -> None:
@@ -87,9 +87,9 @@ def test_help_loads_neither_numpy_nor_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_costs_are_read_and_used_without_numpy(tmp_path: Path, stepscope: Stepscope) -> None:
+def test_costs_are_read_and_used_without_numpy(tmp_path: Path, here: Stepscope) -> None:
     table = tmp_path / "costs.json"
-    assert stepscope(*FIT, str(EXCERPT), "--output", str(table)).code == 0
+    assert here(*FIT, str(EXCERPT), "--output", str(table)).code == 0
     code = (
         "import sys\nfrom pathlib import Path\nsys.modules['numpy'] = None\n"
         "from stepscope.costs import find_cost, read_collective_table\n"

@@ -12,6 +12,8 @@ from cli_process import Stepscope
 
 from stepscope.store import StoredRun, run_folders, verify_run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GEMM = ("bench", "ops", "--op", "gemm", "--min-time", "100ms", "--max-time", "100ms", "--max-samples", "60")
 
 

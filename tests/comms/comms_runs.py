@@ -13,10 +13,10 @@ from stepscope.comms.worker import open_world, run_in_world
 from stepscope.launch import RankSession, launch_local
 from stepscope.measure import MeasureSettings
 from stepscope.records import Case
-from stepscope.store import MeasuredCase, StoredRun, create_run
+from stepscope.store import MeasuredCase, StoredRun, create_run, run_folders
 
 BRIEF = MeasureSettings(
-    min_time_s=0.0, max_time_s=0.02, min_samples=3, few_samples=3, warmup_min_samples=2, warmup_max_time_s=0.01,
+    min_time_s=0.0, max_time_s=0.004, min_samples=3, few_samples=3, warmup_min_samples=2, warmup_max_time_s=0.002,
     window=1, iterations=1,
 )  # fmt: skip
 
@@ -26,20 +26,31 @@ def cases_of(collective: str, *, ranks: int, sizes: tuple[int, ...] = (4096,), *
     return make_cases(collective=collective, sizes=sizes, **chosen)
 
 
-def measure_cases(
-    store: Path, cases: list[Case], *, ranks: int, target: str = "stepscope.comms.worker:run", **request: Any
-) -> tuple[StoredRun, list[MeasuredCase]]:
+def plan_run(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> Path:
     asked = {
         "backend": "gloo", "device": "cpu", "world_size": ranks, "hang_timeout_s": 20.0, "check": "all",
         "settings": msgspec.to_builtins(BRIEF), **request,
     }  # fmt: skip
-    folder = create_run(
+    return create_run(
         store, verb="comms", name="test", command=["test"], request=asked, cases=cases, launcher="self",
         world_size=ranks,
     )  # fmt: skip
-    launch_local(folder=folder, target=target, ranks=ranks, hang_limit_s=float(asked["hang_timeout_s"]))
+
+
+def measure_cases(
+    store: Path, cases: list[Case], *, ranks: int, target: str = "stepscope.comms.worker:run", **request: Any
+) -> tuple[StoredRun, list[MeasuredCase]]:
+    folder = plan_run(store, cases, ranks=ranks, **request)
+    hang_limit_s = float(StoredRun(folder).plan.request["hang_timeout_s"])
+    launch_local(folder=folder, target=target, ranks=ranks, hang_limit_s=hang_limit_s)
     stored = StoredRun(folder)
     return stored, stored.cases()
+
+
+def measure_in_turn(folders: list[Path], *, ranks: int, target: str) -> list[list[MeasuredCase]]:
+    """Several runs by the same ranks: `target` finds the others beside the first."""
+    launch_local(folder=folders[0], target=target, ranks=ranks, hang_limit_s=20.0)
+    return [StoredRun(folder).cases() for folder in folders]
 
 
 def run_spoiled(session: RankSession) -> None:
@@ -48,6 +59,19 @@ def run_spoiled(session: RankSession) -> None:
     if world.rank == session.context.world_size - 1:
         world = SpoiledWorld(world, flip_element(3, only_call=session.request["only_call"]))
     run_in_world(session, world)
+
+
+def run_spoiled_in_turn(session: RankSession) -> None:
+    """The same for all runs of the store, one after another in one world."""
+    assert session.folder is not None
+    world = open_world(session)
+    close, world.close = world.close, lambda: None  # type: ignore[method-assign]
+    for folder in run_folders(session.folder.parent):
+        session.folder, session.request = folder, StoredRun(folder).plan.request
+        spoils = world.rank == session.context.world_size - 1
+        harm = flip_element(3, only_call=session.request["only_call"])
+        run_in_world(session, SpoiledWorld(world, harm) if spoils else world)
+    close()
 
 
 def run_with_other_arguments(session: RankSession) -> None:

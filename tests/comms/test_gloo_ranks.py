@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comms_runs import cases_of, measure_cases
+from comms_runs import cases_of, measure_cases, measure_in_turn, plan_run
 
 from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
 from stepscope.comms.operations import PATTERNS, operations
 from stepscope.errors import RankDiedError, RankHungError, StepscopeError
-from stepscope.launch import launch_local
 from stepscope.records import Case
 from stepscope.store import MeasuredCase, StoredRun, run_folders, verify_run
 
@@ -130,13 +129,10 @@ def workers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
-@pytest.mark.parametrize(
-    ("check", "only_call", "found"),
-    [("all", None, True), ("sample", None, True), ("off", None, False), ("all", 4, True)],
-)
-def test_a_planted_corruption_is_found_by_every_check_that_claims_to(
-    tmp_path: Path, check: str, only_call: int | None, found: bool
-) -> None:
+PLANTED = [("all", None, True), ("sample", None, True), ("off", None, False), ("all", 4, True)]
+
+
+def spoiled_cases(only_call: int | None) -> list[Case]:
     nothing = {"barrier"}
     # Rank 1 is spoiled: where only the root gets something, rank 1 is the root; where only the others do, rank 0 is.
     roots = {"reduce": 1, "gather": 1, "incast": 1}
@@ -146,9 +142,30 @@ def test_a_planted_corruption_is_found_by_every_check_that_claims_to(
         cases += cases_of("all_reduce", ranks=2, mode="nonblocking", depth=3)
         cases += cases_of("all_reduce", ranks=2, coalesce=3)
         cases += cases_of("all_reduce", ranks=2, placement="out_of_place")
-    _, measured = measure_cases(
-        tmp_path, cases, ranks=2, target="comms_runs:run_spoiled", check=check, only_call=only_call
-    )
+    return cases
+
+
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int | None], list[MeasuredCase]]:
+    """A run for each kind of check, all by the same ranks."""
+    store = tmp_path_factory.mktemp("spoiled")
+    keys = [(check, only_call) for check, only_call, _ in PLANTED]
+    runs = [
+        plan_run(store, spoiled_cases(only_call), ranks=2, check=check, only_call=only_call)
+        for check, only_call in keys
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        measured = measure_in_turn(runs, ranks=2, target="comms_runs:run_spoiled_in_turn")
+    return dict(zip(keys, measured, strict=True))
+
+
+@pytest.mark.parametrize(("check", "only_call", "found"), PLANTED)
+def test_a_planted_corruption_is_found_by_every_check_that_claims_to(
+    spoiled: dict[tuple[str, int | None], list[MeasuredCase]], check: str, only_call: int | None, found: bool
+) -> None:
+    measured = spoiled[check, only_call]
+    assert len(measured) == len(spoiled_cases(only_call))
     for one in measured:
         assert one.result.status == ("failed" if found else "ok"), one.result.case.label
         if found:
@@ -159,27 +176,6 @@ def test_a_planted_corruption_is_found_by_every_check_that_claims_to(
             assert one.samples, "evidence is kept for a wrong row too"
         else:
             assert "wrong" not in one.result.observed
-
-
-def test_a_search_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Only the first round is in the plan: the others must be asked for again."""
-    from stepscope.cli.pairs import BISECT_WORKER, next_round, replay_search
-
-    request = {"worker": BISECT_WORKER, "bisect": {"collective": "all_reduce", "size_bytes": 4096, "threshold": 50.0},
-               "backend": "gloo", "device": "cpu", "world_size": 4}  # fmt: skip
-    run, measured = measure_cases(
-        tmp_path, next_round(request, []), ranks=4, target=BISECT_WORKER, bisect=request["bisect"]
-    )
-    assert len(measured) > 1
-    # As if the process had been killed after the first round.
-    (run.folder / "run.json").unlink()
-    journal = run.folder / "journal.jsonl"
-    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
-    launch_local(folder=run.folder, target=BISECT_WORKER, ranks=4, hang_limit_s=20.0)
-    again = StoredRun(run.folder)
-    assert again.status == "complete"
-    assert len(again.results) == len(measured)
-    assert replay_search(request, again.cases()).next_subsets() == []
 
 
 def failed_run(tmp_path: Path, target: str, cases: list[Case], error: type[StepscopeError], **request: object) -> str:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
 from stepscope.workloads import find_workload
-from stepscope.workloads.check import CheckReport, check_optimized
+from stepscope.workloads.check import (
+    CEILINGS,
+    NOISE,
+    TOLERANCES,
+    CheckReport,
+    Finding,
+    _Jostled,
+    _Side,
+    _Training,
+    check_optimized,
+)
+from stepscope.workloads.protocol import Change, Mode, Optimized, Precision, Task
+
+WIDTH = 24
 
 
 def check(benchmark_id: str, *, batch_size: int = 16) -> CheckReport:
@@ -55,3 +69,98 @@ def test_statistics_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) 
     assert check("resnet50/optimized/infer/1dev-fp32").passed
     monkeypatch.setattr(folding, "fold_one", forgetful)
     assert failed(check("resnet50/optimized/infer/1dev-fp32")) == {"outputs"}
+
+
+class Deep(Task):
+    """So many batch norms that the last bit of a weight shows in every gradient."""
+
+    def build(self) -> torch.nn.Module:
+        parts: list[torch.nn.Module] = []
+        for _ in range(self.sizes["depth"]):
+            parts += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.ReLU()]
+        return torch.nn.Sequential(*parts)
+
+    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))}
+
+    def loss(self, module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = module(batch["x"]).square().mean()
+        return loss
+
+    def infer(self, module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        outputs: torch.Tensor = module(batch["x"])
+        return outputs
+
+    def make_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(module.parameters(), lr=1e-2)
+
+
+class OtherOrder(Optimized):
+    """Sums in another order."""
+
+    def loss(self, module: Any, batch: Any) -> torch.Tensor:
+        hidden = batch["x"]
+        for part in module:
+            if isinstance(part, torch.nn.Linear):
+                halves = zip(hidden.split(WIDTH // 2, dim=1), part.weight.split(WIDTH // 2, dim=1), strict=True)
+                hidden = sum(left @ right.t() for left, right in halves) + part.bias
+            else:
+                hidden = part(hidden)
+        return hidden.square().mean()
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        return []
+
+
+def check_deep(depth: int) -> CheckReport:
+    plain = Deep({"depth": depth})
+    return check_optimized(plain, OtherOrder(plain), mode="train", precision="fp32", device="cpu", batch_size=64)
+
+
+def test_a_network_that_amplifies_rounding_beyond_all_measure_passes_no_check() -> None:
+    assert check_deep(10).passed
+    assert "gradients" in failed(check_deep(80))
+
+
+def make_training(errors: dict[str, float], *, loss: float = 1.0, last: float = 0.5) -> _Training:
+    """Gradients of length 1 that are so far from those without errors."""
+    gradients = {name: torch.tensor([1.0, error]) for name, error in errors.items()}
+    return _Training(loss, gradients, [1.0, 0.9, 0.8, 2.0, 0.7, last])
+
+
+def judge(errors: dict[str, float], *noises: dict[str, float], precision: Precision = "fp32") -> dict[str, Finding]:
+    plain = Deep({"depth": 1})
+    side = _Side(plain, OtherOrder(plain), plain.build(), "train", precision, "cpu", 4, "eager", 0)
+    expected = make_training(dict.fromkeys(errors, 0.0))
+    found = side._judge(make_training(errors), expected, [make_training(noise) for noise in noises])
+    return {one.what: one for one in found}
+
+
+def test_rounding_raises_the_limit_of_the_parameter_it_moves_and_of_no_other() -> None:
+    noisy = {"deep": 0.02, "calm": 1e-5}
+    assert not judge({"deep": 0.025, "calm": 0.0})["gradients"].passed
+    assert judge({"deep": 0.025, "calm": 0.0}, noisy)["gradients"].passed
+    found = judge({"deep": 0.025, "calm": 0.01}, noisy)["gradients"]
+    assert (found.passed, found.where, found.limit) == (False, "calm", TOLERANCES["fp32"].gradients)
+
+
+def test_the_furthest_of_several_trials_counts() -> None:
+    found = judge({"deep": 0.02}, {"deep": 0.001}, {"deep": 0.016}, {"deep": 0.002})["gradients"]
+    assert found.passed
+    assert found.limit == pytest.approx(NOISE * 0.016)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_rounding_raises_no_limit_beyond_its_ceiling(precision: Precision) -> None:
+    found = judge({"deep": 1.0}, {"deep": 5.0}, precision=precision)["gradients"]
+    assert not found.passed
+    assert found.limit == CEILINGS[precision].gradients < 1.0
+
+
+def test_jostled_weights_differ_in_their_last_bit() -> None:
+    plain = Deep({"depth": 2})
+    before = plain.build()
+    after = _Jostled(plain, 1).adopt(copy.deepcopy(before), mode="train", precision="fp32")
+    for old, new in zip(before.parameters(), after.parameters(), strict=True):
+        bits = (old.detach().view(torch.int32) - new.detach().view(torch.int32)).abs()
+        assert (bits[old != 0] == 1).all()

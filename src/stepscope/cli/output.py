@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stepscope.errors import StepscopeError
 
 ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
 """As in `launch.mpi`, which is not imported for it."""
+LAST_WORD_S = 0.2
 
 
 def emit(data: Any, text: str, *, as_json: bool) -> None:
@@ -31,6 +33,9 @@ def _answer(line: bytes) -> None:
         with contextlib.suppress(OSError):
             Path(asked).write_bytes(line + b"\n")
     click.echo(line.decode())
+    if os.environ.get("OMPI_COMM_WORLD_RANK") and sys.stdout.isatty():
+        # Open MPI reads from a terminal that it made, and was seen to lose the end when a rank ended at once.
+        time.sleep(LAST_WORD_S)
 
 
 def narrate(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import click
@@ -27,8 +28,9 @@ Every verb takes `--json`: the same content on stdout as `{"ok": true, "data": â
 
 
 def format_cli_reference() -> str:
-    parts = [HEADER, _section(app, "stepscope", 2)]
-    root = click.Context(app, info_name="stepscope")
+    shown = _with_own_help_option(app)
+    parts = [HEADER, _section(shown, "stepscope", 2)]
+    root = click.Context(shown, info_name="stepscope")
     for verb in VERBS:
         command = app.get_command(root, verb)
         if command is not None:
@@ -37,13 +39,23 @@ def format_cli_reference() -> str:
 
 
 def _sections(command: click.Command, path: str, parent: click.Context, depth: int = 2) -> Iterator[str]:
-    yield _section(command, path, depth, parent)
-    if isinstance(command, click.Group):
-        context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
+    shown = _with_own_help_option(command)
+    yield _section(shown, path, depth, parent)
+    if isinstance(shown, click.Group):
+        context = click.Context(shown, info_name=path.rpartition(" ")[2], parent=parent)
+        for name in shown.list_commands(context):
+            child = shown.get_command(context, name)
             if child is not None:
                 yield from _sections(child, f"{path} {name}", context, depth + 1)
+
+
+def _with_own_help_option(command: click.Command) -> click.Command:
+    """A copy: click keeps a command's help option for good, under the names of the context that first asked for it."""
+    shown = copy.copy(command)
+    shown.params = [*command.params]
+    shown.add_help_option = False
+    click.help_option("--help")(shown)
+    return shown
 
 
 def _section(command: click.Command, path: str, depth: int, parent: click.Context | None = None) -> str:

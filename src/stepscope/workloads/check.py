@@ -29,6 +29,9 @@ STEPS = len(ORDER)
 STIR = 0.1
 """Spread of what is added to biases and norms, which begin as zeros and ones: there, a lost one would not show."""
 NOISE = 1.5
+"""How many times as far from the plain form in fp32 a fast form may be as rounding alone takes the plain one."""
+JOSTLES = 4
+"""Times that the plain form is run in fp32 with weights that differ in their last bit, to see what rounding does."""
 FAINT = 1e-3
 """A gradient counts with at least this share of all gradients together: rounding is most of a smaller one."""
 
@@ -52,6 +55,14 @@ TOLERANCES: dict[Precision, Tolerance] = {
 }
 
 
+_COARSEST = Tolerance(2e-1, 1e-1, 0.9, 0.30)
+"""Of gradients: one of zeros is wrong by 1."""
+CEILINGS: dict[Precision, Tolerance] = {
+    "fp32": TOLERANCES["tf32"], "tf32": TOLERANCES["bf16"], "fp16": _COARSEST, "bf16": _COARSEST, "fp8": _COARSEST
+}  # fmt: skip
+"""Up to which rounding may raise the limits of training; a network that amplifies it further cannot be checked."""
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison."""
 
@@ -62,6 +73,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
     where: str = ""
     """The parameter or step with the largest error."""
+    noise: float | None = None
+    """How far rounding alone takes the plain form, where that was looked at."""
 
     @property
     def passed(self) -> bool:
@@ -139,6 +152,33 @@ class _Unchanged(Optimized):
         return []
 
 
+class _Jostled(_Unchanged):
+    """The plain form with weights that are rounded otherwise."""
+
+    def __init__(self, plain: Task, seed: int) -> None:
+        super().__init__(plain)
+        self._seed = seed
+
+    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        import torch
+
+        for parameter in module.parameters():
+            generator = torch.Generator(parameter.device).manual_seed(self._seed)
+            up = torch.rand(parameter.shape, generator=generator, device=parameter.device) < 0.5
+            beyond = torch.where(up, torch.inf, -torch.inf).to(parameter.dtype)
+            parameter.data = torch.nextafter(parameter.data, beyond)
+        return module
+
+
+class _Training(NamedTuple):
+    """What a form computes from the same weights and batches."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    losses: list[float | None]
+    """Of the steps of the convergence run; None for those that a capture makes for itself."""
+
+
 class _Side(NamedTuple):
     """The comparison at one precision."""
 
@@ -174,61 +214,76 @@ class _Side(NamedTuple):
         return step.outputs
 
     def compare_training(self) -> list[Finding]:
-        """Where rounding alone moves the plain form further than the table allows (deep networks with batch norms),
-        the fast form may be up to NOISE times as far from fp32 as the plain one in the same precision."""
-        findings = self._compare_training()
-        if self.precision == "fp32" or all(one.passed for one in findings):
+        """Where rounding alone moves the plain form further than the table allows, the fast form may be up to NOISE
+        times as far: deep networks with batch norms amplify it, and single activations change their sign."""
+        expected, got = self._train_plain(), self._train_fast()
+        findings = self._judge(got, expected)
+        if all(one.passed for one in findings):
             return findings
-        alone = msgspec.structs.asdict
-        plain_noise = {one.what: one.error for one in self._replace(fast=_Unchanged(self.plain))._compare_training()}
-        return [Finding(**{**alone(one), "limit": max(one.limit, NOISE * plain_noise[one.what])}) for one in findings]
+        others: list[Optimized] = [_Unchanged(self.plain)]
+        if self.precision == "fp32":
+            others = [_Jostled(self.plain, self.seed + number) for number in range(JOSTLES)]
+        return self._judge(got, expected, [self._replace(fast=other)._train_fast() for other in others])
 
-    def _compare_training(self) -> list[Finding]:
-        limits = TOLERANCES[self.precision]
-        expected_loss, expected = self._plain_gradients()
-        candidate = self._adopt(copy.deepcopy(self.reference).train())
-        loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
-        loss, got = self._fast_gradients(candidate, loss_of)
-        error, worst = worst_gradient(got, expected)
-        del expected, got
-        apart = abs(loss - expected_loss) / max(abs(expected_loss), 1e-12)
+    def _judge(self, got: _Training, expected: _Training, rounded: Sequence[_Training] = ()) -> list[Finding]:
+        """`rounded`: the plain form with nothing but other rounding."""
+        table, ceiling = TOLERANCES[self.precision], CEILINGS[self.precision]
+
+        def allow(limit: float, highest: float, noise: float | None) -> float:
+            return limit if noise is None else max(limit, min(NOISE * noise, highest))
+
+        def find(what: str, error: float, noises: Sequence[float], where: str = "") -> Finding:
+            noise = max(map(_ordered, noises), default=None)
+            kind = {"convergence": "band"}.get(what, what)
+            limit = allow(getattr(table, kind), getattr(ceiling, kind), noise)
+            return Finding(what=what, precision=self.precision, error=error, limit=limit, where=where, noise=noise)
+
+        loss = find("loss", _loss_error(got, expected), [_loss_error(one, expected) for one in rounded])
+        errors = gradient_errors(got.gradients, expected.gradients)
+        noises = [gradient_errors(one.gradients, expected.gradients) for one in rounded]
+        gradients = [find("gradients", errors[name], [noise[name] for noise in noises], name) for name in errors]
+        apart, step = self._convergence_error(got, expected)
+        strays = [self._convergence_error(one, expected)[0] for one in rounded]
         return [
-            self._finding("loss", apart, limits.loss),
-            self._finding("gradients", error, limits.gradients, worst),
-            self._compare_convergence(candidate, loss_of),
+            loss,
+            max(gradients, key=lambda one: _ordered(one.error) / one.limit),
+            find("convergence", apart, strays, f"step {step} of {STEPS}"),
         ]
 
-    def _plain_gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
+    def _train_plain(self) -> _Training:
         module = copy.deepcopy(self.reference).train()
         batch, _ = self._batches(self.seed)
         with products_of("fp32"):
             with math_of("fp32", mode="train", device=self.device):
                 loss = self.plain.loss(module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+        gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+        losses = self._losses(self.plain, copy.deepcopy(self.reference).train(), 0, "fp32")
+        return _Training(float(loss.detach()), gradients, losses)
 
-    def _fast_gradients(self, candidate: nn.Module, loss_of: LossOf) -> tuple[float, dict[str, torch.Tensor]]:
+    def _train_fast(self) -> _Training:
+        """The convergence run goes on with the very step that is timed."""
+        candidate = self._adopt(copy.deepcopy(self.reference).train())
+        loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
         _, batch = self._batches(self.seed)
         with products_of(self.precision):
             with math_of(self.precision, mode="train", device=self.device):
                 loss = loss_of(batch)
             loss.backward()
-        return float(loss.detach()), self.fast.gradients(candidate)
+        gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
+        losses = self._losses(self.fast, candidate, 1, self.precision, loss_of)
+        return _Training(float(loss.detach()), gradients, losses)
 
-    def _compare_convergence(self, candidate: nn.Module, loss_of: LossOf) -> Finding:
-        """From the same weights over the same batches, through the very step that is timed.
-
-        How far the loss moved is told batch by batch: two batches differ by more than training moves them.
-        """
-        expected = [loss or 0.0 for loss in self._losses(self.plain, copy.deepcopy(self.reference).train(), 0, "fp32")]
-        got = self._losses(self.fast, candidate, 1, self.precision, loss_of)
+    def _convergence_error(self, got: _Training, plain: _Training) -> tuple[float, int]:
+        """How far the loss moved is told batch by batch: two batches differ by more than training moves them."""
+        expected = [loss or 0.0 for loss in plain.losses]
         one, other = ([expected[i] for i in range(STEPS) if ORDER[i] == batch] for batch in (0, 1))
-        limits = TOLERANCES[self.precision]
         # A loss that hardly moves says nothing below its own rounding.
-        moved = max(max(one) - min(one), max(other) - min(other), 2 * limits.loss * abs(expected[0]))
-        distances = {i: abs(found - expected[i]) / moved for i, found in enumerate(got) if found is not None}
+        least = 2 * TOLERANCES[self.precision].loss * abs(expected[0])
+        moved = max(max(one) - min(one), max(other) - min(other), least)
+        distances = {i: abs(found - expected[i]) / moved for i, found in enumerate(got.losses) if found is not None}
         worst = max(distances, key=lambda i: _ordered(distances[i]))
-        return self._finding("convergence", distances[worst], limits.band, f"step {worst} of {STEPS}")
+        return distances[worst], worst
 
     def _losses(
         self, task: Task, module: nn.Module, side: int, precision: Precision, loss_of: LossOf | None = None
@@ -287,20 +342,23 @@ def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected).norm()) / max(norm, 1e-30)
 
 
-def worst_gradient(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest relative error of any parameter's gradient; a missing one is infinitely wrong."""
+def _loss_error(got: _Training, expected: _Training) -> float:
+    return abs(got.loss - expected.loss) / max(abs(expected.loss), 1e-12)
+
+
+def gradient_errors(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The relative error of every parameter's gradient; a missing one is infinitely wrong."""
     whole = sum(float(_dense(one).double().norm()) ** 2 for one in expected.values()) ** 0.5
-    worst, where = 0.0, ""
+    errors: dict[str, float] = {}
     for name, theirs in expected.items():
         ours = got.get(name)
         if ours is None or ours.shape != theirs.shape:
-            return float("inf"), name
+            errors[name] = float("inf")
+            continue
         right = _dense(theirs).double()
         scale = max(float(right.norm()), FAINT * whole, 1e-30)
-        error = float((_dense(ours).double() - right).norm()) / scale
-        if _ordered(error) > _ordered(worst):
-            worst, where = error, name
-    return worst, where
+        errors[name] = float((_dense(ours).double() - right).norm()) / scale
+    return errors
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -100,15 +100,20 @@ class Loader:
         self._mode: Mode = mode
         self._workers = workers
         self._side: Any = None
+        self._context: Any = None
         if device.startswith("cuda"):
             import torch
 
+            # A process that holds a GPU and the compiler's threads cannot be forked safely: such workers did not end.
+            self._context = make_clean_context()
             self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         from torch.utils.data import DataLoader
 
         how: dict[str, Any] = {"prefetch_factor": 2, "persistent_workers": True} if self._workers else {}
+        if self._workers and self._context is not None:
+            how["multiprocessing_context"] = self._context
         loader: DataLoader[Any] = DataLoader(
             _Copies(self._batches),  # type: ignore[arg-type]
             batch_size=None,
@@ -142,6 +147,15 @@ class Loader:
             for one in batch.values():
                 one.record_stream(here)
         return batch
+
+
+def make_clean_context() -> Any:
+    """Processes that come from one which did nothing but load torch."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    return context
 
 
 class _Copies:

@@ -34,7 +34,7 @@ from stepscope.workloads.facts import PeakMemory
 from stepscope.workloads.feed import make_batches, to_device
 from stepscope.workloads.precision import cast_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
-from stepscope.workloads.steps import InferStep, TrainStep, reset_modes
+from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, reset_modes
 from stepscope.workloads.verify import Verifier, describe_changes
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def _verify(asked: Asked, device: Any, backend: str) -> dict[str, Scalar]:
     assert isinstance(task, Optimized)
     facts = Verifier(device, backend).check(asked)
     reset_modes()
+    forget_compiled()
     return {**facts, **describe_changes(task, asked, device, backend)}
 
 

@@ -183,12 +183,17 @@ def _how(engine: Engine, backend: str) -> dict[str, Any]:
 
 
 def reset_modes() -> None:
-    """Between cases: what a fast form switched on in the process, the next case must not inherit. Torch also counts
-    how often one line was compiled, and gives up after eight different uses."""
+    """What a fast form switched on in the process, the next model must not inherit."""
     import torch
 
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.benchmark_limit = BENCHMARK_LIMIT
+
+
+def forget_compiled() -> None:
+    """Between benchmarks: torch counts how often one line was compiled, and gives up after many different uses."""
+    import torch
+
     # Torch loads the whole compiler to reset it, which takes many seconds where nothing was compiled.
     if _BACKENDS_USED:
         torch.compiler.reset()

@@ -52,8 +52,9 @@ class Verifier:
 
 def format_failures(report: CheckReport) -> str:
     return "; ".join(
-        f"{one.what} in {one.precision} differ by {one.error:.3g} (limit {one.limit:g})"
+        f"{one.what} in {one.precision} differ by {one.error:.3g} (limit {one.limit:.3g})"
         + (f" at {one.where}" if one.where else "")
+        + (f", where rounding alone makes {one.noise:.3g}" if one.noise is not None else "")
         for one in report.failures
     )
 

@@ -34,7 +34,7 @@ from stepscope.workloads.generation import Decoder, GenerateStep
 from stepscope.workloads.precision import cast_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.rounds import is_try, next_cases
-from stepscope.workloads.steps import InferStep, TrainStep, reset_modes
+from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, reset_modes
 from stepscope.workloads.verify import Verifier, describe_changes
 from stepscope.workloads.writing import WritingStep, serve_requests
 
@@ -126,6 +126,7 @@ class WorkloadBench:
         self._request = request
         self._folder = folder
         self._running: Running | None = None
+        self._compiled_for: tuple[str, int] | None = None
         self._verifier = Verifier(device, request.compile_backend)
         if isinstance(device, CudaDevice):
             device.use_own_stream()
@@ -140,10 +141,13 @@ class WorkloadBench:
         task = asked.workload.make_task(asked.scale)
         batches = self._host_batches(task, asked)
         self._release()
+        self._forget_others(asked)
         memory = PeakMemory(self.device.name)
+        start = time.perf_counter()
         running = self.open(asked, task, batches)
         self._guarded(running)
         self.device.synchronize()
+        setup_s = time.perf_counter() - start
         energy, before = EnergyMeter(self.device.name), running.calls
         score = Score(unit="ex/s", work=float(asked.batch_size * self._accumulate(asked)))
         is_unchecked = asked.workload.implementation == "optimized" and not self._request.check
@@ -151,7 +155,7 @@ class WorkloadBench:
             body=running,
             score=None if is_unchecked else score,
             latency_target=asked.workload.declared.latency_target,
-            observed=self._describe(task, asked),
+            observed={"setup_s": setup_s, **self._describe(task, asked)},
             settings=self._choose_settings(asked),
             on_measured=running.keep_measured,
             further=lambda: self._look_further(asked, batches, memory, energy, before),
@@ -174,6 +178,13 @@ class WorkloadBench:
         self._running = None
         reset_modes()
         give_back_memory(self.device.name)
+
+    def _forget_others(self, asked: Asked) -> None:
+        """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else."""
+        wanted = (asked.case.benchmark.id, asked.batch_size)
+        if self._compiled_for != wanted:
+            forget_compiled()
+        self._compiled_for = wanted
 
     def _host_batches(self, task: Task, asked: Asked) -> list[dict[str, torch.Tensor]]:
         if self._request.data is not None:
@@ -360,6 +371,7 @@ class WorkloadBench:
     def _check(self, asked: Asked) -> dict[str, Scalar]:
         if not self._request.check:
             return {"check": "not asked for"}
+        start = time.perf_counter()
         facts = self._verifier.check(asked)
         give_back_memory(self.device.name)
-        return facts
+        return {**facts, "check_s": time.perf_counter() - start}
