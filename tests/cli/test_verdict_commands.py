@@ -98,8 +98,35 @@ def test_ootb_stands_beside_optimized_in_one_run(here: Stepscope, store: Path) -
     answer = here("compare", folder.name, "--view", "ootb-optimized", "--json")
     (row,) = answer.data["rows"]
     assert (row["verdict"], row["ratio"]) == ("better", pytest.approx(0.25, rel=0.02))
+    assert answer.data["gains"]["any_precision"]["geometric_mean"] == pytest.approx(4, rel=0.02)
+    assert answer.data["without_score"] == answer.data["unpaired"] == []
     missing = here("compare", folder.name, "--json")
     assert (missing.code, missing.error["where"]) == (2, "B")
+
+
+def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
+    """A fast form that failed its check must not vanish from the means without a word."""
+    kinds = [("dlrm", "ootb"), ("dlrm", "optimized"), ("cvt", "ootb"), ("cvt", "optimized"), ("oscar", "ootb")]
+    cases = [
+        Case(benchmark=Benchmark(model=model, implementation=kind, mode="train", config="A")) for model, kind in kinds
+    ]
+    folder = make_folder(store, cases)
+    wrong = Failure(kind="wrong_result", message="not what the out-of-the-box form computes")
+    with RunWriter(folder) as writer:
+        writer.write_system(make_system())
+        for case in cases:
+            if case.benchmark.id == "cvt/optimized/train/A":
+                writer.append(make_result(case, failure=wrong), [])
+            else:
+                writer.append(make_result(case), [make_samples(case, steady(0.1), process=p) for p in range(6)])
+        writer.finish()
+    data = here("compare", folder.name, "--view", "ootb-optimized", "--json").data
+    assert data["gains"]["any_precision"]["benchmarks"] == 1
+    assert data["without_score"] == ["cvt/ootb→optimized/train/A"]
+    assert data["unpaired"] == ["oscar/ootb/train/A"]
+    text = here("compare", folder.name, "--view", "ootb-optimized").out
+    assert "in no mean, without score: cvt/ootb→optimized/train/A" in text
+    assert "in no mean, unpaired: oscar/ootb/train/A" in text
 
 
 def test_ab_runs_both_sides_in_turn_and_keeps_every_sample(stepscope: Stepscope, store: Path) -> None:

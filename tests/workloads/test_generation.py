@@ -13,7 +13,6 @@ from stepscope.measure import FakeClock
 from stepscope.workloads.catalogue import read_catalogue
 from stepscope.workloads.check import CheckReport
 from stepscope.workloads.generation import (
-    CHAT_LIMITS,
     Decoder,
     GenerateStep,
     GenerationTimes,
@@ -194,8 +193,3 @@ def test_generation_goes_on_from_the_prompt(model: str) -> None:
         for _ in range(3):
             quick.advance()
     assert torch.equal(quick.tokens(), runs[0])
-
-
-def test_limits_name_their_source() -> None:
-    assert (CHAT_LIMITS.ttft_s, CHAT_LIMITS.tpot_s, CHAT_LIMITS.percentile) == (2.0, 0.2, 99.0)
-    assert "MLPerf" in CHAT_LIMITS.reason

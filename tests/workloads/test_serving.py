@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
 from stepscope.measure import FakeClock
-from stepscope.workloads.generation import CHAT_LIMITS
+from stepscope.records import LatencyTarget
 from stepscope.workloads.serving import DecoderServer, ServingResult, make_arrivals, serve
 
 PREFILL_S, TOKEN_S = 0.1, 0.02
+CHAT = LatencyTarget(limit_s=2.0, percentile=99)
 
 
 class Scripted:
@@ -90,7 +90,7 @@ def test_a_short_answer_ends_early_but_keeps_its_place() -> None:
 def test_one_token_answers_have_no_time_per_token() -> None:
     result = serve_scripted([1.0, 2.0], new_tokens=1)
     assert result.tpot() is None
-    assert result.within(CHAT_LIMITS)
+    assert not result.misses(CHAT)
 
 
 def test_more_than_the_server_can_do_is_said() -> None:
@@ -104,12 +104,12 @@ def test_more_than_the_server_can_do_is_said() -> None:
         "20.00 requests/s were offered, full batches do 10.00: the queue grew to the end; "
         "latencies depend on how long the test ran"
     )
-    assert not result.within(CHAT_LIMITS)
+    assert result.misses(CHAT)
     # Above capacity is never within limits, even where a short test did not show it.
     short = serve_scripted([1.0, 1.0, 1.01, 1.02])
-    assert short.ttft().largest < CHAT_LIMITS.ttft_s
+    assert short.ttft().largest < CHAT.limit_s
     assert short.above_capacity
-    assert not short.within(CHAT_LIMITS)
+    assert short.misses(CHAT)
     assert short.notice is not None
     assert "too short" in short.notice
 
@@ -119,11 +119,11 @@ def test_below_capacity_the_queue_stays() -> None:
     assert not result.above_capacity
     assert not result.queue_grew
     assert result.notice is None
-    assert result.within(CHAT_LIMITS)
-    tight = msgspec.structs.replace(CHAT_LIMITS, ttft_s=0.05)
-    assert not result.within(tight)
-    slow = msgspec.structs.replace(CHAT_LIMITS, tpot_s=0.01)
-    assert not result.within(slow)
+    assert not result.misses(CHAT)
+    assert result.misses(LatencyTarget(limit_s=0.05, percentile=99))
+    late = result.ttft()
+    assert not result.misses(LatencyTarget(limit_s=late.p95 * 1.001, percentile=95))
+    assert result.misses(LatencyTarget(limit_s=late.p95 * 0.999, percentile=95))
 
 
 def test_arrivals_come_at_their_rate() -> None:

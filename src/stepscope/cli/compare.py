@@ -57,10 +57,12 @@ def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: s
     runs = [a, *([find_run(store, name_b)] if name_b else [])]
     heading = _heading(runs)
     gains: dict[str, Gains | None] = {}
+    left_out: dict[str, list[str]] = {}
     if view == "ootb-optimized":
         table = compare_implementations([case for run in runs for case in run.cases()], level=level)
         comparison = table.comparison
         gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
+        left_out = {"without_score": table.without_score, "unpaired": table.unpaired}
     else:
         comparison = compare_stored(runs[0], runs[1], level=level)
     rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
@@ -68,13 +70,14 @@ def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: s
     closing = [
         *alone,
         *_describe_gains(gains),
+        *(f"in no mean, {name.replace('_', ' ')}: {label}" for name, labels in left_out.items() for label in labels),
         *(f"note: {note}" for note in comparison.notes),
         describe_comparison(comparison),
     ]
     text = "\n".join([*heading, rendered.rstrip(), *closing])
     data = {**msgspec.to_builtins(comparison), "a": runs[0].id, "b": runs[-1].id, "view": view,
             "systems": [run.system.name if run.system else None for run in runs],
-            **({"gains": msgspec.to_builtins(gains)} if gains else {})}  # fmt: skip
+            **({"gains": msgspec.to_builtins(gains), **left_out} if gains else {})}  # fmt: skip
     emit(data, text, as_json=as_json)
     return ExitCode.DONE
 

@@ -49,6 +49,8 @@ class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
     """Over all benchmarks, each in the precision with the largest gain."""
     unpaired: list[str]
     """Labels of ootb and optimized cases whose counterpart was not measured."""
+    without_score: list[str]
+    """Labels of pairs that are in no mean, as one of them has no score: it failed, was skipped or was not checked."""
 
 
 def compare_systems(
@@ -80,6 +82,7 @@ def compare_implementations(
         same_precision=_find_gains(same),
         any_precision=_find_gains(pairs),
         unpaired=unpaired,
+        without_score=[pair.label for pair in pairs if not (pair.a.score() and pair.b.score())],
     )
 
 

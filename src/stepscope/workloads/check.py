@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stepscope.workloads.feed import to_device
-from stepscope.workloads.precision import cast_module, math_of, products_of
+from stepscope.workloads.precision import math_of, products_of, shape_module
 from stepscope.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Task
 from stepscope.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_loss
 
@@ -193,8 +193,7 @@ class _Side(NamedTuple):
     seed: int
 
     def compare_outputs(self) -> list[Finding]:
-        module = copy.deepcopy(self.reference).eval()
-        candidate = self._adopt(module)
+        candidate = self._adopt()
         plain_batch, fast_batch = self._batches(self.seed)
         with math_of("fp32", mode="infer", device=self.device):
             expected = self.plain.infer(copy.deepcopy(self.reference).eval(), plain_batch)
@@ -263,7 +262,7 @@ class _Side(NamedTuple):
 
     def _train_fast(self) -> _Training:
         """The convergence run goes on with the very step that is timed."""
-        candidate = self._adopt(copy.deepcopy(self.reference).train())
+        candidate = self._adopt()
         loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
         _, batch = self._batches(self.seed)
         with products_of(self.precision):
@@ -304,9 +303,9 @@ class _Side(NamedTuple):
             losses.append(float(step.loss))
         return losses
 
-    def _adopt(self, module: nn.Module) -> nn.Module:
-        adopted = self.fast.adopt(module, mode=self.mode, precision=self.precision)
-        return cast_module(adopted, self.precision, self.mode)
+    def _adopt(self) -> nn.Module:
+        """The fast form of the reference, with weights of its own."""
+        return shape_module(self.fast, copy.deepcopy(self.reference), mode=self.mode, precision=self.precision)
 
     def _batches(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """For the plain form in fp32, and for the fast one in its precision."""

@@ -2,38 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.system import find_device_peak
+from stepscope.workloads.generation import Decoder
 from stepscope.workloads.precision import math_of
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from stepscope.workloads.protocol import Mode, Precision, Task
 
 
-def count_flops(task: Task, *, mode: Mode, batch_size: int) -> int | None:
-    """Of one batch through the plain model, forward and (in training) backward; nothing is computed for it.
+def count_flops(task: Task, *, mode: Mode, batch_size: int, device: str) -> int | None:
+    """Of one batch through the plain model, forward and (in training) backward; of a decoder, to the last new token.
 
-    Counted are products and convolutions, a multiply-add as two. None where the model cannot run without values.
+    Counted are products and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
+    followed without values; else one step is made on the device. None where that does not fit.
     """
+    found = _count_on("meta", task, mode, batch_size)
+    return found if found is not None else _count_on(device, task, mode, batch_size)
+
+
+def _count_on(device: str, task: Task, mode: Mode, batch_size: int) -> int | None:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     batch = task.make_batch(batch_size, seed=0, mode=mode)
+    counter = FlopCounterMode(display=False)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             module = task.build()
-        shapes = {name: one.to("meta") for name, one in batch.items()}
-        counter = FlopCounterMode(display=False)
-        with counter, math_of("fp32", mode=mode, device="cpu"):
-            if mode == "train":
-                task.loss(module.train(), shapes).backward()  # type: ignore[no-untyped-call]
-            else:
-                task.infer(module.eval(), shapes)
+        there = {name: one.to(device) for name, one in batch.items()}
+        with counter, math_of("fp32", mode=mode, device=device), _in_plain_products(device):
+            _make_step(task, module, there, mode)
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         return None
     return int(counter.get_total_flops())
+
+
+@contextmanager
+def _in_plain_products(device: str) -> Iterator[None]:
+    """Some layers are one operator that nobody counts: recurrent ones of libraries, attention on a CPU."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    library: Any = torch.backends.mkldnn if device == "cpu" else torch.backends.cudnn
+    before, library.enabled = library.enabled, False
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device == "cpu" else nullcontext():
+            yield
+    finally:
+        library.enabled = before
+
+
+def _make_step(task: Task, module: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> None:
+    if mode == "train":
+        task.loss(module.train(), batch).backward()  # type: ignore[no-untyped-call]
+    elif isinstance(task, Decoder):
+        tokens = int(task.sizes["new_tokens"])
+        state = task.reserve(module.eval(), batch, tokens)
+        task.begin(module, batch, state)
+        for _ in range(tokens - 1):
+            task.advance(module, state)
+    else:
+        task.infer(module.eval(), batch)
 
 
 class Peak(NamedTuple):

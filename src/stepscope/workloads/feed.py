@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,29 @@ if TYPE_CHECKING:
 
 BATCHES = 4
 """Different batches that take turns, so that no step finds the last one's values in a cache."""
+
+
+class Feed:
+    """Where a step takes its batches from: its own take turns, until it is given others for a while."""
+
+    def __init__(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        self._own = cycle(batches)
+        self._source: Iterator[Mapping[str, torch.Tensor]] = self._own
+
+    def take(self) -> Mapping[str, torch.Tensor]:
+        return next(self._source)
+
+    @contextmanager
+    def of(self, others: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[None]:
+        """Afterwards the others are closed: a loader's processes end there."""
+        source = iter(others)
+        self._source = source
+        try:
+            yield
+        finally:
+            self._source = self._own
+            if isinstance(source, Generator):
+                source.close()
 
 
 def make_batches(task: Task, *, batch_size: int, mode: Mode, seed: int) -> list[dict[str, torch.Tensor]]:

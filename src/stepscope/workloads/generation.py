@@ -13,7 +13,8 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.workloads.check import SEED, TOLERANCES, CheckReport, Finding, build_stirred, relative_error
-from stepscope.workloads.precision import cast_batch, cast_module, math_of
+from stepscope.workloads.feed import to_device
+from stepscope.workloads.precision import math_of, shape_module
 from stepscope.workloads.protocol import EAGER, Engine, Optimized, Precision, Task
 from stepscope.workloads.steps import CAPTURE_WARMUPS, capture, compiled
 
@@ -175,23 +176,6 @@ class GenerationTimes(msgspec.Struct, frozen=True, kw_only=True):
         return self.sequences * self.new_tokens / self.duration_s
 
 
-class GenerationLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader of streamed text would accept."""
-
-    ttft_s: float
-    tpot_s: float
-    percentile: float
-    reason: str
-
-
-CHAT_LIMITS = GenerationLimits(
-    ttft_s=2.0,
-    tpot_s=0.2,
-    percentile=99.0,
-    reason="MLPerf Inference, Server scenario of Llama-2-70B: first token within 2 s, then 200 ms a token, at p99",
-)
-
-
 def measure_generation(
     step: Generates,
     batches: Iterable[tuple[Any, int]],
@@ -270,8 +254,7 @@ def check_generation(
     gc.collect()  # steps refer to themselves; a large model's weights must not be there once more
     findings: list[Finding] = []
     for one in dict.fromkeys(("fp32", precision)):
-        module = fast.adopt(copy.deepcopy(reference).eval(), mode="infer", precision=one)
-        module = cast_module(module, one, "infer")
+        module = shape_module(fast, copy.deepcopy(reference), mode="infer", precision=one)
         engine = fast.engine("infer")
         led = GenerateStep(
             fast, module, new_tokens=new_tokens, precision=one, device=device, engine=engine, backend=backend
@@ -284,8 +267,7 @@ def check_generation(
 
 
 def _prompts(task: Task, count: int, seed: int, precision: Precision, device: str) -> dict[str, torch.Tensor]:
-    batch = cast_batch(task.make_batch(count, seed=seed, mode="infer"), precision, "infer")
-    return {name: one.to(device) for name, one in batch.items()}
+    return to_device(task.make_batch(count, seed=seed, mode="infer"), device=device, precision=precision, mode="infer")
 
 
 def _write(step: GenerateStep, batch: Batch, new_tokens: int) -> list[torch.Tensor]:

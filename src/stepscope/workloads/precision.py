@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from stepscope.workloads.protocol import Optimized
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stepscope.workloads.protocol import Mode, Precision
+    from stepscope.workloads.protocol import Mode, Precision, Task
 
 
 @contextmanager
@@ -60,6 +62,23 @@ def cast_module(module: nn.Module, precision: Precision, mode: Mode) -> nn.Modul
     import torch
 
     return module if dtype == torch.float32 else module.to(dtype)
+
+
+def shape_module(task: Task, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    """As it is run: in its fast form where the task is one, its weights as the precision holds them."""
+    module.train(mode == "train")
+    if isinstance(task, Optimized):
+        module = task.adopt(module, mode=mode, precision=precision)
+    return cast_module(module, precision, mode)
+
+
+def build_module(task: Task, *, mode: Mode, precision: Precision, device: str, seed: int) -> nn.Module:
+    import torch
+
+    torch.manual_seed(seed)
+    with torch.device(device):
+        module = task.build()
+    return shape_module(task, module, mode=mode, precision=precision)
 
 
 def cast_batch(batch: Mapping[str, torch.Tensor], precision: Precision, mode: Mode) -> dict[str, torch.Tensor]:

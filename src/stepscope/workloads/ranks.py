@@ -32,7 +32,7 @@ from stepscope.system import collect_system, merge_systems
 from stepscope.workloads.asked import SEED, Asked, read_case
 from stepscope.workloads.facts import PeakMemory
 from stepscope.workloads.feed import make_batches, to_device
-from stepscope.workloads.precision import cast_module
+from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, reset_modes
 from stepscope.workloads.verify import Verifier, describe_changes
@@ -187,7 +187,6 @@ def _verify(asked: Asked, device: Any, backend: str) -> dict[str, Scalar]:
 
 def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "inductor") -> TrainStep | InferStep:
     """This rank's share: its own batches, and a module that exchanges what `parallel` says."""
-    import torch
     import torch.distributed as dist
 
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -197,19 +196,12 @@ def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "ind
         )
     task = asked.workload.make_task(asked.scale)
     engine = task.engine(asked.mode)._replace(graph=False) if isinstance(task, Optimized) else EAGER
-    torch.manual_seed(SEED)  # the same weights everywhere
     if parallel == "sharded":
-        task, module = _open_sharded(task, device)
-        module = cast_module(module.train(asked.mode == "train"), asked.precision, asked.mode)
-    else:
-        with torch.device(device):
-            module = task.build()
-        module.train(asked.mode == "train")
-        if isinstance(task, Optimized):
-            module = task.adopt(module, mode=asked.mode, precision=asked.precision)
-        module = cast_module(module, asked.precision, asked.mode)
-        if asked.mode == "train":
-            task, module = distribute(task, module, parallel, device)
+        task = _shard(task)
+    # The same seed: the same weights everywhere.
+    module = build_module(task, mode=asked.mode, precision=asked.precision, device=device, seed=SEED)
+    if parallel != "sharded" and asked.mode == "train":
+        task, module = distribute(task, module, parallel, device)
     share = asked.batch_size // world
     batches = make_batches(task, batch_size=share, mode=asked.mode, seed=SEED + 1000 * rank)
     ready = [to_device(one, device=device, precision=asked.precision, mode=asked.mode) for one in batches]
@@ -285,16 +277,13 @@ def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
             yield block
 
 
-def _open_sharded(task: Task, device: str) -> tuple[Task, nn.Module]:
-    import torch
-
+def _shard(task: Task) -> Task:
     spread = task.shard()
     if spread is None:
         raise UsageError(
             "this form has no tables to spread over the ranks", hint="--parallel ddp or fsdp", where="--parallel"
         )
-    with torch.device(device):
-        return spread, spread.build()
+    return spread
 
 
 def _fold(

@@ -17,7 +17,8 @@ from stepscope.units import format_significant
 
 if TYPE_CHECKING:
     from stepscope.measure.clock import Clock
-    from stepscope.workloads.generation import Generates, GenerationLimits
+    from stepscope.records import LatencyTarget
+    from stepscope.workloads.generation import Generates
 
 Pace = Literal["poisson", "even"]
 
@@ -200,13 +201,11 @@ class ServingResult(msgspec.Struct, frozen=True, kw_only=True):
     def latency(self) -> Spread:
         return _spread([one.latency_s for one in self.requests])
 
-    def within(self, limits: GenerationLimits) -> bool:
-        """A load above capacity is never within, however short the test was."""
-        share = limits.percentile / 100
-        per_token = [one.tpot_s for one in self.requests if one.tpot_s is not None]
-        first = quantile_sorted(sorted(one.ttft_s for one in self.requests), share)
-        further = quantile_sorted(sorted(per_token), share) if per_token else 0.0
-        return first <= limits.ttft_s and further <= limits.tpot_s and not self.above_capacity
+    def misses(self, target: LatencyTarget) -> bool:
+        """The first token comes too late, waiting included; a load above capacity always does, however short the
+        test was."""
+        first = quantile_sorted(sorted(one.ttft_s for one in self.requests), target.percentile / 100)
+        return first > target.limit_s or self.above_capacity
 
 
 def _spread(times: list[float]) -> Spread:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepscope.workloads.feed import Feed
 from stepscope.workloads.precision import math_of, products_of
 from stepscope.workloads.protocol import EAGER, Engine, Optimized
 
@@ -38,31 +38,27 @@ class _FedStep(ABC):
         self._precision: Precision = precision
         self._device = device
         self._at_once = at_once
-        self._feed: Iterator[Mapping[str, torch.Tensor]] = cycle(batches)
+        self.feed = Feed(batches)
         self._replay: Callable[[], None] | None = None
 
     @abstractmethod
     def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None: ...
 
-    def feed(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
-        """Take the next batches from here."""
-        self._feed = iter(batches)
-
     def __call__(self) -> None:
         if self._replay is not None:
             self._replay()
         else:
-            self._step([next(self._feed) for _ in range(self._at_once)])
+            self._step([self.feed.take() for _ in range(self._at_once)])
 
     def _capture_if(self, engine: Engine) -> None:
         if not engine.graph or not self._device.startswith("cuda"):
             return
-        static = [_clone(next(self._feed)) for _ in range(self._at_once)]
+        static = [_clone(self.feed.take()) for _ in range(self._at_once)]
         replay = capture(lambda: self._step(static))
 
         def step() -> None:
             for place in static:
-                _refill(place, next(self._feed))
+                _refill(place, self.feed.take())
             replay()
 
         self._replay = step

@@ -31,7 +31,7 @@ from stepscope.workloads.asked import SEED, Asked, read_case
 from stepscope.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, make_batches, read_batches, to_device
 from stepscope.workloads.generation import Decoder, GenerateStep
-from stepscope.workloads.precision import cast_module
+from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.rounds import is_try, next_cases
 from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, reset_modes
@@ -40,7 +40,6 @@ from stepscope.workloads.writing import WritingStep, serve_requests
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 TRAIN_SAMPLE_S = 0.2
 """On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
@@ -192,8 +191,9 @@ class WorkloadBench:
         return make_batches(task, batch_size=asked.batch_size, mode=asked.mode, seed=SEED)
 
     def _build(self, task: Task, asked: Asked, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
-        module = self._build_module(task, asked)
-        ready = [to_device(one, device=self.device.name, precision=asked.precision, mode=asked.mode) for one in batches]
+        kind: dict[str, Any] = {"mode": asked.mode, "precision": asked.precision, "device": self.device.name}
+        module = build_module(task, seed=SEED, **kind)
+        ready = [to_device(one, **kind) for one in batches]
         how: dict[str, Any] = {
             "precision": asked.precision,
             "device": self.device.name,
@@ -207,17 +207,6 @@ class WorkloadBench:
             generate = GenerateStep(task, module, new_tokens=tokens, **how)
             return WritingStep(generate, ready, sequences=asked.batch_size, new_tokens=tokens, device=self.device)
         return InferStep(task, module, ready, **how)
-
-    def _build_module(self, task: Task, asked: Asked) -> nn.Module:
-        import torch
-
-        torch.manual_seed(SEED)
-        with torch.device(self.device.name):
-            module = task.build()
-        module.train(asked.mode == "train")
-        if isinstance(task, Optimized):
-            module = task.adopt(module, mode=asked.mode, precision=asked.precision)
-        return cast_module(module, asked.precision, asked.mode)
 
     def _accumulate(self, asked: Asked) -> int:
         return asked.workload.declared.accumulate if asked.scale == "full" else 1
@@ -316,8 +305,9 @@ class WorkloadBench:
             for size in sizes
         }  # fmt: skip
         return serve_requests(
-            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self.device, seed=SEED
-        )
+            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self.device, seed=SEED,
+            target=asked.workload.declared.latency_target,
+        )  # fmt: skip
 
     def _time_with_loader(self, running: Running, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> list[float]:
         """Seconds a step when every batch comes through worker processes and is sent to the device."""
@@ -328,7 +318,10 @@ class WorkloadBench:
             batches, device=self.device.name, precision=asked.precision, mode=asked.mode,
             workers=self._request.loader_workers,
         )  # fmt: skip
-        step.feed(loader)
+        with step.feed.of(loader):
+            return self._time_steps(running, asked)
+
+    def _time_steps(self, running: Running, asked: Asked) -> list[float]:
         running()
         self.device.synchronize()
         # As without a loader: in training on a GPU nobody waits for the device between two steps.
@@ -359,7 +352,8 @@ class WorkloadBench:
         return place
 
     def _count(self, asked: Asked) -> dict[str, Scalar]:
-        flops = count_flops(asked.workload.make_plain(asked.scale), mode=asked.mode, batch_size=asked.batch_size)
+        plain = asked.workload.make_plain(asked.scale)
+        flops = count_flops(plain, mode=asked.mode, batch_size=asked.batch_size, device=self.device.name)
         if flops is None:
             return {}
         facts: dict[str, Scalar] = {"model_flops": flops * self._accumulate(asked)}

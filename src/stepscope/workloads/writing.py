@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.measure import Device, WallClock
-from stepscope.records import Notice, Scalar
+from stepscope.records import LatencyTarget, Notice, Scalar
+from stepscope.workloads.feed import Feed
 from stepscope.workloads.generation import GenerateStep, GenerationTimes, measure_generation
 from stepscope.workloads.serving import DecoderServer, ServingResult, Spread, make_arrivals, serve
 
@@ -28,16 +28,12 @@ class WritingStep:
         self.times: list[GenerationTimes] = []
         self._sequences = sequences
         self._device = device
-        self._feed: Iterator[Batch] = cycle(batches)
-
-    def feed(self, batches: Iterable[Batch]) -> None:
-        """Take the next batches from here."""
-        self._feed = iter(batches)
+        self.feed = Feed(batches)
 
     def __call__(self) -> None:
         self.times += measure_generation(
             self.generate,
-            [(next(self._feed), self._sequences)],
+            [(self.feed.take(), self._sequences)],
             new_tokens=self.new_tokens,
             clock=WallClock(),
             synchronise=self._device.synchronize,
@@ -45,7 +41,14 @@ class WritingStep:
 
 
 def serve_requests(
-    step: WritingStep, batches: Mapping[int, Batch], *, rate_per_s: float, requests: int, device: Device, seed: int
+    step: WritingStep,
+    batches: Mapping[int, Batch],
+    *,
+    rate_per_s: float,
+    requests: int,
+    device: Device,
+    seed: int,
+    target: LatencyTarget | None,
 ) -> tuple[dict[str, Scalar], list[Notice]]:
     """An open loop: arrivals do not wait for answers. Every size of batch is tried once before."""
     server = DecoderServer(step.generate, batches)
@@ -57,7 +60,10 @@ def serve_requests(
         make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
         clock=WallClock(), synchronise=device.synchronize,
     )  # fmt: skip
-    return _describe(result), [Notice(kind="overloaded", message=result.notice)] if result.notice else []
+    facts = _describe(result)
+    if target is not None:
+        facts["serving_missed_latency"] = result.misses(target)
+    return facts, [Notice(kind="overloaded", message=result.notice)] if result.notice else []
 
 
 def _describe(result: ServingResult) -> dict[str, Scalar]:
