@@ -14,6 +14,7 @@ from stepscope.ops.describe import format_operator_page  # noqa: E402
 from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
 from stepscope.store import format_tables_markdown  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
+from workload_table import format_table, read_values  # noqa: E402
 
 
 def replace_between(path: Path, marker: str, content: str) -> None:
@@ -32,6 +33,7 @@ def main() -> None:
     (ROOT / "docs" / "operators.md").write_text(format_operator_page(), encoding="utf-8")
     replace_between(ROOT / "docs" / "system.md", "catalogue", format_catalogue_markdown())
     replace_between(ROOT / "docs" / "store.md", "tables", format_tables_markdown())
+    replace_between(ROOT / "docs" / "workloads.md", "suite", format_table(read_values()))
     print("docs are up to date")
 
 

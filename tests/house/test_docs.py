@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -23,6 +24,13 @@ def test_the_cli_reference_is_current() -> None:
 
 def test_the_page_of_operators_is_current() -> None:
     assert (ROOT / "docs" / "operators.md").read_text() == format_operator_page(), "run `make docs`"
+
+
+def test_the_table_of_the_suite_says_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    tool = importlib.import_module("workload_table")
+    table = tool.format_table(tool.read_values())
+    assert table.strip() in (ROOT / "docs" / "workloads.md").read_text(), "run `make docs`"
 
 
 def test_the_table_list_is_current() -> None:

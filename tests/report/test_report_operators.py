@@ -208,7 +208,8 @@ def test_csv_and_json_hold_everything_in_base_units() -> None:
 def test_csv_columns_were_added_at_the_end() -> None:
     columns = render_csv(build_report([])).strip().split(",")
     assert columns[columns.index("failure_message") + 1] == "timing"
-    assert columns[columns.index("kernels") + 1 :] == ["skew_s", "straggler_rank", "straggler_share"]
+    assert columns[columns.index("kernels") + 1 :][:3] == ["skew_s", "straggler_rank", "straggler_share"]
+    assert columns[-5:] == ["loader_score", "input_share", "mfu", "peak_memory_bytes", "energy_j_per_example"]
 
 
 def make_point(intensity: float, flops_per_s: float, dtype: str = "bfloat16", cache: str = "cold") -> RooflinePoint:

@@ -31,6 +31,7 @@ def render_csv(report: Report) -> str:
             **_other_fields(case),
             **_operator_fields(case),
             **_arrival_fields(case),
+            **_workload_fields(case),
         }
         for system in report.systems
         for runs in [{run.id: run for run in system.runs}]
@@ -121,6 +122,16 @@ def _arrival_fields(case: CaseView) -> dict[str, CsvValue]:
     }
 
 
+def _workload_fields(case: CaseView) -> dict[str, CsvValue]:
+    return {
+        "loader_score": case.loader_score,
+        "input_share": case.input_share,
+        "mfu": case.mfu,
+        "peak_memory_bytes": _whole(case.observed_number("peak_memory_bytes")),
+        "energy_j_per_example": case.observed_number("energy_j_per_example"),
+    }
+
+
 def _whole(value: float | None) -> float | None:
     return int(value) if value is not None and value.is_integer() else value
 
@@ -140,5 +151,6 @@ CSV_COLUMNS = (
     "timing", "wall_median_s", "graph_median_s", "kernel_median_s",
     "intensity_flops_per_byte", "flops_per_s", "bytes_per_s", "compute_share", "memory_share", "is_ceiling", "kernels",
     "skew_s", "straggler_rank", "straggler_share",
+    "loader_score", "input_share", "mfu", "peak_memory_bytes", "energy_j_per_example",
 )  # fmt: skip
 """In this order; columns may be added at the end, never moved: readers may count on it."""

@@ -7,6 +7,7 @@ be computed as a convolution over each frame, added up over neighbours; and ther
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ def list_ways(groups: int, width: int, *, axes: int, kernels: bool) -> list[Way]
 def _merge_to(groups: int, width: int, wide: int) -> int:
     """The fewest groups, of those that divide them all, that are `wide` channels together; all if none are."""
     return next((n for n in range(1, groups + 1) if groups % n == 0 and n * width >= wide), groups)
+
+
+def convolved_shape(
+    x: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[int, ...]:
+    """Of the outputs: [N, O, …]."""
+    sides = zip(x[2:], padding, weight[2:], stride, strict=True)
+    return (x[0], weight[0], *((side + 2 * pad - window) // step + 1 for side, pad, window, step in sides))
 
 
 def merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor:

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stepscope.workloads.models.convnets.grouped import convolved_shape
+
 LAST = torch.channels_last_3d
 ROWS = 128
 """Output positions of one program."""
@@ -113,11 +115,7 @@ def _correlate(src, slope, parts, rows, chunk, frames, height, width, src_frames
 def forward(
     x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
 ) -> torch.Tensor:
-    extents = [
-        (side + 2 * pad - window) // step + 1
-        for side, pad, window, step in zip(x.shape[2:], padding, weight.shape[2:], stride, strict=True)
-    ]
-    shape = (x.shape[0], weight.shape[0], *extents)
+    shape = convolved_shape(x.shape, weight.shape, stride, padding)
     tiles = make_tiles(weight, groups).to(x.dtype)
     return gather(x, tiles, shape, weight.shape[2:], stride, padding, transposed=False, tf32=tf32)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from stepscope.workloads.models.convnets.grouped import convolved_shape
+
 LAST = torch.channels_last_3d
 
 
@@ -32,13 +34,8 @@ def grouped_conv(
 def _(
     x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
 ) -> torch.Tensor:
-    extents = [
-        (side + 2 * pad - window) // step + 1
-        for side, pad, window, step in zip(x.shape[2:], padding, weight.shape[2:], stride, strict=True)
-    ]
-    return torch.empty(
-        (x.shape[0], weight.shape[0], *extents), dtype=x.dtype, device=x.device, memory_format=LAST
-    )  # fmt: skip
+    shape = convolved_shape(x.shape, weight.shape, stride, padding)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=LAST)
 
 
 @torch.library.custom_op("stepscope::grouped_conv_backward", mutates_args=())

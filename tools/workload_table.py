@@ -1,0 +1,137 @@
+"""The table of docs/workloads.md from the values that were kept: optimized beside out of the box, in two precisions.
+
+`python tools/workload_table.py RUN…` takes new runs into the kept values; a case that is there already is replaced.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from stepscope.cli.report import report_of  # noqa: E402
+from stepscope.report import render_csv  # noqa: E402
+from stepscope.store import StoredRun  # noqa: E402
+from stepscope.units import format_duration, format_ratio, format_share, format_significant  # noqa: E402
+from stepscope.workloads.suite import choose_suite, suite_precisions  # noqa: E402
+
+VALUES = ROOT / "docs" / "measured" / "nvidia-h200" / "workloads.csv"
+HEADER = """
+| benchmark | batch | out of the box | MFU | same precision | gain | any precision | gain | memory | check |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|---|
+"""
+
+Row = dict[str, str]
+
+
+class Line(NamedTuple):
+    plain: Row
+    same: Row | None
+    best: Row | None
+
+    @property
+    def gains(self) -> list[float | None]:
+        return [float(one["score"]) / float(self.plain["score"]) if one else None for one in (self.same, self.best)]
+
+
+def read_values(path: Path = VALUES) -> dict[tuple[str, str], Row]:
+    """By benchmark and precision."""
+    rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+    return {(row["benchmark"], json.loads(row["parameters"])["precision"]): row for row in rows}
+
+
+def format_table(values: dict[tuple[str, str], Row]) -> str:
+    lines = find_lines(values)
+    table = HEADER.strip() + "\n" + "\n".join(format_line(line) for line in lines)
+    return f"{table}\n\n{format_means(lines)}\n"
+
+
+def find_lines(values: dict[tuple[str, str], Row]) -> list[Line]:
+    """The suite in its own order, as far as it was measured."""
+    lines = []
+    for fast in choose_suite(implementations=["optimized"], everything=False):
+        own, *others = suite_precisions(fast)
+        name = fast.benchmark.id
+        plain = values.get((name.replace("/optimized/", "/ootb/"), own))
+        if plain is None or not plain["score"]:
+            continue
+        scored = [values[name, one] for one in (own, *others) if (name, one) in values and values[name, one]["score"]]
+        same = next((row for row in scored if json.loads(row["parameters"])["precision"] == own), None)
+        best = max(scored, key=lambda row: float(row["score"]), default=None)
+        lines.append(Line(plain, same, best))
+    return lines
+
+
+def format_line(line: Line) -> str:
+    plain = line.plain
+    star = "*" if plain["missed_latency"] == "true" else ""
+    name = plain["benchmark"].replace("/ootb/", "/…/")
+    time = format_duration(float(plain["median_s"]))
+    share = _mfu(plain)
+    cells = [f"`{name}`", plain["batch_size"], f"{_score(plain)}{star} ex/s, {time}", share]
+    for row, gain in zip((line.same, line.best), line.gains, strict=True):
+        cells += [f"{_score(row)} ({_precision(row)})" if row else "–", format_ratio(gain) if gain else "–"]
+    memory = [f"{_observed(row)['peak_memory_bytes'] / 2**30:.1f}" for row in (plain, line.best) if row]
+    shown = {_observed(row)["check"] for row in (line.same, line.best) if row}
+    cells += [f"{' → '.join(memory)} GiB", ", ".join(sorted(shown)) or "–"]
+    return f"| {' | '.join(cells)} |"
+
+
+def format_means(lines: list[Line]) -> str:
+    sentences = []
+    for name, place in (("the same precision", 0), ("any precision that the benchmark allows", 1)):
+        gains = {line.plain["benchmark"]: gain for line in lines if (gain := line.gains[place])}
+        if gains:
+            mean = math.exp(math.fsum(map(math.log, gains.values())) / len(gains))
+            least = min(gains, key=lambda one: gains[one])
+            sentences.append(
+                f"In {name}: {format_ratio(mean)} in the geometric mean of {len(gains)}, "
+                f"least {format_ratio(gains[least])} (`{least.replace('/ootb/', '/…/')}`)."
+            )
+    return "\n".join(sentences)
+
+
+def _score(row: Row) -> str:
+    value = float(row["score"])
+    return f"{value:,.0f}" if value >= 1000 else format_significant(value)
+
+
+def _mfu(row: Row) -> str:
+    observed = _observed(row)
+    if "model_flops" not in observed or "peak_flops" not in observed:
+        return "–"
+    share = observed["model_flops"] / float(row["median_s"]) / observed["peak_flops"]
+    return f"{format_share(share)} of {_precision(row)}"
+
+
+def _observed(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(row["observed"])
+    return found
+
+
+def _precision(row: Row) -> str:
+    return str(json.loads(row["parameters"])["precision"])
+
+
+def take_in(folders: list[Path]) -> None:
+    values = read_values() if VALUES.exists() else {}
+    text = render_csv(report_of([StoredRun(folder) for folder in folders]))
+    names = next(csv.reader(io.StringIO(text)))
+    for row in csv.DictReader(io.StringIO(text)):
+        if row["status"] == "ok":
+            values[row["benchmark"], json.loads(row["parameters"])["precision"]] = row
+    with VALUES.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(values[key] for key in sorted(values))
+
+
+if __name__ == "__main__":
+    take_in([Path(one) for one in sys.argv[1:]])
