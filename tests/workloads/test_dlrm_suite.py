@@ -73,7 +73,7 @@ def test_weights_of_variant_a() -> None:
     assert sum(one.numel() for one in module.top.parameters()) == 252_312_001
     bags = [one for one in module.tables if isinstance(one, WeightedBag)]
     assert sum(one.weight.numel() for one in bags) == 45_949_440
-    assert sum(one.row_weights.numel() for one in bags) == 248 * 965
+    assert sum(one.row_weights.weight.numel() for one in bags) == 248 * 965
 
 
 def test_weights_of_variant_a_for_inference() -> None:

@@ -57,6 +57,10 @@ class Task(ABC):
         """Sizes with every random part switched off, for comparisons: dropout rates are 0."""
         return {name: 0.0 if "drop" in name else value for name, value in self.sizes.items()}
 
+    def dense(self) -> Mapping[str, Any]:
+        """Sizes with which no gradient is sparse: some ways to share a model take none that are."""
+        return {name: False if name == "sparse_gradients" else value for name, value in self.sizes.items()}
+
 
 class Change(NamedTuple):
     """One thing that a fast form does differently; shown with every result."""

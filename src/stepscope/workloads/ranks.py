@@ -157,8 +157,11 @@ def _measure(session: RankSession, case: Case, device: Any) -> RankMeasurement:
     try:
         if session.context.rank == 0 and asked.workload.implementation == "optimized":
             facts = _verify(asked, device, backend)
+        if case.parameters["parallel"] == "fsdp" and asked.workload.declared.sizes.get("sparse_gradients"):
+            facts["porting"] = "gradients of tables are dense: FSDP takes no sparse ones"
         memory = PeakMemory(device.name)
         step = open_rank_step(asked, str(case.parameters["parallel"]), device.name, backend)
+        step()  # what a way of sharing cannot do shows here, and is one case's failure
     except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, StepscopeError) as error:
         failure = describe_exception(error)
     # Every rank takes part or none: one that cannot would leave the others waiting.
@@ -194,8 +197,11 @@ def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "ind
         raise UsageError(
             f"a batch of {asked.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
         )
-    task = asked.workload.make_task(asked.scale)
-    engine = task.engine(asked.mode)._replace(graph=False) if isinstance(task, Optimized) else EAGER
+    task = asked.workload.make_task(asked.scale, with_dense_gradients=parallel == "fsdp")
+    engine = EAGER
+    if isinstance(task, Optimized):
+        # What wraps a module exchanges data in the middle of it: no one graph holds the step.
+        engine = task.engine(asked.mode)._replace(graph=False, fullgraph=False)
     if parallel == "sharded":
         task = _shard(task)
     # The same seed: the same weights everywhere.
@@ -212,10 +218,12 @@ def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "ind
 class JoinedTask(Task):
     """A task whose whole loss is the forward of one module, so that what wraps the module sees every use of it."""
 
-    def __init__(self, task: Task, inner: nn.Module) -> None:
+    def __init__(self, task: Task, inner: nn.Module, *, spread: bool = False) -> None:
+        """`spread`: its weights will be, over the ranks."""
         super().__init__(task.sizes)
         self._task = task
         self._inner = inner
+        self._spread = spread
 
     def build(self) -> nn.Module:
         from torch import nn
@@ -243,27 +251,37 @@ class JoinedTask(Task):
         return self._task.infer(self._inner, batch)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return self._task.make_optimizer(self._inner)
+        # Fused optimizers do not take weights that are spread; a fast form then steps as the plain one does.
+        task = self._task.plain if self._spread and isinstance(self._task, Optimized) else self._task
+        return task.make_optimizer(self._inner)
 
 
 def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tuple[Task, nn.Module]:
     """Gradients are averaged over the ranks (ddp), or weights, gradients and optimizer state are spread (fsdp)."""
-    joined = JoinedTask(task, inner)
+    joined = JoinedTask(task, inner, spread=parallel == "fsdp")
     module = joined.build()
     if parallel == "fsdp":
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
-        for block in _callable_parts(task.blocks(inner)):
-            fully_shard(block, mesh=mesh)
-        fully_shard(module, mesh=mesh)
+        _spread_weights(module, task.blocks(inner), device)
         return joined, module
     from torch.nn.parallel import DistributedDataParallel
 
     ids = [int(device.partition(":")[2])] if device.startswith("cuda") else None
     return joined, DistributedDataParallel(module, device_ids=ids)
+
+
+def _spread_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()  # it takes none that are stored channels last
+    mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
+    for block in _callable_parts(blocks):
+        fully_shard(block, mesh=mesh)
+        for entrance in getattr(block, "entrances", ()):
+            register_fsdp_forward_method(block, entrance)
+    fully_shard(module, mesh=mesh)
 
 
 def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:

@@ -29,8 +29,10 @@ class Workload(NamedTuple):
     def make_plain(self, scale: Scale) -> Task:
         return self.model.make_task(self.declared.sizes_at(scale))
 
-    def make_task(self, scale: Scale) -> Task:
+    def make_task(self, scale: Scale, *, with_dense_gradients: bool = False) -> Task:
         plain = self.make_plain(scale)
+        if with_dense_gradients:
+            plain = self.model.make_task(plain.dense())
         return plain if self.implementation == "ootb" else self.model.make_optimized(plain)
 
     def make_calm(self, scale: Scale) -> tuple[Task, Optimized]:

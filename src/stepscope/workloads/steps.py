@@ -214,8 +214,9 @@ def capture(body: Callable[[], None]) -> Callable[[], None]:
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:
-    """Some of its values, copied."""
-    flat = weight.detach().flatten()
+    """Some of its values, copied; of a weight that is spread over ranks, of this rank's part."""
+    here = getattr(weight, "to_local", lambda: weight)()
+    flat = here.detach().flatten()
     return flat[:: max(1, flat.numel() // SAMPLED)].clone()
 
 

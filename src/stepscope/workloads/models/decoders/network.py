@@ -154,6 +154,11 @@ class Block(nn.Module):
         self.feed = feed
         self.dropout = dropout
 
+    def forward(self, hidden: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Of whole sequences, [sequences, places, width], without a cache."""
+        mixed = self.attention.causal(*self.attention.split(self.before(hidden), turns))
+        return self.add(hidden, mixed.flatten(-2))
+
     def drop(self, hidden: Tensor) -> Tensor:
         return functional.dropout(hidden, self.dropout, self.training) if self.dropout else hidden
 
@@ -227,8 +232,7 @@ class FastDecoder(nn.Module):
             hidden = functional.dropout(hidden, self.dropout, self.training)
         turns = self._turns(place)
         for block in self._blocks():
-            mixed = block.attention.causal(*block.attention.split(block.before(hidden), turns))
-            hidden = block.add(hidden, mixed.flatten(-2))
+            hidden = block(hidden, turns)
         hidden = self.norm(hidden).flatten(0, 1)
         loss: Tensor = HeadLoss.apply(  # type: ignore[no-untyped-call]
             hidden, self._head(), labels.flatten(), self.vocabulary, self.loss_dtype

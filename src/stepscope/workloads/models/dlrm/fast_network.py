@@ -188,7 +188,7 @@ class GatheredTables(nn.Module):
         self.count = len(plain)
         self.rows = [one.num_embeddings for one in plain]
         self.weight = nn.Parameter(torch.cat([one.weight.detach() for one in plain]))
-        learned = [one.row_weights.detach() for one in plain if isinstance(one, WeightedBag)]
+        learned = [one.row_weights.weight.detach() for one in plain if isinstance(one, WeightedBag)]
         self.row_weights = nn.Parameter(torch.cat(learned)) if learned else None
         self.rate = Rate()
 
@@ -207,7 +207,7 @@ class GatheredTables(nn.Module):
     def plain_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from _split_gradient(self.weight.grad, "weight", self.rows)
         if self.row_weights is not None:
-            yield from _split_gradient(self.row_weights.grad, "row_weights", self.rows)
+            yield from _split_gradient(self.row_weights.grad, "row_weights.weight", self.rows)
 
 
 def _split_gradient(
@@ -230,7 +230,7 @@ class CountedTables(nn.Module):
         self.rows = plain[0].num_embeddings
         more = even(self.rows) - self.rows
         self.weight = nn.Parameter(torch.stack([F.pad(one.weight.detach(), (0, 0, 0, more)) for one in plain]))
-        learned = [F.pad(one.row_weights.detach(), (0, more)) for one in plain if isinstance(one, WeightedBag)]
+        learned = [F.pad(one.row_weights.weight.detach(), (0, more)) for one in plain if isinstance(one, WeightedBag)]
         self.row_weights = nn.Parameter(torch.stack(learned)) if learned else None
 
     def count(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -249,8 +249,8 @@ class CountedTables(nn.Module):
         return torch.bmm(counts, table.to(counts.dtype)).transpose(0, 1)
 
     def plain_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.named_parameters():
-            if parameter.grad is not None:
+        for name, parameter in (("weight", self.weight), ("row_weights.weight", self.row_weights)):
+            if parameter is not None and parameter.grad is not None:
                 for place, part in enumerate(parameter.grad):
                     yield f"tables.{place}.{name}", part[: self.rows]
 

@@ -74,12 +74,22 @@ class WeightedBag(nn.EmbeddingBag):
 
     def __init__(self, rows: int, width: int, **options: Any) -> None:
         super().__init__(rows, width, **options)
-        self.row_weights = nn.Parameter(torch.ones(rows))
+        # A module of its own: data-parallel wrappers take all that is in a sparse bag to have sparse gradients.
+        self.row_weights = RowWeights(rows)
 
     def forward(  # type: ignore[override]
         self, indices: torch.Tensor, offsets: torch.Tensor
     ) -> torch.Tensor:
-        return super().forward(indices, offsets, per_sample_weights=self.row_weights.gather(0, indices))
+        return super().forward(indices, offsets, per_sample_weights=self.row_weights(indices))
+
+
+class RowWeights(nn.Module):
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(rows))
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.weight.gather(0, indices)
 
 
 class QuantisedBag(nn.Module):

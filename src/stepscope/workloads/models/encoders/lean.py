@@ -73,6 +73,9 @@ class LeanEmbeddings(nn.Module):
 class LeanLayer(nn.Module):
     """One layer: query, key and value in one product, fused attention, norms after the sums."""
 
+    entrances = ("first_token",)
+    """Methods beside `forward` that are called from outside."""
+
     def __init__(self, plain: Any, *, origins: Origins, stream: torch.dtype | None, ranges: Ranges | None) -> None:
         """`ranges`: of the inputs; products are then taken in 8 bits."""
         super().__init__()

@@ -8,7 +8,7 @@ from stepscope.workloads.models.rnnt.ootb import encoded_lengths
 from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
     from torch import nn
@@ -75,6 +75,10 @@ class FastRnnt(Optimized):
             weight_decay=sizes["weight_decay"],
             max_norm=sizes["max_gradient_norm"],
         )
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """None: the loss reads weights of its parts from outside."""
+        return []
 
     def engine(self, mode: Mode) -> Engine:
         """Captured, not compiled: cuDNN's layers and the kernels written here are opaque to a compiler, and what is
