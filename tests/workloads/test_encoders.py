@@ -187,9 +187,39 @@ def test_fast_form_computes_the_same_in_fewer_bits(model: str, config: str | Non
     assert report.passed, report.failures
 
 
-@pytest.mark.parametrize(("mode", "config"), [("train", None), ("infer", REALDIST)])
-def test_fast_form_computes_the_same_when_compiled(mode: str, config: str | None) -> None:
-    report = run_check("xlmr", mode, config, traced=True)
+@pytest.mark.parametrize("model", ["xlmr", "bert-base", "bert-large"])
+def test_training_in_eight_bits_computes_the_same(model: str) -> None:
+    report = run_check(model, "train", precision="fp8")
+    assert report.passed, report.failures
+    rounded = {one.what: one.error for one in report.findings if one.precision == "fp8"}
+    assert rounded["gradients"] > 0.01  # it is 8 bits that were compared
+
+
+def test_products_in_eight_bits_have_the_gradients_of_products() -> None:
+    generator = torch.Generator().manual_seed(4)
+    linear = torch.nn.Linear(32, 48)
+    inputs = torch.randn(3, 16, 32, generator=generator, requires_grad=True)
+    slope = torch.randn(3, 16, 48, generator=generator)
+    wanted = torch.autograd.grad(linear(inputs), [inputs, linear.weight, linear.bias], slope)
+    layer = fp8.Fp8TrainedLinear(linear)
+    found = torch.autograd.grad(layer(inputs), [inputs, linear.weight, linear.bias], slope.bfloat16())
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert float((ours - theirs).norm() / theirs.norm()) < 0.08
+
+
+def test_gradients_take_the_kind_that_reaches_further() -> None:
+    narrow = fp8._narrow(torch.tensor([[1e-6, 1.0, -2.0]]), fp8.SLOPES)
+    assert narrow.values.dtype == torch.float8_e5m2
+    assert (narrow.values.float() * narrow.scale).tolist()[0] == pytest.approx([1e-6, 1.0, -2.0], rel=0.13)
+
+
+# Torch itself makes an instance when it follows an autograd function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(("mode", "config", "precision"), [("train", None, "fp8"), ("infer", REALDIST, "fp32")])
+def test_fast_form_computes_the_same_when_compiled(mode: str, config: str | None, precision: Precision) -> None:
+    report = run_check("xlmr", mode, config, precision=precision, traced=True)
     assert report.passed, report.failures
 
 

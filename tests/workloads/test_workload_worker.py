@@ -107,6 +107,9 @@ def test_rules_of_a_benchmark_are_kept() -> None:
     small = find_workload(SMALL)
     with pytest.raises(UsageError, match="does not allow int8"):
         small.make_case(device="cpu", precision="int8")
+    with pytest.raises(UsageError, match="does not allow fp8"):
+        find_workload("xlmr/ootb/infer/fb-1dev-A").make_case(device="cpu", precision="fp8")
+    assert find_workload("xlmr/optimized/infer/fb-1dev-A").make_case(device="cpu", precision="fp8")
     with pytest.raises(UsageError, match="not known to converge"):
         small.make_case(device="cpu", batch_size=1 << 30)
     with pytest.raises(UsageError, match="there is no benchmark") as refused:

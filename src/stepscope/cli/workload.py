@@ -286,7 +286,7 @@ def describe_workload(one: Workload) -> dict[str, Any]:
         "description": benchmark.description,
         "source": declared.source,
         "precision": declared.precision,
-        "precisions": declared.precisions,
+        "precisions": one.precisions,
         "batch_size": declared.batch_size,
         "max_batch_size": declared.max_batch_size,
         "latency_limit_s": declared.latency_limit_s,
@@ -309,7 +309,7 @@ def format_list(found: list[Workload]) -> str:
             limit = f"p{declared.latency_percentile:g} ≤ {format_duration(declared.latency_limit_s)}"
         else:
             limit = f"batch ≤ {declared.max_batch_size}"
-        precisions = ",".join(declared.precisions)
+        precisions = ",".join(one.precisions)
         rows.append(
             [one.benchmark.id, str(declared.version), one.model.owner, precisions, str(declared.batch_size), limit]
         )

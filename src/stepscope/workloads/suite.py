@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from stepscope.errors import UsageError
 from stepscope.records import Case
 from stepscope.workloads.catalogue import PRECISIONS, SUITE, Scale, read_catalogue
+from stepscope.workloads.protocol import Mode, Precision
 from stepscope.workloads.registry import Workload, choose_workloads
 
-FASTEST = ("fp8", "bf16", "fp16", "tf32", "fp32")
-"""From the fastest on; a fast form is measured in its reference precision and in the first of these it allows."""
+FASTEST: dict[Mode, tuple[Precision, ...]] = {
+    "train": ("bf16", "fp8", "tf32", "fp32"),
+    "infer": ("fp8", "bf16", "fp16", "tf32", "fp32"),
+}
+"""A fast form is measured in its reference precision and in the first of these that it allows. Training takes every
+tensor to 8 bits in two layouts, which costs most of what it gains at the widths of the suite."""
 
 
 def choose_suite(
@@ -43,7 +48,7 @@ def make_suite_cases(
     cases = []
     for one in chosen:
         for name in [precision] if precision else suite_precisions(one):
-            if name in one.declared.precisions:
+            if name in one.precisions:
                 cases.append(one.make_case(device=device, scale=scale, precision=name))
     if not cases:
         raise UsageError(
@@ -55,5 +60,5 @@ def make_suite_cases(
 def suite_precisions(one: Workload) -> list[str]:
     if one.implementation == "ootb":
         return [one.declared.precision]
-    fastest = next(name for name in FASTEST if name in one.declared.precisions)
+    fastest = next(name for name in FASTEST[one.declared.mode] if name in one.precisions)
     return list(dict.fromkeys([one.declared.precision, fastest]))

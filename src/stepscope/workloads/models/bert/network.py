@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from stepscope.workloads.models.encoders.lean import LeanEmbeddings, LeanEncoder, stream_dtype
+from stepscope.workloads.models.encoders.lean import LeanEmbeddings, LeanEncoder, choose_products, stream_dtype
 from stepscope.workloads.models.encoders.origins import Lean, Origins
 
 if TYPE_CHECKING:
@@ -23,9 +23,10 @@ class LeanBert(Lean):
     def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
         super().__init__()
         origins, stream = Origins(plain), stream_dtype(mode, precision)
+        narrow = choose_products(mode, precision, ranges)
         self.embeddings = LeanEmbeddings(plain.bert.embeddings, first_position=0, stream=stream)
         layers = plain.bert.encoder.layer
-        self.encoder = LeanEncoder(layers, origins=origins, stream=stream, ranges=ranges)
+        self.encoder = LeanEncoder(layers, origins=origins, stream=stream, narrow=narrow)
         self.take_head(plain)
         origins.trace(self)
         self.train(plain.training)

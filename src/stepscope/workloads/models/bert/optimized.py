@@ -26,7 +26,12 @@ class FastBert(Optimized):
         from stepscope.workloads.models.encoders.fp8 import find_ranges
 
         make = LeanPretraining if self._pretrains else LeanAnswers
-        return make(module, mode=mode, precision=precision, ranges=find_ranges(self.plain, module, precision))
+        return make(
+            module,
+            mode=mode,
+            precision=precision,
+            ranges=find_ranges(self.plain, module, mode=mode, precision=precision),
+        )
 
     def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         """The loader says where words are hidden: their number is the same in every batch, their places are not."""

@@ -28,9 +28,18 @@ _PRECISIONS: dict[Precision, Change] = {
 }
 
 
+_TRAINED_FP8 = Change(
+    "fp8",
+    "Products of the layers' linear parts are taken in fp8, e4m3 forward and with gradients in e5m2. Each tensor has "
+    "one scale, found as it comes; weights stay fp32, all else is bf16.",
+)
+
+
 def precision_changes(mode: Mode, precision: Precision) -> list[Change]:
     found = [_PRECISIONS[precision]] if precision in _PRECISIONS else []
-    if mode == "train" and precision == "bf16":
+    if mode == "train" and precision == "fp8":
+        found = [_TRAINED_FP8]
+    if mode == "train" and precision in ("bf16", "fp8"):
         found.append(Change("bf16 stream", "What passes from layer to layer is bf16, too; norms are taken in fp32."))
     return found
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from stepscope.workloads.protocol import Precision, Task
+    from stepscope.workloads.protocol import Mode, Precision, Task
 
 KIND = torch.float8_e4m3fn
-LARGEST = torch.finfo(KIND).max
+SLOPES = torch.float8_e5m2
+"""Of gradients: they reach further, and need less of a mantissa."""
+EVEN = 16
+"""Matrices whose sides are no multiples of this are not multiplied in 8 bits by the device."""
 SMALLEST = 1e-12
 """Of what is nothing but zeros has some scale, too."""
 HEADROOM = 1.5
@@ -21,9 +24,9 @@ EXAMPLES, EXAMPLES_SEED = 16, 99
 """That are looked at; others than those of any measurement."""
 
 
-def find_ranges(plain: Task, module: nn.Module, precision: Precision) -> Ranges | None:
-    """None for every other precision."""
-    if precision != "fp8":
+def find_ranges(plain: Task, module: nn.Module, *, mode: Mode, precision: Precision) -> Ranges | None:
+    """For inference in this precision; None else. Training finds them as it goes: they change with the weights."""
+    if precision != "fp8" or mode == "train":
         return None
     device = next(module.parameters()).device
     batch = plain.make_batch(EXAMPLES, seed=EXAMPLES_SEED, mode="infer")
@@ -78,13 +81,71 @@ class Fp8Linear(nn.Module):
         return product.view(*inputs.shape[:-1], -1)
 
 
-def scale_for(largest: torch.Tensor) -> torch.Tensor:
-    return largest.float().clamp(min=SMALLEST) / LARGEST
+class Fp8TrainedLinear(nn.Module):
+    """Holds the plain weights; each product of a step is taken in 8 bits, forward and backward.
+
+    Every tensor has one scale, found as it comes.
+    """
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.weight = plain.weight
+        self.bias = plain.bias
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = _Fp8Product.apply(inputs.reshape(-1, inputs.shape[-1]), self.weight)  # type: ignore[no-untyped-call]
+        return product.view(*inputs.shape[:-1], -1) + self.bias.to(product.dtype)
 
 
-def quantise(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+class _Fp8Product(torch.autograd.Function):
+    """[rows, in] × [out, in] → [rows, out], in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return _multiply(_narrow(inputs, KIND), _narrow(weight, KIND), fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, weight = ctx.saved_tensors
+        narrow = _narrow(slope, SLOPES)
+        back = _multiply(narrow, _turn(_narrow(weight, KIND)), fast=False)
+        change = _multiply(_turn(narrow), _turn(_narrow(inputs, KIND)), fast=False)
+        return back.to(inputs.dtype), change.to(weight.dtype)
+
+
+class _Narrow(NamedTuple):
+    values: torch.Tensor
+    scale: torch.Tensor
+
+
+def _narrow(values: torch.Tensor, kind: torch.dtype) -> _Narrow:
+    scale = scale_for(values.detach().abs().amax(), kind)
+    return _Narrow(quantise(values.detach(), scale, kind), scale)
+
+
+def _turn(matrix: _Narrow) -> _Narrow:
+    return _Narrow(matrix.values.t().contiguous(), matrix.scale)
+
+
+def _multiply(left: _Narrow, right: _Narrow, *, fast: bool) -> torch.Tensor:
+    """[a, k] × [b, k] → [a, b]; the device wants both with `k` next to each other in memory."""
+    even = all(side % EVEN == 0 for side in (*left.values.shape, *right.values.shape))
+    multiply = torch._scaled_mm if left.values.is_cuda and even else multiply_slowly
+    return multiply(
+        left.values, right.values.t(), scale_a=left.scale, scale_b=right.scale, bias=None, out_dtype=torch.bfloat16,
+        use_fast_accum=fast,
+    )  # fmt: skip
+
+
+def scale_for(largest: torch.Tensor, kind: torch.dtype = KIND) -> torch.Tensor:
+    return largest.float().clamp(min=SMALLEST) / torch.finfo(kind).max
+
+
+def quantise(values: torch.Tensor, scale: torch.Tensor, kind: torch.dtype = KIND) -> torch.Tensor:
     """Value × scale is the original again, or the largest there is."""
-    return (values.float() / scale).clamp(-LARGEST, LARGEST).to(KIND)
+    most = torch.finfo(kind).max
+    return (values.float() / scale).clamp(-most, most).to(kind)
 
 
 def multiply_slowly(
@@ -93,13 +154,13 @@ def multiply_slowly(
     *,
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
-    bias: torch.Tensor,
+    bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
     """The same product where the device has none for 8-bit floats."""
-    product = (left.float() @ right.float()) * scale_a * scale_b + bias.float()
-    return product.to(out_dtype)
+    product = (left.float() @ right.float()) * scale_a * scale_b
+    return (product if bias is None else product + bias.float()).to(out_dtype)
 
 
 def _bits(scale: torch.Tensor) -> torch.Tensor:

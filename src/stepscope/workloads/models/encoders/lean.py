@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.workloads.models.encoders.fp8 import Fp8Linear, Ranges
+from stepscope.workloads.models.encoders.fp8 import Fp8Linear, Fp8TrainedLinear, Ranges
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -76,8 +76,10 @@ class LeanLayer(nn.Module):
     entrances = ("first_token",)
     """Methods beside `forward` that are called from outside."""
 
-    def __init__(self, plain: Any, *, origins: Origins, stream: torch.dtype | None, ranges: Ranges | None) -> None:
-        """`ranges`: of the inputs; products are then taken in 8 bits."""
+    def __init__(
+        self, plain: Any, *, origins: Origins, stream: torch.dtype | None, narrow: Callable[..., nn.Module]
+    ) -> None:
+        """`narrow`: what makes linear layers those that are run."""
         super().__init__()
         attention, mixed = plain.attention.self, plain.attention.output
         parts = (attention.query, attention.key, attention.value)
@@ -85,11 +87,11 @@ class LeanLayer(nn.Module):
         self.width = attention.query.in_features
         self.scale = (self.width // self.heads) ** -0.5
         weight, bias = origins.join([one.weight for one in parts]), origins.join([one.bias for one in parts])
-        self.projection = _hold(weight, bias) if ranges is None else _narrow(attention.query, ranges, weight, bias)
-        self.mix = mixed.dense if ranges is None else _narrow(mixed.dense, ranges)
+        self.projection = narrow(_hold(weight, bias), reads_as=attention.query)
+        self.mix = narrow(mixed.dense)
         self.mix_norm = mixed.LayerNorm
-        self.widen = plain.intermediate.dense if ranges is None else _narrow(plain.intermediate.dense, ranges)
-        self.narrow = plain.output.dense if ranges is None else _narrow(plain.output.dense, ranges)
+        self.widen = narrow(plain.intermediate.dense)
+        self.narrow = narrow(plain.output.dense)
         self.out_norm = plain.output.LayerNorm
         self.drop_rate = mixed.dropout.p
         self.attention_drop_rate = attention.dropout.p
@@ -140,10 +142,11 @@ class LeanEncoder(nn.Module):
         *,
         origins: Origins,
         stream: torch.dtype | None = None,
-        ranges: Ranges | None = None,
+        narrow: Callable[..., nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, ranges=ranges) for one in layers)
+        narrow = narrow or keep
+        self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, narrow=narrow) for one in layers)
 
     def forward(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
         for layer in self.layers:
@@ -182,17 +185,24 @@ def attend_packed(
     return attended.transpose(1, 2).flatten(0, 1)[packed["back"]]
 
 
-def _hold(weight: nn.Parameter, bias: nn.Parameter) -> nn.Module:
+def keep(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
+    return linear
+
+
+def choose_products(mode: Mode, precision: Precision, ranges: Ranges | None) -> Callable[..., nn.Module]:
+    """How linear layers take their products. `reads_as`: the plain layer with the same input, where it is another."""
+
+    def narrow(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
+        if mode == "train":
+            return Fp8TrainedLinear(linear)
+        assert ranges is not None
+        return Fp8Linear(linear.weight, linear.bias, largest_input=ranges.of(reads_as or linear))
+
+    return narrow if precision == "fp8" else keep
+
+
+def _hold(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
     with torch.device("meta"):
         linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.weight, linear.bias = weight, bias
     return linear
-
-
-def _narrow(
-    plain: nn.Linear, ranges: Ranges, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
-) -> nn.Module:
-    """In 8 bits; with other weights where several layers read the same input."""
-    return Fp8Linear(
-        plain.weight if weight is None else weight, plain.bias if bias is None else bias, largest_input=ranges.of(plain)
-    )

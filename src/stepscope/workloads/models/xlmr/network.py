@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.workloads.models.encoders.lean import LeanEmbeddings, LeanEncoder, stream_dtype
+from stepscope.workloads.models.encoders.lean import LeanEmbeddings, LeanEncoder, choose_products, stream_dtype
 from stepscope.workloads.models.encoders.origins import Lean, Origins
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ class LeanXlmr(Lean):
     def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
         super().__init__()
         origins, stream = Origins(plain), stream_dtype(mode, precision)
+        narrow = choose_products(mode, precision, ranges)
         # Positions count from the one after that of padding.
         first = plain.embeddings.padding_idx + 1
         self.embeddings = LeanEmbeddings(plain.embeddings, first_position=first, stream=stream)
-        self.encoder = LeanEncoder(plain.encoder.layer, origins=origins, stream=stream, ranges=ranges)
+        self.encoder = LeanEncoder(plain.encoder.layer, origins=origins, stream=stream, narrow=narrow)
         origins.trace(self)
         self.train(plain.training)
 

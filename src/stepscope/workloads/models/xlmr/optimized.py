@@ -27,7 +27,7 @@ class FastXlmr(Optimized):
         from stepscope.workloads.models.encoders.fp8 import find_ranges
         from stepscope.workloads.models.xlmr.network import LeanXlmr
 
-        ranges = find_ranges(self.plain, module, precision)
+        ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
         return LeanXlmr(module, mode=mode, precision=precision, ranges=ranges)
 
     def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
