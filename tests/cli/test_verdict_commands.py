@@ -125,6 +125,7 @@ def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
     assert data["without_score"] == ["cvt/ootb→optimized/train/A"]
     assert data["unpaired"] == ["oscar/ootb/train/A"]
     text = here("compare", folder.name, "--view", "ootb-optimized").out
+    assert "# scale: one device; tells trends, and inference" in text
     assert "in no mean, without score: cvt/ootb→optimized/train/A" in text
     assert "in no mean, unpaired: oscar/ootb/train/A" in text
 

@@ -65,7 +65,8 @@ the usual (16 pairs)
 
 def test_text_is_a_matrix_with_findings() -> None:
     text = render_text(report_of(three(), failed=[(5, 1)]))
-    assert text.endswith(f"stepscope bench pairs\n#\n{GOLDEN}")
+    scale = "# scale: operators only; tells early what devices can do at best, not how much of it a model uses"
+    assert text.endswith(f"stepscope bench pairs\n{scale}\n#\n{GOLDEN}")
 
 
 def test_a_healthy_cluster_says_so_without_marks() -> None:

@@ -30,6 +30,7 @@ GOLDEN_TEXT = f"""\
 # system: AMD EPYC 9554, 128 threads ({FINGERPRINT})
 # libraries: python 3.11.7, torch 2.6.0
 # run 20250301-100000-ab12 (2025-03-01T10:00:00Z): stepscope run dlrm/ootb/train --note 'two words'
+# scale: one device; tells trends, and inference, not communication or input from shared storage
 #
 # Model  Implementation  Mode     Config              Case                 Batch Size    Score   Units    Median     Interval  n    P95    P99  Notices
 #                                                                                                           (ms)         (ms)      (ms)   (ms)
@@ -52,6 +53,7 @@ GOLDEN_MARKDOWN = f"""\
 - System: `{FINGERPRINT}`
 - Libraries: python 3.11.7, torch 2.6.0
 - Run `20250301-100000-ab12` (2025-03-01T10:00:00Z): `stepscope run dlrm/ootb/train --note 'two words'`
+- Scale: one device; tells trends, and inference, not communication or input from shared storage
 
 | Model | Implementation | Mode | Config | Case | Batch Size | Score | Units | Median | Interval | n | P95 | P99 | Notices |
 | --- | --- | --- | --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |

@@ -93,9 +93,19 @@ def _describe_gains(gains: dict[str, Gains | None]) -> list[str]:
     ]
 
 
+def _reach(run: StoredRun) -> str:
+    """What a table of this scale can and cannot tell."""
+    from stepscope.report.reach import find_reach
+
+    measured = (one.result.case for one in run.cases() if one.result.status == "ok")
+    found = find_reach(measured, [run.communication])
+    return found.describe() if found is not None else ""
+
+
 def _heading(runs: list[StoredRun]) -> list[str]:
     names = [run.system.name if run.system else "unknown system" for run in runs]
     lines = [f"# {letter}: {run.id} on {name}" for letter, run, name in zip("AB", runs, names, strict=False)]
+    lines += [f"# scale: {told}" for told in dict.fromkeys(_reach(run) for run in runs) if told]
     if len(runs) == 2 and _place(runs[0]) != _place(runs[1]):
         lines.append("# the two differ in machine, software or settings: the ratio is between systems")
     return lines

@@ -40,7 +40,7 @@ def _facts(system: SystemView) -> list[str]:
     for run in system.runs:
         status = "" if run.status == "complete" else f", {escape(run.status)}"
         lines.append(f"- Run {code(run.id)} ({escape(run.created_at)}{status}): {code(run.command)}")
-    return lines
+    return lines + ([f"- Scale: {escape(system.reach.describe())}"] if system.reach is not None else [])
 
 
 def _results(system: SystemView) -> list[str]:

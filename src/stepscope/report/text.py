@@ -40,7 +40,8 @@ def _head(system: SystemView, number: int, of: int) -> list[str]:
     if system.system is not None:
         libraries = {"python": system.system.python, **system.system.libraries}
         lines.append(f"# libraries: {', '.join(f'{plain(k)} {plain(v)}' for k, v in libraries.items())}")
-    return lines + [_describe_run(run) for run in system.runs]
+    lines += [_describe_run(run) for run in system.runs]
+    return lines + ([f"# scale: {system.reach.describe()}"] if system.reach is not None else [])
 
 
 def _describe_run(run: RunView) -> str:

@@ -30,6 +30,7 @@ from stepscope.records import (
 )
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
 from stepscope.report.labels import describe_differences, read_number
+from stepscope.report.reach import Reach, find_reach
 from stepscope.report.rooflines import (
     Roofline,
     RooflineInput,
@@ -214,6 +215,7 @@ class SystemView(msgspec.Struct, frozen=True, kw_only=True):
     rooflines: list[Roofline]
     pairs: list[PairView] = []
     """Matrices of point-to-point measurements."""
+    reach: Reach | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="report"):
@@ -265,6 +267,10 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         sweeps=find_sweeps(_sweep_inputs(cases, several_runs=len(runs) > 1)),
         rooflines=find_rooflines([run.id for run in runs], ceilings, _roofline_inputs(places, cases)),
         pairs=find_pairs((run.id, run.cases) for run in runs),
+        reach=find_reach(
+            (measured.result.case for _, measured in pairs if measured.result.status == "ok"),
+            (run.communication for run in runs),
+        ),
     )
 
 
