@@ -20,6 +20,7 @@ from stepscope.cli.report import report_of  # noqa: E402
 from stepscope.report import render_csv  # noqa: E402
 from stepscope.store import StoredRun  # noqa: E402
 from stepscope.units import format_duration, format_ratio, format_share, format_significant  # noqa: E402
+from stepscope.workloads.registry import find_workload  # noqa: E402
 from stepscope.workloads.suite import choose_suite, suite_precisions  # noqa: E402
 
 VALUES = ROOT / "docs" / "measured" / "nvidia-h200" / "workloads.csv"
@@ -71,16 +72,17 @@ def find_lines(values: dict[tuple[str, str], Row]) -> list[Line]:
 
 def format_line(line: Line) -> str:
     plain = line.plain
-    star = "*" if plain["missed_latency"] == "true" else ""
+    star = _star(plain)
     name = plain["benchmark"].replace("/ootb/", "/…/")
     time = format_duration(float(plain["median_s"]))
     share = _mfu(plain)
-    cells = [f"`{name}`", plain["batch_size"], f"{_score(plain)}{star} ex/s, {time}", share]
+    cells = [f"`{name}`{_older(plain)}", plain["batch_size"], f"{_score(plain)}{star} ex/s, {time}", share]
     for row, gain in zip((line.same, line.best), line.gains, strict=True):
-        cells += [f"{_score(row)} ({_precision(row)})" if row else "–", format_ratio(gain) if gain else "–"]
+        shown = f"{_score(row)}{_star(row)} ({_precision(row)})" if row else "–"
+        cells += [shown, format_ratio(gain) if gain else "–"]
     memory = [f"{_observed(row)['peak_memory_bytes'] / 2**30:.1f}" for row in (plain, line.best) if row]
-    shown = {_observed(row)["check"] for row in (line.same, line.best) if row}
-    cells += [f"{' → '.join(memory)} GiB", ", ".join(sorted(shown)) or "–"]
+    checks = {_observed(row)["check"] for row in (line.same, line.best) if row}
+    cells += [f"{' → '.join(memory)} GiB", ", ".join(sorted(checks)) or "–"]
     return f"| {' | '.join(cells)} |"
 
 
@@ -101,6 +103,16 @@ def format_means(lines: list[Line]) -> str:
 def _score(row: Row) -> str:
     value = float(row["score"])
     return f"{value:,.0f}" if value >= 1000 else format_significant(value)
+
+
+def _star(row: Row) -> str:
+    return "*" if row["missed_latency"] == "true" else ""
+
+
+def _older(row: Row) -> str:
+    """What was measured of a benchmark before its version was raised says so."""
+    now = find_workload(row["benchmark"]).benchmark.version
+    return "" if int(row["benchmark_version"]) == now else f" (version {row['benchmark_version']})"
 
 
 def _mfu(row: Row) -> str:
@@ -125,8 +137,15 @@ def take_in(folders: list[Path]) -> None:
     text = render_csv(report_of([StoredRun(folder) for folder in folders]))
     names = next(csv.reader(io.StringIO(text)))
     for row in csv.DictReader(io.StringIO(text)):
+        parameters = json.loads(row["parameters"])
+        found = find_workload(row["benchmark"])
+        whole = parameters["scale"] == "full" and parameters["device"].startswith("cuda") and "search" not in parameters
+        if not whole or int(row["batch_size"]) != found.declared.batch_size or int(row["world_size"]) != 1:
+            continue
+        # A form that fails today has no score, whatever it had before.
+        values.pop((row["benchmark"], parameters["precision"]), None)
         if row["status"] == "ok":
-            values[row["benchmark"], json.loads(row["parameters"])["precision"]] = row
+            values[row["benchmark"], parameters["precision"]] = row
     with VALUES.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
         writer.writeheader()

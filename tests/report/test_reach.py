@@ -25,22 +25,23 @@ def make_hosts(*hosts: str) -> Communication:
 
 
 @pytest.mark.parametrize(
-    ("cases", "hosts", "scope"),
+    ("runs", "scope"),
     [
-        ([make_case("micro", ranks=64)], [make_hosts("a", "b")], "operators only"),
-        ([make_case("micro", ranks=64), make_case("ootb")], [None], "one device"),
-        ([make_case("ootb"), make_case("optimized", ranks=2)], [make_hosts("a", "a")], "one node"),
-        ([make_case("ootb", ranks=2)], [make_hosts("a", "b")], "cluster"),
+        ([([make_case("micro", ranks=64)], make_hosts("a", "b"))], "operators only"),
+        ([([make_case("micro", ranks=64), make_case("ootb")], None)], "one device"),
+        ([([make_case("ootb"), make_case("optimized", ranks=2)], make_hosts("a", "a"))], "one node"),
+        ([([make_case("ootb", ranks=2)], make_hosts("a", "b"))], "cluster"),
+        ([([make_case("micro", ranks=2)], make_hosts("a", "b")), ([make_case("ootb")], None)], "one device"),
     ],
 )
-def test_the_widest_model_decides(cases: list[Case], hosts: list[Communication | None], scope: str) -> None:
-    found = find_reach(cases, hosts)
+def test_the_widest_model_decides(runs: list[tuple[list[Case], Communication | None]], scope: str) -> None:
+    found = find_reach(runs)
     assert found is not None
     assert found.scope == scope
 
 
 def test_without_cases_nothing_is_said() -> None:
-    assert find_reach([], []) is None
+    assert find_reach([([], None)]) is None
 
 
 def test_every_kind_of_report_says_it(tmp_path: Path) -> None:

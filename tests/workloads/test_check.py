@@ -157,6 +157,29 @@ def test_rounding_raises_no_limit_beyond_its_ceiling(precision: Precision) -> No
     assert found.limit == CEILINGS[precision].gradients < 1.0
 
 
+def test_noise_that_is_no_number_allows_nothing() -> None:
+    found = judge({"deep": 0.5}, {"deep": float("nan")}, precision="bf16")["gradients"]
+    assert not found.passed
+    assert found.limit == TOLERANCES["bf16"].gradients
+
+
+def test_halved_gradients_are_found_in_any_noise() -> None:
+    """A halved gradient is no further off than noise may be; but noise does not shrink."""
+    plain = Deep({"depth": 1})
+    side = _Side(plain, OtherOrder(plain), plain.build(), "train", "bf16", "cpu", 4, "eager", 0)
+    generator = torch.Generator().manual_seed(1)
+    right = torch.randn(1000, generator=generator)
+    noisy = right + 0.55 * torch.randn(1000, generator=generator)
+    losses = make_training({}).losses
+    expected, rounded, halved, other = (
+        _Training(1.0, {"w": one}, losses)
+        for one in (right, noisy, right / 2, right + 0.55 * torch.randn(1000, generator=generator))
+    )
+    passed = {one.what: one.passed for one in side._judge(halved, expected, [rounded])}
+    assert passed == {"loss": True, "gradients": True, "convergence": True, "size of gradients": False}
+    assert all(one.passed for one in side._judge(other, expected, [rounded]))
+
+
 def test_jostled_weights_differ_in_their_last_bit() -> None:
     plain = Deep({"depth": 2})
     before = plain.build()

@@ -433,11 +433,32 @@ def test_the_fastest_way_that_runs_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
     seconds = {"native": 3.0, "planar": 2.0, "merged": 1.0, "frames": None, "kernel": 1.5}
     monkeypatch.setattr(choosing, "time_way", lambda way, *_, **__: seconds[way.kind])
     monkeypatch.setattr(choosing, "_kernels_available", lambda: True)
+    wrong: set[str] = set()
+    monkeypatch.setattr(choosing, "is_right", lambda way, *_, **__: way.kind not in wrong)
     trial = choosing.try_ways(layer, conv, mode="train", precision="bf16")
     assert trial.way == Way("merged", 16)
     assert {way.kind for way, taken in trial.seconds.items() if taken is None} == {"frames"}
     few = choosing.try_ways(layer, conv, mode="train", precision="fp32")
     assert set(few.seconds) == {Way("native"), Way("planar")}
+    wrong.update({"merged", "kernel"})
+    assert choosing.try_ways(layer, conv, mode="train", precision="bf16").way == Way("planar")
     monkeypatch.setattr(choosing, "time_way", lambda *_, **__: None)
     assert choosing.try_ways(layer, conv, mode="infer", precision="bf16").way == Way("native")
     assert choosing.choose_way(layer, conv, mode="infer", precision="bf16") == Way("native")
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_way_that_computes_something_else_is_not_right(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = choosing.Layer((2, 16, 3, 6, 6), (16, 4, 3, 3, 3), (1, 1, 1), 4)
+    conv = torch.nn.Conv3d(16, 16, 3, padding=1, groups=4, bias=False)
+    ways = (Way("native"), Way("planar"), Way("merged", 2), Way("frames"), Way("kernel"))
+    for way in ways:
+        assert choosing.is_right(way, layer, conv, mode=mode, precision="bf16"), way
+
+    def lose_a_corner(weight: Any, groups: int, merged: int) -> Any:
+        kept = merge_groups(weight, groups, merged)
+        spoilt = torch.arange(kept.shape[0]).view(-1, 1, 1, 1, 1) == 3
+        return kept if merged == 1 else torch.where(spoilt, 0.5 * kept, kept)
+
+    monkeypatch.setattr("stepscope.workloads.models.convnets.fast_network.merge_groups", lose_a_corner)
+    assert not choosing.is_right(Way("merged", 2), layer, conv, mode=mode, precision="bf16")

@@ -11,6 +11,7 @@ from suite_runs import SMALL
 
 from stepscope.launch import launch_local
 from stepscope.measure import QUICK
+from stepscope.records import Case
 from stepscope.store import StoredRun, create_run
 from stepscope.workloads import choose_workloads, find_workload
 from stepscope.workloads.catalogue import read_catalogue
@@ -32,6 +33,10 @@ def measure(store: Path, *asked: tuple[str, str], ranks: int = 2, **chosen: Any)
         find_workload(name).make_case(device="cpu", scale="tiny", parallel=parallel, world_size=ranks, **chosen)
         for name, parallel in asked
     ]
+    return run_cases(store, cases, ranks=ranks)
+
+
+def run_cases(store: Path, cases: list[Case], *, ranks: int) -> StoredRun:
     request = {
         "device": "cpu", "backend": "gloo", "world_size": ranks, "worker": WORKER,
         "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager",
@@ -83,6 +88,19 @@ def test_what_fails_on_a_rank_is_one_failure_among_others(tmp_path: Path) -> Non
     assert first.result.failure is not None
     assert "no tables to spread" in first.result.failure.message
     assert second.result.status == "ok"
+
+
+def test_a_check_that_fails_on_the_first_rank_alone_leaves_no_rank_behind(tmp_path: Path) -> None:
+    """Tiny Inception's gradients in bf16 are nothing but rounding, so that it has no score."""
+    unchecked = find_workload("inception-v3/optimized/train/1dev-fp32")
+    cases = [
+        unchecked.make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2, precision="bf16"),
+        find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2),
+    ]
+    failed, good = run_cases(tmp_path, cases, ranks=2).cases()
+    assert failed.result.failure is not None
+    assert failed.result.failure.kind == "wrong_result"
+    assert good.result.status == "ok"
 
 
 def test_a_batch_that_cannot_be_shared_is_a_recorded_failure(tmp_path: Path) -> None:

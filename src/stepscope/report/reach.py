@@ -10,6 +10,7 @@ import msgspec
 from stepscope.records import Case, Communication
 
 Scope = Literal["operators only", "one device", "one node", "cluster"]
+WIDER: tuple[Scope, ...] = ("operators only", "one device", "one node", "cluster")
 MODELS = frozenset({"ootb", "optimized"})
 
 
@@ -23,7 +24,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scope}; tells {self.tells}, not {self.silent}"
 
 
-REACHES = {
+REACHES: dict[Scope, Reach] = {
     "operators only": Reach(
         scope="operators only",
         tells="early what devices can do at best",
@@ -43,15 +44,16 @@ REACHES = {
 }
 
 
-def find_reach(cases: Iterable[Case], communications: Iterable[Communication | None]) -> Reach | None:
+def find_reach(runs: Iterable[tuple[Iterable[Case], Communication | None]]) -> Reach | None:
     """By the widest case of a whole model, if there is one; None without cases."""
-    listed = list(cases)
-    if not listed:
-        return None
-    ranks = max((case.world_size for case in listed if case.benchmark.implementation in MODELS), default=0)
-    hosts = max((len({place.host for place in one.ranks}) for one in communications if one is not None), default=1)
-    if ranks == 0:
-        return REACHES["operators only"]
-    if ranks == 1:
-        return REACHES["one device"]
-    return REACHES["one node" if hosts <= 1 else "cluster"]
+    found = [_scope(case, communication) for cases, communication in runs for case in cases]
+    return REACHES[max(found, key=WIDER.index)] if found else None
+
+
+def _scope(case: Case, communication: Communication | None) -> Scope:
+    if case.benchmark.implementation not in MODELS:
+        return "operators only"
+    if case.world_size == 1:
+        return "one device"
+    hosts = {place.host for place in communication.ranks} if communication is not None else set()
+    return "cluster" if len(hosts) > 1 else "one node"

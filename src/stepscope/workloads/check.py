@@ -63,6 +63,10 @@ CEILINGS: dict[Precision, Tolerance] = {
 """Up to which rounding may raise the limits of training; a network that amplifies it further cannot be checked."""
 
 
+MOST_SIZE = 0.4
+"""Up to which rounding may change the part of all gradients that points along the right ones; halves are off by 0.5."""
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison."""
 
@@ -229,7 +233,8 @@ class _Side(NamedTuple):
         table, ceiling = TOLERANCES[self.precision], CEILINGS[self.precision]
 
         def allow(limit: float, highest: float, noise: float | None) -> float:
-            return limit if noise is None else max(limit, min(NOISE * noise, highest))
+            # Noise that is no number says that there is nothing to compare with, not that everything is allowed.
+            return limit if noise is None or math.isinf(noise) else max(limit, min(NOISE * noise, highest))
 
         def find(what: str, error: float, noises: Sequence[float], where: str = "") -> Finding:
             noise = max(map(_ordered, noises), default=None)
@@ -243,10 +248,20 @@ class _Side(NamedTuple):
         gradients = [find("gradients", errors[name], [noise[name] for noise in noises], name) for name in errors]
         apart, step = self._convergence_error(got, expected)
         strays = [self._convergence_error(one, expected)[0] for one in rounded]
-        return [
+        found = [
             loss,
             max(gradients, key=lambda one: _ordered(one.error) / one.limit),
             find("convergence", apart, strays, f"step {step} of {STEPS}"),
+        ]
+        if not rounded:
+            return found
+        # Noise points everywhere, a fault points somewhere: along the right gradient only a fault can be far off.
+        size = size_error(got.gradients, expected.gradients)
+        noise = max(_ordered(size_error(one.gradients, expected.gradients)) for one in rounded)
+        limit = allow(table.gradients, MOST_SIZE, noise)
+        return [
+            *found,
+            Finding(what="size of gradients", precision=self.precision, error=size, limit=limit, noise=noise),
         ]
 
     def _train_plain(self) -> _Training:
@@ -343,6 +358,17 @@ def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _loss_error(got: _Training, expected: _Training) -> float:
     return abs(got.loss - expected.loss) / max(abs(expected.loss), 1e-12)
+
+
+def size_error(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+    """How far all gradients together, measured along the right ones, are from being as long as those."""
+    along = whole = 0.0
+    for name, theirs in expected.items():
+        right = _dense(theirs).double()
+        whole += float(right.norm()) ** 2
+        if name in got and got[name].shape == theirs.shape:
+            along += float((_dense(got[name]).double() * right).sum())
+    return abs(along / max(whole, 1e-30) - 1)
 
 
 def gradient_errors(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -43,8 +44,14 @@ if TYPE_CHECKING:
 
     from stepscope.workloads.protocol import Mode, Outputs
 
+T = TypeVar("T")
 WORKER = "stepscope.workloads.ranks:run"
 PARALLEL = ("ddp", "fsdp", "sharded")
+UNUSED = {
+    "ddp": "not used on several ranks: the CUDA graph",
+    "sharded": "not used on several ranks: the CUDA graph",
+    "fsdp": "not used on several ranks: the CUDA graph, fused optimizers, weights stored channels last",
+}
 GROUP_EXTRA_S = 30.0
 """A collective waits longer than the watchdog, whose message says more."""
 
@@ -59,39 +66,61 @@ class RankMeasurement(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
 
 
+class Control:
+    """How ranks tell each other what to do next: in a group of its own, so that a rank which gave up in the middle of
+    a model's exchanges cannot be mistaken for one that takes part in them."""
+
+    def __init__(self, session: RankSession, limit: timedelta) -> None:
+        import torch.distributed as dist
+
+        self.session = session
+        self._group = dist.new_group(backend="gloo", timeout=limit)
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's, on every rank."""
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def attempt(self, body: Callable[[], T]) -> T | Failure:
+        """What this rank made, if every rank could: one that cannot must not leave the others waiting."""
+        made: T | None = None
+        failure: Failure | None = None
+        try:
+            made = body()
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, StepscopeError) as error:
+            failure = describe_exception(error)
+            # If the others are in the midst of an exchange, this is the only word of what happened.
+            sys.stderr.write(f"stepscope, rank {self.session.context.rank}: {failure.message}\n")
+        first = next((one for one in self.gather(failure) if one is not None), None)
+        return cast("T", made) if first is None else first
+
+
 class GroupPeers:
     """Ranks that walk through the measuring loop in step."""
 
-    def __init__(self, session: RankSession, case: Case) -> None:
-        self._session = session
+    def __init__(self, control: Control, case: Case) -> None:
+        self._control = control
         self._case = case
 
     def agree(self, value: int) -> int:
-        return int(broadcast(value))
+        return int(self._control.broadcast(value))
 
     def align(self) -> int:
         import torch.distributed as dist
 
-        self._session.heartbeat.beat("measuring", self._case.key)
+        self._control.session.heartbeat.beat("measuring", self._case.key)
         dist.barrier()
         return 1
-
-
-def broadcast(value: Any) -> Any:
-    """Rank 0's, on every rank."""
-    import torch.distributed as dist
-
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def gather(value: Any) -> list[Any]:
-    import torch.distributed as dist
-
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
 
 
 def run(session: RankSession) -> None:
@@ -106,86 +135,95 @@ def run(session: RankSession) -> None:
     device = open_device(device_name)
     dist.init_process_group(str(request["backend"]), rank=context.rank, world_size=context.world_size, timeout=limit)
     try:
-        folder = Path(broadcast(str(session.folder.resolve()) if session.folder else None))
+        control = Control(session, limit)
+        folder = Path(control.broadcast(str(session.folder.resolve()) if session.folder else None))
         if session.folder is None:
             session.adopt_folder(folder)
-        systems = gather(collect_system() if context.local_rank == 0 else None)
+        systems = control.gather(collect_system() if context.local_rank == 0 else None)
         place = RankPlace(
             rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device.name, name=None,
             local_rank=context.local_rank,
         )  # fmt: skip
-        places = gather(place)
+        places = control.gather(place)
         if context.rank == 0:
-            _lead(session, folder, device, [one for one in systems if one is not None], places)
+            _lead(control, folder, device, [one for one in systems if one is not None], places)
         else:
-            _follow(session, device)
+            _follow(control, device)
     finally:
         dist.destroy_process_group()
     session.heartbeat.beat("leaving")
 
 
-def _lead(session: RankSession, folder: Path, device: Any, systems: list[System], places: list[RankPlace]) -> None:
+def _lead(control: Control, folder: Path, device: Any, systems: list[System], places: list[RankPlace]) -> None:
     import torch
 
+    request = control.session.request
     with RunWriter(folder) as writer:
         writer.write_system(merge_systems(systems))
-        library = {"name": f"torch.distributed {session.request['backend']}", "version": str(torch.__version__)}
-        writer.write_communication(
-            Communication(backend=str(session.request["backend"]), library=library, ranks=places)
-        )
+        library = {"name": f"torch.distributed {request['backend']}", "version": str(torch.__version__)}
+        writer.write_communication(Communication(backend=str(request["backend"]), library=library, ranks=places))
         for case in writer.remaining():
-            broadcast(msgspec.json.encode(case))
+            control.broadcast(msgspec.json.encode(case))
             started_at, start = utc_now(), time.monotonic()
-            found = gather(_measure(session, case, device))
+            found = control.gather(_measure(control, case, device))
             writer.append(*_fold(case, found, started_at, time.monotonic() - start))
-        broadcast(None)
+        control.broadcast(None)
         writer.finish()
 
 
-def _follow(session: RankSession, device: Any) -> None:
-    while (assigned := broadcast(None)) is not None:
-        gather(_measure(session, msgspec.json.decode(assigned, type=Case), device))
+def _follow(control: Control, device: Any) -> None:
+    while (assigned := control.broadcast(None)) is not None:
+        control.gather(_measure(control, msgspec.json.decode(assigned, type=Case), device))
 
 
-def _measure(session: RankSession, case: Case, device: Any) -> RankMeasurement:
+def _measure(control: Control, case: Case, device: Any) -> RankMeasurement:
+    session = control.session
     session.heartbeat.beat("preparing", case.key)
     asked = read_case(case)
-    step: TrainStep | InferStep | None = None
-    facts: dict[str, Scalar] = {}
-    failure: Failure | None = None
+    parallel = str(case.parameters["parallel"])
     backend = str(session.request.get("compile_backend", "inductor"))
-    try:
-        if session.context.rank == 0 and asked.workload.implementation == "optimized":
-            facts = _verify(asked, device, backend)
-        if case.parameters["parallel"] == "fsdp" and asked.workload.declared.sizes.get("sparse_gradients"):
-            facts["porting"] = "gradients of tables are dense: FSDP takes no sparse ones"
-        memory = PeakMemory(device.name)
-        step = open_rank_step(asked, str(case.parameters["parallel"]), device.name, backend)
-        step()  # what a way of sharing cannot do shows here, and is one case's failure
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, StepscopeError) as error:
-        failure = describe_exception(error)
-    # Every rank takes part or none: one that cannot would leave the others waiting.
-    first = next((one for one in gather(failure) if one is not None), None)
-    if first is not None or step is None:
-        return RankMeasurement(failure=first)
+    is_checked = session.context.rank == 0 and asked.workload.implementation == "optimized"
+    facts = control.attempt(lambda: _verify(asked, parallel, device, backend) if is_checked else {})
+    if isinstance(facts, Failure):
+        return RankMeasurement(failure=facts)
+    session.heartbeat.beat("preparing", case.key)
+    if parallel == "fsdp" and asked.workload.declared.sizes.get("sparse_gradients"):
+        facts["porting"] = "gradients of tables are dense: FSDP takes no sparse ones"
+    memory = PeakMemory(device.name)
+    step = control.attempt(lambda: _open_stepped(asked, parallel, device.name, backend))
+    if isinstance(step, Failure):
+        return RankMeasurement(failure=step)
     settings = msgspec.convert(session.request["settings"], MeasureSettings)
     if asked.mode == "infer":
         settings = msgspec.structs.replace(settings, iterations=1)
-    measured = measure(step, settings=settings, clock=WallClock(), device=device, peers=GroupPeers(session, case))
+    measured = measure(step, settings=settings, clock=WallClock(), device=device, peers=GroupPeers(control, case))
     fault = step.find_fault() if isinstance(step, TrainStep) else None
     if fault:
         return RankMeasurement(failure=Failure(kind="wrong_result", message=f"this does not train: {fault}"))
     return RankMeasurement(measurement=measured, facts=facts, peak_memory_bytes=memory.read_bytes())
 
 
-def _verify(asked: Asked, device: Any, backend: str) -> dict[str, Scalar]:
-    """Of one rank alone: the ranks step the same form."""
+def _verify(asked: Asked, parallel: str, device: Any, backend: str) -> dict[str, Scalar]:
+    """Of one rank alone, on a GPU on its share of the batch: the whole may not fit. What sharing takes away from the
+    form is told with its changes."""
+    import torch.distributed as dist
+
     task = asked.workload.make_task(asked.scale)
     assert isinstance(task, Optimized)
-    facts = Verifier(device, backend).check(asked)
+    size = max(1, asked.batch_size // dist.get_world_size()) if device.has_events else asked.batch_size
+    facts = Verifier(device, backend).check(asked._replace(batch_size=size))
+    facts |= describe_changes(task, asked, device, backend)
     reset_modes()
     forget_compiled()
-    return {**facts, **describe_changes(task, asked, device, backend)}
+    facts["changes"] = f"{facts['changes']}; {UNUSED[parallel]}"
+    return facts
+
+
+def _open_stepped(asked: Asked, parallel: str, device: str, backend: str) -> TrainStep | InferStep:
+    """What a way of sharing cannot do shows in the first step, and is one case's failure."""
+    step = open_rank_step(asked, parallel, device, backend)
+    step()
+    return step
 
 
 def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "inductor") -> TrainStep | InferStep:

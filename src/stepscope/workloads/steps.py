@@ -196,7 +196,7 @@ def forget_compiled() -> None:
         _BACKENDS_USED.clear()
 
 
-def capture(body: Callable[[], None]) -> Callable[[], None]:
+def capture(body: Callable[[], object]) -> Callable[[], None]:
     """`body` as one CUDA graph; it must read and write the same memory every time."""
     import torch
 

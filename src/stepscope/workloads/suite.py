@@ -14,8 +14,8 @@ FASTEST: dict[Mode, tuple[Precision, ...]] = {
     "train": ("bf16", "fp8", "tf32", "fp32"),
     "infer": ("fp8", "bf16", "fp16", "tf32", "fp32"),
 }
-"""A fast form is measured in its reference precision and in the first of these that it allows. Training takes every
-tensor to 8 bits in two layouts, which costs most of what it gains at the widths of the suite."""
+"""A fast form is measured in its reference precision and in the first of these that it allows. In training every tensor
+must be brought to 8 bits in two layouts: whether that pays at the widths of the suite has not been measured."""
 
 
 def choose_suite(

@@ -279,8 +279,8 @@ class WorkloadBench:
             extra["loader"] = self._time_with_loader(running, asked, batches)
         if self._request.trace:
             facts["trace"] = self._record(running, asked)
-        facts |= self._count(asked)
         self._release()
+        facts |= self._count(asked)
         if asked.workload.implementation == "optimized":
             facts |= self._check(asked)
         return Further(extra_s=extra, observed=facts, notices=notices)

@@ -89,12 +89,18 @@ class Fp8TrainedLinear(nn.Module):
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
+        if plain.in_features % EVEN or plain.out_features % EVEN:
+            raise NotImplementedError(f"fp8 wants widths that are multiples of {EVEN}: {plain}")
         self.weight = plain.weight
         self.bias = plain.bias
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = _Fp8Product.apply(inputs.reshape(-1, inputs.shape[-1]), self.weight)  # type: ignore[no-untyped-call]
-        return product.view(*inputs.shape[:-1], -1) + self.bias.to(product.dtype)
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        count = rows.shape[0]
+        # Backward sums over rows, whose number must be even, too.
+        padded = nn.functional.pad(rows, (0, 0, 0, -count % EVEN))
+        product: torch.Tensor = _Fp8Product.apply(padded, self.weight)  # type: ignore[no-untyped-call]
+        return product[:count].view(*inputs.shape[:-1], -1) + self.bias.to(product.dtype)
 
 
 class _Fp8Product(torch.autograd.Function):
@@ -130,11 +136,10 @@ def _turn(matrix: _Narrow) -> _Narrow:
 
 def _multiply(left: _Narrow, right: _Narrow, *, fast: bool) -> torch.Tensor:
     """[a, k] × [b, k] → [a, b]; the device wants both with `k` next to each other in memory."""
-    even = all(side % EVEN == 0 for side in (*left.values.shape, *right.values.shape))
-    multiply = torch._scaled_mm if left.values.is_cuda and even else multiply_slowly
+    multiply = torch._scaled_mm if left.values.is_cuda else multiply_slowly
     return multiply(
-        left.values, right.values.t(), scale_a=left.scale, scale_b=right.scale, bias=None, out_dtype=torch.bfloat16,
-        use_fast_accum=fast,
+        left.values.contiguous(), right.values.contiguous().t(), scale_a=left.scale, scale_b=right.scale, bias=None,
+        out_dtype=torch.bfloat16, use_fast_accum=fast,
     )  # fmt: skip
 
 
