@@ -35,7 +35,7 @@ def make_hosts(*hosts: str) -> Communication:
     ],
 )
 def test_the_widest_model_decides(runs: list[tuple[list[Case], Communication | None]], scope: str) -> None:
-    found = find_reach(runs)
+    found = find_reach(([make_result(case) for case in cases], carried) for cases, carried in runs)
     assert found is not None
     assert found.scope == scope
 

@@ -97,8 +97,7 @@ def _reach(run: StoredRun) -> str:
     """What a table of this scale can and cannot tell."""
     from stepscope.report.reach import find_reach
 
-    measured = (one.result.case for one in run.cases() if one.result.status == "ok")
-    found = find_reach([(measured, run.communication)])
+    found = find_reach([(run.results, run.communication)])
     return found.describe() if found is not None else ""
 
 

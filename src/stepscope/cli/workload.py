@@ -152,7 +152,7 @@ def _make_shared_job(
 
     found = find_workload(benchmark_id)
     way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
-    if found.declared.mode == "infer" and "new_tokens" in found.declared.sizes:
+    if _generates(benchmark_id):
         raise UsageError("generation is measured on one device", hint="leave --ranks out", where="--ranks")
     for size in sizes:
         whole = found.require_batch(size, how["scale"])

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.records import Case, Communication
+from stepscope.records import Case, CaseResult, Communication
 
 Scope = Literal["operators only", "one device", "one node", "cluster"]
 WIDER: tuple[Scope, ...] = ("operators only", "one device", "one node", "cluster")
@@ -44,9 +44,9 @@ REACHES: dict[Scope, Reach] = {
 }
 
 
-def find_reach(runs: Iterable[tuple[Iterable[Case], Communication | None]]) -> Reach | None:
-    """By the widest case of a whole model, if there is one; None without cases."""
-    found = [_scope(case, communication) for cases, communication in runs for case in cases]
+def find_reach(runs: Iterable[tuple[Iterable[CaseResult], Communication | None]]) -> Reach | None:
+    """By the widest case of a whole model that was measured, if there is one; None where nothing was."""
+    found = [_scope(one.case, carried) for results, carried in runs for one in results if one.status == "ok"]
     return REACHES[max(found, key=WIDER.index)] if found else None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,6 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.records import (
-    Case,
     CaseResult,
     Communication,
     Failure,
@@ -268,12 +267,8 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         sweeps=find_sweeps(_sweep_inputs(cases, several_runs=len(runs) > 1)),
         rooflines=find_rooflines([run.id for run in runs], ceilings, _roofline_inputs(places, cases)),
         pairs=find_pairs((run.id, run.cases) for run in runs),
-        reach=find_reach((_finished(run.cases), run.communication) for run in runs),
+        reach=find_reach(((one.result for one in run.cases), run.communication) for run in runs),
     )
-
-
-def _finished(cases: Iterable[MeasuredCase]) -> list[Case]:
-    return [measured.result.case for measured in cases if measured.result.status == "ok"]
 
 
 def _device(parameters: Mapping[str, Parameter]) -> str:

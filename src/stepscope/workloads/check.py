@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from stepscope.workloads.asked import SEED
 from stepscope.workloads.feed import to_device
 from stepscope.workloads.precision import math_of, products_of, shape_module
 from stepscope.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Task
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     LossOf = Callable[[Any], Any]
 
-SEED = 727
 ORDER = (0, 0, 0, 1, 0, 1)
 """Which of two batches each step of the convergence run takes; in longer ones rounding grows into another path."""
 STEPS = len(ORDER)
@@ -202,7 +202,7 @@ class _Side(NamedTuple):
         with math_of("fp32", mode="infer", device=self.device):
             expected = self.plain.infer(copy.deepcopy(self.reference).eval(), plain_batch)
         got = self.fast.restore(self._run_captured(candidate, fast_batch), fast_batch)
-        return [self._finding("outputs", relative_error(got, expected), TOLERANCES[self.precision].outputs)]
+        return [self._find("outputs", relative_error(got, expected), TOLERANCES[self.precision].outputs)]
 
     def _run_captured(self, candidate: nn.Module, batch: dict[str, torch.Tensor]) -> Outputs:
         """As it is timed: where a graph is captured, on another batch than this one."""
@@ -232,37 +232,27 @@ class _Side(NamedTuple):
         """`rounded`: the plain form with nothing but other rounding."""
         table, ceiling = TOLERANCES[self.precision], CEILINGS[self.precision]
 
-        def allow(limit: float, highest: float, noise: float | None) -> float:
-            # Noise that is no number says that there is nothing to compare with, not that everything is allowed.
-            return limit if noise is None or math.isinf(noise) else max(limit, min(NOISE * noise, highest))
-
-        def find(what: str, error: float, noises: Sequence[float], where: str = "") -> Finding:
-            noise = max(map(_ordered, noises), default=None)
-            kind = {"convergence": "band"}.get(what, what)
-            limit = allow(getattr(table, kind), getattr(ceiling, kind), noise)
-            return Finding(what=what, precision=self.precision, error=error, limit=limit, where=where, noise=noise)
-
-        loss = find("loss", _loss_error(got, expected), [_loss_error(one, expected) for one in rounded])
+        noises = [_loss_error(one, expected) for one in rounded]
+        loss = self._find("loss", _loss_error(got, expected), table.loss, noises, ceiling.loss)
         errors = gradient_errors(got.gradients, expected.gradients)
-        noises = [gradient_errors(one.gradients, expected.gradients) for one in rounded]
-        gradients = [find("gradients", errors[name], [noise[name] for noise in noises], name) for name in errors]
+        moved = [gradient_errors(one.gradients, expected.gradients) for one in rounded]
+        gradients = [
+            self._find("gradients", error, table.gradients, [one[name] for one in moved], ceiling.gradients, name)
+            for name, error in errors.items()
+        ]
         apart, step = self._convergence_error(got, expected)
         strays = [self._convergence_error(one, expected)[0] for one in rounded]
         found = [
             loss,
             max(gradients, key=lambda one: _ordered(one.error) / one.limit),
-            find("convergence", apart, strays, f"step {step} of {STEPS}"),
+            self._find("convergence", apart, table.band, strays, ceiling.band, f"step {step} of {STEPS}"),
         ]
-        if not rounded:
-            return found
-        # Noise points everywhere, a fault points somewhere: along the right gradient only a fault can be far off.
-        size = size_error(got.gradients, expected.gradients)
-        noise = max(_ordered(size_error(one.gradients, expected.gradients)) for one in rounded)
-        limit = allow(table.gradients, MOST_SIZE, noise)
-        return [
-            *found,
-            Finding(what="size of gradients", precision=self.precision, error=size, limit=limit, noise=noise),
-        ]
+        if rounded:
+            # Noise points everywhere, a fault points somewhere: along the right gradient only a fault can be far off.
+            size = size_error(got.gradients, expected.gradients)
+            sizes = [size_error(one.gradients, expected.gradients) for one in rounded]
+            found.append(self._find("size of gradients", size, table.gradients, sizes, MOST_SIZE))
+        return found
 
     def _train_plain(self) -> _Training:
         module = copy.deepcopy(self.reference).train()
@@ -332,8 +322,15 @@ class _Side(NamedTuple):
     def _engine(self) -> Engine:
         return self.fast.engine(self.mode)
 
-    def _finding(self, what: str, error: float, limit: float, where: str = "") -> Finding:
-        return Finding(what=what, precision=self.precision, error=error, limit=limit, where=where)
+    def _find(  # noqa: PLR0917 - read as a row
+        self, what: str, error: float, limit: float, noises: Sequence[float] = (), highest: float = 0.0, where: str = ""
+    ) -> Finding:
+        """`noises`: what rounding alone does, which may raise the limit up to the highest."""
+        noise = max(map(_ordered, noises), default=None)
+        # Noise that is no number says that there is nothing to compare with, not that everything is allowed.
+        if noise is not None and not math.isinf(noise):
+            limit = max(limit, min(NOISE * noise, highest))
+        return Finding(what=what, precision=self.precision, error=error, limit=limit, where=where, noise=noise)
 
 
 def relative_error(got: Outputs, expected: Outputs) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.system import find_device_peak
+from stepscope.workloads.feed import to_device
 from stepscope.workloads.generation import Decoder
 from stepscope.workloads.precision import math_of
 
@@ -37,7 +38,7 @@ def _count_on(device: str, task: Task, mode: Mode, batch_size: int) -> int | Non
     try:
         with torch.device(device):
             module = task.build()
-        there = {name: one.to(device) for name, one in batch.items()}
+        there = to_device(batch, device=device, precision="fp32", mode=mode)
         with counter, math_of("fp32", mode=mode, device=device), _in_plain_products(device):
             _make_step(task, module, there, mode)
     except (RuntimeError, NotImplementedError, ValueError, TypeError):

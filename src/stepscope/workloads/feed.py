@@ -129,7 +129,7 @@ class Loader:
         if device.startswith("cuda"):
             import torch
 
-            # A process that holds a GPU and the compiler's threads cannot be forked safely: such workers did not end.
+            # A process that holds a GPU and the compiler's threads cannot be forked safely.
             self._context = make_clean_context()
             self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.workloads.check import SEED, TOLERANCES, CheckReport, Finding, build_stirred, relative_error
+from stepscope.workloads.asked import SEED
+from stepscope.workloads.check import TOLERANCES, CheckReport, Finding, build_stirred, relative_error
 from stepscope.workloads.feed import to_device
 from stepscope.workloads.precision import math_of, shape_module
 from stepscope.workloads.protocol import EAGER, Engine, Optimized, Precision, Task

@@ -187,7 +187,8 @@ def _measure(control: Control, case: Case, device: Any) -> RankMeasurement:
     if isinstance(facts, Failure):
         return RankMeasurement(failure=facts)
     session.heartbeat.beat("preparing", case.key)
-    if parallel == "fsdp" and asked.workload.declared.sizes.get("sparse_gradients"):
+    plain = asked.workload.make_plain(asked.scale)
+    if parallel == "fsdp" and plain.dense() != plain.sizes:
         facts["porting"] = "gradients of tables are dense: FSDP takes no sparse ones"
     memory = PeakMemory(device.name)
     step = control.attempt(lambda: _open_stepped(asked, parallel, device.name, backend))

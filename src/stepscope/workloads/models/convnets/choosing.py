@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.workloads.check import relative_error
 from stepscope.workloads.models.convnets.grouped import NATIVE, Way, list_ways
 from stepscope.workloads.precision import math_of, products_of, storage_dtype
 from stepscope.workloads.protocol import Mode, Precision
@@ -138,7 +139,7 @@ def is_right(way: Way, layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode,
     with _without_search():
         expected = _make_pass(NATIVE, layer, conv, mode=mode, precision="fp32")()
         found = _make_pass(way, layer, conv, mode=mode, precision=precision)()
-    return all(_distance(ours, theirs) <= WRONG for ours, theirs in zip(found, expected, strict=True))
+    return relative_error(tuple(found), tuple(expected)) <= WRONG
 
 
 def _make_pass(
@@ -167,11 +168,6 @@ def _make_pass(
         return [one for one in (y.detach(), x.grad, module.weight.grad) if one is not None]
 
     return run
-
-
-def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
-    right = expected.double()
-    return float((got.double() - right).norm() / right.norm().clamp(min=1e-30))
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from stepscope.workloads.feed import to_device
+
 if TYPE_CHECKING:
     from stepscope.workloads.protocol import Mode, Precision, Task
 
@@ -28,9 +30,9 @@ def find_ranges(plain: Task, module: nn.Module, *, mode: Mode, precision: Precis
     """For inference in this precision; None else. Training finds them as it goes: they change with the weights."""
     if precision != "fp8" or mode == "train":
         return None
-    device = next(module.parameters()).device
     batch = plain.make_batch(EXAMPLES, seed=EXAMPLES_SEED, mode="infer")
-    there = {name: one.to(device) for name, one in batch.items()}
+    device = str(next(module.parameters()).device)
+    there = to_device(batch, device=device, precision="fp32", mode="infer")
     return Ranges(module, lambda: plain.infer(module, there))
 
 
@@ -72,12 +74,9 @@ class Fp8Linear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         input_scale = self.get_buffer("input_scale_bits").view(torch.float32)
         values = quantise(inputs.reshape(-1, inputs.shape[-1]), input_scale)
-        multiply = torch._scaled_mm if inputs.is_cuda else multiply_slowly
-        product = multiply(
-            values, self.get_buffer("weight_bits").view(KIND).t(), scale_a=input_scale,
-            scale_b=self.get_buffer("scale_bits").view(torch.float32), bias=self.bias, out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )  # fmt: skip
+        weight_scale = self.get_buffer("scale_bits").view(torch.float32)
+        weight = _Narrow(self.get_buffer("weight_bits").view(KIND), weight_scale)
+        product = _multiply(_Narrow(values, input_scale), weight, bias=self.bias, fast=True)
         return product.view(*inputs.shape[:-1], -1)
 
 
@@ -134,11 +133,11 @@ def _turn(matrix: _Narrow) -> _Narrow:
     return _Narrow(matrix.values.t().contiguous(), matrix.scale)
 
 
-def _multiply(left: _Narrow, right: _Narrow, *, fast: bool) -> torch.Tensor:
+def _multiply(left: _Narrow, right: _Narrow, *, fast: bool, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[a, k] × [b, k] → [a, b]; the device wants both with `k` next to each other in memory."""
     multiply = torch._scaled_mm if left.values.is_cuda else multiply_slowly
     return multiply(
-        left.values.contiguous(), right.values.contiguous().t(), scale_a=left.scale, scale_b=right.scale, bias=None,
+        left.values.contiguous(), right.values.contiguous().t(), scale_a=left.scale, scale_b=right.scale, bias=bias,
         out_dtype=torch.bfloat16, use_fast_accum=fast,
     )  # fmt: skip
 

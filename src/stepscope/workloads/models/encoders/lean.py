@@ -34,6 +34,10 @@ def drop(hidden: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
     return functional.dropout(hidden, rate) if training and rate else hidden
 
 
+def keep(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
+    return linear
+
+
 class LeanEmbeddings(nn.Module):
     """Sum of word, position and type, normed. Of unpadded sequences: positions and single types need no look-up."""
 
@@ -142,10 +146,9 @@ class LeanEncoder(nn.Module):
         *,
         origins: Origins,
         stream: torch.dtype | None = None,
-        narrow: Callable[..., nn.Module] | None = None,
+        narrow: Callable[..., nn.Module] = keep,
     ) -> None:
         super().__init__()
-        narrow = narrow or keep
         self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, narrow=narrow) for one in layers)
 
     def forward(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
@@ -183,10 +186,6 @@ def attend_packed(
         query, key, value, attn_mask=there[:, None, None, :], scale=scale
     )
     return attended.transpose(1, 2).flatten(0, 1)[packed["back"]]
-
-
-def keep(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
-    return linear
 
 
 def choose_products(mode: Mode, precision: Precision, ranges: Ranges | None) -> Callable[..., nn.Module]:
