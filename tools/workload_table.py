@@ -116,11 +116,7 @@ def _older(row: Row) -> str:
 
 
 def _mfu(row: Row) -> str:
-    observed = _observed(row)
-    if "model_flops" not in observed or "peak_flops" not in observed:
-        return "–"
-    share = observed["model_flops"] / float(row["median_s"]) / observed["peak_flops"]
-    return f"{format_share(share)} of {_precision(row)}"
+    return f"{format_share(float(row['mfu']))} of {_precision(row)}" if row["mfu"] else "–"
 
 
 def _observed(row: Row) -> dict[str, Any]:

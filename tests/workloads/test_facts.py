@@ -28,6 +28,20 @@ def test_every_benchmark_has_a_number_of_operations(workload: Any) -> None:
     assert count_flops(task, mode=mode, batch_size=2, device="cpu") == made
 
 
+def test_what_the_device_cannot_count_is_counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy decoding depends on values; `meta` has none, and a device may lack an operator."""
+    task = find_workload("rnnt/ootb/infer/1dev-fp32").make_plain("tiny")
+    right, tried = _count_on("cpu", task, "infer", 2), []
+
+    def count_on(place: str, *asked: Any) -> int | None:
+        tried.append(place)
+        return None if place == "cuda" else _count_on(place, *asked)
+
+    monkeypatch.setattr("stepscope.workloads.facts._count_on", count_on)
+    assert count_flops(task, mode="infer", batch_size=2, device="cuda") == right
+    assert tried == ["meta", "cuda", "cpu"]
+
+
 def test_generation_is_counted_to_its_last_token() -> None:
     """Twice the weights for each token, and attention over what came before."""
     task = find_workload("gpt2/ootb/infer/small-1dev-fp32").make_plain("tiny")

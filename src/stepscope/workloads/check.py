@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -30,8 +30,13 @@ STIR = 0.1
 """Spread of what is added to biases and norms, which begin as zeros and ones: there, a lost one would not show."""
 NOISE = 1.5
 """How many times as far from the plain form in fp32 a fast form may be as rounding alone takes the plain one."""
-JOSTLES = 4
-"""Times that the plain form is run in fp32 with weights that differ in their last bit, to see what rounding does."""
+JOSTLES = 8
+"""Times that the plain form is run in fp32 with weights that differ in their last bit, to see what rounding does.
+Single activations that change their sign decide it: of fewer runs, often none has the one that matters."""
+DOUBLE = 1e-5
+"""Largest relative error of loss and gradients in fp64, where rounding changes no sign; models have fp32 parts."""
+DOUBLE_BATCH = 16
+"""Examples of that comparison: nothing has to average out."""
 FAINT = 1e-3
 """A gradient counts with at least this share of all gradients together: rounding is most of a smaller one."""
 
@@ -72,7 +77,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str
     """`outputs`, `loss`, `gradients` or `convergence`."""
-    precision: Precision
+    precision: Precision | Literal["fp64"]
     error: float
     limit: float
     where: str = ""
@@ -180,7 +185,7 @@ class _Training(NamedTuple):
     loss: float
     gradients: dict[str, torch.Tensor]
     losses: list[float | None]
-    """Of the steps of the convergence run; None for those that a capture makes for itself."""
+    """Of the steps of the convergence run, where it was made; None for those that a capture makes for itself."""
 
 
 class _Side(NamedTuple):
@@ -218,15 +223,44 @@ class _Side(NamedTuple):
 
     def compare_training(self) -> list[Finding]:
         """Where rounding alone moves the plain form further than the table allows, the fast form may be up to NOISE
-        times as far: deep networks with batch norms amplify it, and single activations change their sign."""
+        times as far: deep networks with batch norms amplify it, and single activations change their sign. In fp32 that
+        is granted to what is the same function beyond doubt: the two forms must agree in fp64."""
         expected, got = self._train_plain(), self._train_fast()
         findings = self._judge(got, expected)
         if all(one.passed for one in findings):
             return findings
-        others: list[Optimized] = [_Unchanged(self.plain)]
-        if self.precision == "fp32":
-            others = [_Jostled(self.plain, self.seed + number) for number in range(JOSTLES)]
-        return self._judge(got, expected, [self._replace(fast=other)._train_fast() for other in others])
+        converged = next(one.passed for one in findings if one.what == "convergence")
+        if self.precision != "fp32":
+            rounded = [self._replace(fast=_Unchanged(self.plain))._train_fast()]
+            return self._judge(got, expected, rounded)
+        others = [_Jostled(self.plain, self.seed + number) for number in range(JOSTLES)]
+        rounded = [self._replace(fast=one)._train_fast(converge=not converged) for one in others]
+        findings = self._judge(got, expected, rounded)
+        return [*findings, *self._compare_in_double()] if all(one.passed for one in findings) else findings
+
+    def _compare_in_double(self) -> list[Finding]:
+        """Not compiled: what compilers and kernels make of the same function is compared in fp32."""
+        import torch
+
+        side = self._replace(batch_size=min(self.batch_size, DOUBLE_BATCH))
+        plain_batch, fast_batch = side._batches(self.seed)
+        modules = copy.deepcopy(self.reference).train(), self._adopt()
+        found: list[_Training] = []
+        # Timing cuDNN's algorithms for every shape would take far longer than this one step.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+            for task, module, batch in zip((self.plain, self.fast), modules, (plain_batch, fast_batch), strict=True):
+                wide = {name: one.double() if one.is_floating_point() else one for name, one in batch.items()}
+                loss = task.loss(module.double(), wide)
+                loss.backward()  # type: ignore[no-untyped-call]
+                own = self.fast.gradients(module) if task is self.fast else gradients_of(module)
+                found.append(_Training(float(loss.detach()), dict(own), []))
+        expected, got = found
+        errors = gradient_errors(got.gradients, expected.gradients)
+        worst = max(errors, key=lambda name: _ordered(errors[name]))
+        return [
+            Finding(what="loss", precision="fp64", error=_loss_error(got, expected), limit=DOUBLE),
+            Finding(what="gradients", precision="fp64", error=errors[worst], limit=DOUBLE, where=worst),
+        ]
 
     def _judge(self, got: _Training, expected: _Training, rounded: Sequence[_Training] = ()) -> list[Finding]:
         """`rounded`: the plain form with nothing but other rounding."""
@@ -236,12 +270,15 @@ class _Side(NamedTuple):
         loss = self._find("loss", _loss_error(got, expected), table.loss, noises, ceiling.loss)
         errors = gradient_errors(got.gradients, expected.gradients)
         moved = [gradient_errors(one.gradients, expected.gradients) for one in rounded]
+        if self.precision == "fp32":
+            # Which parameter is hit by the few signs that change is chance; below fp32 so many change that all are.
+            moved = [dict.fromkeys(one, max(map(_ordered, one.values()))) for one in moved]
         gradients = [
             self._find("gradients", error, table.gradients, [one[name] for one in moved], ceiling.gradients, name)
             for name, error in errors.items()
         ]
         apart, step = self._convergence_error(got, expected)
-        strays = [self._convergence_error(one, expected)[0] for one in rounded]
+        strays = [self._convergence_error(one, expected)[0] for one in rounded if one.losses]
         found = [
             loss,
             max(gradients, key=lambda one: _ordered(one.error) / one.limit),
@@ -261,11 +298,11 @@ class _Side(NamedTuple):
             with math_of("fp32", mode="train", device=self.device):
                 loss = self.plain.loss(module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
-        gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+        gradients = gradients_of(module)
         losses = self._losses(self.plain, copy.deepcopy(self.reference).train(), 0, "fp32")
         return _Training(float(loss.detach()), gradients, losses)
 
-    def _train_fast(self) -> _Training:
+    def _train_fast(self, *, converge: bool = True) -> _Training:
         """The convergence run goes on with the very step that is timed."""
         candidate = self._adopt()
         loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
@@ -275,7 +312,7 @@ class _Side(NamedTuple):
                 loss = loss_of(batch)
             loss.backward()
         gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
-        losses = self._losses(self.fast, candidate, 1, self.precision, loss_of)
+        losses = self._losses(self.fast, candidate, 1, self.precision, loss_of) if converge else []
         return _Training(float(loss.detach()), gradients, losses)
 
     def _convergence_error(self, got: _Training, plain: _Training) -> tuple[float, int]:
@@ -331,6 +368,10 @@ class _Side(NamedTuple):
         if noise is not None and not math.isinf(noise):
             limit = max(limit, min(NOISE * noise, highest))
         return Finding(what=what, precision=self.precision, error=error, limit=limit, where=where, noise=noise)
+
+
+def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
 
 
 def relative_error(got: Outputs, expected: Outputs) -> float:

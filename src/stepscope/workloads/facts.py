@@ -23,10 +23,11 @@ def count_flops(task: Task, *, mode: Mode, batch_size: int, device: str) -> int 
     """Of one batch through the plain model, forward and (in training) backward; of a decoder, to the last new token.
 
     Counted are products and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
-    followed without values; else one step is made on the device. None where that does not fit.
+    followed without values; else one step is made, on the device if it can be counted there. None where it cannot.
     """
-    found = _count_on("meta", task, mode, batch_size)
-    return found if found is not None else _count_on(device, task, mode, batch_size)
+    places = dict.fromkeys(("meta", device, "cpu"))
+    counts = (_count_on(place, task, mode, batch_size) for place in places)
+    return next((count for count in counts if count is not None), None)
 
 
 def _count_on(device: str, task: Task, mode: Mode, batch_size: int) -> int | None:

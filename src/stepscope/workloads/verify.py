@@ -32,7 +32,7 @@ class Verifier:
             plain, fast, mode=asked.mode, precision=asked.precision, device=self._device.name, batch_size=examples,
             backend=self._backend, seed=SEED, strict=self._strict.get(known, ()),
         )  # fmt: skip
-        self._strict[known] = [one for one in report.findings if one.precision == "fp32"]
+        self._strict[known] = [one for one in report.findings if one.precision in ("fp32", "fp64")]
         if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
             more = check_generation(
                 plain, fast, precision=asked.precision, device=self._device.name, batch_size=examples,

@@ -1,0 +1,93 @@
+"""How often would the check of an optimized form refuse a right one, because rounding took it for a fault?
+
+    python benchmarks/check_rounding.py [BENCHMARK [EXAMPLES]]      # default: ResNeXt3D's training, 8 clips; 4 minutes
+
+Computes the gradients of the plain form ten times with weights that differ in their last bit, and twice with other
+kernels. All of them are right. Each is then held against several of the others by two rules: every parameter has a
+limit of its own, or the worst parameter's limit holds for all. Prints the share of right forms that each rule refuses,
+and how far the plain form is from itself in fp64.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from stepscope.workloads import find_workload
+from stepscope.workloads.check import NOISE, TOLERANCES, _Jostled, build_stirred, gradient_errors, gradients_of
+from stepscope.workloads.protocol import Task
+
+SEEDS = (727, 11)
+JOSTLED = 10
+DRAWS = 500
+LIMIT = TOLERANCES["fp32"].gradients
+
+Errors = dict[str, float]
+
+
+def compute_gradients(task: Task, module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    task.loss(module.train(), batch).backward()  # type: ignore[no-untyped-call]
+    return gradients_of(module)
+
+
+def refuses_each(run: Errors, others: Sequence[Errors]) -> bool:
+    return any(error > max(LIMIT, NOISE * max(one[name] for one in others)) for name, error in run.items())
+
+
+def refuses_worst(run: Errors, others: Sequence[Errors]) -> bool:
+    return max(run.values()) > max(LIMIT, NOISE * max(max(one.values()) for one in others))
+
+
+def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Errors], Errors]:
+    """Errors of jostled runs, of runs with other kernels, and of the plain form against fp64."""
+    plain = build_stirred(task, device="cpu", seed=seed)
+    batch = task.make_batch(examples, seed=seed, mode="train")
+    expected = compute_gradients(task, copy.deepcopy(plain), batch)
+
+    def find_errors(module: torch.nn.Module) -> Errors:
+        return gradient_errors(compute_gradients(task, module, batch), expected)
+
+    jostled = [
+        find_errors(_Jostled(task, number).adopt(copy.deepcopy(plain), mode="train", precision="fp32"))
+        for number in range(JOSTLED)
+    ]
+    volumes = any(parameter.dim() == 5 for parameter in plain.parameters())
+    last = torch.channels_last_3d if volumes else torch.channels_last
+    others = [find_errors(copy.deepcopy(plain).to(memory_format=last))]
+    with torch.backends.mkldnn.flags(enabled=False):
+        others.append(find_errors(copy.deepcopy(plain)))
+    wide = {name: one.double() if one.is_floating_point() else one for name, one in batch.items()}
+    exact = compute_gradients(task, copy.deepcopy(plain).double(), wide)
+    return jostled, others, gradient_errors(expected, exact)
+
+
+def main() -> int:
+    name = sys.argv[1] if len(sys.argv) > 1 else "resnext3d/ootb/train/1dev-fp32"
+    examples = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+    task = find_workload(name).make_calm("full")[0]
+    for seed in SEEDS:
+        jostled, others, exact = measure(task, examples, seed)
+        worst = sorted(max(one.values()) for one in jostled)
+        print(f"{name}, {examples} examples, seed {seed}: worst parameter off by {worst[0]:.2g} to {worst[-1]:.2g},")
+        print(f"  with other kernels {', '.join(f'{max(one.values()):.2g}' for one in others)};", end=" ")
+        print(f"the plain form is {max(exact.values()):.2g} from itself in fp64")
+        for count in (4, 8):
+            draw = random.Random(1)
+            refused = {refuses_each: 0, refuses_worst: 0}
+            for _ in range(DRAWS):
+                chosen = draw.sample(range(JOSTLED), count)
+                rest = [one for number, one in enumerate(jostled) if number not in chosen] + others
+                run = draw.choice(rest)
+                for rule in refused:
+                    refused[rule] += rule(run, [jostled[number] for number in chosen])
+            each, all_alike = (share / DRAWS for share in refused.values())
+            print(f"  against {count}: refused {each:.1%} with a limit for each parameter, {all_alike:.1%} with one")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
