@@ -14,7 +14,8 @@ from stepscope.ops.describe import format_operator_page  # noqa: E402
 from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
 from stepscope.store import format_tables_markdown  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
-from workload_table import format_table, read_values  # noqa: E402
+from workload_picture import draw_gains  # noqa: E402
+from workload_table import find_lines, format_table, read_values  # noqa: E402
 
 
 def replace_between(path: Path, marker: str, content: str) -> None:
@@ -33,7 +34,9 @@ def main() -> None:
     (ROOT / "docs" / "operators.md").write_text(format_operator_page(), encoding="utf-8")
     replace_between(ROOT / "docs" / "system.md", "catalogue", format_catalogue_markdown())
     replace_between(ROOT / "docs" / "store.md", "tables", format_tables_markdown())
-    replace_between(ROOT / "docs" / "workloads.md", "suite", format_table(read_values()))
+    values = read_values()
+    replace_between(ROOT / "docs" / "workloads.md", "suite", format_table(values))
+    (ROOT / "docs" / "images" / "suite-gains.svg").write_text(draw_gains(find_lines(values)), encoding="utf-8")
     print("docs are up to date")
 
 

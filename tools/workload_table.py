@@ -78,7 +78,7 @@ def format_line(line: Line) -> str:
     share = _mfu(plain)
     cells = [f"`{name}`{_older(plain)}", plain["batch_size"], f"{_score(plain)}{star} ex/s, {time}", share]
     for row, gain in zip((line.same, line.best), line.gains, strict=True):
-        shown = f"{_score(row)}{_star(row)} ({_precision(row)})" if row else "–"
+        shown = f"{_score(row)}{_star(row)} ({format_precision(row)})" if row else "–"
         cells += [shown, format_ratio(gain) if gain else "–"]
     memory = [f"{_observed(row)['peak_memory_bytes'] / 2**30:.1f}" for row in (plain, line.best) if row]
     checks = {_observed(row)["check"] for row in (line.same, line.best) if row}
@@ -116,7 +116,7 @@ def _older(row: Row) -> str:
 
 
 def _mfu(row: Row) -> str:
-    return f"{format_share(float(row['mfu']))} of {_precision(row)}" if row["mfu"] else "–"
+    return f"{format_share(float(row['mfu']))} of {format_precision(row)}" if row["mfu"] else "–"
 
 
 def _observed(row: Row) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _observed(row: Row) -> dict[str, Any]:
     return found
 
 
-def _precision(row: Row) -> str:
+def format_precision(row: Row) -> str:
     return str(json.loads(row["parameters"])["precision"])
 
 

@@ -31,6 +31,8 @@ def test_the_table_of_the_suite_says_what_was_measured(monkeypatch: pytest.Monke
     tool = importlib.import_module("workload_table")
     table = tool.format_table(tool.read_values())
     assert table.strip() in (ROOT / "docs" / "workloads.md").read_text(), "run `make docs`"
+    picture = importlib.import_module("workload_picture").draw_gains(tool.find_lines(tool.read_values()))
+    assert picture == (ROOT / "docs" / "images" / "suite-gains.svg").read_text(), "run `make docs`"
 
 
 def test_the_table_list_is_current() -> None:
