@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from stepscope.workloads import find_workload
-from stepscope.workloads.check import NOISE, TOLERANCES, _Jostled, build_stirred, gradient_errors, gradients_of
+from stepscope.workloads.check import NOISE, TOLERANCES, _Jostled, build_stirred, gradients_of, named_errors
 from stepscope.workloads.protocol import Task
 
 SEEDS = (727, 11)
@@ -49,7 +49,7 @@ def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Er
     expected = compute_gradients(task, copy.deepcopy(plain), batch)
 
     def find_errors(module: torch.nn.Module) -> Errors:
-        return gradient_errors(compute_gradients(task, module, batch), expected)
+        return named_errors(compute_gradients(task, module, batch), expected)
 
     jostled = [
         find_errors(_Jostled(task, number).adopt(copy.deepcopy(plain), mode="train", precision="fp32"))
@@ -62,7 +62,7 @@ def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Er
         others.append(find_errors(copy.deepcopy(plain)))
     wide = {name: one.double() if one.is_floating_point() else one for name, one in batch.items()}
     exact = compute_gradients(task, copy.deepcopy(plain).double(), wide)
-    return jostled, others, gradient_errors(expected, exact)
+    return jostled, others, named_errors(expected, exact)
 
 
 def main() -> int:

@@ -138,6 +138,13 @@ def test_the_small_dlrm_scores_examples(here: Stepscope) -> None:
     assert case["score"] == pytest.approx(128 / case["summary"]["median_s"])
 
 
+def test_examples_of_all_accumulated_batches_count(here: Stepscope) -> None:
+    answer = here("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--accumulate", "3", *QUICK)
+    (case,) = answer.data["cases"]
+    assert (case["parameters"]["accumulate"], case["batch_size"], answer.code) == (3, 128, 0)
+    assert case["score"] == pytest.approx(3 * 128 / case["summary"]["median_s"])
+
+
 # Bad input: one message, the right exit code, no traceback (checked for every call by the fixture)
 
 
@@ -161,6 +168,10 @@ def test_the_small_dlrm_scores_examples(here: Stepscope) -> None:
         ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--precision", "int4"),
         ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--batch-size", "1000000000"),
         ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--batch-sizes", "1,x"),
+        ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--accumulate", "0"),
+        ("bench", "workload", "dlrm/ootb/train/small.1dev-embed32-fp32", "--accumulate", "1000"),
+        ("bench", "workload", "dlrm/ootb/infer/default.1dev-fp32", "--accumulate", "2"),
+        ("bench", "workload", "nowhere.py:build", "--accumulate", "2"),
         ("bench", "workload", "nowhere.py:build"),
         ("bench", "suite", "proxy", "--model", "alexnet"),
         ("bench", "comms", "--collective", "all_reduse"),

@@ -104,6 +104,23 @@ def test_ootb_stands_beside_optimized_in_one_run(here: Stepscope, store: Path) -
     assert (missing.code, missing.error["where"]) == (2, "B")
 
 
+def test_tries_of_a_search_are_in_no_table_of_systems(here: Stepscope, store: Path) -> None:
+    benchmark = Benchmark(model="dlrm", implementation="optimized", mode="train", config="A")
+    cases = [Case(benchmark=benchmark, parameters=more, batch_size=8) for more in ({}, {"search": "throughput"})]
+    names = []
+    for median in (0.4, 0.1):
+        folder = make_folder(store, cases)
+        with RunWriter(folder) as writer:
+            writer.write_system(make_system())
+            for case in cases:
+                writer.append(make_result(case), [make_samples(case, steady(median), process=p) for p in range(6)])
+            writer.finish()
+        names.append(folder.name)
+    assert len(here("compare", *names, "--json").data["rows"]) == 2
+    (row,) = here("compare", *names, "--view", "systems", "--json").data["rows"]
+    assert (row["label"], row["verdict"]) == ("dlrm/optimized/train/A", "better")
+
+
 def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
     """A fast form that failed its check must not vanish from the means without a word."""
     kinds = [("dlrm", "ootb"), ("dlrm", "optimized"), ("cvt", "ootb"), ("cvt", "optimized"), ("oscar", "ootb")]

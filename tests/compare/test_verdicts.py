@@ -35,9 +35,10 @@ def make_case(
     other_share: float | None = 0.01,
     probe_s: float | None = 1e-6,
     host_share: float | None = None,
+    search: str | None = None,
 ) -> MeasuredCase:
     benchmark = Benchmark(model=model, implementation=implementation, mode="forward", config="noise", version=version)  # type: ignore[arg-type]
-    case = Case(benchmark=benchmark, parameters={"m": size})
+    case = Case(benchmark=benchmark, parameters={"m": size} | ({"search": search} if search else {}))
     samples = [
         RankSamples(
             case=case.key,
@@ -293,6 +294,25 @@ def test_ootb_and_optimized_are_paired_by_everything_else() -> None:
     table = compare_implementations(cases)
     assert [row.verdict for row in table.comparison.rows] == ["better"]
     assert table.comparison.rows[0].ratio == pytest.approx(0.5, rel=0.02)
+
+
+def test_tries_of_a_search_are_in_no_view() -> None:
+    """They are timed, never checked; what a search ended with is a case of its own."""
+    chosen = [calm_case(1e-3, model="dlrm", implementation=kind) for kind in ("ootb", "optimized")]
+    tries = [
+        calm_case(time_s, model="dlrm", implementation=kind, search="throughput", size=size)
+        for kind, time_s in (("ootb", 9e-3), ("optimized", 1e-3))
+        for size in (1, 512)
+    ]
+    table = compare_implementations([*tries, *chosen, *tries])
+    assert [row.label for row in table.comparison.rows] == ["dlrm/ootb→optimized/forward/noise[m=512]"]
+    assert table.any_precision is not None
+    assert table.any_precision.geometric_mean == pytest.approx(1, rel=0.02)
+    assert table.unpaired == table.without_score == []
+    side = [*tries, *chosen]
+    systems = compare_systems(side, side[1:], system_a=("old", "f1"), system_b=("new", "f2")).comparison
+    assert len(systems.rows) == 2
+    assert systems.only_a == systems.only_b == []
 
 
 def test_two_systems_side_by_side() -> None:

@@ -23,7 +23,6 @@ from stepscope.records import (
     System,
     describe_exception,
     encode_document,
-    parse_benchmark_id,
     parse_document,
     parse_samples,
     slowest_rank_seconds,
@@ -42,14 +41,6 @@ parameters = st.dictionaries(st.text(min_size=1), st.one_of(scalars, st.lists(sc
 def test_benchmark_identity() -> None:
     one = Benchmark(model="dlrm", implementation="ootb", mode="train", config="A.1dev-embed32-fp32")
     assert one.id == "dlrm/ootb/train/A.1dev-embed32-fp32"
-    assert parse_benchmark_id(one.id) == ("dlrm", "ootb", "train", "A.1dev-embed32-fp32")
-
-
-@pytest.mark.parametrize("text", ["gemm", "a/b/c/d", "a/micro/c", "a/micro/c/d/e", "a/micro//d", "../micro/x/y"])
-def test_bad_benchmark_ids(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_benchmark_id(text)
-    assert caught.value.hint
 
 
 @pytest.mark.parametrize(

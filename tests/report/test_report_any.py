@@ -19,10 +19,14 @@ texts = st.text(max_size=12)
 scalars = st.booleans() | st.integers(-(2**40), 2**40) | st.floats(-1e12, 1e12) | texts
 times = st.floats(0, 1e6)
 names = st.sampled_from(
-    ["gemm/micro/forward/custom", "dlrm/ootb/train/A", "all_reduce/micro/nccl/x", "gemm/micro/forward/ceiling",
+    ["gemm/micro/forward/custom", "dlrm/ootb/train/A", "gpt2/ootb/infer/small-1dev-fp32",
+     "all_reduce/micro/nccl/x", "gemm/micro/forward/ceiling",
      "memcpy/micro/forward/ceiling"]
 )  # fmt: skip
-placed = st.sampled_from([{}, {"device": "cpu"}, {"device": "cpu", "dtype": "float32", "cache": "cold"}])
+placed = st.sampled_from(
+    [{}, {"device": "cpu"}, {"precision": "bf16", "scale": "tiny"}, {"precision": "fp32", "scale": "tiny"},
+     {"parallel": "ddp", "data": "1a2b"}, {"device": "cpu", "dtype": "float32", "cache": "cold"}]
+)  # fmt: skip
 kernels = st.lists(st.builds(KernelUse, name=texts, count=st.floats(0, 1e6), duration_s=times), max_size=2)
 work = st.dictionaries(st.sampled_from(["flops", "moved_bytes"]), st.integers(1, 2**40) | scalars)
 facts = st.dictionaries(
@@ -30,6 +34,13 @@ facts = st.dictionaries(
     scalars,
     max_size=4,
 )
+served = st.fixed_dictionaries(
+    {},
+    optional={
+        "tokens_per_s": scalars, "serving_requests": scalars, "serving_ttft_p99_s": scalars,
+        "serving_longest_queue": scalars, "serving_busy_share": scalars, "serving_missed_latency": scalars,
+    },
+)  # fmt: skip
 notices = st.lists(st.builds(Notice, kind=texts, message=texts, hint=st.none() | texts), max_size=2)
 readings = st.lists(
     st.builds(
@@ -59,7 +70,7 @@ def cases(draw: st.DrawFn) -> MeasuredCase:
         failure=None if status == "ok" else draw(failures),
         score=draw(st.none() | st.builds(Score, unit=st.sampled_from(["TFLOP/s", "GB/s"]), work=st.floats(0, 1e15))),
         latency_target=draw(st.none() | st.builds(LatencyTarget, limit_s=times, percentile=st.floats(0, 100))),
-        observed=draw(facts) | draw(work),
+        observed=draw(facts) | draw(work) | draw(served),
         kernels=draw(kernels),
         notices=draw(notices),
         readings=draw(readings),
@@ -67,7 +78,7 @@ def cases(draw: st.DrawFn) -> MeasuredCase:
     )
     on_device, extra_s = (
         draw(st.booleans()),
-        draw(st.dictionaries(st.sampled_from(["graph", "kernel"]), st.lists(times))),
+        draw(st.dictionaries(st.sampled_from(["graph", "kernel", "ttft", "tpot"]), st.lists(times))),
     )
     samples = [
         RankSamples(

@@ -209,7 +209,10 @@ def test_csv_columns_were_added_at_the_end() -> None:
     columns = render_csv(build_report([])).strip().split(",")
     assert columns[columns.index("failure_message") + 1] == "timing"
     assert columns[columns.index("kernels") + 1 :][:3] == ["skew_s", "straggler_rank", "straggler_share"]
-    assert columns[-5:] == ["loader_score", "input_share", "mfu", "peak_memory_bytes", "energy_j_per_example"]
+    of_models = ["loader_score", "input_share", "mfu", "peak_memory_bytes", "energy_j_per_example"]
+    assert columns[columns.index("straggler_share") + 1 :][:5] == of_models
+    assert columns[columns.index("energy_j_per_example") + 1] == "ttft_p50_s"
+    assert columns[-1] == "serving_missed_latency"
 
 
 def make_point(intensity: float, flops_per_s: float, dtype: str = "bfloat16", cache: str = "cold") -> RooflinePoint:

@@ -113,3 +113,42 @@ def test_the_straggler_is_last_at_least_as_often_as_by_chance(arrivals: list[lis
         assert max(latest) == 0
     else:
         assert found[1] >= 1 / len(arrivals) - 1e-12
+
+
+def in_rounds(*processes: list[float], iterations: int = 1, warmups: int = 0, loader: list[float]) -> MeasuredCase:
+    """Of three iterations each; samples are seconds an iteration."""
+    samples = [
+        RankSamples(
+            case=CASE.key,
+            process=number,
+            duration_s=[value * iterations for value in values],
+            iterations=[iterations] * len(values),
+            warmup=[place < warmups for place in range(len(values))],
+            extra_s={"loader": loader},
+        )
+        for number, values in enumerate(processes)
+    ]
+    facts = {"round_steps": 3, "model_flops": 12, "peak_flops": 8.0}
+    return MeasuredCase(make_result(CASE, work=6.0, observed=facts), samples)
+
+
+def test_iterations_that_differ_are_scored_by_the_mean_over_whole_rounds() -> None:
+    case = in_rounds([1.0, 1.0, 4.0, 1.0], [4.0, 1.0, 1.0, 4.0, 1.0, 1.0, 4.0], loader=[4.0, 3.0, 5.0])
+    assert case.typical_s() == 2.0
+    assert case.score() == 3.0
+    assert case.loader_score() == 1.5
+    assert case.input_share() == 0.5
+    assert case.mfu() == 0.75
+    late = in_rounds([99.0, 99.0, 1.0, 1.0, 4.0, 1.0], warmups=2, loader=[])
+    assert late.typical_s() == 2.0
+    assert late.loader_score() is None
+
+
+def test_a_sample_may_be_whole_rounds() -> None:
+    assert in_rounds([2.0, 3.0, 1.0], iterations=6, loader=[]).typical_s() == 2.0
+    assert in_rounds([1.0, 4.0], loader=[]).typical_s() == 2.5, "less than a round is all there is"
+
+
+def test_iterations_that_are_alike_are_scored_by_the_median() -> None:
+    case = MeasuredCase(make_result(CASE, work=6.0), in_rounds([1.0, 2.0, 9.0], loader=[3.0, 4.0, 9.0]).samples)
+    assert (case.score(), case.loader_score(), case.input_share()) == (3.0, 1.5, 0.5)

@@ -1,7 +1,8 @@
-"""One rank of sharded models, run by test_dlrm_sharded: a step of each, and what came of it in a file."""
+"""One rank of several, run by test_dlrm_sharded and test_ranks: some steps, and what came of them in files."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,58 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from stepscope.workloads import find_workload
+from stepscope.workloads.asked import SEED as WEIGHT_SEED
+from stepscope.workloads.asked import Asked, read_case
 from stepscope.workloads.catalogue import read_catalogue
+from stepscope.workloads.feed import make_batches
 from stepscope.workloads.models.dlrm.ootb import DlrmTask
 from stepscope.workloads.models.dlrm.sharded import ShardedDlrm
 from stepscope.workloads.models.dlrm.sharded_network import ShardedNetwork
+from stepscope.workloads.precision import build_module, math_of
+from stepscope.workloads.protocol import Optimized, Task
+from stepscope.workloads.ranks import open_rank_step
+from stepscope.workloads.steps import TrainStep
 
+RANKS = 2
 BATCH, SEED = 12, 5
+STEPS = 3
+
+
+def start_ranks(folder: Path, kind: str, names: list[str]) -> None:
+    """`kind`: sharded (names are DLRM's configs) or joined (of `name_joined`). Waits for the ranks to end."""
+    running = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(folder), kind, *names]) for rank in range(RANKS)
+    ]
+    try:
+        assert [one.wait(timeout=240) for one in running] == [0] * RANKS
+    finally:
+        for one in running:
+            one.kill()
+
+
+def read_ranks(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [torch.load(folder / _file(name, rank), weights_only=True) for rank in range(RANKS)]
+
+
+def run_rank(rank: int, folder: Path, kind: str, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS)
+    for name in names:
+        torch.save(make_step(name) if kind == "sharded" else step_joined(name), folder / _file(name, rank))
+    dist.destroy_process_group()
+
+
+def _file(name: str, rank: int) -> str:
+    return f"{name.replace('/', '_')}.{rank}.pt"
+
+
+# Tables spread over the ranks
 
 
 def make_task(config: str) -> DlrmTask:
     [declared] = [one for one in read_catalogue()["dlrm"].benchmark if (one.config, one.mode) == (config, "train")]
     return DlrmTask(declared.sizes_at("tiny"))
-
-
-def run_rank(rank: int, ranks: int, folder: Path, configs: list[str]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=ranks)
-    for config in configs:
-        torch.save(make_step(config), folder / f"{config}.{rank}.pt")
-    dist.destroy_process_group()
 
 
 def make_step(config: str) -> dict[str, Any]:
@@ -43,13 +77,67 @@ def make_step(config: str) -> dict[str, Any]:
     optimizer.step()
     with torch.inference_mode():
         chances = task.infer(module, batch)
-    weights = {name: one.detach() for name, one in plain_parameters(module).items()}
-    return {"loss": loss.detach(), "gradients": gradients, "weights": weights, "chances": chances, "batch": batch}
+    weights = {name: one.detach().clone() for name, one in plain_parameters(module).items()}
+    again = [batch, task.make_batch(BATCH, seed=SEED + 1, mode="train")]
+    how: dict[str, Any] = {"precision": "fp32", "device": "cpu", "accumulate": 2, "withhold": module.dense.no_sync}
+    TrainStep(task, module, again, **how)()
+    return {
+        "loss": loss.detach(), "gradients": gradients, "weights": weights, "chances": chances, "batch": batch,
+        "other": again[1], "accumulated": {name: one.detach() for name, one in plain_parameters(module).items()},
+    }  # fmt: skip
 
 
 def plain_parameters(module: ShardedNetwork) -> dict[str, torch.nn.Parameter]:
     return {name.removeprefix("dense.module.plain."): one for name, one in module.named_parameters()}
 
 
+# Gradients averaged over the ranks
+
+
+def name_joined(benchmark_id: str, precision: str = "fp32", accumulate: int = 1) -> str:
+    return f"{benchmark_id},{precision},{accumulate}"
+
+
+def read_joined(name: str) -> tuple[Asked, int]:
+    """What was asked of the ranks, and how many batches each adds up."""
+    benchmark_id, precision, accumulate = name.split(",")
+    case = find_workload(benchmark_id).make_case(
+        device="cpu", scale="tiny", precision=precision, world_size=RANKS, parallel="ddp", accumulate=int(accumulate)
+    )
+    return read_case(case), int(accumulate)
+
+
+def step_joined(name: str) -> dict[str, Any]:
+    step = open_rank_step(read_joined(name)[0], "ddp", "cpu", "eager")
+    assert isinstance(step, TrainStep)
+    for _ in range(STEPS):
+        step()
+    return {str(place): one.detach() for place, one in enumerate(step._weights)}
+
+
+def step_whole(name: str) -> dict[str, torch.Tensor]:
+    """What one process makes of all ranks' batches: the update is that of the mean loss, written out."""
+    asked, accumulate = read_joined(name)
+    task = asked.workload.make_task("tiny")
+    module = build_module(task, mode="train", precision=asked.precision, device="cpu", seed=WEIGHT_SEED)
+    optimizer = _make_plain_optimizer(task, module)
+    share = asked.batch_size // RANKS
+    of_ranks = [
+        make_batches(task, batch_size=share, mode="train", seed=WEIGHT_SEED + 1000 * rank) for rank in range(RANKS)
+    ]
+    for first in range(0, STEPS * accumulate, accumulate):
+        batches = [own[(first + number) % len(own)] for own in of_ranks for number in range(accumulate)]
+        optimizer.zero_grad()
+        with math_of(asked.precision, mode="train", device="cpu"):
+            torch.stack([task.loss(module, batch) for batch in batches]).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return {str(place): one.detach() for place, one in enumerate(module.parameters())}
+
+
+def _make_plain_optimizer(task: Task, module: torch.nn.Module) -> torch.optim.Optimizer:
+    plain = task.plain if isinstance(task, Optimized) else task
+    return plain.make_optimizer(module)
+
+
 if __name__ == "__main__":
-    run_rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    run_rank(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -53,7 +53,83 @@ def test_an_optimizer_that_does_nothing_is_found(benchmark_id: str, monkeypatch:
         return optimizer
 
     monkeypatch.setattr(fast, "make_optimizer", idle)
-    assert failed(check(benchmark_id)) == {"convergence"}
+    assert failed(check(benchmark_id)) == {"convergence", "update"}
+
+
+def spoil_rate(optimizer: Any, module: Any) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+
+
+def spoil_decay(optimizer: Any, module: Any) -> None:
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+
+
+def spoil_clipping(optimizer: Any, module: Any) -> None:
+    for group in optimizer.param_groups:
+        group["max_norm"] = 1e9
+
+
+def forget_vectors(optimizer: Any, module: Any) -> None:
+    for group in optimizer.param_groups:
+        group["params"] = [one for one in group["params"] if one.dim() > 1]
+
+
+def freeze_tables(optimizer: Any, module: Any) -> None:
+    module.lookup.rate.value = 0.0
+
+
+@pytest.mark.parametrize(
+    ("benchmark_id", "spoil"),
+    [
+        ("cvt/optimized/train/1dev-cvt13-fp32", spoil_rate),
+        ("gpt2/optimized/train/small-1dev-fp32", spoil_rate),
+        ("oscar/optimized/train/1dev-base-fp32", spoil_decay),
+        ("resnet50/optimized/train/1dev-fp32", spoil_decay),
+        ("rnnt/optimized/train/1dev-fp32", spoil_clipping),
+        ("bert-base/optimized/train/1dev-seq128-fp32", forget_vectors),
+        ("llama/optimized/train/1b-1dev-bf16", forget_vectors),
+        ("dlrm/optimized/train/mlperf.1dev-fp32", forget_vectors),
+        ("dlrm/optimized/train/mlperf.1dev-fp32", freeze_tables),
+        ("dlrm/optimized/train/ddp.1dev-fp32", freeze_tables),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_wrong_update_is_found(benchmark_id: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these leaves outputs, loss and gradients as they are, and the loss falls nearly as it should."""
+    assert check(benchmark_id).passed
+    fast = type(find_workload(benchmark_id).make_task("tiny"))
+    right = fast.make_optimizer
+
+    def make_spoilt(self: Any, module: Any) -> Any:
+        optimizer = right(self, module)
+        spoil(optimizer, module)
+        return optimizer
+
+    monkeypatch.setattr(fast, "make_optimizer", make_spoilt)
+    assert "update" in failed(check(benchmark_id))
+
+
+@pytest.mark.parametrize("benchmark_id", ["resnet50/optimized/train/1dev-fp32", "cvt/optimized/train/1dev-cvt13-fp32"])
+def test_norms_that_remember_nothing_are_found(benchmark_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = type(find_workload(benchmark_id).make_task("tiny"))
+    right = fast.adopt
+
+    def adopt(self: Any, module: Any, **how: Any) -> Any:
+        adopted = right(self, module, **how)
+        for part in adopted.modules():
+            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+                part.momentum = 0.0
+        return adopted
+
+    monkeypatch.setattr(fast, "adopt", adopt)
+    assert failed(check(benchmark_id)) == {"statistics"}
+
+
+def test_rounding_of_rows_that_are_added_one_by_one_is_no_wrong_update() -> None:
+    report = check("dlrm/optimized/train/open-source.1dev-fp32", batch_size=256)
+    assert report.passed, report.failures
 
 
 def test_statistics_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,14 +224,15 @@ def test_where_rounding_raises_limits_the_forms_must_agree_in_double_precision()
 def make_training(errors: dict[str, float], *, loss: float = 1.0, last: float = 0.5) -> _Training:
     """Gradients of length 1 that are so far from those without errors."""
     gradients = {name: torch.tensor([1.0, error]) for name, error in errors.items()}
-    return _Training(loss, gradients, [1.0, 0.9, 0.8, 2.0, 0.7, last])
+    return _Training(loss, gradients, {}, [1.0, 0.9, 0.8, 2.0, 0.7, last])
 
 
 def judge(errors: dict[str, float], *noises: dict[str, float], precision: Precision = "fp32") -> dict[str, Finding]:
     plain = Deep({"depth": 1})
     side = _Side(plain, OtherOrder(plain), plain.build(), "train", precision, "cpu", 4, "eager", 0)
     expected = make_training(dict.fromkeys(errors, 0.0))
-    found = side._judge(make_training(errors), expected, [make_training(noise) for noise in noises])
+    got, *rounded = (side._distance(make_training(one), expected) for one in (errors, *noises))
+    found = side._judge(got, rounded)
     return {one.what: one for one in found}
 
 
@@ -204,12 +281,13 @@ def test_halved_gradients_are_found_in_any_noise() -> None:
     noisy = right + 0.55 * torch.randn(1000, generator=generator)
     losses = make_training({}).losses
     expected, rounded, halved, other = (
-        _Training(1.0, {"w": one}, losses)
+        _Training(1.0, {"w": one}, {}, losses)
         for one in (right, noisy, right / 2, right + 0.55 * torch.randn(1000, generator=generator))
     )
-    passed = {one.what: one.passed for one in side._judge(halved, expected, [rounded])}
+    noise = [side._distance(rounded, expected)]
+    passed = {one.what: one.passed for one in side._judge(side._distance(halved, expected), noise)}
     assert passed == {"loss": True, "gradients": True, "convergence": True, "size of gradients": False}
-    assert all(one.passed for one in side._judge(other, expected, [rounded]))
+    assert all(one.passed for one in side._judge(side._distance(other, expected), noise))
 
 
 def test_jostled_weights_differ_in_their_last_bit() -> None:
@@ -219,3 +297,27 @@ def test_jostled_weights_differ_in_their_last_bit() -> None:
     for old, new in zip(before.parameters(), after.parameters(), strict=True):
         bits = (old.detach().view(torch.int32) - new.detach().view(torch.int32)).abs()
         assert (bits[old != 0] == 1).all()
+
+
+def test_a_comparison_that_does_not_fit_takes_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from stepscope.workloads import verify
+
+    tried: list[int] = []
+
+    def check_if_it_fits(*_: Any, batch_size: int, **__: Any) -> CheckReport:
+        tried.append(batch_size)
+        if batch_size > 3:
+            raise torch.OutOfMemoryError("no memory")
+        return CheckReport(findings=[Finding(what="loss", precision="fp32", error=0.0, limit=1.0)])
+
+    monkeypatch.setattr(verify, "check_optimized", check_if_it_fits)
+    workload = find_workload("resnet50/optimized/train/1dev-fp32")
+    case = SimpleNamespace(benchmark=workload.benchmark)
+    asked: Any = SimpleNamespace(
+        workload=workload, scale="tiny", mode="train", precision="fp32", batch_size=12, case=case
+    )
+    device: Any = SimpleNamespace(name="cpu", has_events=True)
+    assert verify.Verifier(device, "eager").check(asked)["check_examples"] == 3
+    assert tried == [12, 6, 3]

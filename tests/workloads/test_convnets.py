@@ -263,6 +263,9 @@ def test_choices_are_made_for_every_grouped_convolution_and_disclosed(monkeypatc
     after = {one.name: one.what for one in fast.changes(mode="train", precision="bf16")}
     assert "16 channels in 4 groups at 4×12×12: Triton kernels, 2 groups as one" in after["grouped convolutions"]
     assert "stride 2" in after["grouped convolutions"]
+    _, other, _ = tiny_pair("regnety", "train")
+    foreign = {one.name: one.what for one in other.changes(mode="train", precision="bf16")}
+    assert "CPU" in foreign["grouped convolutions"], "layers of another network are disclosed"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -462,3 +465,32 @@ def test_a_way_that_computes_something_else_is_not_right(mode: Mode, monkeypatch
 
     monkeypatch.setattr("stepscope.workloads.models.convnets.fast_network.merge_groups", lose_a_corner)
     assert not choosing.is_right(Way("merged", 2), layer, conv, mode=mode, precision="bf16")
+
+
+class TurnedBack(torch.autograd.Function):
+    """Right forward; the way back takes the slopes of other examples and places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> torch.Tensor:
+        return slopes[0].flip(0).flip(3)
+
+
+def test_a_way_whose_gradients_are_mixed_up_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.workloads.models.convnets.fast_network import GroupedConv
+
+    right = GroupedConv.forward
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = right(self, x)
+        turned: torch.Tensor = TurnedBack.apply(y)  # type: ignore[no-untyped-call]
+        return turned if self.way.kind == "merged" else y
+
+    layer = choosing.Layer((2, 16, 3, 6, 6), (16, 4, 3, 3, 3), (1, 1, 1), 4)
+    conv = torch.nn.Conv3d(16, 16, 3, padding=1, groups=4, bias=False)
+    monkeypatch.setattr(GroupedConv, "forward", forward)
+    assert choosing.is_right(Way("planar"), layer, conv, mode="train", precision="fp32")
+    assert not choosing.is_right(Way("merged", 2), layer, conv, mode="train", precision="fp32")

@@ -148,13 +148,13 @@ def test_wrong_attention_scale_is_found(one: Declared, monkeypatch: pytest.Monke
 
 
 def test_batch_norm_folded_without_its_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fold = network.fold
+    fold = network.fold_one
 
     def fold_wrong(*parts: Any) -> Any:
         weight, bias = fold(*parts)
         return weight, torch.zeros_like(bias)
 
-    monkeypatch.setattr(network, "fold", fold_wrong)
+    monkeypatch.setattr(network, "fold_one", fold_wrong)
     assert not run_check(INFER).passed
 
 

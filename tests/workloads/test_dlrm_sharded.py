@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from dlrm_ranks import BATCH, SEED, make_task
+from dlrm_ranks import BATCH, SEED, make_task, read_ranks, start_ranks
 
 from stepscope.workloads.models.dlrm.sharded import join_batches, spread_tables
 from stepscope.workloads.models.dlrm.tables import Tables
 
 CONFIGS = ["A.8dev-embed32-fp32", "open-source.1dev-fp32"]
 """Learned weights with bags of one length, and unequal tables with bags of drawn lengths."""
-RANKS = 2
 
 
 @pytest.fixture(scope="module")
 def stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what came of a step, of each config on each rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = Path(__file__).with_name("dlrm_ranks.py")
-    running = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(RANKS), str(folder), *CONFIGS])
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [one.wait(timeout=120) for one in running] == [0] * RANKS
-    finally:
-        for one in running:
-            one.kill()
+    start_ranks(folder, "sharded", CONFIGS)
     return folder
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_step_of_two_ranks_is_that_of_one(stepped: Path, config: str) -> None:
-    found: list[dict[str, Any]] = [
-        torch.load(stepped / f"{config}.{rank}.pt", weights_only=True) for rank in range(RANKS)
-    ]
+    found = read_ranks(stepped, config)
     task = make_task(config)
     torch.manual_seed(SEED)
     module = task.build()
@@ -53,12 +39,18 @@ def test_a_step_of_two_ranks_is_that_of_one(stepped: Path, config: str) -> None:
     expected = {name: one.grad.to_dense() for name, one in module.named_parameters() if one.grad is not None}
     compare_parts([one["gradients"] for one in found], expected)
     optimizer.step()
-    compare_parts([one["weights"] for one in found], dict(module.state_dict()))
+    compare_parts([one["weights"] for one in found], module.state_dict())
     with torch.inference_mode():
         torch.testing.assert_close(torch.cat([one["chances"] for one in found]), task.infer(module, batch))
+    # A second step, of two batches of each rank.
+    other = join_batches(task.tables, [one["other"] for one in found])
+    optimizer.zero_grad()
+    ((task.loss(module, batch) + task.loss(module, other)) / 2).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    compare_parts([one["accumulated"] for one in found], module.state_dict())
 
 
-def compare_parts(parts: list[dict[str, torch.Tensor]], whole: dict[str, torch.Tensor]) -> None:
+def compare_parts(parts: list[dict[str, torch.Tensor]], whole: Mapping[str, torch.Tensor]) -> None:
     """Each table on one rank, everything else on all."""
     for name, expected in whole.items():
         have = [part[name] for part in parts if name in part]

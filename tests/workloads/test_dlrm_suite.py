@@ -15,6 +15,7 @@ from stepscope.workloads.models.dlrm.network import QuantisedBag, WeightedBag
 from stepscope.workloads.models.dlrm.ootb import DlrmTask
 from stepscope.workloads.models.dlrm.optimized import DlrmOptimized
 from stepscope.workloads.models.dlrm.tables import read_tables
+from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import Mode, Precision
 from stepscope.workloads.steps import InferStep, TrainStep
 
@@ -265,6 +266,22 @@ def test_only_an_optimizer_makes_backward_update_the_table() -> None:
     assert not any(one is table for one in held)
 
 
+@trained
+def test_accumulated_batches_make_one_update(declared: Declared) -> None:
+    """That of their mean loss: the tables, too, stay what they are between the batches."""
+    fast = DlrmOptimized(make_tiny(declared, learning_rate=1.0))
+    batches = [fast.make_batch(16, seed=seed, mode="train") for seed in (1, 2, 3)]
+    stepped, expected = (build_module(fast, mode="train", precision="fp32", device="cpu", seed=1) for _ in range(2))
+    TrainStep(fast, stepped, batches, precision="fp32", device="cpu", accumulate=3)()
+    torch.stack([fast.loss(expected, batch) for batch in batches]).mean().backward()  # type: ignore[no-untyped-call]
+    for name, weight in expected.named_parameters():
+        assert weight.grad is not None
+        updated = weight.detach() - weight.grad
+        torch.testing.assert_close(
+            stepped.get_parameter(name).detach(), updated, msg=lambda told, name=name: f"{name}: {told}"
+        )
+
+
 def test_zeros_that_fill_up_stay_zeros() -> None:
     task = make_tiny(find(A_TRAIN), learning_rate=0.5)
     fast = DlrmOptimized(task)
@@ -397,4 +414,4 @@ def test_an_update_of_the_wrong_size_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(fast_network, "add_to_rows", hasty)
     report = check(make_tiny(find(DEFAULT)))
-    assert {one.what for one in report.failures} == {"convergence"}
+    assert {one.what for one in report.failures} == {"convergence", "update"}

@@ -13,8 +13,10 @@ torch = pytest.importorskip("torch")
 from stepscope.errors import BadInputError  # noqa: E402
 from stepscope.workloads import choose_workloads, find_workload  # noqa: E402
 from stepscope.workloads.facts import _count_on, count_flops  # noqa: E402
-from stepscope.workloads.feed import Feed, Loader, make_clean_context, read_batches  # noqa: E402
+from stepscope.workloads.feed import Feed, Loader, count_round, make_clean_context, read_batches  # noqa: E402
 
+LENGTHS = "xlmr/ootb/infer/fb-1dev-A-realdist"
+"""Its batches are as wide as their longest sequence."""
 PLAIN = [one for one in choose_workloads(implementations=["ootb"]) if one.declared.devices == 1]
 
 
@@ -22,24 +24,54 @@ PLAIN = [one for one in choose_workloads(implementations=["ootb"]) if one.declar
 def test_every_benchmark_has_a_number_of_operations(workload: Any) -> None:
     """Followed without values or made for real, it is the same number."""
     task, mode = workload.make_plain("tiny"), workload.declared.mode
-    made = _count_on("cpu", task, mode, 2)
+    batch = task.make_batch(2, seed=0, mode=mode)
+    made = _count_on("cpu", task, mode, [batch])
     assert made is not None
-    assert made > 0
-    assert count_flops(task, mode=mode, batch_size=2, device="cpu") == made
+    assert made[0] > 0
+    assert count_flops(task, [batch], mode=mode, device="cpu") == made[0]
 
 
 def test_what_the_device_cannot_count_is_counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy decoding depends on values; `meta` has none, and a device may lack an operator."""
     task = find_workload("rnnt/ootb/infer/1dev-fp32").make_plain("tiny")
-    right, tried = _count_on("cpu", task, "infer", 2), []
+    batch, tried = task.make_batch(2, seed=0, mode="infer"), []
+    right = _count_on("cpu", task, "infer", [batch])
 
-    def count_on(place: str, *asked: Any) -> int | None:
+    def count_on(place: str, *asked: Any) -> list[int] | None:
         tried.append(place)
         return None if place == "cuda" else _count_on(place, *asked)
 
     monkeypatch.setattr("stepscope.workloads.facts._count_on", count_on)
-    assert count_flops(task, mode="infer", batch_size=2, device="cuda") == right
+    assert [count_flops(task, [batch], mode="infer", device="cuda")] == right
     assert tried == ["meta", "cuda", "cpu"]
+
+
+def test_operations_are_the_mean_over_batches_and_equal_shapes_are_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = find_workload(LENGTHS).make_plain("tiny")
+    batches = [task.make_batch(1, seed=seed, mode="infer") for seed in (727, 728, 728, 729)]
+    assert [one["input_ids"].shape[1] for one in batches] == [48, 10, 10, 14]
+    one_by_one = _count_on("cpu", task, "infer", batches)
+    assert one_by_one is not None
+    counted = []
+
+    def count_on(place: str, task: Any, mode: Any, several: Any) -> list[int] | None:
+        counted.append(len(several))
+        return _count_on(place, task, mode, several)
+
+    monkeypatch.setattr("stepscope.workloads.facts._count_on", count_on)
+    assert count_flops(task, batches, mode="infer", device="cpu") == sum(one_by_one) // 4
+    assert set(counted) == {3}
+    assert count_flops(task, batches[:1] * 4, mode="infer", device="cpu") == one_by_one[0]
+    assert counted[-1] == 1
+
+
+def test_a_round_is_over_when_every_batch_was_taken_equally_often() -> None:
+    same = [{"x": torch.zeros(3)}] * 4
+    other = [*same, {"x": torch.zeros(2)}, {"x": torch.zeros(3)}]
+    assert count_round(same, at_once=3) == 1
+    assert [count_round(other, at_once=at_once) for at_once in (1, 2, 4, 6, 12)] == [6, 3, 3, 1, 1]
 
 
 def test_generation_is_counted_to_its_last_token() -> None:
@@ -54,7 +86,7 @@ def test_generation_is_counted_to_its_last_token() -> None:
     weights = 2 * 3 * (layer * tokens + words * sizes["new_tokens"])
     pairs = prompt * prompt + sum(range(prompt + 1, tokens + 1))
     attention = 4 * 3 * pairs * sizes["hidden"] * sizes["layers"]
-    assert count_flops(task, mode="infer", batch_size=3, device="cpu") == weights + attention
+    assert count_flops(task, [batch], mode="infer", device="cpu") == weights + attention
 
 
 def test_a_step_goes_back_to_its_own_batches_and_others_are_closed() -> None:
@@ -129,3 +161,46 @@ def test_padding_where_the_fast_form_knows_none_is_refused(tmp_path: Path) -> No
     with pytest.raises(BadInputError, match="holds padding") as refused:
         read_batches(path, workload.make_task("tiny"), batch_size=2, mode="infer")
     assert str(refused.value.where).endswith("batch 1")
+
+
+def make_words(examples: int, width: int) -> dict[str, Any]:
+    ones = torch.ones((examples, width), dtype=torch.int64)
+    return {"input_ids": 7 * ones, "attention_mask": ones}
+
+
+@pytest.mark.parametrize("implementation", ["ootb", "optimized"])
+@pytest.mark.parametrize("examples", [1, 32])
+def test_only_axes_that_never_vary_are_demanded(tmp_path: Path, implementation: str, examples: int) -> None:
+    """Of many examples one is always as long as any may be: the width of such batches varies, but does not show it."""
+    task = find_workload(LENGTHS.replace("ootb", implementation)).make_task("tiny")
+    torch.save([make_words(examples, width) for width in (3, 11, 40)], tmp_path / "own.pt")
+    assert len(read_batches(tmp_path / "own.pt", task, batch_size=examples, mode="infer")) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (make_words(2, 8) | {"attention_mask": make_words(2, 9)["attention_mask"]},
+         "attention_mask must be torch.int64 of shape [2, n], n = 8 as in the inputs before"),
+        ({"input_ids": torch.ones((3, 8), dtype=torch.int64)}, "input_ids must be torch.int64 of shape [2, n]"),
+        ({"input_ids": torch.ones((2, 0), dtype=torch.int64)}, "input_ids must be torch.int64 of shape [2, n]"),
+        ({"input_ids": torch.ones((2, 8, 1), dtype=torch.int64)}, "input_ids must be torch.int64 of shape [2, n]"),
+        ({"input_ids": torch.ones((2, 8))}, "input_ids must be torch.int64 of shape [2, n]"),
+        ({"more": torch.ones((2, 8))}, "must hold the inputs attention_mask, input_ids"),
+    ],
+)  # fmt: skip
+def test_what_does_not_vary_is_demanded(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    torch.save([make_words(2, 5), make_words(2, 8) | change], tmp_path / "own.pt")
+    with pytest.raises(BadInputError) as refused:
+        read_batches(tmp_path / "own.pt", find_workload(LENGTHS).make_task("tiny"), batch_size=2, mode="infer")
+    assert refused.value.message.startswith(told)
+    assert str(refused.value.where).endswith("batch 1")
+    assert "input_ids torch.int64[2, n], attention_mask torch.int64[2, n]; n may differ" in str(refused.value.hint)
+
+
+def test_a_width_that_is_fixed_stays_demanded(tmp_path: Path) -> None:
+    workload = find_workload("xlmr/ootb/infer/fb-1dev-A")
+    width = workload.make_plain("tiny").sizes["sequence"]
+    torch.save([{"input_ids": make_words(2, width - 1)["input_ids"]}], tmp_path / "own.pt")
+    with pytest.raises(BadInputError, match=rf"of shape \[2, {width}\]"):
+        read_batches(tmp_path / "own.pt", workload.make_task("tiny"), batch_size=2, mode="infer")

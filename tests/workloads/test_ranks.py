@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
+import torch
+import torch.distributed as dist
+from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
+from suite_runs import measure as measure_alone
 
 from stepscope.launch import launch_local
-from stepscope.measure import QUICK
+from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings
 from stepscope.records import Case
 from stepscope.store import StoredRun, create_run
-from stepscope.workloads import choose_workloads, find_workload
+from stepscope.workloads import choose_workloads, find_workload, ranks
+from stepscope.workloads.asked import read_case
 from stepscope.workloads.catalogue import read_catalogue
-from stepscope.workloads.ranks import WORKER
+from stepscope.workloads.facts import Peak
+from stepscope.workloads.protocol import Optimized
+from stepscope.workloads.ranks import WORKER, Control, RankMeasurement
+from stepscope.workloads.steps import TrainStep
+from stepscope.workloads.worker import TRAIN_SAMPLE_S
 
 pytestmark = pytest.mark.ranks
 
@@ -36,10 +50,10 @@ def measure(store: Path, *asked: tuple[str, str], ranks: int = 2, **chosen: Any)
     return run_cases(store, cases, ranks=ranks)
 
 
-def run_cases(store: Path, cases: list[Case], *, ranks: int) -> StoredRun:
+def run_cases(store: Path, cases: list[Case], *, ranks: int, loader_workers: int | None = None) -> StoredRun:
     request = {
         "device": "cpu", "backend": "gloo", "world_size": ranks, "worker": WORKER,
-        "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager",
+        "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": loader_workers,
     }  # fmt: skip
     folder = create_run(
         store, verb="workload", name="test", command=["test"], request=request, cases=cases, launcher="self",
@@ -82,6 +96,18 @@ def test_fast_forms_are_shared_in_both_ways(tmp_path: Path, parallel: str) -> No
         assert case.result.observed["check"] == "passed"
 
 
+@pytest.mark.parametrize(
+    ("parallel", "accumulate", "is_late"), [("ddp", 1, True), ("sharded", 1, False), ("sharded", 2, True)]
+)
+def test_updates_that_are_not_made_in_backward_are_told(parallel: str, accumulate: int, is_late: bool) -> None:
+    workload = find_workload(GATHERED[0])
+    case = workload.make_case(device="cpu", scale="tiny", parallel=parallel, world_size=2, accumulate=accumulate)
+    task = workload.make_task("tiny")
+    assert isinstance(task, Optimized)
+    told = ranks._name_unused(task, read_case(case), parallel)
+    assert ("update in backward" in told) == is_late
+
+
 def test_what_fails_on_a_rank_is_one_failure_among_others(tmp_path: Path) -> None:
     broken = ("resnet50/ootb/train/1dev-fp32", "sharded")
     first, second = measure(tmp_path, broken, (SMALL, "ddp")).cases()
@@ -107,3 +133,172 @@ def test_a_batch_that_cannot_be_shared_is_a_recorded_failure(tmp_path: Path) -> 
     (case,) = measure(tmp_path, (SMALL, "ddp"), batch_size=7).cases()
     assert case.result.failure is not None
     assert "cannot be shared evenly by 2 ranks" in case.result.failure.message
+
+
+# What the ranks compute
+
+RESNET = "resnet50/ootb/train/1dev-fp32"
+GATHERED = [f"dlrm/optimized/train/{name}.1dev-fp32" for name in ("default", "mlperf", "ddp")]
+"""Whose backward pass would update the tables itself, were it alone."""
+COUNTED = "dlrm/optimized/train/A.1dev-embed32-fp32"
+SPARSE = "dlrm/ootb/train/default.1dev-fp32"
+JOINED = [
+    *(name_joined(one) for one in [*GATHERED, COUNTED, SPARSE, "dlrm/ootb/train/A.1dev-embed32-fp32", RESNET]),
+    *(name_joined(one, accumulate=2) for one in (GATHERED[0], SPARSE, RESNET)),
+]
+HALVES = name_joined(GATHERED[0], "bf16")
+"""Sums of rounded gradients depend on their order, so that one process makes other ones."""
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("joined")
+    start_ranks(folder, "joined", [*JOINED, HALVES])
+    return folder
+
+
+@pytest.mark.parametrize("name", [*JOINED, HALVES])
+def test_all_ranks_have_the_same_weights(joined: Path, name: str) -> None:
+    first, second = read_ranks(joined, name)
+    assert [place for place, one in first.items() if not torch.equal(one, second[place])] == []
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_ranks_compute_what_one_process_does_with_all_batches(joined: Path, name: str) -> None:
+    found, expected = read_ranks(joined, name)[0], step_whole(name)
+    assert found.keys() == expected.keys()
+    for place, one in found.items():
+        torch.testing.assert_close(
+            one, expected[place], atol=1e-5, rtol=1e-4, msg=lambda told, place=place: f"{place}: {told}"
+        )
+
+
+# Beside the score
+
+
+def test_results_of_ranks_say_what_those_of_one_device_do(tmp_path: Path) -> None:
+    workload = find_workload(SMALL)
+    shared = workload.make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2, accumulate=3)
+    (case,) = run_cases(tmp_path / "ranks", [shared], ranks=2, loader_workers=0).cases()
+    (alone,) = measure_alone(
+        tmp_path / "alone", workload.make_case(device="cpu", scale="tiny", accumulate=3), loader_workers=0
+    ).cases()
+    assert case.result.failure is None
+    assert case.result.score == alone.result.score
+    assert case.result.observed["model_flops"] == alone.result.observed["model_flops"]
+    assert case.result.observed.keys() == alone.result.observed.keys()
+    assert case.loader_score() is not None
+    assert case.input_share() is not None
+
+
+def make_measured(**told: Any) -> RankMeasurement:
+    measurement = Measurement(
+        start_ns=[0, 0], duration_s=[1.0, 1.0], iterations=[1, 4], device_s=None, dry=0, allocations=0,
+        host_share=None, warmups=1, notices=[],
+    )  # fmt: skip
+    return RankMeasurement(measurement=measurement, **told)
+
+
+def test_energy_and_peaks_are_those_of_all_devices() -> None:
+    case = find_workload(SMALL).make_case(
+        device="cuda", batch_size=10, parallel="ddp", world_size=2, accumulate=2
+    )  # fmt: skip
+    large, small = Peak(3e12, "large: sheet"), Peak(1e12, "small: sheet")
+    told = [
+        make_measured(energy_j=700.0, peak=large, peak_memory_bytes=5, loader_s=[1.0, 4.0]),
+        make_measured(energy_j=300.0, peak=large, peak_memory_bytes=9, loader_s=[2.0, 3.0]),
+    ]
+    result, samples = ranks._fold(case, told, "now", 1.0)
+    assert result.observed["energy_j_per_example"] == 1000 / (5 * 10 * 2)
+    assert result.observed["peak_flops"] == 6e12
+    assert result.observed["peak_source"] == "2 × large: sheet"
+    assert result.observed["peak_memory_bytes"] == 9
+    assert [one.extra_s for one in samples] == [{"loader": [2.0, 4.0]}, {}]
+    told[1].peak, told[1].energy_j = small, None
+    observed = ranks._fold(case, told, "now", 1.0)[0].observed
+    assert observed["peak_source"] == "1 × large: sheet; 1 × small: sheet"
+    assert "energy_j_per_example" not in observed
+
+
+# One rank in this process
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[Control]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    request = {"settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None}
+    heartbeat = SimpleNamespace(beat=lambda phase, case=None: None)
+    session: Any = SimpleNamespace(heartbeat=heartbeat, context=SimpleNamespace(rank=0), request=request)
+    yield Control(session, timedelta(seconds=60))
+    dist.destroy_process_group()
+
+
+class QueueDevice(CpuDevice):
+    has_events = True
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "least_s", "iterations"),
+    [
+        (SMALL, QueueDevice(), TRAIN_SAMPLE_S, None),
+        (SMALL, CpuDevice(), BRIEF.min_sample_s, None),
+        ("dlrm/ootb/infer/default.1dev-fp32", QueueDevice(), BRIEF.min_sample_s, 1),
+    ],
+)
+def test_samples_are_as_long_as_on_one_device(
+    control: Control, monkeypatch: pytest.MonkeyPatch, *, name: str, device: CpuDevice, least_s: float, iterations: int
+) -> None:
+    class SeenError(Exception):
+        pass
+
+    def look(step: Any, *, settings: MeasureSettings, **how: Any) -> None:
+        assert (settings.min_sample_s, settings.iterations) == (least_s, iterations)
+        raise SeenError
+
+    monkeypatch.setattr(ranks, "measure", look)
+    case = find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1)
+    with pytest.raises(SeenError):
+        ranks._measure(control, case, device)
+
+
+def test_samples_of_unequal_batches_are_whole_rounds(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentences = find_workload("xlmr/ootb/infer/fb-1dev-A-realdist")
+    case = sentences.make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1, batch_size=2)
+    monkeypatch.setitem(cast("dict[str, Any]", control.session.request), "loader_workers", 0)
+    found = ranks._measure(control, case, CpuDevice())
+    assert found.measurement is not None
+    assert found.facts["round_steps"] == 4
+    assert set(found.measurement.iterations) == {1}
+    assert found.measurement.sampled_iterations >= 4
+    assert found.loader_s
+    # No benchmark trains with batches of different shapes.
+    monkeypatch.setattr(ranks, "count_round", lambda batches, at_once: 4)
+    case = find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1)
+    found = ranks._measure(control, case, CpuDevice())
+    assert found.measurement is not None
+    assert all(count % 4 == 0 for count in found.measurement.iterations)
+
+
+def test_a_model_is_gone_before_the_next_is_built(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without luck: the collector does nothing by itself here."""
+    built: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    class WatchedStep(TrainStep):
+        def __init__(self, *given: Any, **how: Any) -> None:
+            super().__init__(*given, **how)
+            alive.append(sum(one() is not None for one in built))
+            built.append(weakref.ref(self._weights[0]))
+
+    monkeypatch.setattr(ranks, "TrainStep", WatchedStep)
+    torch.backends.cudnn.benchmark = True
+    gc.disable()
+    try:
+        for parallel in ("fsdp", "ddp", "fsdp"):
+            case = find_workload(RESNET).make_case(device="cpu", scale="tiny", parallel=parallel, world_size=1)
+            assert ranks._measure(control, case, CpuDevice()).failure is None
+            assert not torch.backends.cudnn.benchmark
+    finally:
+        gc.enable()
+        torch.backends.cudnn.benchmark = False
+    assert alive == [0, 0, 0]

@@ -57,11 +57,27 @@ def test_a_coarser_search_ends_close_by_in_fewer_tries(largest: int, peak: int) 
 
 
 def test_the_tries_are_the_stated_ones() -> None:
-    """Doubling to 512, where it falls; then between 128 and 512."""
+    """Doubling to 1,024, where it has fallen twice; then between 128 and 512."""
     device = scripted(peak=300, memory=10_000, slowest=10_000)
-    assert [one.batch_size for one in search(device, 4096)][:10] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert [one.batch_size for one in search(device, 4096)][:11] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
     assert most_tries(4096) == 21
     assert len(search(device, 4096, resolution=1 / 16)) <= 21
+
+
+@settings(max_examples=200, deadline=None)
+@given(largest=st.integers(1, 4096), peak=st.integers(1, 4096), disliked=st.integers(0, 11))
+def test_one_size_that_the_device_dislikes_does_not_end_the_doubling(largest: int, peak: int, disliked: int) -> None:
+    right = scripted(peak=peak, memory=9000, slowest=9000)
+
+    def measure(size: int) -> Trial:
+        trial = right(size)
+        return trial._replace(throughput=0.3 * (trial.throughput or 0.0)) if size == 2**disliked else trial
+
+    tried = search(measure, largest)
+    best = best_trial(tried)
+    assert best is not None
+    powers = [2**i for i in range(13) if 2**i <= largest] + [largest]
+    assert best.worth >= max(measure(size).worth for size in powers)
 
 
 def test_nothing_in_time_is_no_result() -> None:

@@ -9,11 +9,16 @@ import msgspec
 import pytest
 from suite_runs import SERVED, SMALL, measure, tiny
 
+from stepscope.compare import compare_implementations
 from stepscope.errors import UsageError
+from stepscope.measure import QUICK, open_device
 from stepscope.workloads import find_workload, list_workloads, steps
+from stepscope.workloads.asked import SEED, read_case
 from stepscope.workloads.catalogue import Declared, read_catalogue
+from stepscope.workloads.facts import count_flops
+from stepscope.workloads.feed import make_batches
 from stepscope.workloads.rounds import is_try
-from stepscope.workloads.worker import open_step
+from stepscope.workloads.worker import Running, WorkloadBench, WorkloadRequest, open_step
 
 
 def test_a_training_score_counts_examples(tmp_path: Path) -> None:
@@ -159,6 +164,69 @@ def test_few_samples_are_a_poor_percentile(tmp_path: Path) -> None:
     summary = case.summary()
     assert summary is not None
     assert ("few_for_percentile" in kinds) == (summary.n < 100)
+
+
+LENGTHS = "xlmr/ootb/infer/fb-1dev-A-realdist"
+"""Its batches differ in width."""
+
+
+def test_operations_are_those_of_the_batches_that_are_timed(tmp_path: Path) -> None:
+    (case,) = measure(tmp_path, tiny(LENGTHS, batch_size=1)).cases()
+    task = find_workload(LENGTHS).make_plain("tiny")
+    timed = make_batches(task, batch_size=1, mode="infer", seed=SEED)
+    counts = [count_flops(task, [batch], mode="infer", device="cpu") or 0 for batch in timed]
+    assert len(set(counts)) > 1
+    assert case.result.observed["model_flops"] == sum(counts) // len(counts)
+    assert case.result.observed["round_steps"] == len(timed)
+    assert len(case.seconds()) >= len(timed)
+    rounds = case.seconds()[: len(case.seconds()) // 4 * 4]
+    assert case.score() == pytest.approx(len(rounds) / sum(rounds))
+
+
+def test_batches_of_one_shape_make_no_round(tmp_path: Path) -> None:
+    (case,) = measure(tmp_path, tiny(SERVED)).cases()
+    assert "round_steps" not in case.result.observed
+
+
+def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepscope.workloads.models.xlmr.ootb import Xlmr
+
+    usual = Xlmr.make_batch
+
+    def narrower(self: Any, count: int, *, seed: int, mode: Any) -> Any:
+        return {name: one[:, : 3 + seed % 5] for name, one in usual(self, count, seed=seed, mode=mode).items()}
+
+    monkeypatch.setattr(Xlmr, "make_batch", narrower)
+    (case,) = measure(tmp_path, tiny("xlmr/ootb/train/fb-1dev-A-fp32", batch_size=2)).cases()
+    assert case.result.failure is None
+    assert case.result.observed["round_steps"] == 4
+    assert {count % 4 for one in case.samples for count in one.iterations} == {0}
+
+
+def test_a_loader_is_timed_over_whole_rounds() -> None:
+    request = WorkloadRequest(settings=QUICK)
+    running = Running(lambda: None, round_steps=7)  # type: ignore[arg-type]
+    times = WorkloadBench(request, open_device("cpu"), Path())._time_steps(running, read_case(tiny(LENGTHS)))
+    assert running.calls == 1 + 7 * len(times)
+
+
+def test_tries_are_not_checked_and_count_nowhere(tmp_path: Path) -> None:
+    """Both forms searched: what is compared are the sizes that the searches ended with."""
+    search = {"goal": "throughput", "first": 1, "largest": 1, "resolution": 1e-9}
+    names = [SERVED, SERVED.replace("ootb", "optimized")]
+    cases = [tiny(name, batch_size=1, search="throughput") for name in names]
+    found = measure(tmp_path, *cases, find_batch=search).cases()
+    tries = [case for case in found if is_try(case.result.case)]
+    assert [case.result.observed.get("check") for case in tries] == [None, "not made: a try"]
+    assert compare_implementations(tries).any_precision is None
+    table = compare_implementations(found)
+    (row,) = table.comparison.rows
+    assert "search" not in row.label
+    assert table.unpaired == []
+    assert table.any_precision is not None
+    assert table.any_precision.benchmarks == 1
 
 
 def test_traces_are_kept_beside_the_samples(tmp_path: Path) -> None:

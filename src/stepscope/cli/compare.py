@@ -30,6 +30,13 @@ def compare_stored(a: StoredRun, b: StoredRun, *, level: float) -> Comparison:
     return compare_cases(a.cases(), b.cases(), level=level, same_system=_place(a) == _place(b))
 
 
+def _compare_as_systems(a: StoredRun, b: StoredRun, *, level: float) -> Comparison:
+    from stepscope.compare import compare_systems
+
+    names = [(run.system.name, "/".join(_place(run) or ())) if run.system else ("unknown", "") for run in (a, b)]
+    return compare_systems(a.cases(), b.cases(), system_a=names[0], system_b=names[1], level=level).comparison
+
+
 @click.command("compare")
 @click.argument("name_a", metavar="A")
 @click.argument("name_b", metavar="B", required=False)
@@ -63,6 +70,8 @@ def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: s
         comparison = table.comparison
         gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
         left_out = {"without_score": table.without_score, "unpaired": table.unpaired}
+    elif view == "systems":
+        comparison = _compare_as_systems(runs[0], runs[1], level=level)
     else:
         comparison = compare_stored(runs[0], runs[1], level=level)
     rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)

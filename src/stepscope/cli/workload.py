@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from stepscope.cli.execute import Addition, Job, open_job, run_stored
 from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.errors import ExitCode, UsageError
+from stepscope.units import format_duration
 
 if TYPE_CHECKING:
     from stepscope.records import Case
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from stepscope.workloads import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
+LONG_S = 60.0
+"""Whoever waits longer for requests is told so before."""
 
 _OPTIONS = (
     click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
@@ -43,6 +47,19 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+class Rate(click.FloatRange):
+    """Of requests: above nothing, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__(0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate = super().convert(value, param, ctx)
+        if not math.isfinite(rate):
+            self.fail(f"{value} is no number of requests a second.", param, ctx)
+        return float(rate)
+
+
 def workload_options(function: F) -> F:
     for option in reversed(_OPTIONS):
         function = option(function)
@@ -61,7 +78,11 @@ def workload_options(function: F) -> F:
     "--resolution", type=click.FloatRange(1e-9, 1), default=1 / 16, show_default=True,
     help="How close to the best size the search ends, as a share of it.",
 )  # fmt: skip
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Of decoders: requests a second that come in.")
+@click.option(
+    "--accumulate", type=click.IntRange(1), metavar="N",
+    help="Training: add up the gradients of N batches for each update [default: the benchmark's].",
+)  # fmt: skip
+@click.option("--rate", type=Rate(), help="Of decoders: requests a second that come in.")
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="How many come with --rate.")
 @click.option("--ranks", type=click.IntRange(1), help="Start so many ranks here, which share the batch.")
 @click.option(
@@ -87,6 +108,7 @@ def workload(
     find_batch: str | None,
     largest_batch: int | None,
     resolution: float,
+    accumulate: int | None,
     rate: float | None,
     requests: int,
     ranks: int | None,
@@ -107,28 +129,72 @@ def workload(
     Example: stepscope bench workload dlrm/ootb/train/A.1dev-embed32-fp32 --scale tiny
     """
     job = None
+    if benchmark_id and is_own_model(benchmark_id):
+        _refuse_for_own()
     shared = _find_ranks(ranks, group_backend, hang_timeout, how)
+    _refuse_idle(has={"--find-batch": find_batch, "--rate": rate, "--ranks": shared})
     if benchmark_id and shared is not None:
-        if find_batch or data or is_own_model(benchmark_id):
-            raise UsageError("several ranks measure benchmarks of the suite at given batch sizes", where="--ranks")
+        _refuse_on_ranks()
         sizes = _read_sizes(batch_size, batch_sizes, None)
-        job = _make_shared_job(benchmark_id, sizes, shared, parallel, how)
+        added = _read_accumulate(benchmark_id, accumulate, sizes, how)
+        job = _make_shared_job(benchmark_id, sizes, shared, how, parallel=parallel, accumulate=added)
         return run_ranks(job, shared, store=store, resume=resume, as_json=as_json, verb="workload")
     if benchmark_id:
         if find_batch and how["processes"] > 1:
             raise UsageError("a search decides as it goes: it has one process", where="--processes")
+        if find_batch and data:
+            raise UsageError(
+                "batches of your own have the size that they have", hint="leave --find-batch out", where="--data"
+            )
         if rate and not _generates(benchmark_id):
             raise UsageError("only decoders answer requests", hint="gpt2 or llama, in inference", where="--rate")
+        if rate and requests / rate > LONG_S:
+            click.echo(f"requests come for about {format_duration(requests / rate)}", err=True)
         sizes = _read_sizes(batch_size, batch_sizes, find_batch)
         request = make_request(
             how, data=str(data.resolve()) if data else None, rate_per_s=rate, requests=requests if rate else 0
         )
+        added = _read_accumulate(benchmark_id, accumulate, sizes, how)
+        further = {"search": find_batch, "accumulate": added, "data": _hash_of(data)}
         if find_batch:
-            request["find_batch"] = {"goal": find_batch, "first": 1, "largest": largest_batch, "resolution": resolution}
-        cases = _make_cases(benchmark_id, sizes, find_batch, how, _hash_of(data))
+            largest = _find_largest(benchmark_id, largest_batch, accumulate)
+            request["find_batch"] = {"goal": find_batch, "first": 1, "largest": largest, "resolution": resolution}
+        cases = _make_cases(benchmark_id, sizes, how, further)
         job = Job("workload", cases[0].benchmark.model, cases, request)
     stored = open_job(job, store=store, resume=resume, verb="workload")
     return run_stored(stored, as_json=as_json, finish=_describe_search)
+
+
+_NEEDS = {
+    "largest_batch": "--find-batch", "resolution": "--find-batch", "requests": "--rate",
+    "parallel": "--ranks", "group_backend": "--ranks", "hang_timeout": "--ranks",
+}  # fmt: skip
+"""Options that only mean something beside another one."""
+_ONE_DEVICE = ("find_batch", "data", "rate", "trace")
+
+
+def _was_given(name: str) -> bool:
+    """On the command line, not by default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in {None, click.core.ParameterSource.DEFAULT}
+
+
+def _refuse_idle(*, has: dict[str, object]) -> None:
+    for name, needed in _NEEDS.items():
+        if _was_given(name) and has[needed] is None:
+            where = "--backend" if name == "group_backend" else f"--{name.replace('_', '-')}"
+            other = " or a launcher such as torchrun" if needed == "--ranks" else ""
+            raise UsageError(f"without {needed} this does nothing", hint=f"add {needed}{other}", where=where)
+
+
+def _refuse_on_ranks() -> None:
+    for name in _ONE_DEVICE:
+        if _was_given(name):
+            raise UsageError(
+                "several ranks measure benchmarks of the suite at given batch sizes, without this",
+                hint="leave it out, or measure on one device",
+                where=f"--{name.replace('_', '-')}",
+            )
 
 
 def _find_ranks(ranks: int | None, backend: str | None, hang_timeout: float, how: dict[str, Any]) -> Ranks | None:
@@ -145,13 +211,24 @@ def _find_ranks(ranks: int | None, backend: str | None, hang_timeout: float, how
 
 
 def _make_shared_job(
-    benchmark_id: str, sizes: list[int | None], ranks: Ranks, parallel: str | None, how: dict[str, Any]
+    benchmark_id: str,
+    sizes: list[int | None],
+    ranks: Ranks,
+    how: dict[str, Any],
+    *,
+    parallel: str | None,
+    accumulate: int | None,
 ) -> Job:
     from stepscope.workloads import find_workload
     from stepscope.workloads.ranks import WORKER
 
     found = find_workload(benchmark_id)
     way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
+    if way == "sharded" and not found.spreads:
+        raise UsageError(
+            f"{found.model.model} has no tables to spread over the ranks", hint="--parallel ddp or fsdp",
+            where="--parallel",
+        )  # fmt: skip
     if _generates(benchmark_id):
         raise UsageError("generation is measured on one device", hint="leave --ranks out", where="--ranks")
     for size in sizes:
@@ -162,7 +239,8 @@ def _make_shared_job(
                 hint=f"--batch-size {whole // ranks.world_size * ranks.world_size or ranks.world_size}",
                 where="--batch-size",
             )
-    cases = [_make_case(found, size, how, parallel=way, world_size=ranks.world_size) for size in sizes]
+    further = {"parallel": way, "accumulate": accumulate, "world_size": ranks.world_size}
+    cases = [_make_case(found, size, how, **further) for size in sizes]
     request = make_request(
         how, backend=ranks.backend, world_size=ranks.world_size, hang_timeout_s=ranks.hang_timeout_s, worker=WORKER
     )
@@ -171,7 +249,11 @@ def _make_shared_job(
 
 def _read_sizes(one: int | None, several: str | None, find_batch: str | None) -> list[int | None]:
     if sum(choice is not None for choice in (one, several, find_batch)) > 1:
-        raise UsageError("choose one of --batch-size, --batch-sizes and --find-batch", where="--batch-sizes")
+        raise UsageError(
+            "--batch-size, --batch-sizes and --find-batch exclude each other",
+            hint="--find-batch tries sizes by itself; --largest-batch bounds it",
+            where="--batch-sizes",
+        )
     if several is None:
         return [1 if find_batch else one]
     try:
@@ -181,6 +263,43 @@ def _read_sizes(one: int | None, several: str | None, find_batch: str | None) ->
     if not sizes or min(sizes) < 1:
         raise UsageError(f"{several!r} is no list of batch sizes", hint="write 1,8,64", where="--batch-sizes")
     return list(dict.fromkeys(sizes))
+
+
+def _read_accumulate(benchmark_id: str, asked: int | None, sizes: list[int | None], how: dict[str, Any]) -> int | None:
+    """For the case; None: as the benchmark does without being asked."""
+    from stepscope.workloads import find_workload
+
+    if asked is None:
+        return None
+    if is_own_model(benchmark_id):
+        raise UsageError("a model of your own makes its own steps", hint="accumulate in it", where="--accumulate")
+    found = find_workload(benchmark_id)
+    if found.declared.mode != "train":
+        raise UsageError(
+            "only training adds gradients up", hint="leave it out, or measure a benchmark …/train/…",
+            where="--accumulate",
+        )  # fmt: skip
+    most = found.declared.max_batch_size
+    for size in sizes:
+        whole = asked * found.require_batch(size, how["scale"])
+        if most is not None and whole > most:
+            raise UsageError(
+                f"{benchmark_id} is not known to converge with more than {most} examples an update: {whole} asked for",
+                hint=f"--batch-size {most // asked}" if most >= asked else f"--accumulate {most} at most",
+                where="--accumulate",
+            )
+    usual = found.declared.accumulate if how["scale"] == "full" else 1
+    return asked if asked != usual else None
+
+
+def _find_largest(benchmark_id: str, asked: int | None, accumulate: int | None) -> int | None:
+    """Of a search: with gradients that are added up, the rule of the benchmark is on all batches of an update."""
+    from stepscope.workloads import find_workload
+
+    if accumulate is None or is_own_model(benchmark_id):
+        return asked
+    most = (find_workload(benchmark_id).declared.max_batch_size or 0) // accumulate
+    return min(asked or most, most) if most else asked
 
 
 def _generates(benchmark_id: str) -> bool:
@@ -194,27 +313,32 @@ def _hash_of(data: Path | None) -> str | None:
     return hashlib.sha256(data.read_bytes()).hexdigest()[:12] if data is not None else None
 
 
-def _make_cases(
-    benchmark_id: str, sizes: list[int | None], find_batch: str | None, how: dict[str, Any], data: str | None
-) -> list[Case]:
+def _make_cases(benchmark_id: str, sizes: list[int | None], how: dict[str, Any], further: dict[str, Any]) -> list[Case]:
     from stepscope.workloads import find_workload
     from stepscope.workloads.own import make_own_case
 
     if is_own_model(benchmark_id):
-        if find_batch:
+        if further["search"]:
             raise UsageError("a model of your own has no rules to search under", hint="--batch-sizes 1,8,64")
         return [
             make_own_case(benchmark_id, device=how["device"], batch_size=size, precision=how["precision"])
             for size in sizes
         ]
     found = find_workload(benchmark_id)
-    return [_make_case(found, size, how, search=find_batch, data=data) for size in sizes]
+    return [_make_case(found, size, how, **further) for size in sizes]
 
 
 def is_own_model(benchmark_id: str) -> bool:
     from stepscope.workloads.own import is_own
 
     return is_own(benchmark_id)
+
+
+def _refuse_for_own() -> None:
+    """Defaults are not refused: only what was written on the command line."""
+    from stepscope.workloads.own import refuse_options
+
+    refuse_options(name for name in click.get_current_context().params if _was_given(name))
 
 
 def _make_case(found: Workload, size: int | None, how: dict[str, Any], **further: Any) -> Case:
@@ -265,9 +389,13 @@ def list_benchmarks(*, models: tuple[str, ...], as_json: bool) -> int:
     """List the workloads: what is measured, and the rules."""
     from stepscope.workloads import choose_workloads
 
+    known = {one.model.model for one in choose_workloads()}
+    unknown = [one for one in models if one not in known]
+    if unknown:
+        raise UsageError(
+            f"there is no model {', '.join(unknown)}", hint=f"there are {', '.join(sorted(known))}", where="--model"
+        )
     found = choose_workloads(models=models)
-    if models and not found:
-        raise UsageError(f"there is no model {', '.join(models)}", hint="stepscope bench list", where="--model")
     emit({"benchmarks": [describe_workload(one) for one in found]}, format_list(found), as_json=as_json)
     return ExitCode.DONE
 
@@ -300,7 +428,6 @@ def describe_workload(one: Workload) -> dict[str, Any]:
 
 def format_list(found: list[Workload]) -> str:
     from stepscope.report.text import align
-    from stepscope.units import format_duration
 
     rows = [["ID", "v", "owner", "precisions", "batch", "limit"]]
     for one in found:
@@ -347,5 +474,8 @@ def proxy(
 
     chosen = choose_suite(models=models, modes=modes, implementations=implementations, everything=everything)
     cases = make_suite_cases(chosen, device=how["device"], scale=how["scale"], precision=how["precision"])
+    left_out = [one.benchmark.id for one in chosen if how["precision"] and how["precision"] not in one.precisions]
+    if left_out:
+        click.echo(f"not measured, as they do not allow {how['precision']}: {', '.join(left_out)}", err=True)
     job = Job("suite", "suite-proxy", cases, make_request(how))
     return run_stored(open_job(job, store=store, resume=resume, verb="suite"), as_json=as_json)

@@ -25,6 +25,9 @@ class SystemTable(msgspec.Struct, frozen=True, kw_only=True):
 _FINEST = ("fp32", "tf32", "bf16", "fp16", "fp8", "None")
 """Precisions from the finest on; `None` of what has none."""
 
+_TRY = "search"
+"""Parameter of a case that is only a try of a search for a batch size: timed, never checked."""
+
 
 class Gains(msgspec.Struct, frozen=True, kw_only=True):
     """How many times the score of `ootb` the optimized forms reach."""
@@ -61,13 +64,13 @@ def compare_systems(
     system_b: tuple[str, str],
     level: float = DEFAULT_FAMILY_LEVEL,
 ) -> SystemTable:
-    """Each system is given as its name and fingerprint."""
+    """Each system is given as its name and fingerprint. Tries of a search are in no row."""
     same_system = system_a[1] == system_b[1]
     return SystemTable(
         system_a=system_a[0],
         system_b=system_b[0],
         same_system=same_system,
-        comparison=compare_cases(a, b, level=level, same_system=same_system),
+        comparison=compare_cases(_leave_out_tries(a), _leave_out_tries(b), level=level, same_system=same_system),
     )
 
 
@@ -108,10 +111,11 @@ def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list
     """Pairs that differ in nothing but the implementation, and the labels of cases left without a counterpart.
 
     Where a case was given more than once (several runs), the last one counts. Versions must agree: they are
-    raised when what is computed changes, and the two implementations of a benchmark compute the same.
+    raised when what is computed changes, and the two implementations of a benchmark compute the same. Tries of a
+    search are neither paired nor left over.
     """
     sides: dict[str, dict[str, MeasuredCase]] = {"ootb": {}, "optimized": {}}
-    for case in cases:
+    for case in _leave_out_tries(cases):
         implementation = case.result.case.benchmark.implementation
         if implementation in sides:
             sides[implementation][_neutral_key(case.result.case)] = case
@@ -132,6 +136,10 @@ def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list
             pairs.append(Pair(plain, fast, _neutral_label(plain) + change))
     labels = sorted(case.result.case.label for case in lonely.values())
     return sorted(pairs, key=lambda pair: pair.label), labels
+
+
+def _leave_out_tries(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
+    return [case for case in cases if _TRY not in case.result.case.parameters]
 
 
 def _precision(case: MeasuredCase) -> object:

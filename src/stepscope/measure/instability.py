@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from stepscope.measure.settings import MeasureSettings
@@ -87,7 +88,7 @@ def _wide(times: Sequence[float], settings: MeasureSettings) -> Notice | None:
     if width <= settings.target_width:
         return None
     needed_s = settings.max_time_s * (width / settings.target_width) ** 2
-    longer = f", or allow --max-time {needed_s:.0f}s" if needed_s <= LONGEST_ADVICE_S else ""
+    longer = f", or allow --max-time {math.ceil(needed_s)}s" if needed_s <= LONGEST_ADVICE_S else ""
     return Notice(
         kind="wide_interval",
         message=f"the interval is ±{format_share(width)} after {summary.n} samples; "

@@ -1,6 +1,6 @@
 """What the rooms hand to each other: plain, versioned, without torch, numpy or I/O."""
 
-from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar, parse_benchmark_id
+from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar
 from stepscope.records.codec import encode_document, parse_document, parse_samples
 from stepscope.records.communication import Communication, RankPlace
 from stepscope.records.failure import Failure, Notice, describe_exception
@@ -57,7 +57,6 @@ __all__ = [
     "System",
     "describe_exception",
     "encode_document",
-    "parse_benchmark_id",
     "parse_document",
     "parse_samples",
     "slowest_rank_seconds",

@@ -8,10 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.errors import UsageError
-
 Implementation = Literal["ootb", "optimized", "micro"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("ootb", "optimized", "micro")
 
 Scalar = bool | int | float | str
 Parameter = Scalar | list[Scalar]
@@ -46,17 +43,6 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         return f"{self.model}/{self.implementation}/{self.mode}/{self.config}"
-
-
-def parse_benchmark_id(text: str) -> tuple[str, str, str, str]:
-    """The four parts of `model/implementation/mode/config`."""
-    parts = text.split("/")
-    hint = "write model/implementation/mode/config, for example gemm/micro/forward/custom"
-    if len(parts) != 4 or not all(_PART.fullmatch(part) for part in parts):
-        raise UsageError(f"{text!r} is not a benchmark id", hint=hint)
-    if parts[1] not in IMPLEMENTATIONS:
-        raise UsageError(f"{parts[1]!r} is not an implementation ({', '.join(IMPLEMENTATIONS)})", hint=hint)
-    return parts[0], parts[1], parts[2], parts[3]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,10 @@ ReadingMoment = Literal["start", "during", "end"]
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """How time becomes a score: work of one iteration over the median time, in `unit`; more is better."""
+    """How time becomes a score: work of one iteration over the median time, in `unit`; more is better.
+
+    Where iterations differ in what they do (`round_steps` of what was observed), over the mean of whole rounds.
+    """
 
     unit: str
     """One of `stepscope.units.SCORE_SCALES`."""

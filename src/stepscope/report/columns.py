@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from stepscope.report.generation import FACTS, GenerationFact, explain_generation, is_served_late
 from stepscope.report.labels import format_percent
 from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
 from stepscope.report.view import CaseView, SystemView
@@ -55,7 +56,9 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
         *_time_columns(cases, scale),
         *_observed_columns(cases),
         *_arrival_columns(cases, scale),
-        *_model_columns(cases, scale),
+        *_latency_columns(cases, scale),
+        *_generation_columns(cases, scale),
+        *_model_columns(cases),
     ]
     if any(case.notices for case in cases):
         columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, detail=True))
@@ -113,14 +116,51 @@ def _arrival_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list
     ]
 
 
-def _model_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column]:
-    """For whole models: latency, the score with a loader, share of the peak, memory, energy, and the check."""
+def _latency_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column]:
+    if all(case.latency_target is None for case in cases):
+        return []
     unit = scale.unit if scale is not None else ""
-    columns = [
-        Column(f"P{percent}", _time_cell(_latency(percent), scale), True, unit, True, "Latency of one batch")
+    return [
+        Column(f"P{percent}", _time_cell(_latency(percent), scale), True, unit, True, _LATENCY_HINT)
         for percent in (95, 99)
-        if any(case.latency_target is not None for case in cases)
     ]
+
+
+def _generation_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column]:
+    """For models that write text: first token, later ones, and requests that came at their own pace."""
+    return [
+        Column(
+            fact.title,
+            _generation_cell(fact, scale),
+            numeric=True,
+            unit=scale.unit if scale is not None and fact.kind == "time" else "",
+            detail=fact.detail,
+            hint=fact.hint,
+        )
+        for fact in FACTS
+        if fact.title and any(fact.read(case) is not None for case in cases)
+    ]
+
+
+def _generation_cell(fact: GenerationFact, scale: TimeScale | None) -> Callable[[CaseView], Cell]:
+    formats: dict[str, Callable[[float], str]] = {
+        "time": scale.format if scale is not None else format_duration,
+        "rate": format_significant,
+        "share": format_percent,
+        "count": lambda value: str(int(value)),
+    }
+
+    def cell(case: CaseView) -> Cell:
+        shown = _number(fact.read(case), formats[fact.kind])
+        is_late = fact.judged and is_served_late(case) and shown.text != NONE
+        return shown._replace(text=f"{shown.text}*") if is_late else shown
+
+    return cell
+
+
+def _model_columns(cases: Sequence[CaseView]) -> list[Column]:
+    """For whole models: the score with a loader, share of the peak, memory, energy, and the check."""
+    columns = []
     for title, read, format_value, hint in _MODEL_FACTS:
         if any(read(case) is not None for case in cases):
             columns.append(Column(title, _fact_cell(read, format_value), numeric=True, detail=True, hint=hint))
@@ -170,6 +210,7 @@ _FURTHER_TIMES: tuple[Quantity, ...] = (
     ("Graph", lambda case: case.graph_median_s, "Time of one iteration replayed as a graph, without launches"),
     ("Kernel", lambda case: case.kernel_median_s, "Time of the kernels of one iteration alone, by the profiler"),
 )
+_LATENCY_HINT = "Latency of one batch; of generation from the prompts to the last token"
 _CHECK_HINT = "Whether outputs, loss, gradients and convergence are those of the out-of-the-box form"
 _MODEL_FACTS: tuple[tuple[str, Callable[[CaseView], float | None], Callable[[float], str], str], ...] = (
     ("Loader", lambda case: case.loader_score, format_significant, "The score with every batch from a loader"),
@@ -252,6 +293,11 @@ def explain_shares(cases: Sequence[CaseView]) -> list[str]:
     if any(_is_cached(case) for case in cases):
         lines.append("(cache): faster than a copy, since warm caches hold some of the data")
     return lines
+
+
+def explain(cases: Sequence[CaseView]) -> list[str]:
+    """Sentences without a full stop, for below a table: what its columns mean and what its results rest on."""
+    return [*explain_shares(cases), *explain_generation(cases), *disclose(cases)]
 
 
 def disclose(cases: Sequence[CaseView]) -> list[str]:

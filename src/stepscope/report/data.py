@@ -7,6 +7,7 @@ import io
 
 import msgspec
 
+from stepscope.report.generation import FACTS, GenerationFact, is_served_late
 from stepscope.report.text import plain
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 
@@ -32,6 +33,8 @@ def render_csv(report: Report) -> str:
             **_operator_fields(case),
             **_arrival_fields(case),
             **_workload_fields(case),
+            **{fact.name: _as_counted(fact, case) for fact in FACTS},
+            "serving_missed_latency": _yes_no(is_served_late(case)),
         }
         for system in report.systems
         for runs in [{run.id: run for run in system.runs}]
@@ -132,6 +135,10 @@ def _workload_fields(case: CaseView) -> dict[str, CsvValue]:
     }
 
 
+def _as_counted(fact: GenerationFact, case: CaseView) -> float | None:
+    return _whole(fact.read(case)) if fact.kind == "count" else fact.read(case)
+
+
 def _whole(value: float | None) -> float | None:
     return int(value) if value is not None and value.is_integer() else value
 
@@ -152,5 +159,11 @@ CSV_COLUMNS = (
     "intensity_flops_per_byte", "flops_per_s", "bytes_per_s", "compute_share", "memory_share", "is_ceiling", "kernels",
     "skew_s", "straggler_rank", "straggler_share",
     "loader_score", "input_share", "mfu", "peak_memory_bytes", "energy_j_per_example",
+    "ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "tokens_per_s",
+    "serving_requests", "serving_offered_per_s", "serving_achieved_per_s",
+    "serving_ttft_p50_s", "serving_ttft_p95_s", "serving_ttft_p99_s",
+    "serving_tpot_p50_s", "serving_tpot_p95_s", "serving_tpot_p99_s",
+    "serving_latency_p50_s", "serving_latency_p95_s", "serving_latency_p99_s",
+    "serving_longest_queue", "serving_busy_share", "serving_missed_latency",
 )  # fmt: skip
 """In this order; columns may be added at the end, never moved: readers may count on it."""

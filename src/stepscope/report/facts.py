@@ -17,8 +17,8 @@ from stepscope.report.labels import (
     format_percent,
     name_fact,
 )
+from stepscope.report.latency import describe_target
 from stepscope.report.rooflines import Roofline
-from stepscope.report.text import describe_target
 from stepscope.report.view import CaseView, RunView
 from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
@@ -172,7 +172,15 @@ def describe_timing(case: CaseView) -> list[Fact]:
         ("Wall median", _optional(case.wall_median_s, format_duration)),
         ("Graph median", _optional(case.graph_median_s, format_duration)),
         ("Kernel median", _optional(case.kernel_median_s, format_duration)),
+        ("First token", _describe_tokens(case.ttft_s)),
+        ("Each later token", _describe_tokens(case.tpot_s)),
     )
+
+
+def _describe_tokens(times_s: dict[str, float]) -> str | None:
+    if not times_s:
+        return None
+    return f"{format_duration(times_s['p50'])}, p99 {format_duration(times_s['p99'])}"
 
 
 def _optional(value: float | None, format_value: Callable[[float], str]) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.report.columns import Cell, Column, choose_columns, disclose, explain_shares
+from stepscope.report.columns import Cell, Column, choose_columns, explain
 from stepscope.report.facts import (
     Fact,
     FactGroup,
@@ -31,6 +31,7 @@ from stepscope.report.heatmap import (
     without_pairs,
 )
 from stepscope.report.labels import format_frequency
+from stepscope.report.latency import describe_target, explain_stars
 from stepscope.report.rooflines import Roofline
 from stepscope.report.svg import (
     BUS_BANDWIDTH,
@@ -44,7 +45,6 @@ from stepscope.report.svg_heatmap import draw_heatmap
 from stepscope.report.svg_parts import MAX_DRAWN_POINTS, MAX_SERIES
 from stepscope.report.svg_roofline import draw_roofline
 from stepscope.report.sweeps import Sweep
-from stepscope.report.text import describe_target
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 from stepscope.units import format_duration, format_significant
 
@@ -125,6 +125,8 @@ class PageSystem(NamedTuple):
     rooflines: list[PageRoofline]
     rooflines_left_out: int
     pairs: list[PagePairs]
+    stars: list[str]
+    """What each `*` says."""
     remarks: list[str]
     groups: list[FactGroup]
     runs: list[PageRun]
@@ -196,7 +198,8 @@ def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
         rooflines=rooflines[:MAX_ROOFLINES],
         rooflines_left_out=max(0, len(rooflines) - MAX_ROOFLINES),
         pairs=[_page_pairs(view) for view in system.pairs],
-        remarks=[*explain_shares(single.cases), *disclose(single.cases)],
+        stars=explain_stars(single.cases),
+        remarks=explain(single.cases),
         groups=describe_system(system.system) if system.system is not None else [],
         runs=[PageRun(run, describe_run(run)) for run in system.runs],
     )

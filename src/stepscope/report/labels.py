@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from stepscope.records import Case, Parameter, Scalar
+from stepscope.report.unusual import find_unnamed, find_unusual, read_other_devices
 from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
 _ABSENT = object()
@@ -13,30 +15,59 @@ _ABSENT = object()
 Facts = Mapping[str, Parameter]
 
 
-def describe_differences(cases: Iterable[Case], *, hidden: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Case key → the parameters in which the cases of its benchmark differ; empty where nothing does.
+class CaseLabels(NamedTuple):
+    differences: dict[str, str]
+    """Case key → the parameters in which the cases of its benchmark differ, and those that are unusual; empty where
+    there are none."""
+    shared: list[str]
+    """What is unusual in every case alike, and stands in none of the above."""
 
-    Ranks and the benchmark's version count as parameters here. The batch size does not: it has a column of its
+
+def label_cases(cases: Iterable[Case], *, hidden: frozenset[str] = frozenset()) -> CaseLabels:
+    """Ranks and the benchmark's version count as parameters here. The batch size does not: it has a column of its
     own, as has everything in `hidden`.
     """
-    families: dict[str, dict[str, Facts]] = defaultdict(dict)
-    for case in cases:
-        families[case.benchmark.id][case.key] = _facts(case, hidden)
-    return {key: text for family in families.values() for key, text in _describe_family(family).items()}
+    by_key = {case.key: case for case in cases}
+    shared = _find_shared(by_key.values(), hidden)
+    families: dict[str, dict[str, Case]] = defaultdict(dict)
+    for key, case in by_key.items():
+        families[case.benchmark.id][key] = case
+    left_out = hidden | shared.keys()
+    differences = {key: text for family in families.values() for key, text in _describe_family(family, left_out)}
+    return CaseLabels(differences, list(shared.values()))
+
+
+def _find_shared(cases: Collection[Case], hidden: frozenset[str]) -> dict[str, str]:
+    """By name; what contradicts the config's name stays beside it."""
+    texts = [
+        {name: _format(case, name, value) for name, value in _facts(case, hidden).items() if name in named}
+        for case in cases
+        for named in [find_unusual(case) - find_unnamed(case)]
+    ]
+    first, *others = texts or [{}]
+    return {name: text for name, text in first.items() if all(other.get(name) == text for other in others)}
 
 
 def _facts(case: Case, hidden: frozenset[str]) -> Facts:
-    shown = {name: value for name, value in case.parameters.items() if name not in hidden}
-    return {**shown, "ranks": case.world_size, "version": case.benchmark.version}
+    facts = {**case.parameters, "ranks": case.world_size, "version": case.benchmark.version}
+    return {name: value for name, value in facts.items() if name not in hidden}
 
 
-def _describe_family(family: Mapping[str, Facts]) -> dict[str, str]:
-    names = list(dict.fromkeys(name for facts in family.values() for name in facts))
-    differing = [name for name in names if len({repr(facts.get(name, _ABSENT)) for facts in family.values()}) > 1]
-    return {
-        key: " ".join(format_parameter(name, facts[name]) for name in differing if name in facts)
-        for key, facts in family.items()
-    }
+def _describe_family(family: Mapping[str, Case], hidden: frozenset[str]) -> Iterator[tuple[str, str]]:
+    facts = {key: _facts(case, hidden) for key, case in family.items()}
+    names = list(dict.fromkeys(name for one in facts.values() for name in one))
+    differing = {name for name in names if len({repr(one.get(name, _ABSENT)) for one in facts.values()}) > 1}
+    for key, case in family.items():
+        shown = differing | find_unusual(case)
+        yield (
+            key,
+            " ".join(_format(case, name, facts[key][name]) for name in names if name in shown & facts[key].keys()),
+        )
+
+
+def _format(case: Case, name: str, value: Parameter) -> str:
+    declared = read_other_devices(case) if name == "ranks" else None
+    return format_parameter(name, value) + (f" (declared for {declared})" if declared is not None else "")
 
 
 def format_parameter(name: str, value: Parameter) -> str:
@@ -70,6 +101,8 @@ def format_fact(name: str, value: Scalar) -> str:
             return f"{format_bytes(number)}/s" if abs(number) < 1e6 else f"{format_significant(number / 1e9)} GB/s"
         if name.endswith("_bytes"):
             return format_bytes(number)
+        if name.endswith("_per_s"):
+            return f"{format_significant(number)}/s"
         if name.endswith("_s"):
             return format_duration(number)
     return format_scalar(value)
@@ -84,7 +117,7 @@ def name_fact(name: str) -> str:
 
 
 def strip_unit(name: str) -> str:
-    for suffix in ("_bytes_per_s", "_bytes", "_s"):
+    for suffix in ("_bytes_per_s", "_bytes", "_per_s", "_s"):
         if name.endswith(suffix):
             return name.removesuffix(suffix)
     return name

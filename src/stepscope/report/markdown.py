@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.report.columns import Column, choose_columns, disclose, explain_shares
+from stepscope.report.columns import Column, choose_columns, explain
 from stepscope.report.heatmap import (
     MAX_TEXT_UNITS,
     PairView,
@@ -15,6 +15,7 @@ from stepscope.report.heatmap import (
     matrix_rows,
     without_pairs,
 )
+from stepscope.report.latency import explain_stars
 from stepscope.report.text import plain
 from stepscope.report.view import CaseView, Report, SystemView
 
@@ -53,10 +54,9 @@ def _results(system: SystemView) -> list[str]:
 
 def _table(system: SystemView) -> list[str]:
     columns = choose_columns(system)
-    lines = [*markdown_table(_titles(columns), _rows(columns, system.cases), [c.numeric for c in columns]), ""]
-    if any(case.missed_latency for case in system.cases):
-        lines += ["\\* missed its latency target.", ""]
-    for remark in [*explain_shares(system.cases), *disclose(system.cases)]:
+    lines = [f"All rows: {escape(' '.join(system.shared))}.", ""] if system.shared else []
+    lines += [*markdown_table(_titles(columns), _rows(columns, system.cases), [c.numeric for c in columns]), ""]
+    for remark in [*(f"* {star}" for star in explain_stars(system.cases)), *explain(system.cases)]:
         lines += [f"{escape(remark)}.", ""]
     remarks = [remark for case in system.cases for remark in _remarks(case)]
     return lines + ([*remarks, ""] if remarks else [])

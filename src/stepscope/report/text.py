@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.records import Notice
-from stepscope.report.columns import Column, choose_columns, disclose, explain_shares
+from stepscope.report.columns import Column, choose_columns, explain
 from stepscope.report.heatmap import (
     MAX_TEXT_UNITS,
     Heatmap,
@@ -17,9 +17,9 @@ from stepscope.report.heatmap import (
     matrix_rows,
     without_pairs,
 )
+from stepscope.report.latency import explain_stars
 from stepscope.report.scale import TimeScale, choose_time_scale
 from stepscope.report.view import CaseView, Report, RunView, SystemView
-from stepscope.units import format_duration
 
 _GAP = "  "
 
@@ -62,13 +62,12 @@ def _body(system: SystemView, width: int | None) -> list[str]:
 def _table(system: SystemView, width: int | None) -> list[str]:
     columns = choose_columns(system, scale=table_scale(system.cases))
     table, left_out = _fit(columns, system.cases, width)
-    lines = table
+    lines = [f"# all rows: {plain(' '.join(system.shared))}"] if system.shared else []
+    lines += table
     if left_out:
         lines.append(f"# left out for width: {', '.join(left_out)}")
-    if any(case.missed_latency for case in system.cases):
-        lines.append("# * missed its latency target")
-    lines += [f"# {remark}" for remark in explain_shares(system.cases)]
-    lines += [f"# {plain(remark)}" for remark in disclose(system.cases)]
+    lines += [f"# * {plain(remark)}" for remark in explain_stars(system.cases)]
+    lines += [f"# {plain(remark)}" for remark in explain(system.cases)]
     return lines + [line for case in system.cases for line in _describe_failure(case)]
 
 
@@ -110,18 +109,22 @@ def _fit(columns: list[Column], cases: Sequence[CaseView], width: int | None) ->
 
 
 def _result_table(columns: Sequence[Column], cases: Sequence[CaseView]) -> list[str]:
-    starred = any(case.missed_latency for case in cases)
-    rows = [[_pad_star(column, column.cell(case).text, starred) for column in columns] for case in cases]
-    titles = [_pad_star(column, column.title, starred) for column in columns]
-    units = [_pad_star(column, f"({column.unit})" if column.unit else "", starred) for column in columns]
+    cells = [[column.title, f"({column.unit})" if column.unit else "", *_texts(column, cases)] for column in columns]
+    titles, units, *rows = zip(*map(_pad_stars, cells, columns), strict=True)
     head = [titles, units] if any(column.unit for column in columns) else [titles]
     lines = align([*head, *rows], [column.numeric for column in columns])
     return ["# " + line for line in lines[: len(head)]] + ["  " + line for line in lines[len(head) :]]
 
 
-def _pad_star(column: Column, text: str, starred: bool) -> str:
-    """Keeps digits under digits where some scores end in `*`."""
-    return text + " " if starred and column.title == "Score" and not text.endswith("*") else text
+def _texts(column: Column, cases: Sequence[CaseView]) -> list[str]:
+    return [column.cell(case).text for case in cases]
+
+
+def _pad_stars(texts: Sequence[str], column: Column) -> list[str]:
+    """Keeps digits under digits where some numbers of a column end in `*`."""
+    if not column.numeric or not any(text.endswith("*") for text in texts):
+        return list(texts)
+    return [text if text.endswith("*") else f"{text} " for text in texts]
 
 
 def _describe_failure(case: CaseView) -> list[str]:
@@ -146,12 +149,6 @@ def _describe_notices(cases: Sequence[CaseView]) -> list[str]:
         lines.append(f"# notice: {count}{plain(case.name)}: {plain(notice.message)}")
         lines += [f"#   next: {plain(notice.hint)}"] if notice.hint else []
     return lines
-
-
-def describe_target(case: CaseView) -> str | None:
-    """`p95 ≤ 20 ms`, where the benchmark has a latency target."""
-    target = case.latency_target
-    return f"p{target.percentile:g} ≤ {format_duration(target.limit_s)}" if target is not None else None
 
 
 def align(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:

@@ -29,7 +29,7 @@ from stepscope.records import (
     System,
 )
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
-from stepscope.report.labels import describe_differences, read_number
+from stepscope.report.labels import label_cases, read_number
 from stepscope.report.reach import Reach, find_reach
 from stepscope.report.rooflines import (
     Roofline,
@@ -43,7 +43,7 @@ from stepscope.report.rooflines import (
 from stepscope.report.samples import Histogram, SampleSeries, count_bins, read_series
 from stepscope.report.sweeps import Sweep, SweepInput, SweepPoint, find_sweeps
 from stepscope.stats import Summary, drift, median, quantile_sorted, summarize
-from stepscope.store import Ceilings, MeasuredCase, Rates, is_ceiling
+from stepscope.store import TPOT, TTFT, Ceilings, MeasuredCase, Rates, is_ceiling
 from stepscope.units import format_bytes, scale_score
 
 RunStatus = Literal["complete", "interrupted", "running"]
@@ -101,7 +101,8 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     config: str
     version: int
     difference: str
-    """What sets this case apart from the others of its benchmark in this table; empty where nothing does."""
+    """What sets this case apart from the others of its benchmark in this table, or from what the benchmark usually is;
+    empty where nothing does."""
     parameters: dict[str, Parameter]
     batch_size: int | None
     world_size: int
@@ -152,6 +153,10 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     """Of a step with a loader: waiting for input."""
     mfu: float | None = None
     """The model's operations a second over the device's stated peak."""
+    ttft_s: dict[str, float] = {}
+    """Time to first token of the timed batches: `p50`, `p95` and others; empty for what generates no text."""
+    tpot_s: dict[str, float] = {}
+    """Time of each token after the first."""
     observed: dict[str, Scalar]
     readings: list[Reading]
     notices: list[Notice]
@@ -216,6 +221,8 @@ class SystemView(msgspec.Struct, frozen=True, kw_only=True):
     pairs: list[PairView] = []
     """Matrices of point-to-point measurements."""
     reach: Reach | None = None
+    shared: list[str] = []
+    """What is unusual in every row alike (`scale=tiny`), and is therefore said in none."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="report"):
@@ -245,13 +252,13 @@ def build_report(runs: Sequence[ReportRun]) -> Report:
 def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
     system = runs[0].system
     pairs = _order_cases(runs)
-    differences = describe_differences((measured.result.case for _, measured in pairs), hidden=SIZE_COLUMN)
+    labels = label_cases((measured.result.case for _, measured in pairs), hidden=SIZE_COLUMN)
     ceilings = [read_ceilings(run.cases) for run in runs]
     cases = [
         _view_case(
             runs[place],
             measured,
-            difference=differences[measured.key],
+            difference=labels.differences[measured.key],
             anchor=f"case-{next(numbers)}",
             ceilings=ceilings[place].get(_device(measured.result.case.parameters)),
         )
@@ -268,6 +275,7 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         rooflines=find_rooflines([run.id for run in runs], ceilings, _roofline_inputs(places, cases)),
         pairs=find_pairs((run.id, run.cases) for run in runs),
         reach=find_reach(((one.result for one in run.cases), run.communication) for run in runs),
+        shared=labels.shared,
     )
 
 
@@ -311,7 +319,7 @@ def _view_case(
         batch_size=case.batch_size,
         world_size=case.world_size,
         status=result.status,
-        score=_score(result, timing),
+        score=_score(measured, timing),
         unit=result.score.unit if result.score is not None else None,
         latency_target=result.latency_target,
         missed_latency=measured.missed_latency() if timing is not None else None,
@@ -332,6 +340,8 @@ def _view_case(
         loader_score=measured.loader_score() if timing is not None else None,
         input_share=measured.input_share() if timing is not None else None,
         mfu=measured.mfu() if timing is not None else None,
+        ttft_s=measured.latency_s(TTFT) if timing is not None else {},
+        tpot_s=measured.latency_s(TPOT) if timing is not None else {},
         memory_share=rates.memory_share,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=busbw,
@@ -360,11 +370,13 @@ def _view_timing(measured: MeasuredCase) -> Timing | None:
     )
 
 
-def _score(result: CaseResult, timing: Timing | None) -> float | None:
+def _score(measured: MeasuredCase, timing: Timing | None) -> float | None:
     """The same as `MeasuredCase.score`, from the summary at hand: summaries are what building a report costs."""
-    if result.score is None or timing is None or timing.summary.median_s <= 0:
+    rule = measured.result.score
+    if rule is None or timing is None or timing.summary.median_s <= 0:
         return None
-    return scale_score(result.score.work / timing.summary.median_s, result.score.unit)
+    typical_s = measured.typical_s(timing.summary)
+    return scale_score(rule.work / typical_s, rule.unit) if typical_s else None
 
 
 def read_bandwidths(result: CaseResult, median_s: float | None) -> tuple[float | None, float | None]:
@@ -407,9 +419,11 @@ def _sweeps_across(systems: Sequence[SystemView], runs: Sequence[ReportRun]) -> 
     shared = {name for name, count in places.items() if count > 1}
     if not shared:
         return []
-    differences = describe_differences((case.result.case for run in runs for case in run.cases), hidden=SIZE_COLUMN)
+    labels = label_cases((case.result.case for run in runs for case in run.cases), hidden=SIZE_COLUMN)
     return find_sweeps(
-        SweepInput(case.benchmark, _join_label(system.name, differences[case.key], _batch(case), case.run_id), point)
+        SweepInput(
+            case.benchmark, _join_label(system.name, labels.differences[case.key], _batch(case), case.run_id), point
+        )
         for system in systems
         for case in system.cases
         if case.benchmark in shared and (point := _sweep_point(case)) is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from stepscope.records import CaseResult, RankSamples, slowest_rank_seconds
@@ -126,34 +127,70 @@ class MeasuredCase(NamedTuple):
         found = self.straggler()
         return found[0] if found is not None else None
 
+    def typical_s(self, summary: Summary | None = None) -> float | None:
+        """Seconds of an iteration that scores are made of: the median; where iterations differ in what they do, the
+        mean over whole rounds of them. `summary` where it is at hand. None for a case that failed or was skipped."""
+        steps = self._round_steps()
+        if steps is None:
+            known = summary or self.summary()
+            return known.median_s if known is not None else None
+        timed = [pair for process in self._timed() for pair in keep_whole_rounds(process, steps)]
+        # Not even one round: what there is.
+        timed = timed or [pair for process in self._timed() for pair in process]
+        count = sum(iterations for _, iterations in timed)
+        return math.fsum(seconds * iterations for seconds, iterations in timed) / count if count else None
+
+    def _round_steps(self) -> int | None:
+        """Iterations that together stand for all, where they differ; None: they are alike."""
+        steps = self.result.observed.get("round_steps")
+        return steps if isinstance(steps, int) and steps > 1 else None
+
+    def _timed(self) -> list[list[tuple[float, int]]]:
+        """By process: seconds per iteration of each sample, and its iterations."""
+        processes: dict[int, list[int]] = defaultdict(list)
+        for one in self.samples:
+            processes[one.process] += [sample.iterations for sample in one if not sample.warmup]
+        counts = [processes[number] for number in sorted(processes)]
+        return [
+            list(zip(seconds, iterations, strict=False))
+            for seconds, iterations in zip(self.seconds_by_process(), counts, strict=True)
+        ]
+
     def score(self) -> float | None:
-        """In `result.score.unit`: work of one iteration over the median time."""
-        rule, summary = self.result.score, self.summary()
-        if rule is None or summary is None or summary.median_s <= 0:
+        """In `result.score.unit`: work of one iteration over `typical_s`."""
+        rule, typical_s = self.result.score, self.typical_s()
+        if rule is None or not typical_s or typical_s < 0:
             return None
-        return scale_score(rule.work / summary.median_s, rule.unit)
+        return scale_score(rule.work / typical_s, rule.unit)
 
     def loader_score(self) -> float | None:
         """As `score`, with batches from a loader; None where that was not timed."""
-        rule, middle = self.result.score, median(self.extra_seconds(LOADER))
-        if rule is None or not middle:
+        rule, fed_s = self.result.score, self._loader_s()
+        if rule is None or not fed_s:
             return None
-        return scale_score(rule.work / middle, rule.unit)
+        return scale_score(rule.work / fed_s, rule.unit)
+
+    def _loader_s(self) -> float | None:
+        """As `typical_s`; where iterations differ, each time is that of whole rounds already."""
+        times = self.extra_seconds(LOADER)
+        if not times or self._round_steps() is None:
+            return median(times)
+        return math.fsum(times) / len(times)
 
     def input_share(self) -> float | None:
         """Which share of a step with a loader is spent waiting for input; None where that was not timed."""
-        summary, fed = self.summary(), median(self.extra_seconds(LOADER))
-        if summary is None or not fed:
+        typical_s, fed_s = self.typical_s(), self._loader_s()
+        if typical_s is None or not fed_s:
             return None
-        return max(0.0, 1 - summary.median_s / fed)
+        return max(0.0, 1 - typical_s / fed_s)
 
     def mfu(self) -> float | None:
         """The model's operations a second over the device's stated peak; None where either is not known."""
-        summary, observed = self.summary(), self.result.observed
+        typical_s, observed = self.typical_s(), self.result.observed
         flops, peak = observed.get("model_flops"), observed.get("peak_flops")
-        if summary is None or not isinstance(flops, int | float) or not isinstance(peak, int | float) or not peak:
+        if not typical_s or not isinstance(flops, int | float) or not isinstance(peak, int | float) or not peak:
             return None
-        return flops / summary.median_s / peak
+        return flops / typical_s / peak
 
     def missed_latency(self) -> bool | None:
         """Whether the stated percentile is over the limit; None where the benchmark has no limit."""
@@ -163,3 +200,10 @@ class MeasuredCase(NamedTuple):
         if target is None or not values:
             return None
         return quantile_sorted(values, target.percentile / 100) > target.limit_s
+
+
+def keep_whole_rounds(timed: Sequence[tuple[float, int]], steps: int) -> Sequence[tuple[float, int]]:
+    """The longest beginning of samples (seconds, iterations) whose iterations are whole rounds of so many steps."""
+    sums = accumulate(iterations for _, iterations in timed)
+    ends = [place for place, total in enumerate(sums, start=1) if total % steps == 0]
+    return timed[: ends[-1]] if ends else []

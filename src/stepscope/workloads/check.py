@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -37,6 +37,10 @@ DOUBLE = 1e-5
 """Largest relative error of loss and gradients in fp64, where rounding changes no sign; models have fp32 parts."""
 DOUBLE_BATCH = 16
 """Examples of that comparison: nothing has to average out."""
+UPDATE = 1e-4
+"""Largest relative error of how far one step moves a weight, by the same gradients and beyond its last bit."""
+EPSILON = 2.0**-23
+"""Of float32, relative."""
 FAINT = 1e-3
 """A gradient counts with at least this share of all gradients together: rounding is most of a smaller one."""
 
@@ -76,7 +80,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison."""
 
     what: str
-    """`outputs`, `loss`, `gradients` or `convergence`."""
+    """`outputs`, `loss`, `gradients`, `statistics`, `convergence`, `size of gradients` or `update`."""
     precision: Precision | Literal["fp64"]
     error: float
     limit: float
@@ -184,8 +188,21 @@ class _Training(NamedTuple):
 
     loss: float
     gradients: dict[str, torch.Tensor]
+    statistics: dict[str, torch.Tensor]
+    """By how much one batch moves what norms remember."""
     losses: list[float | None]
     """Of the steps of the convergence run, where it was made; None for those that a capture makes for itself."""
+
+
+class _Distance(NamedTuple):
+    """How far a form is from the expected one; errors of gradients and statistics by name."""
+
+    loss: float
+    gradients: dict[str, float]
+    statistics: dict[str, float]
+    size: float
+    convergence: tuple[float, int] | None
+    """The error, and the step that has it."""
 
 
 class _Side(NamedTuple):
@@ -225,18 +242,25 @@ class _Side(NamedTuple):
         """Where rounding alone moves the plain form further than the table allows, the fast form may be up to NOISE
         times as far: deep networks with batch norms amplify it, and single activations change their sign. In fp32 that
         is granted to what is the same function beyond doubt: the two forms must agree in fp64."""
-        expected, got = self._train_plain(), self._train_fast()
-        findings = self._judge(got, expected)
-        if all(one.passed for one in findings):
-            return findings
-        converged = next(one.passed for one in findings if one.what == "convergence")
+        expected = self._train_plain()
+        got = self._distance(self._train_fast(), expected)
+        findings = self._judge(got)
+        if not all(one.passed for one in findings):
+            converged = next(one.passed for one in findings if one.what == "convergence")
+            rounded = [self._distance(one, expected) for one in self._train_rounded(converge=not converged)]
+            findings = self._judge(got, rounded)
+            if self.precision == "fp32" and all(one.passed for one in findings):
+                findings += self._compare_in_double()
+        # Weights in halves move by less than their last bit, and whoever keeps them otherwise updates those.
+        return [*findings, self._compare_update()] if self.precision == "fp32" else findings
+
+    def _train_rounded(self, *, converge: bool) -> Iterator[_Training]:
+        """The plain form with nothing but other rounding."""
         if self.precision != "fp32":
-            rounded = [self._replace(fast=_Unchanged(self.plain))._train_fast()]
-            return self._judge(got, expected, rounded)
-        others = [_Jostled(self.plain, self.seed + number) for number in range(JOSTLES)]
-        rounded = [self._replace(fast=one)._train_fast(converge=not converged) for one in others]
-        findings = self._judge(got, expected, rounded)
-        return [*findings, *self._compare_in_double()] if all(one.passed for one in findings) else findings
+            yield self._replace(fast=_Unchanged(self.plain))._train_fast(converge=converge)
+            return
+        for number in range(JOSTLES):
+            yield self._replace(fast=_Jostled(self.plain, self.seed + number))._train_fast(converge=converge)
 
     def _compare_in_double(self) -> list[Finding]:
         """Not compiled: what compilers and kernels make of the same function is compared in fp32."""
@@ -245,7 +269,7 @@ class _Side(NamedTuple):
         side = self._replace(batch_size=min(self.batch_size, DOUBLE_BATCH))
         plain_batch, fast_batch = side._batches(self.seed)
         modules = copy.deepcopy(self.reference).train(), self._adopt()
-        found: list[_Training] = []
+        found: list[tuple[float, dict[str, torch.Tensor]]] = []
         # Timing cuDNN's algorithms for every shape would take far longer than this one step.
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
             for task, module, batch in zip((self.plain, self.fast), modules, (plain_batch, fast_batch), strict=True):
@@ -253,43 +277,82 @@ class _Side(NamedTuple):
                 loss = task.loss(module.double(), wide)
                 loss.backward()  # type: ignore[no-untyped-call]
                 own = self.fast.gradients(module) if task is self.fast else gradients_of(module)
-                found.append(_Training(float(loss.detach()), dict(own), []))
-        expected, got = found
-        errors = gradient_errors(got.gradients, expected.gradients)
+                found.append((float(loss.detach()), own))
+        (expected_loss, expected), (got_loss, got) = found
+        errors = named_errors(got, expected)
         worst = max(errors, key=lambda name: _ordered(errors[name]))
         return [
-            Finding(what="loss", precision="fp64", error=_loss_error(got, expected), limit=DOUBLE),
+            Finding(what="loss", precision="fp64", error=_loss_error(got_loss, expected_loss), limit=DOUBLE),
             Finding(what="gradients", precision="fp64", error=errors[worst], limit=DOUBLE, where=worst),
         ]
 
-    def _judge(self, got: _Training, expected: _Training, rounded: Sequence[_Training] = ()) -> list[Finding]:
+    def _compare_update(self) -> Finding:
+        """One step, not captured. The plain optimizer is given the fast form's own gradients: what is left to differ is
+        the update itself."""
+        candidate = self._adopt()
+        loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
+        _, batch = self._batches(self.seed)
+        self._backward(loss_of, batch)
+        gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
+        how: dict[str, Any] = {"precision": self.precision, "device": self.device, "engine": EAGER}
+        TrainStep(self.fast, candidate, [batch], loss_of=loss_of, **how)()
+        # Those that the step has used, but for weights that a backward pass updates itself and leaves without any.
+        gradients |= self.fast.gradients(candidate)
+        plain = copy.deepcopy(self.reference).train()
+        optimizer = self.plain.make_optimizer(plain)
+        for name, parameter in plain.named_parameters():
+            parameter.grad = gradients.get(name)
+        optimizer.step()
+        added = self.fast.added_rows(self.batch_size)
+        errors = update_errors(self._weights(candidate), plain, self.reference, added)
+        worst = max(errors, key=lambda name: _ordered(errors[name]))
+        return self._find("update", errors[worst], UPDATE, where=worst)
+
+    def _weights(self, candidate: nn.Module) -> dict[str, torch.Tensor]:
+        """By the plain module's names: they lie as their gradients do."""
+        for parameter in candidate.parameters():
+            parameter.grad = parameter.detach().clone()
+        return self.fast.gradients(candidate)
+
+    def _distance(self, got: _Training, expected: _Training) -> _Distance:
+        return _Distance(
+            _loss_error(got.loss, expected.loss),
+            named_errors(got.gradients, expected.gradients),
+            named_errors(got.statistics, expected.statistics),
+            size_error(got.gradients, expected.gradients),
+            self._convergence_error(got, expected) if got.losses else None,
+        )
+
+    def _judge(self, got: _Distance, rounded: Sequence[_Distance] = ()) -> list[Finding]:
         """`rounded`: the plain form with nothing but other rounding."""
         table, ceiling = TOLERANCES[self.precision], CEILINGS[self.precision]
-
-        noises = [_loss_error(one, expected) for one in rounded]
-        loss = self._find("loss", _loss_error(got, expected), table.loss, noises, ceiling.loss)
-        errors = gradient_errors(got.gradients, expected.gradients)
-        moved = [gradient_errors(one.gradients, expected.gradients) for one in rounded]
-        if self.precision == "fp32":
-            # Which parameter is hit by the few signs that change is chance; below fp32 so many change that all are.
-            moved = [dict.fromkeys(one, max(map(_ordered, one.values()))) for one in moved]
-        gradients = [
-            self._find("gradients", error, table.gradients, [one[name] for one in moved], ceiling.gradients, name)
-            for name, error in errors.items()
-        ]
-        apart, step = self._convergence_error(got, expected)
-        strays = [self._convergence_error(one, expected)[0] for one in rounded if one.losses]
+        assert got.convergence is not None
+        apart, step = got.convergence
+        strays = [one.convergence[0] for one in rounded if one.convergence is not None]
         found = [
-            loss,
-            max(gradients, key=lambda one: _ordered(one.error) / one.limit),
+            self._find("loss", got.loss, table.loss, [one.loss for one in rounded], ceiling.loss),
+            self._find_worst("gradients", got.gradients, [one.gradients for one in rounded]),
             self._find("convergence", apart, table.band, strays, ceiling.band, f"step {step} of {STEPS}"),
         ]
+        if got.statistics:
+            found.append(self._find_worst("statistics", got.statistics, [one.statistics for one in rounded]))
         if rounded:
             # Noise points everywhere, a fault points somewhere: along the right gradient only a fault can be far off.
-            size = size_error(got.gradients, expected.gradients)
-            sizes = [size_error(one.gradients, expected.gradients) for one in rounded]
-            found.append(self._find("size of gradients", size, table.gradients, sizes, MOST_SIZE))
+            sizes = [one.size for one in rounded]
+            found.append(self._find("size of gradients", got.size, table.gradients, sizes, MOST_SIZE))
         return found
+
+    def _find_worst(self, what: str, errors: Mapping[str, float], rounded: Sequence[Mapping[str, float]]) -> Finding:
+        """Of all parameters or norms, the one that is furthest beyond its limit, or nearest to it."""
+        table, ceiling = TOLERANCES[self.precision].gradients, CEILINGS[self.precision].gradients
+        if self.precision == "fp32":
+            # Which one is hit by the few signs that change is chance; below fp32 so many change that all are.
+            rounded = [dict.fromkeys(one, max(map(_ordered, one.values()))) for one in rounded]
+        found = (
+            self._find(what, error, table, [one[name] for one in rounded], ceiling, name)
+            for name, error in errors.items()
+        )
+        return max(found, key=lambda one: _ordered(one.error) / one.limit)
 
     def _train_plain(self) -> _Training:
         module = copy.deepcopy(self.reference).train()
@@ -298,22 +361,35 @@ class _Side(NamedTuple):
             with math_of("fp32", mode="train", device=self.device):
                 loss = self.plain.loss(module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
-        gradients = gradients_of(module)
+        statistics = {name: one for name, one in self._moved(buffers_of(module)).items() if bool(one.any())}
         losses = self._losses(self.plain, copy.deepcopy(self.reference).train(), 0, "fp32")
-        return _Training(float(loss.detach()), gradients, losses)
+        return _Training(float(loss.detach()), gradients_of(module), statistics, losses)
 
     def _train_fast(self, *, converge: bool = True) -> _Training:
         """The convergence run goes on with the very step that is timed."""
-        candidate = self._adopt()
+        module = copy.deepcopy(self.reference)
+        # Fast forms use the plain one's norms as they are.
+        buffers = buffers_of(module)
+        candidate = shape_module(self.fast, module, mode=self.mode, precision=self.precision)
+        del module
         loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
         _, batch = self._batches(self.seed)
+        loss = self._backward(loss_of, batch)
+        gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
+        statistics = self._moved(buffers)
+        losses = self._losses(self.fast, candidate, 1, self.precision, loss_of) if converge else []
+        return _Training(loss, gradients, statistics, losses)
+
+    def _backward(self, loss_of: LossOf, batch: dict[str, torch.Tensor]) -> float:
         with products_of(self.precision):
             with math_of(self.precision, mode="train", device=self.device):
                 loss = loss_of(batch)
             loss.backward()
-        gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
-        losses = self._losses(self.fast, candidate, 1, self.precision, loss_of) if converge else []
-        return _Training(float(loss.detach()), gradients, losses)
+        return float(loss.detach())
+
+    def _moved(self, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        before = buffers_of(self.reference)
+        return {name: one.detach() - before[name] for name, one in buffers.items()}
 
     def _convergence_error(self, got: _Training, plain: _Training) -> tuple[float, int]:
         """How far the loss moved is told batch by batch: two batches differ by more than training moves them."""
@@ -374,6 +450,37 @@ def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
 
 
+def buffers_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Those that are kept with the weights: statistics of norms."""
+    kept = module.state_dict(keep_vars=True)
+    return {name: one for name, one in module.named_buffers() if name in kept and one.is_floating_point()}
+
+
+def update_errors(
+    got: Mapping[str, torch.Tensor], expected: nn.Module, before: nn.Module, added: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """How far each weight is from where it should be, beyond what its last bit explains, to how far it should move.
+
+    `added`: how many rows are added to a weight one after the other; roundings of several add up by chance.
+    """
+    errors: dict[str, float] = {}
+    old = dict(before.named_parameters())
+    for name, parameter in expected.named_parameters():
+        right = parameter.detach().double()
+        if name not in got or got[name].shape != right.shape:
+            errors[name] = float("inf")
+            continue
+        way = right - old[name].detach().double()
+        off = float((got[name].double() - right).norm())
+        rounded = float(right.norm())
+        if added and name in added:
+            rows = way.any(dim=1)
+            rounded += (added[name] / max(int(rows.sum()), 1)) ** 0.5 * float(right[rows].norm())
+        beyond = off if math.isnan(off) else max(off - EPSILON * rounded, 0.0)
+        errors[name] = beyond / max(float(way.norm()), 1e-30)
+    return errors
+
+
 def relative_error(got: Outputs, expected: Outputs) -> float:
     """The largest of all outputs; infinite where shapes differ."""
     ours, theirs = _listed(got), _listed(expected)
@@ -394,8 +501,8 @@ def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected).norm()) / max(norm, 1e-30)
 
 
-def _loss_error(got: _Training, expected: _Training) -> float:
-    return abs(got.loss - expected.loss) / max(abs(expected.loss), 1e-12)
+def _loss_error(got: float, expected: float) -> float:
+    return abs(got - expected) / max(abs(expected), 1e-12)
 
 
 def size_error(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
@@ -409,8 +516,8 @@ def size_error(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Ten
     return abs(along / max(whole, 1e-30) - 1)
 
 
-def gradient_errors(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The relative error of every parameter's gradient; a missing one is infinitely wrong."""
+def named_errors(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The relative error of each of the expected; a missing one is infinitely wrong."""
     whole = sum(float(_dense(one).double().norm()) ** 2 for one in expected.values()) ** 0.5
     errors: dict[str, float] = {}
     for name, theirs in expected.items():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.system import find_device_peak
-from stepscope.workloads.feed import to_device
+from stepscope.workloads.feed import Shapes, shapes_of, to_device
 from stepscope.workloads.generation import Decoder
 from stepscope.workloads.precision import math_of
 
@@ -19,32 +19,43 @@ if TYPE_CHECKING:
     from stepscope.workloads.protocol import Mode, Precision, Task
 
 
-def count_flops(task: Task, *, mode: Mode, batch_size: int, device: str) -> int | None:
-    """Of one batch through the plain model, forward and (in training) backward; of a decoder, to the last new token.
+def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mode: Mode, device: str) -> int | None:
+    """Of one batch through the plain model in the mean of those given, forward and (in training) backward; of a
+    decoder, to the last new token. Of batches of one shape the first stands for all.
 
     Counted are products and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
     followed without values; else one step is made, on the device if it can be counted there. None where it cannot.
     """
+    alike: dict[Shapes, list[Mapping[str, torch.Tensor]]] = {}
+    for batch in batches:
+        alike.setdefault(shapes_of(batch), []).append(batch)
+    firsts = [group[0] for group in alike.values()]
     places = dict.fromkeys(("meta", device, "cpu"))
-    counts = (_count_on(place, task, mode, batch_size) for place in places)
-    return next((count for count in counts if count is not None), None)
+    counts = (_count_on(place, task, mode, firsts) for place in places)
+    found = next((count for count in counts if count is not None), None)
+    if found is None:
+        return None
+    return sum(count * len(group) for count, group in zip(found, alike.values(), strict=True)) // len(batches)
 
 
-def _count_on(device: str, task: Task, mode: Mode, batch_size: int) -> int | None:
+def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[int] | None:
+    """Of each batch."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    batch = task.make_batch(batch_size, seed=0, mode=mode)
-    counter = FlopCounterMode(display=False)
+    counts = []
     try:
         with torch.device(device):
             module = task.build()
-        there = to_device(batch, device=device, precision="fp32", mode=mode)
-        with counter, math_of("fp32", mode=mode, device=device), _in_plain_products(device):
-            _make_step(task, module, there, mode)
+        for batch in batches:
+            counter = FlopCounterMode(display=False)
+            there = to_device(batch, device=device, precision="fp32", mode=mode)
+            with counter, math_of("fp32", mode=mode, device=device), _in_plain_products(device):
+                _make_step(task, module, there, mode)
+            counts.append(int(counter.get_total_flops()))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         return None
-    return int(counter.get_total_flops())
+    return counts
 
 
 @contextmanager

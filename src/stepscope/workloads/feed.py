@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.errors import BadInputError, first_line
 from stepscope.workloads.precision import cast_batch
@@ -19,6 +20,23 @@ if TYPE_CHECKING:
 
 BATCHES = 4
 """Different batches that take turns, so that no step finds the last one's values in a cache."""
+
+LAYOUT_SEEDS = 16
+"""Batches of one example that are looked at for axes that vary; in large batches the longest example hides it."""
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def shapes_of(batch: Mapping[str, torch.Tensor]) -> Shapes:
+    return tuple(sorted((name, tuple(one.shape)) for name, one in batch.items()))
+
+
+def count_round(batches: Sequence[Mapping[str, torch.Tensor]], *, at_once: int) -> int:
+    """Steps of `at_once` batches after which each batch was taken equally often; 1 where all have one shape, as then
+    any step stands for all."""
+    if len({shapes_of(batch) for batch in batches}) == 1:
+        return 1
+    return math.lcm(len(batches), at_once) // at_once
 
 
 class Feed:
@@ -54,9 +72,11 @@ def read_batches(path: Path, task: Task, *, batch_size: int, mode: Mode) -> list
     import torch
 
     plain = task.plain if isinstance(task, Optimized) else task
-    wanted = plain.make_batch(batch_size, seed=0, mode=mode)
-    form = ", ".join(f"{name} {one.dtype}{list(one.shape)}" for name, one in wanted.items())
-    hint = f"torch.save a list of dicts with {form}"
+    wanted = find_layout(plain, batch_size=batch_size, mode=mode)
+    form = ", ".join(f"{name} {one.dtype}{one.format_shape()}" for name, one in wanted.items())
+    free = {axis for one in wanted.values() for axis in one.axes if isinstance(axis, str)}
+    may_vary = f"; {', '.join(sorted(free))} may differ from batch to batch" if free else ""
+    hint = f"torch.save a list of dicts with {form}{may_vary}"
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch says about a stranger's file
@@ -94,16 +114,57 @@ def _arrange(
     return arranged
 
 
-def _find_difference(batch: Any, wanted: Mapping[str, torch.Tensor]) -> str | None:
+class Layout(NamedTuple):
+    """What an input must be like."""
+
+    dtype: torch.dtype
+    axes: tuple[int | str, ...]
+    """A size, or the name of one that varies from batch to batch: in one batch the same name is the same size."""
+
+    def format_shape(self) -> str:
+        return f"[{', '.join(map(str, self.axes))}]"
+
+    def bind(self, shape: Sequence[int], sizes: dict[str, int]) -> bool:
+        """Whether a shape fits; takes the sizes of named axes into `sizes`."""
+        if len(shape) != len(self.axes):
+            return False
+        return all(
+            given == axis if isinstance(axis, int) else given > 0 and sizes.setdefault(axis, given) == given
+            for given, axis in zip(shape, self.axes, strict=True)
+        )
+
+
+def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, Layout]:
+    """Of the synthetic batches. Axes that vary, and always together, have one name."""
+    whole = task.make_batch(batch_size, seed=0, mode=mode)
+    single = [task.make_batch(1, seed=seed, mode=mode) for seed in range(LAYOUT_SEEDS)]
+    names: dict[tuple[int, ...], str] = {}
+
+    def describe(name: str, axis: int, size: int) -> int | str:
+        sizes = tuple(batch[name].shape[axis] for batch in single)
+        if len(set(sizes)) == 1:
+            return size
+        return names.setdefault(sizes, f"n{len(names) + 1}" if names else "n")
+
+    return {
+        name: Layout(one.dtype, tuple(describe(name, axis, size) for axis, size in enumerate(one.shape)))
+        for name, one in whole.items()
+    }
+
+
+def _find_difference(batch: Any, wanted: Mapping[str, Layout]) -> str | None:
     """What keeps a batch from standing in for a synthetic one."""
     import torch
 
     if not isinstance(batch, dict) or set(batch) != set(wanted):
         return f"must hold the inputs {', '.join(sorted(wanted))}"
+    sizes: dict[str, int] = {}
     for name, like in wanted.items():
         given = batch[name]
-        if not isinstance(given, torch.Tensor) or given.dtype != like.dtype or given.shape != like.shape:
-            return f"{name} must be {like.dtype} of shape {list(like.shape)}"
+        bound = dict(sizes)
+        if not isinstance(given, torch.Tensor) or given.dtype != like.dtype or not like.bind(given.shape, sizes):
+            known = "".join(f", {axis} = {bound[axis]} as in the inputs before" for axis in like.axes if axis in bound)
+            return f"{name} must be {like.dtype} of shape {like.format_shape()}{known}"
     return None
 
 

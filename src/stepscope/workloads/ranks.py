@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,7 +19,16 @@ import msgspec
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.launch import RankSession
-from stepscope.measure import Measurement, MeasureSettings, WallClock, measure, open_device
+from stepscope.measure import (
+    Device,
+    Measurement,
+    MeasureSettings,
+    WallClock,
+    WrongResultError,
+    give_back_memory,
+    measure,
+    open_device,
+)
 from stepscope.records import (
     Case,
     CaseResult,
@@ -29,14 +42,30 @@ from stepscope.records import (
     describe_exception,
 )
 from stepscope.store import RunWriter, utc_now
+from stepscope.store.view import LOADER
 from stepscope.system import collect_system, merge_systems
 from stepscope.workloads.asked import SEED, Asked, read_case
-from stepscope.workloads.facts import PeakMemory
-from stepscope.workloads.feed import make_batches, to_device
+from stepscope.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
+from stepscope.workloads.feed import Loader, count_round, make_batches, to_device
 from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
-from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, reset_modes
+from stepscope.workloads.steps import (
+    InferStep,
+    TrainStep,
+    forget_compiled,
+    make_late_optimizer,
+    name_early_updates,
+    reset_modes,
+)
 from stepscope.workloads.verify import Verifier, describe_changes
+from stepscope.workloads.worker import (
+    LOADER_STEPS,
+    LOADER_TIME_S,
+    WorkloadRequest,
+    choose_settings,
+    count_accumulated,
+    read_request,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +73,10 @@ if TYPE_CHECKING:
 
     from stepscope.workloads.protocol import Mode, Outputs
 
+    Batches = list[dict[str, torch.Tensor]]
+
 T = TypeVar("T")
+Step = TrainStep | InferStep
 WORKER = "stepscope.workloads.ranks:run"
 PARALLEL = ("ddp", "fsdp", "sharded")
 UNUSED = {
@@ -63,6 +95,12 @@ class RankMeasurement(msgspec.Struct, kw_only=True):
     facts: dict[str, Scalar] = {}
     """Beside the score; rank 0's are those of the case."""
     peak_memory_bytes: int | None = None
+    energy_j: float | None = None
+    """Of this rank's device, from the first warm-up step to the last timed one."""
+    peak: Peak | None = None
+    """Of this rank's device."""
+    loader_s: list[float] = []
+    """Seconds a step with batches from a loader."""
     failure: Failure | None = None
 
 
@@ -179,63 +217,179 @@ def _follow(control: Control, device: Any) -> None:
 def _measure(control: Control, case: Case, device: Any) -> RankMeasurement:
     session = control.session
     session.heartbeat.beat("preparing", case.key)
-    asked = read_case(case)
+    _forget_last_case(device)
+    asked, request = read_case(case), read_request(dict(session.request))
     parallel = str(case.parameters["parallel"])
-    backend = str(session.request.get("compile_backend", "inductor"))
-    is_checked = session.context.rank == 0 and asked.workload.implementation == "optimized"
-    facts = control.attempt(lambda: _verify(asked, parallel, device, backend) if is_checked else {})
+    is_first = session.context.rank == 0
+    is_told = is_first and asked.workload.implementation == "optimized"
+    facts = control.attempt(lambda: _verify(asked, parallel, device, request) if is_told else {})
     if isinstance(facts, Failure):
         return RankMeasurement(failure=facts)
     session.heartbeat.beat("preparing", case.key)
+    facts |= _describe_porting(asked, parallel, device)
+    measured = _measure_step(control, asked, request, parallel, device)
+    if measured.failure is not None:
+        return measured
+    session.heartbeat.beat("counting", case.key)
+    give_back_memory(device.name)
+    counted = control.attempt(lambda: _count(asked, device) if is_first else {})
+    if isinstance(counted, Failure):
+        return RankMeasurement(failure=counted)
+    measured.facts = {**measured.facts, **facts, **counted}
+    measured.peak = find_peak(device.name, asked.precision)
+    return measured
+
+
+def _forget_last_case(device: Device) -> None:
+    """Models that wait for the garbage collector, as FSDP's do, would count as memory of the next case."""
+    reset_modes()
+    forget_compiled()
+    # The first measurement takes what is alive out of the collector's sight, its own model too.
+    gc.unfreeze()
+    give_back_memory(device.name)
+
+
+def _describe_porting(asked: Asked, parallel: str, device: Device) -> dict[str, Scalar]:
     plain = asked.workload.make_plain(asked.scale)
+    ported = [one] if (one := plain.ported(device.name)) else []
     if parallel == "fsdp" and plain.dense() != plain.sizes:
-        facts["porting"] = "gradients of tables are dense: FSDP takes no sparse ones"
-    memory = PeakMemory(device.name)
-    step = control.attempt(lambda: _open_stepped(asked, parallel, device.name, backend))
-    if isinstance(step, Failure):
-        return RankMeasurement(failure=step)
-    settings = msgspec.convert(session.request["settings"], MeasureSettings)
-    if asked.mode == "infer":
-        settings = msgspec.structs.replace(settings, iterations=1)
-    measured = measure(step, settings=settings, clock=WallClock(), device=device, peers=GroupPeers(control, case))
+        ported.append("gradients of tables are dense: FSDP takes no sparse ones")
+    return {"porting": "; ".join(ported)} if ported else {}
+
+
+def _measure_step(
+    control: Control, asked: Asked, request: WorkloadRequest, parallel: str, device: Any
+) -> RankMeasurement:
+    """The model is given up when this returns."""
+    memory, start = PeakMemory(device.name), time.perf_counter()
+    opened = control.attempt(lambda: _open(asked, parallel, device.name, request.compile_backend))
+    if isinstance(opened, Failure):
+        return RankMeasurement(failure=opened)
+    step, batches = opened
+    round_steps = max(control.gather(count_round(batches, at_once=step.at_once)))
+    failure = control.attempt(lambda: _step_once_round(step, round_steps, device))
+    if isinstance(failure, Failure):
+        return RankMeasurement(failure=failure)
+    facts: dict[str, Scalar] = {"setup_s": time.perf_counter() - start}
+    peers = GroupPeers(control, asked.case)
+    how: dict[str, Any] = {"clock": WallClock(), "device": device, "peers": peers}
+    settings = choose_settings(asked, request.settings, device)
+    if round_steps > 1:
+        facts["round_steps"] = round_steps
+        settings = _keep_rounds(settings, step, round_steps, device, peers)
+    energy = EnergyMeter(device.name)
+    measured = measure(step, settings=settings, **how)
+    joules = energy.read_j()
+    failure = control.attempt(lambda: _require_training(step))
+    if isinstance(failure, Failure):
+        return RankMeasurement(failure=failure)
+    found = RankMeasurement(measurement=measured, facts=facts, peak_memory_bytes=memory.read_bytes(), energy_j=joules)
+    if request.loader_workers is not None:
+        loader = Loader(
+            batches, device=device.name, precision=asked.precision, mode=asked.mode, workers=request.loader_workers
+        )
+        brief = _shorten(settings, math.lcm(measured.iterations[-1], round_steps))
+        with step.feed.of(loader):
+            fed = measure(_wait_after(step, device) if asked.mode == "infer" else step, settings=brief, **how)
+        found.loader_s = fed.as_samples(asked.case.key).seconds()
+    return found
+
+
+def _wait_after(step: Step, device: Device) -> Callable[[], None]:
+    """A latency is that of one batch, also where several make one sample."""
+
+    def step_and_wait() -> None:
+        step()
+        device.synchronize()
+
+    return step_and_wait
+
+
+def _step_once_round(step: Step, round_steps: int, device: Device) -> None:
+    """What a way of sharing cannot do shows in the first step, and is one case's failure."""
+    for _ in range(round_steps):
+        step()
+    device.synchronize()
+
+
+def _keep_rounds(
+    settings: MeasureSettings, step: Step, round_steps: int, device: Device, peers: GroupPeers
+) -> MeasureSettings:
+    """Batches of a rank differ in shape: a sample of training is whole rounds of them on every rank; of latencies there
+    is at least one round."""
+    if isinstance(step, InferStep):
+        limits = ("few_samples", "min_samples", "max_samples")
+        return msgspec.structs.replace(settings, **{name: max(getattr(settings, name), round_steps) for name in limits})
+    peers.align()
+    start = time.perf_counter()
+    _step_once_round(step, round_steps, device)
+    rounds = peers.agree(max(1, math.ceil(settings.min_sample_s / (time.perf_counter() - start))))
+    return msgspec.structs.replace(settings, iterations=rounds * round_steps)
+
+
+def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
+    """As long as one device is timed with a loader."""
+    return msgspec.structs.replace(
+        settings, iterations=iterations, few_samples=2, min_samples=LOADER_STEPS, max_samples=LOADER_STEPS,
+        min_time_s=0.0, max_time_s=min(LOADER_TIME_S, settings.max_time_s), warmup_min_samples=1,
+        warmup_min_time_s=0.0, warmup_max_time_s=0.0,
+    )  # fmt: skip
+
+
+def _require_training(step: Step) -> None:
     fault = step.find_fault() if isinstance(step, TrainStep) else None
     if fault:
-        return RankMeasurement(failure=Failure(kind="wrong_result", message=f"this does not train: {fault}"))
-    return RankMeasurement(measurement=measured, facts=facts, peak_memory_bytes=memory.read_bytes())
+        raise WrongResultError(f"this does not train: {fault}", hint="another precision, or a smaller batch")
 
 
-def _verify(asked: Asked, parallel: str, device: Any, backend: str) -> dict[str, Scalar]:
+def _count(asked: Asked, device: Any) -> dict[str, Scalar]:
+    """Of all ranks' batches; this rank's stand for the others', whose examples are as many."""
+    import torch.distributed as dist
+
+    plain = asked.workload.make_plain(asked.scale)
+    batches = make_batches(plain, batch_size=_share(asked), mode=asked.mode, seed=SEED)
+    flops = count_flops(plain, batches, mode=asked.mode, device=device.name)
+    return {} if flops is None else {"model_flops": flops * count_accumulated(asked) * dist.get_world_size()}
+
+
+def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) -> dict[str, Scalar]:
     """Of one rank alone, on a GPU on its share of the batch: the whole may not fit. What sharing takes away from the
     form is told with its changes."""
     import torch.distributed as dist
 
     task = asked.workload.make_task(asked.scale)
     assert isinstance(task, Optimized)
-    size = max(1, asked.batch_size // dist.get_world_size()) if device.has_events else asked.batch_size
-    facts = Verifier(device, backend).check(asked._replace(batch_size=size))
-    facts |= describe_changes(task, asked, device, backend)
-    reset_modes()
-    forget_compiled()
-    facts["changes"] = f"{facts['changes']}; {UNUSED[parallel]}"
+    facts: dict[str, Scalar] = {"check": "not asked for"}
+    if request.check:
+        size = max(1, asked.batch_size // dist.get_world_size()) if device.has_events else asked.batch_size
+        start = time.perf_counter()
+        facts = Verifier(device, request.compile_backend).check(asked._replace(batch_size=size))
+        facts["check_s"] = time.perf_counter() - start
+    shared = _shard(task) if parallel == "sharded" else task
+    assert isinstance(shared, Optimized)
+    facts |= describe_changes(shared, asked, device, request.compile_backend)
+    _forget_last_case(device)
+    facts["changes"] = f"{facts['changes']}; {_name_unused(shared, asked, parallel)}"
     return facts
 
 
-def _open_stepped(asked: Asked, parallel: str, device: str, backend: str) -> TrainStep | InferStep:
-    """What a way of sharing cannot do shows in the first step, and is one case's failure."""
-    step = open_rank_step(asked, parallel, device, backend)
-    step()
-    return step
+def _name_unused(task: Optimized, asked: Asked, parallel: str) -> str:
+    early = name_early_updates(task, mode=asked.mode, precision=asked.precision)
+    # The owner of a table has the gradients of all ranks: only those of other batches are not there yet.
+    is_late = parallel != "sharded" or count_accumulated(asked) > 1
+    return f"{UNUSED[parallel]}, {early}" if early and is_late else UNUSED[parallel]
 
 
-def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "inductor") -> TrainStep | InferStep:
+def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "inductor") -> Step:
     """This rank's share: its own batches, and a module that exchanges what `parallel` says."""
+    return _open(asked, parallel, device, backend)[0]
+
+
+def _open(asked: Asked, parallel: str, device: str, backend: str) -> tuple[Step, Batches]:
+    """With this rank's batches on the host."""
     import torch.distributed as dist
 
-    rank, world = dist.get_rank(), dist.get_world_size()
-    if asked.batch_size % world:
-        raise UsageError(
-            f"a batch of {asked.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
-        )
+    share = _share(asked)
     task = asked.workload.make_task(asked.scale, with_dense_gradients=parallel == "fsdp")
     engine = EAGER
     if isinstance(task, Optimized):
@@ -247,11 +401,35 @@ def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "ind
     module = build_module(task, mode=asked.mode, precision=asked.precision, device=device, seed=SEED)
     if parallel != "sharded" and asked.mode == "train":
         task, module = distribute(task, module, parallel, device)
-    share = asked.batch_size // world
-    batches = make_batches(task, batch_size=share, mode=asked.mode, seed=SEED + 1000 * rank)
+    batches = make_batches(task, batch_size=share, mode=asked.mode, seed=SEED + 1000 * dist.get_rank())
     ready = [to_device(one, device=device, precision=asked.precision, mode=asked.mode) for one in batches]
     how: dict[str, Any] = {"precision": asked.precision, "device": device, "engine": engine, "backend": backend}
-    return TrainStep(task, module, ready, **how) if asked.mode == "train" else InferStep(task, module, ready, **how)
+    if asked.mode == "infer":
+        return InferStep(task, module, ready, **how), batches
+    how |= {"accumulate": count_accumulated(asked), "withhold": _find_withholding(module)}
+    return TrainStep(task, module, ready, **how), batches
+
+
+def _share(asked: Asked) -> int:
+    """Examples of one rank."""
+    import torch.distributed as dist
+
+    world = dist.get_world_size()
+    if asked.batch_size % world:
+        raise UsageError(
+            f"a batch of {asked.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
+        )
+    return asked.batch_size // world
+
+
+def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[object]]:
+    """How accumulated gradients are kept from being averaged batch by batch. Under FSDP they are not: a rank would have
+    to hold those of all weights."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = (one for one in module.modules() if isinstance(one, DistributedDataParallel))
+    wrapped = next(found, None)
+    return nullcontext if wrapped is None else wrapped.no_sync
 
 
 class JoinedTask(Task):
@@ -292,7 +470,7 @@ class JoinedTask(Task):
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         # Fused optimizers do not take weights that are spread; a fast form then steps as the plain one does.
         task = self._task.plain if self._spread and isinstance(self._task, Optimized) else self._task
-        return task.make_optimizer(self._inner)
+        return make_late_optimizer(task, self._inner)
 
 
 def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tuple[Task, nn.Module]:
@@ -349,19 +527,40 @@ def _fold(
     failure = next((one.failure for one in found if one.failure is not None), None)
     if failure is not None:
         return CaseResult(case=case, status="failed", started_at=started_at, elapsed_s=elapsed_s, failure=failure), []
+    loader = [max(row) for row in zip(*(one.loader_s for one in found), strict=True)]
     samples = [
-        one.measurement.as_samples(case.key, rank=rank) for rank, one in enumerate(found) if one.measurement is not None
+        one.measurement.as_samples(case.key, rank=rank, extra_s={LOADER: loader} if loader and rank == 0 else None)
+        for rank, one in enumerate(found)
+        if one.measurement is not None
     ]
     asked = read_case(case)
-    peaks = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
+    examples = asked.batch_size * count_accumulated(asked)
     result = CaseResult(
         case=case,
         status="ok",
         started_at=started_at,
         elapsed_s=elapsed_s,
-        score=Score(unit="ex/s", work=float(asked.batch_size)),
+        score=Score(unit="ex/s", work=float(examples)),
         latency_target=asked.workload.declared.latency_target,
         timing="slowest_rank",
-        observed={**found[0].facts, **({"peak_memory_bytes": max(peaks)} if peaks else {})},
+        observed={**found[0].facts, **_fold_facts(found, examples)},
     )
     return result, samples
+
+
+def _fold_facts(found: list[RankMeasurement], examples: int) -> dict[str, Scalar]:
+    """Memory of the rank that needs most; energy and peaks of all devices together, where each tells."""
+    facts: dict[str, Scalar] = {}
+    held = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
+    if held:
+        facts["peak_memory_bytes"] = max(held)
+    joules = [one.energy_j for one in found if one.energy_j is not None]
+    steps = sum(found[0].measurement.iterations) if found[0].measurement is not None else 0
+    if len(joules) == len(found) and steps:
+        facts["energy_j_per_example"] = sum(joules) / (steps * examples)
+    peaks = [one.peak for one in found if one.peak is not None]
+    if len(peaks) == len(found):
+        sources = Counter(one.source for one in peaks)
+        facts["peak_flops"] = sum(one.flops for one in peaks)
+        facts["peak_source"] = "; ".join(f"{count} × {source}" for source, count in sources.items())
+    return facts

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from stepscope.errors import UsageError
-from stepscope.records import Benchmark, Case, parse_benchmark_id
+from stepscope.records import Benchmark, Case
 from stepscope.records.benchmark import Implementation
 from stepscope.workloads.catalogue import Declared, DeclaredModel, Scale, read_catalogue
 from stepscope.workloads.protocol import Optimized, Precision, Task
@@ -52,6 +52,8 @@ class Workload(NamedTuple):
     ) -> Case:
         """Raises UsageError for what the rules of the benchmark do not allow."""
         chosen = self.require_precision(precision)
+        if chosen == "tf32" and device == "cpu":
+            raise UsageError("a CPU has no tf32", hint="--device cuda, or fp32", where="--precision")
         size = self.require_batch(batch_size, scale)
         parameters = {"device": device, "precision": chosen, "scale": scale}
         return Case(
@@ -60,6 +62,11 @@ class Workload(NamedTuple):
             batch_size=size,
             world_size=world_size,
         )
+
+    @property
+    def spreads(self) -> bool:
+        """Whether ranks can share it part by part instead of each having all of it."""
+        return type(self.make_plain("tiny")).shard is not Task.shard
 
     @property
     def precisions(self) -> list[Precision]:
@@ -101,10 +108,11 @@ def list_workloads() -> list[Workload]:
 
 
 def find_workload(benchmark_id: str) -> Workload:
-    parse_benchmark_id(benchmark_id)
     known = {one.benchmark.id: one for one in list_workloads()}
     if benchmark_id not in known:
-        close = get_close_matches(benchmark_id, known, n=1, cutoff=0.5)
+        # A model's name alone is no closer to one of its benchmarks than to another's.
+        of_model = [one for one in known if one.split("/")[0] == benchmark_id]
+        close = of_model or get_close_matches(benchmark_id, known, n=1)
         raise UsageError(
             f"there is no benchmark {benchmark_id!r}",
             hint=(f"did you mean {close[0]}? " if close else "") + "`stepscope bench list` shows those there are",

@@ -8,7 +8,9 @@ from typing import NamedTuple
 DEFAULT_RESOLUTION = 1 / 16
 """Of the bracket's middle: how close to the best size the search ends."""
 FALL = 0.02
-"""Doubling ends where throughput falls by more than this; less is noise or a plateau."""
+"""Throughput has fallen where it is so much below the best; less is noise or a plateau."""
+FALLS = 2
+"""In a row, and doubling ends: a single one is often a size that the device's libraries dislike."""
 
 
 class Trial(NamedTuple):
@@ -56,12 +58,13 @@ def most_tries(largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUT
 def _search(largest: int, first: int, resolution: float) -> Generator[int, Trial, None]:
     """Doubles until it no longer pays or fits, then narrows down between the neighbours of the best."""
     tried: list[Trial] = []
-    size = min(first, largest)
+    size, falls = min(first, largest), 0
     while True:
         trial = yield size
         tried.append(trial)
         best = max(one.worth for one in tried)
-        if trial.worth < 0 or trial.worth < (1 - FALL) * best or size == largest:
+        falls = falls + 1 if trial.worth < (1 - FALL) * best else 0
+        if trial.worth < 0 or falls == FALLS or size == largest:
             break
         size = min(2 * size, largest)
     place = max(range(len(tried)), key=lambda i: (tried[i].worth, -i))

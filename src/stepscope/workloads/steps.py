@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from stepscope.workloads.feed import Feed
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stepscope.workloads.protocol import Outputs, Precision, Task
+    from stepscope.workloads.protocol import Mode, Outputs, Precision, Task
 
 MOST_SHAPES = 64
 """Different shapes of layers that are compiled, each for itself; torch's own limit of 8 is for changing batches."""
@@ -29,6 +30,33 @@ CAPTURE_WARMUPS = 3
 """Steps on another stream before a capture: libraries make their workspaces in the first ones."""
 
 
+class UpdatesEarly(Optimized):
+    """A fast form whose optimizer leaves updates to the backward pass. It cannot where gradients are added up first,
+    over several batches or ranks: what one of them gives is no update yet."""
+
+    early_change = "update in backward"
+    """As its changes name it, where it makes such updates at all."""
+
+    @abstractmethod
+    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Makes every update itself, from the gradients that backward leaves."""
+
+
+def make_late_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
+    """For steps that add gradients up before they use them."""
+    if isinstance(task, UpdatesEarly):
+        return task.make_late_optimizer(module)
+    return task.make_optimizer(module)
+
+
+def name_early_updates(task: Task, *, mode: Mode, precision: Precision) -> str | None:
+    """The change that is not made where gradients are added up first; None: the form has none such."""
+    if not isinstance(task, UpdatesEarly):
+        return None
+    named = {one.name for one in task.changes(mode=mode, precision=precision)}
+    return task.early_change if task.early_change in named else None
+
+
 class _FedStep(ABC):
     """Takes batches one after the other, and is replayed as a graph where its engine says so."""
 
@@ -37,7 +65,8 @@ class _FedStep(ABC):
     ) -> None:
         self._precision: Precision = precision
         self._device = device
-        self._at_once = at_once
+        self.at_once = at_once
+        """Batches of one step."""
         self.feed = Feed(batches)
         self._replay: Callable[[], None] | None = None
 
@@ -48,12 +77,12 @@ class _FedStep(ABC):
         if self._replay is not None:
             self._replay()
         else:
-            self._step([self.feed.take() for _ in range(self._at_once)])
+            self._step([self.feed.take() for _ in range(self.at_once)])
 
     def _capture_if(self, engine: Engine) -> None:
         if not engine.graph or not self._device.startswith("cuda"):
             return
-        static = [_clone(self.feed.take()) for _ in range(self._at_once)]
+        static = [_clone(self.feed.take()) for _ in range(self.at_once)]
         replay = capture(lambda: self._step(static))
 
         def step() -> None:
@@ -79,10 +108,14 @@ class TrainStep(_FedStep):
         backend: str = "inductor",
         accumulate: int = 1,
         loss_of: Callable[[Any], Any] | None = None,
+        withhold: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`loss_of`: the loss of a batch, where it is compiled already."""
+        """`accumulate`: batches of a step; its one update is that of their mean loss. `loss_of`: the loss of a batch,
+        where it is compiled already. `withhold`: entered for all batches of a step but the last, so that ranks exchange
+        gradients once."""
         super().__init__(batches, precision=precision, device=device, at_once=accumulate)
-        self._optimizer = task.make_optimizer(module)
+        self._optimizer = make_late_optimizer(task, module) if accumulate > 1 else task.make_optimizer(module)
+        self._withhold = withhold
         self._loss_of = loss_of or compile_loss(task, module, engine, backend)
         self.loss: torch.Tensor | None = None
         """Of the last batch; stays on the device."""
@@ -103,12 +136,16 @@ class TrainStep(_FedStep):
     def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         with products_of(self._precision):
-            for batch in batches:
-                with math_of(self._precision, mode="train", device=self._device):
-                    loss = self._loss_of(batch)
-                (loss / len(batches) if len(batches) > 1 else loss).backward()
-                self.loss = loss.detach()
+            for number, batch in enumerate(batches, start=1):
+                with self._withhold() if number < len(batches) else nullcontext():
+                    self._add_gradients(batch, len(batches))
         self._optimizer.step()
+
+    def _add_gradients(self, batch: Mapping[str, torch.Tensor], count: int) -> None:
+        with math_of(self._precision, mode="train", device=self._device):
+            loss = self._loss_of(batch)
+        (loss / count if count > 1 else loss).backward()
+        self.loss = loss.detach()
 
 
 class InferStep(_FedStep):

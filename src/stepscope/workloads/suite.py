@@ -45,11 +45,12 @@ def make_suite_cases(
     """Out of the box in the benchmark's precision; optimized in the same, and in the fastest that is allowed."""
     if precision is not None and precision not in PRECISIONS:
         raise UsageError(f"{precision!r} is no precision", hint=f"one of {', '.join(PRECISIONS)}", where="--precision")
-    cases = []
-    for one in chosen:
-        for name in [precision] if precision else suite_precisions(one):
-            if name in one.precisions:
-                cases.append(one.make_case(device=device, scale=scale, precision=name))
+    cases = [
+        one.make_case(device=device, scale=scale, precision=name)
+        for one in chosen
+        for name in ([precision] if precision else suite_precisions(one))
+        if name in one.precisions
+    ]
     if not cases:
         raise UsageError(
             "no benchmark is left", hint="stepscope bench list shows what each allows", where="--precision"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,12 +30,12 @@ from stepscope.records import Case, Notice, Run, Scalar, Score
 from stepscope.store import TPOT, TTFT, StoredRun
 from stepscope.workloads.asked import SEED, Asked, read_case
 from stepscope.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
-from stepscope.workloads.feed import Loader, make_batches, read_batches, to_device
+from stepscope.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
 from stepscope.workloads.generation import Decoder, GenerateStep
 from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.rounds import is_try, next_cases
-from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, reset_modes
+from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, name_early_updates, reset_modes
 from stepscope.workloads.verify import Verifier, describe_changes
 from stepscope.workloads.writing import WritingStep, serve_requests
 
@@ -93,14 +94,31 @@ def open_step(case: Case) -> Callable[[], None]:
     return WorkloadBench(request, open_device(device), Path()).open(read_case(case))
 
 
+def count_accumulated(asked: Asked) -> int:
+    """Batches whose gradients are added up for one step: as asked for, else as the benchmark declares."""
+    usual = asked.workload.declared.accumulate if asked.scale == "full" else 1
+    return int(str(asked.case.parameters.get("accumulate", usual)))
+
+
+def choose_settings(asked: Asked, settings: MeasureSettings, device: Device) -> MeasureSettings:
+    """A latency is that of one batch."""
+    if asked.mode == "infer":
+        return msgspec.structs.replace(settings, iterations=1)
+    if device.has_events:
+        return msgspec.structs.replace(settings, min_sample_s=max(settings.min_sample_s, TRAIN_SAMPLE_S))
+    return settings
+
+
 Step = TrainStep | InferStep | WritingStep
 
 
 class Running:
     """A model ready to be stepped. Counts its steps; holds the only references to its memory."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, *, round_steps: int = 1) -> None:
         self.step: Step | None = step
+        self.round_steps = round_steps
+        """Above 1: batches differ in shape, and only so many steps together stand for all."""
         self.calls = 0
         self.sampled = 0
         """Of the last calls: those that became samples; the others warmed up."""
@@ -144,18 +162,20 @@ class WorkloadBench:
         memory = PeakMemory(self.device.name)
         start = time.perf_counter()
         running = self.open(asked, task, batches)
-        self._guarded(running)
+        for _ in range(running.round_steps):  # what is new for a shape is compiled here
+            self._guarded(running)
         self.device.synchronize()
         setup_s = time.perf_counter() - start
+        settings = self._keep_rounds(asked, running, choose_settings(asked, self._request.settings, self.device))
         energy, before = EnergyMeter(self.device.name), running.calls
-        score = Score(unit="ex/s", work=float(asked.batch_size * self._accumulate(asked)))
+        score = Score(unit="ex/s", work=float(asked.batch_size * count_accumulated(asked)))
         is_unchecked = asked.workload.implementation == "optimized" and not self._request.check
         return Prepared(
             body=running,
             score=None if is_unchecked else score,
             latency_target=asked.workload.declared.latency_target,
-            observed={"setup_s": setup_s, **self._describe(task, asked)},
-            settings=self._choose_settings(asked),
+            observed={"setup_s": setup_s, **self._describe(task, asked, running)},
+            settings=settings,
             on_measured=running.keep_measured,
             further=lambda: self._look_further(asked, batches, memory, energy, before),
         )
@@ -167,7 +187,8 @@ class WorkloadBench:
         self._release()
         chosen = task or asked.workload.make_task(asked.scale)
         given = batches or self._host_batches(chosen, asked)
-        running: Running = self._guarded(lambda: Running(self._build(chosen, asked, given)))
+        round_steps = count_round(given, at_once=count_accumulated(asked) if asked.mode == "train" else 1)
+        running: Running = self._guarded(lambda: Running(self._build(chosen, asked, given), round_steps=round_steps))
         self._running = running
         return running
 
@@ -201,15 +222,12 @@ class WorkloadBench:
             "backend": self._request.compile_backend,
         }
         if asked.mode == "train":
-            return TrainStep(task, module, ready, accumulate=self._accumulate(asked), **how)
+            return TrainStep(task, module, ready, accumulate=count_accumulated(asked), **how)
         if isinstance(task, Decoder):
             tokens = int(task.sizes["new_tokens"])
             generate = GenerateStep(task, module, new_tokens=tokens, **how)
             return WritingStep(generate, ready, sequences=asked.batch_size, new_tokens=tokens, device=self.device)
         return InferStep(task, module, ready, **how)
-
-    def _accumulate(self, asked: Asked) -> int:
-        return asked.workload.declared.accumulate if asked.scale == "full" else 1
 
     def _guarded(self, body: Callable[[], Any]) -> Any:
         import torch
@@ -224,22 +242,36 @@ class WorkloadBench:
         except NotImplementedError as error:
             raise CaseSkipped("unsupported", first_line(error)) from error
 
-    def _choose_settings(self, asked: Asked) -> MeasureSettings:
-        """A latency is that of one batch."""
-        settings = self._request.settings
-        if asked.mode == "infer":
-            return msgspec.structs.replace(settings, iterations=1)
-        if self.device.has_events:
-            return msgspec.structs.replace(settings, min_sample_s=max(settings.min_sample_s, TRAIN_SAMPLE_S))
-        return settings
+    def _keep_rounds(self, asked: Asked, running: Running, settings: MeasureSettings) -> MeasureSettings:
+        """Where batches differ in shape, a sample of training is whole rounds of them; of latencies there is at least
+        one round."""
+        if running.round_steps == 1:
+            return settings
+        if asked.mode == "train":
+            steps: int = self._guarded(lambda: self._count_whole_rounds(running, settings.min_sample_s))
+            return msgspec.structs.replace(settings, iterations=steps)
+        limits = ("few_samples", "min_samples", "max_samples")
+        least = {name: max(getattr(settings, name), running.round_steps) for name in limits}
+        return msgspec.structs.replace(settings, **least)
 
-    def _describe(self, task: Task, asked: Asked) -> dict[str, Scalar]:
-        facts: dict[str, Scalar] = {}
+    def _count_whole_rounds(self, running: Running, least_s: float) -> int:
+        """Steps of so many rounds as take this long."""
+        start = time.perf_counter()
+        for _ in range(running.round_steps):
+            running()
+        self.device.synchronize()
+        return running.round_steps * max(1, math.ceil(least_s / (time.perf_counter() - start)))
+
+    def _describe(self, task: Task, asked: Asked, running: Running) -> dict[str, Scalar]:
+        facts: dict[str, Scalar] = {} if running.round_steps == 1 else {"round_steps": running.round_steps}
         porting = asked.workload.make_plain(asked.scale).ported(self.device.name)
         if porting:
             facts["porting"] = porting
         if isinstance(task, Optimized):
             facts |= describe_changes(task, asked, self.device, self._request.compile_backend)
+            unused = name_early_updates(task, mode=asked.mode, precision=asked.precision)
+            if unused and count_accumulated(asked) > 1:
+                facts["changes"] = f"{facts['changes']}; not used with accumulated gradients: {unused}"
         return facts
 
     # --- beside the score ------------------------------------------------------------------------------------------
@@ -267,10 +299,12 @@ class WorkloadBench:
             tokens = sum(one.sequences * one.new_tokens for one in written)
             facts["tokens_per_s"] = tokens / sum(one.duration_s for one in written)
         if is_try(asked.case):
+            if asked.workload.implementation == "optimized":
+                facts["check"] = "not made: a try"
             return Further(extra_s=extra, observed=facts, notices=notices)
         joules, steps = energy.read_j(), running.calls - before
         if joules is not None and steps:
-            facts["energy_j_per_example"] = joules / (steps * asked.batch_size * self._accumulate(asked))
+            facts["energy_j_per_example"] = joules / (steps * asked.batch_size * count_accumulated(asked))
         if isinstance(running.step, WritingStep) and self._request.rate_per_s is not None:
             served, overload = self._serve(running.step, asked, self._request.rate_per_s)
             facts |= served
@@ -280,7 +314,7 @@ class WorkloadBench:
         if self._request.trace:
             facts["trace"] = self._record(running, asked)
         self._release()
-        facts |= self._count(asked)
+        facts |= self._count(asked, batches)
         if asked.workload.implementation == "optimized":
             facts |= self._check(asked)
         return Further(extra_s=extra, observed=facts, notices=notices)
@@ -331,9 +365,11 @@ class WorkloadBench:
         begin = start = time.perf_counter()
         while len(times) < LOADER_STEPS and (len(times) < 2 or start - begin < limit_s):
             steps = 0
-            while not steps or time.perf_counter() - start < window_s:
+            while not steps or steps % running.round_steps or time.perf_counter() - start < window_s:
                 running()
                 steps += 1
+                if not window_s:
+                    self.device.synchronize()
             self.device.synchronize()
             now = time.perf_counter()
             times.append((now - start) / steps)
@@ -351,12 +387,13 @@ class WorkloadBench:
                 recording.step()
         return place
 
-    def _count(self, asked: Asked) -> dict[str, Scalar]:
+    def _count(self, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> dict[str, Scalar]:
         plain = asked.workload.make_plain(asked.scale)
-        flops = count_flops(plain, mode=asked.mode, batch_size=asked.batch_size, device=self.device.name)
+        timed = batches if asked.workload.implementation == "ootb" else self._host_batches(plain, asked)
+        flops = count_flops(plain, timed, mode=asked.mode, device=self.device.name)
         if flops is None:
             return {}
-        facts: dict[str, Scalar] = {"model_flops": flops * self._accumulate(asked)}
+        facts: dict[str, Scalar] = {"model_flops": flops * count_accumulated(asked)}
         peak = find_peak(self.device.name, asked.precision)
         if peak is not None:
             facts |= {"peak_flops": peak.flops, "peak_source": peak.source}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stepscope.workloads.models.bert.ootb import IGNORED
 from stepscope.workloads.models.encoders import disclosed
-from stepscope.workloads.models.encoders.optimizers import make_adamw
-from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.workloads.models.encoders.fast import FastEncoder
+from stepscope.workloads.protocol import Change, Mode, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stepscope.workloads.protocol import Outputs
 
 
-class FastBert(Optimized):
+class FastBert(FastEncoder):
     repeated = ("LeanLayer",)
 
     def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
@@ -47,20 +47,8 @@ class FastBert(Optimized):
     def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
         return cast("tuple[torch.Tensor, ...]", module(batch))
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
-        return make_adamw(module, learning_rate=rate, decay=decay, fused=True)
-
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return list(cast("Any", module).encoder.layers)
-
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        from stepscope.workloads.models.encoders.origins import gradients_of
-
-        return gradients_of(module)
-
-    def engine(self, mode: Mode) -> Engine:
-        return Engine(compile="default", graph=True, dynamic=False)
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
         found = [

@@ -157,6 +157,16 @@ def _make_pass(
     entering = torch.bfloat16 if half else dtype
     drawn = torch.randn(layer.shape, generator=torch.Generator(device).manual_seed(1), device=device)
     x = drawn.to(entering).contiguous(memory_format=LAST[len(layer.shape)]).requires_grad_(mode == "train")
+    slopes: list[torch.Tensor] = []
+
+    def slope_of(y: torch.Tensor) -> torch.Tensor:
+        """Not ones: those would not tell a gradient from one that mixes up places, groups or examples. Drawn in the
+        first run, as later ones may be captured."""
+        if not slopes:
+            drawn = torch.randn(y.shape, generator=torch.Generator(device).manual_seed(2), device=device)
+            # Rounded, so that all precisions have the same.
+            slopes.append(drawn.bfloat16().to(y.dtype).contiguous(memory_format=LAST[y.dim()]))
+        return slopes[0]
 
     def run() -> list[torch.Tensor]:
         module.weight.grad = x.grad = None
@@ -164,7 +174,7 @@ def _make_pass(
             with math_of(precision, mode=mode, device=str(device)):
                 y = module(x)
             if mode == "train":
-                y.backward(torch.ones_like(y))
+                y.backward(slope_of(y))
         return [one for one in (y.detach(), x.grad, module.weight.grad) if one is not None]
 
     return run

@@ -120,11 +120,12 @@ class FastPictures(Optimized):
         return []
 
     def _describe_groups(self, mode: Mode, precision: Precision) -> str:
-        """Those of this process, once they are chosen."""
+        """As they were chosen in this process, where they were."""
+        own = set(self._find_grouped(mode).values())
         made = {
             layer.describe(): trial.way.describe()
             for (layer, of_mode, of_precision, _), trial in TRIALS.items()
-            if (of_mode, of_precision) == (mode, precision)
+            if layer in own and (of_mode, of_precision) == (mode, precision)
         }
         rule = "Each is computed in the way that was fastest in a trial on the device before the measurement"
         if not made:

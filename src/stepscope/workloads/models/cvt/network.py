@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from stepscope.workloads.models.convnets.folding import fold_one
 from stepscope.workloads.models.encoders.lean import as_stream, stream_dtype
 from stepscope.workloads.models.encoders.origins import Lean, Origins
 
@@ -170,7 +171,7 @@ class FoldedConvolution(nn.Module):
 
     def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None, shifted: bool) -> None:
         super().__init__()
-        folded = [fold(one.convolution, one.normalization) for one in plain]
+        folded = [fold_one(one.convolution, one.normalization) for one in plain]
         self.register_buffer("weights", torch.stack([weight for weight, _ in folded]))
         self.register_buffer("biases", torch.stack([bias for _, bias in folded]))
         self.stride, self.padding = plain[0].convolution.stride[0], plain[0].convolution.padding[0]
@@ -179,14 +180,6 @@ class FoldedConvolution(nn.Module):
     def forward(self, grid: torch.Tensor) -> list[torch.Tensor]:
         seen = self.convolve(grid, self.get_buffer("weights"), stride=self.stride, padding=self.padding)
         return [one + bias for one, bias in zip(seen, self.get_buffer("biases").unbind(0), strict=True)]
-
-
-def fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and bias of the convolution followed by the norm."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    factor = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
-    return convolution.weight.detach() * factor[:, None, None, None], norm.bias.detach() - norm.running_mean * factor
 
 
 def convolve_by_shifts(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from stepscope.workloads.models.encoders import disclosed
-from stepscope.workloads.models.encoders.optimizers import make_adamw
-from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.workloads.models.encoders.fast import FastEncoder
+from stepscope.workloads.protocol import Change, Mode, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class FastCvt(Optimized):
+class FastCvt(FastEncoder):
     repeated = ("LeanBlock",)
     shifted = True
     """Depthwise convolutions as sums of shifted images; False: by the library."""
@@ -38,20 +38,8 @@ class FastCvt(Optimized):
     def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return cast("torch.Tensor", module(batch["pixel_values"]))
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
-        return make_adamw(module, learning_rate=rate, decay=decay, fused=True)
-
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return [block for stage in cast("Any", module).stages for block in stage.blocks]
-
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        from stepscope.workloads.models.encoders.origins import gradients_of
-
-        return gradients_of(module)
-
-    def engine(self, mode: Mode) -> Engine:
-        return Engine(compile="default", graph=True, dynamic=False)
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
         found = [

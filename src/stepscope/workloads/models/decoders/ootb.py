@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepscope.workloads.generation import Decoder
 from stepscope.workloads.models.decoders.data import Lengths, make_prompts, pack_documents
+from stepscope.workloads.models.encoders.optimizers import decayed_groups
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ class PlainDecoder(Decoder):
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         import torch
 
-        return torch.optim.AdamW(decayed_groups(module, self.sizes), **adam_options(self.sizes))
+        return torch.optim.AdamW(decayed_groups(module, self.sizes["weight_decay"]), **adam_options(self.sizes))
 
     def reserve(self, module: nn.Module, batch: Mapping[str, torch.Tensor], new_tokens: int) -> PlainState:
         return PlainState()
@@ -100,15 +101,6 @@ class PlainDecoder(Decoder):
 
 def _lengths(declared: Mapping[str, Any]) -> Lengths:
     return Lengths(**declared)
-
-
-def decayed_groups(module: nn.Module, sizes: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    """Weight decay is for matrices; biases and norms go without."""
-    parameters = [one for one in module.parameters() if one.requires_grad]
-    return [
-        {"params": [one for one in parameters if one.dim() > 1], "weight_decay": sizes["weight_decay"]},
-        {"params": [one for one in parameters if one.dim() <= 1], "weight_decay": 0.0},
-    ]
 
 
 def adam_options(sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.workloads.generation import Decoder
 from stepscope.workloads.models.decoders.data import pack_prompts
-from stepscope.workloads.models.decoders.ootb import adam_options, decayed_groups
+from stepscope.workloads.models.decoders.ootb import adam_options
+from stepscope.workloads.models.encoders.optimizers import decayed_groups
 from stepscope.workloads.protocol import Change, Engine, Optimized
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class OptimizedDecoder(Optimized, Decoder):
         import torch
 
         on_cuda = next(module.parameters()).device.type == "cuda"
-        groups = decayed_groups(module, self.sizes)
+        groups = decayed_groups(module, self.sizes["weight_decay"])
         return torch.optim.AdamW(groups, fused=True, capturable=on_cuda, **adam_options(self.sizes))
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:

@@ -197,9 +197,10 @@ class GatheredTables(nn.Module):
         pooled = BagSum.apply(table, batch["indices"], batch["offsets"], self.count, dtype, self.rate)  # type: ignore[no-untyped-call]
         return cast("torch.Tensor", pooled)
 
-    def arm(self, rate: float) -> list[nn.Parameter]:
-        """From now on backward updates the table; gives what no optimizer has to."""
-        if self.row_weights is not None:
+    def arm(self, rate: float | None) -> list[nn.Parameter]:
+        """From now on backward updates the table, or with None does not; gives what no optimizer has to."""
+        if self.row_weights is not None or rate is None:
+            self.rate.value = None
             return []
         self.rate.value = rate
         return [self.weight]
@@ -369,9 +370,11 @@ class FastDlrm(nn.Module):
         crossed = products.index_select(1, self.get_buffer("lower"))
         return torch.sigmoid(self.top.infer(join_evenly([bottom, crossed])).squeeze(1))
 
-    def arm(self, rate: float) -> list[nn.Parameter]:
-        """Backward passes make what updates they can; gives the parameters of which no gradient is left."""
-        return self.lookup.arm(rate) if isinstance(self.lookup, GatheredTables) else []
+    def arm(self, rate: float | None) -> list[nn.Parameter]:
+        """Backward passes make what updates they can, or with None none; gives the parameters of which no gradient is
+        left."""
+        arm = getattr(self.lookup, "arm", None)
+        return arm(rate) if arm is not None else []
 
     def plain_gradients(self) -> dict[str, torch.Tensor]:
         found = dict(self.bottom.plain_gradients("bottom"))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from stepscope.errors import BadInputError
 from stepscope.workloads.models.dlrm.ootb import DlrmTask
-from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision, Task
+from stepscope.workloads.protocol import Change, Engine, Mode, Precision, Task
+from stepscope.workloads.steps import UpdatesEarly
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,7 @@ COUNTED_ROWS_A_LOOKUP = 32
 tensor cores multiply some hundred numbers in the time that memory gives one."""
 
 
-class DlrmOptimized(Optimized):
+class DlrmOptimized(UpdatesEarly):
     plain: DlrmTask
 
     def __init__(self, plain: Task) -> None:
@@ -30,22 +31,30 @@ class DlrmOptimized(Optimized):
         self.plain = plain
 
     def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        plain = cast("Dlrm", module)
+        return self.adopt_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
+
+    def adopt_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
         import torch
 
         from stepscope.workloads.models.dlrm.fast_network import FastDlrm
 
-        plain = cast("Dlrm", module)
         device = plain.get_buffer("lower").device
         halves = mode == "train" and precision == "bf16"
         fast = FastDlrm(
             plain,
             self.plain.tables,
-            self._lay_out_tables(plain, mode),
+            lookup,
             dtype=torch.bfloat16 if halves else torch.float32,
             loss=self.sizes["loss"],
             compiled=mode == "train" and device.type == "cuda",
         )
         return fast.train(plain.training)
+
+    def shard(self) -> Task:
+        from stepscope.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+
+        return ShardedFastDlrm(self)
 
     def _lay_out_tables(self, plain: Dlrm, mode: Mode) -> nn.Module:
         from stepscope.workloads.models.dlrm import fast_network
@@ -95,29 +104,52 @@ class DlrmOptimized(Optimized):
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         """From here on the backward pass updates gathered tables itself."""
+        fast = cast("FastDlrm", module)
+        return self._make_sgd(fast, leave=fast.arm(self._rate))
+
+    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        fast = cast("FastDlrm", module)
+        return self._make_sgd(fast, leave=fast.arm(None))
+
+    def _make_sgd(self, fast: FastDlrm, *, leave: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
         from stepscope.workloads.models.dlrm.fast_network import MasterSgd
 
-        fast, rate = cast("FastDlrm", module), float(self.sizes["learning_rate"])
-        done = fast.arm(rate)
         if fast.dtype != torch.float32:
-            return MasterSgd(fast, rate, leave=done)
-        left = [one for one in fast.parameters() if not any(one is other for other in done)]
-        return torch.optim.SGD(left, lr=rate, fused=True)
+            return MasterSgd(fast, self._rate, leave=leave)
+        left = [one for one in fast.parameters() if not any(one is other for other in leave)]
+        return torch.optim.SGD(left, lr=self._rate, fused=True)
+
+    @property
+    def _rate(self) -> float:
+        return float(self.sizes["learning_rate"])
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """Of a module that has no optimizer yet: with one, the backward pass leaves none of gathered tables."""
         return cast("FastDlrm", module).plain_gradients()
+
+    def added_rows(self, batch_size: int) -> dict[str, int]:
+        if self._counted or self.sizes["pooling"] == "learned":
+            return {}
+        return {f"tables.{i}.weight": batch_size * each for i, each in enumerate(self.plain.tables.lookups)}
 
     def engine(self, mode: Mode) -> Engine:
         # The dense part is compiled by the module itself: the lookups before it write to their table in backward.
         return Engine(graph=True)
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        return self._list_changes(self._lookup_changes(mode, precision), mode, precision)
+
+    def list_sharded_changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        """Of a rank that has some of the tables."""
+        own = _WEIGHTED_ONCE if self.sizes["pooling"] == "learned" else _FUSED_UPDATE
+        return self._list_changes([_OWN_GATHERED, *([own] if mode == "train" else [])], mode, precision)
+
+    def _list_changes(self, lookups: list[Change], mode: Mode, precision: Precision) -> list[Change]:
         return [
             *(_TRAINING if mode == "train" else _INFERENCE),
-            *self._lookup_changes(mode, precision),
+            *lookups,
             *([_HALVES] if mode == "train" and precision == "bf16" else []),
             *([_STORED_HALVES] if mode == "infer" and precision in ("bf16", "fp16") else []),
             *([_ROUNDED] if precision == "tf32" else []),
@@ -173,8 +205,11 @@ _GATHERED = Change(
     "one table", "all tables lie in one weight; the loader adds each table's first row to its indices, in 32 bits; one "
     "kernel sums all bags",
 )  # fmt: skip
+_OWN_GATHERED = Change(
+    "own tables as one", "a rank's tables lie in one weight; one kernel sums all bags that the ranks have sent for them"
+)
 _FUSED_UPDATE = Change(
-    "update in backward",
+    UpdatesEarly.early_change,
     "the backward kernel adds the SGD update to the tables' rows by atomic additions; no gradient of them is kept",
 )
 _WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once a step")

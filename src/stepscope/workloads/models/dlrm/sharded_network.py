@@ -62,49 +62,28 @@ class DenseNetwork(nn.Module):
         return self.plain.judge(self.plain.bottom(dense), pooled.unbind(1))
 
 
-class ShardedNetwork(nn.Module):
-    """One rank's tables and its copy of the dense network, whose gradients are averaged as backward makes them."""
+class Spread(nn.Module):
+    """Which rank has which tables, and how lookups get there and pooled vectors back."""
 
-    def __init__(self, plain: Dlrm, owners: Sequence[int], group: Group) -> None:
+    def __init__(self, lookups: Sequence[int], owners: Sequence[int], group: Group, device: torch.device) -> None:
         super().__init__()
         self.group, self.ranks = group, dist.get_world_size(group)
-        self.lookups = plain.lookups
+        self.lookups = lookups
         self.tables_of = [[table for table, owner in enumerate(owners) if owner == rank] for rank in range(self.ranks)]
         self.own = self.tables_of[dist.get_rank(group)]
-        every = list(plain.tables)
-        self.tables = nn.ModuleDict({str(table): every[table] for table in self.own})
-        self.dense = DistributedDataParallel(DenseNetwork(plain), process_group=group)
         arrived = [table for own in self.tables_of for table in own]
-        order = torch.tensor(arrived).argsort()
-        self.register_buffer("order", order.to(plain.get_buffer("lower").device), persistent=False)
+        self.register_buffer("order", torch.tensor(arrived).argsort().to(device), persistent=False)
 
-    def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        batch = len(dense)
-        parts = torch.split(indices, [batch * one for one in self.lookups])
-        taken = self._exchange_lookups(parts, batch)
-        starts = self._exchange_offsets(offsets)
-        pooled = [
-            table(torch.cat(mine), _join_starts(begins, len(mine[0])))
-            for table, mine, begins in zip(self.tables.values(), taken, starts, strict=True)
-        ]
-        width = cast("nn.Linear", self._dense().plain.bottom[-2]).out_features
-        local = torch.stack(pooled, dim=1) if pooled else dense.new_zeros(self.ranks * batch, 0, width)
-        owned = [len(one) for one in self.tables_of]
-        arrived = ExchangePooled.apply(local, owned, self.group)  # type: ignore[no-untyped-call]
-        return cast("torch.Tensor", self.dense(dense, arrived.index_select(1, self.get_buffer("order"))))
-
-    def _dense(self) -> DenseNetwork:
-        return cast("DenseNetwork", self.dense.module)
-
-    def _exchange_lookups(self, parts: Sequence[torch.Tensor], batch: int) -> list[list[torch.Tensor]]:
+    def send_lookups(self, indices: torch.Tensor, batch: int) -> list[list[torch.Tensor]]:
         """Of each own table, its lookups from every rank. A table has as many from each, so sizes need no exchange."""
+        parts = torch.split(indices, [batch * one for one in self.lookups])
         sent = [torch.cat([parts[table] for table in own]) if own else parts[0][:0] for own in self.tables_of]
         sizes = [batch * self.lookups[table] for table in self.own]
         received = _exchange(torch.cat(sent), [len(one) for one in sent], [sum(sizes)] * self.ranks, self.group)
         by_rank = [torch.split(one, sizes) for one in received.view(self.ranks, -1)]
         return [[one[place] for one in by_rank] for place in range(len(self.own))]
 
-    def _exchange_offsets(self, offsets: torch.Tensor) -> torch.Tensor:
+    def send_offsets(self, offsets: torch.Tensor) -> torch.Tensor:
         """[own tables, ranks, batch]: where bags begin in the part of their rank."""
         batch = offsets.shape[1]
         sent = [offsets[own].flatten() for own in self.tables_of]
@@ -113,7 +92,39 @@ class ShardedNetwork(nn.Module):
         )
         return received.view(self.ranks, len(self.own), batch).transpose(0, 1)
 
+    def return_pooled(self, local: torch.Tensor) -> torch.Tensor:
+        """From [ranks · batch, own tables, width] to all tables for this rank's examples, [batch, tables, width]."""
+        owned = [len(one) for one in self.tables_of]
+        arrived: torch.Tensor = ExchangePooled.apply(local, owned, self.group)  # type: ignore[no-untyped-call]
+        return arrived.index_select(1, self.get_buffer("order"))
 
-def _join_starts(begins: torch.Tensor, length: int) -> torch.Tensor:
+
+class ShardedNetwork(nn.Module):
+    """One rank's tables and its copy of the dense network, whose gradients are averaged as backward makes them."""
+
+    def __init__(self, plain: Dlrm, owners: Sequence[int], group: Group) -> None:
+        super().__init__()
+        self.spread = Spread(plain.lookups, owners, group, plain.get_buffer("lower").device)
+        every = list(plain.tables)
+        self.tables = nn.ModuleDict({str(table): every[table] for table in self.spread.own})
+        self.dense = DistributedDataParallel(DenseNetwork(plain), process_group=group)
+
+    def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        batch = len(dense)
+        taken = self.spread.send_lookups(indices, batch)
+        starts = self.spread.send_offsets(offsets)
+        pooled = [
+            table(torch.cat(mine), join_starts(begins, len(mine[0])))
+            for table, mine, begins in zip(self.tables.values(), taken, starts, strict=True)
+        ]
+        width = cast("nn.Linear", self._dense().plain.bottom[-2]).out_features
+        local = torch.stack(pooled, dim=1) if pooled else dense.new_zeros(self.spread.ranks * batch, 0, width)
+        return cast("torch.Tensor", self.dense(dense, self.spread.return_pooled(local)))
+
+    def _dense(self) -> DenseNetwork:
+        return cast("DenseNetwork", self.dense.module)
+
+
+def join_starts(begins: torch.Tensor, length: int) -> torch.Tensor:
     """Of one table: from [ranks, batch] in each rank's part to all of them in the parts together."""
     return (begins + length * torch.arange(len(begins), device=begins.device).unsqueeze(1)).flatten()

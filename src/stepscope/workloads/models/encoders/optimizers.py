@@ -10,16 +10,19 @@ if TYPE_CHECKING:
 
 
 def make_adamw(module: nn.Module, *, learning_rate: float, decay: float, fused: bool = False) -> torch.optim.Optimizer:
-    """Matrices decay; biases and norms do not."""
     import torch
 
+    how: dict[str, Any] = {"fused": True, "capturable": next(module.parameters()).is_cuda} if fused else {}
+    return torch.optim.AdamW(decayed_groups(module, decay), lr=learning_rate, **how)
+
+
+def decayed_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; biases and norms do not."""
     trained = [one for one in module.parameters() if one.requires_grad]
-    groups = [
+    return [
         {"params": [one for one in trained if one.dim() > 1], "weight_decay": decay},
         {"params": [one for one in trained if one.dim() <= 1], "weight_decay": 0.0},
     ]
-    how: dict[str, Any] = {"fused": True, "capturable": trained[0].is_cuda} if fused else {}
-    return torch.optim.AdamW(groups, lr=learning_rate, **how)
 
 
 def make_sgd(module: nn.Module, *, learning_rate: float, fused: bool = False) -> torch.optim.Optimizer:

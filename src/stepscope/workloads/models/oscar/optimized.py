@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from stepscope.workloads.models.encoders import disclosed
-from stepscope.workloads.models.encoders.optimizers import make_adamw
-from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.workloads.models.encoders.fast import FastEncoder
+from stepscope.workloads.protocol import Change, Mode, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class FastOscar(Optimized):
+class FastOscar(FastEncoder):
     repeated = ("LeanLayer",)
 
     def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
@@ -30,21 +30,9 @@ class FastOscar(Optimized):
         logits = cast("torch.Tensor", self.infer(module, batch)).float()
         return functional.binary_cross_entropy_with_logits(logits, scores) * scores.shape[1]
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
-        return make_adamw(module, learning_rate=rate, decay=decay, fused=True)
-
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         model = cast("Any", module)
         return [model.embeddings, *model.encoder.layers, model.regions, model.classifier]
-
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        from stepscope.workloads.models.encoders.origins import gradients_of
-
-        return gradients_of(module)
-
-    def engine(self, mode: Mode) -> Engine:
-        return Engine(compile="default", graph=True, dynamic=False)
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
         found = [

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, cast
 
 from stepscope.errors import BadInputError
 from stepscope.workloads.models.encoders import disclosed
+from stepscope.workloads.models.encoders.fast import FastEncoder
 from stepscope.workloads.models.encoders.optimizers import make_sgd
 from stepscope.workloads.models.xlmr.ootb import PAD
-from stepscope.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.workloads.protocol import Change, Engine, Mode, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.workloads.protocol import Outputs
 
 
-class FastXlmr(Optimized):
+class FastXlmr(FastEncoder):
     repeated = ("LeanLayer",)
 
     def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
@@ -66,16 +67,11 @@ class FastXlmr(Optimized):
         model = cast("LeanXlmr", module)
         return [model.embeddings, *model.encoder.layers]
 
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        from stepscope.workloads.models.encoders.origins import gradients_of
-
-        return gradients_of(module)
-
     def engine(self, mode: Mode) -> Engine:
         if self._packs:
             # The number of tokens changes from batch to batch, so that one graph cannot hold the step.
             return Engine(compile="default", dynamic=True)
-        return Engine(compile="default", graph=True, dynamic=False)
+        return super().engine(mode)
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
         found = [disclosed.ONE_PROJECTION, disclosed.COMPILED, *disclosed.precision_changes(mode, precision)]

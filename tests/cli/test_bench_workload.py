@@ -1,0 +1,78 @@
+"""What `bench workload`, `bench list` and `bench suite` refuse, in their own words."""
+
+from __future__ import annotations
+
+import pytest
+from cli_process import Stepscope
+
+SMALL = "dlrm/ootb/train/small.1dev-embed32-fp32"
+WRITER = "gpt2/ootb/infer/small-1dev-fp32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "advice"),
+    [
+        ((SMALL, "--parallel", "ddp"), "without --ranks this does nothing", "torchrun"),
+        ((SMALL, "--backend", "gloo"), "without --ranks this does nothing", "--ranks"),
+        ((SMALL, "--largest-batch", "8"), "without --find-batch", "--find-batch"),
+        ((SMALL, "--resolution", "0.5"), "without --find-batch", "--find-batch"),
+        ((WRITER, "--requests", "5"), "without --rate", "--rate"),
+        ((WRITER, "--rate", "nan"), "no number of requests", "--help"),
+        ((WRITER, "--rate", "inf"), "no number of requests", "--help"),
+        ((SMALL, "--rate", "5"), "only decoders", "gpt2"),
+        ((SMALL, "--precision", "tf32"), "a CPU has no tf32", "--device cuda"),
+        ((SMALL, "--ranks", "2", "--trace"), "without this", "one device"),
+        ((SMALL, "--ranks", "2", "--find-batch", "throughput"), "without this", "one device"),
+        ((SMALL, "--find-batch", "throughput", "--batch-sizes", "1,2"), "exclude each other", "--largest-batch"),
+        (("resnet50/optimised/train/1dev-fp32",), "there is no benchmark", "resnet50/optimized/train/1dev-fp32"),
+        ((SMALL, "--find-batch", "throughput", "--data", __file__), "the size that they have", "--find-batch"),
+        (("dlrm",), "there is no benchmark", "dlrm/ootb/train/A.1dev-embed32-fp32"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, tuple) else None,
+)
+def test_what_means_nothing_is_refused(here: Stepscope, arguments: tuple[str, ...], said: str, advice: str) -> None:
+    answer = here("bench", "workload", *arguments, "--scale", "tiny", "--json")
+    assert answer.code == 2
+    assert said in answer.error["message"]
+    assert advice in answer.error["hint"]
+
+
+def test_one_unknown_model_among_known_ones_is_refused(here: Stepscope) -> None:
+    answer = here("bench", "list", "--model", "dlrm", "--model", "foo", "--json")
+    assert answer.code == 2
+    assert "foo" in answer.error["message"]
+    assert "xlmr" in answer.error["hint"]
+
+
+def test_a_suite_names_what_its_precision_leaves_out(here: Stepscope) -> None:
+    answer = here(
+        "bench", "suite", "proxy", "--precision", "fp16", "--model", "xlmr", "--model", "dlrm", "--scale", "tiny",
+        "--implementation", "ootb", "--max-time", "1ms", "--warmup-max-time", "1ms", "--no-loader", "--json",
+    )  # fmt: skip
+    assert answer.code == 0
+    assert {case["benchmark"] for case in answer.data["cases"]} == {
+        "xlmr/ootb/infer/fb-1dev-A",
+        "dlrm/ootb/infer/A.1dev-embed4-fp32",
+    }
+    assert "do not allow fp16: dlrm/ootb/train/A.1dev-embed32-fp32" in answer.err
+
+
+def test_tables_that_are_not_there_cannot_be_spread(here: Stepscope) -> None:
+    answer = here(
+        "bench", "workload", "resnet50/ootb/train/1dev-fp32", "--ranks", "2", "--parallel", "sharded", "--json"
+    )
+    assert (answer.code, answer.error["hint"]) == (2, "--parallel ddp or fsdp")
+
+
+def test_ranks_spread_the_tables_of_the_optimized_form_by_default(here: Stepscope) -> None:
+    answer = here(
+        "bench", "workload", "dlrm/optimized/train/A.8dev-embed32-fp32", "--ranks", "2", "--scale", "tiny",
+        "--max-time", "50ms", "--warmup-max-time", "1ms", "--no-loader", "--no-check", "--compile-backend", "eager",
+        "--json",
+    )  # fmt: skip
+    assert answer.code == 0, answer.out
+    [case] = answer.data["cases"]
+    assert case["parameters"]["parallel"] == "sharded"
+    assert case["check"] == "not asked for"
+    assert "own tables as one" in case["changes"]
+    assert "lookups as a product" not in case["changes"]
