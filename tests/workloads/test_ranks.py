@@ -42,18 +42,21 @@ def find_training(model: str, implementation: str) -> str:
     return next(one.benchmark.id for one in found if one.declared.devices == 1)
 
 
-def measure(store: Path, *asked: tuple[str, str], ranks: int = 2, **chosen: Any) -> StoredRun:
+def measure(store: Path, *asked: tuple[str, str], ranks: int = 2, check: bool = True, **chosen: Any) -> StoredRun:
     cases = [
         find_workload(name).make_case(device="cpu", scale="tiny", parallel=parallel, world_size=ranks, **chosen)
         for name, parallel in asked
     ]
-    return run_cases(store, cases, ranks=ranks)
+    return run_cases(store, cases, ranks=ranks, check=check)
 
 
-def run_cases(store: Path, cases: list[Case], *, ranks: int, loader_workers: int | None = None) -> StoredRun:
+def run_cases(
+    store: Path, cases: list[Case], *, ranks: int, loader_workers: int | None = None, check: bool = True
+) -> StoredRun:
     request = {
         "device": "cpu", "backend": "gloo", "world_size": ranks, "worker": WORKER,
         "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": loader_workers,
+        "check": check,
     }  # fmt: skip
     folder = create_run(
         store, verb="workload", name="test", command=["test"], request=request, cases=cases, launcher="self",
@@ -90,10 +93,13 @@ def test_every_model_is_shared_in_both_ways(tmp_path: Path, parallel: str) -> No
 def test_fast_forms_are_shared_in_both_ways(tmp_path: Path, parallel: str) -> None:
     """One of each family: joined weights, weights stored channels last, kernels, tables, blocks of a decoder."""
     models = ("xlmr", "oscar", "cvt", "rnnt", "dlrm", "gpt2")
-    run = measure(tmp_path, *((find_training(model, "optimized"), parallel) for model in models))
+    is_checked = parallel == "ddp"  # the check is of one rank alone, and the same for both
+    run = measure(tmp_path, *((find_training(model, "optimized"), parallel) for model in models), check=is_checked)
     for case in run.cases():
         assert case.result.failure is None, (case.result.case.benchmark.id, case.result.failure)
-        assert case.result.observed["check"] == "passed"
+        assert case.result.observed["check"] == ("passed" if is_checked else "not asked for")
+        assert (case.score() is not None) == is_checked
+        assert len(case.samples) == 2
 
 
 @pytest.mark.parametrize(

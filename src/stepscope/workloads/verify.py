@@ -9,6 +9,8 @@ from stepscope.workloads.check import CheckReport, Finding, check_optimized
 from stepscope.workloads.generation import Decoder, check_generation
 from stepscope.workloads.protocol import Optimized
 
+UNCHECKED = "not asked for"
+"""Instead of a passed check; such a form has no score."""
 CHECK_TOKENS = 16
 CHECK_BATCH = 16
 """Examples in a comparison on a CPU: enough to fill every path of the model."""

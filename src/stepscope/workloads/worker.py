@@ -36,7 +36,7 @@ from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.rounds import is_try, next_cases
 from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, name_early_updates, reset_modes
-from stepscope.workloads.verify import Verifier, describe_changes
+from stepscope.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.workloads.writing import WritingStep, serve_requests
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class WorkloadBench:
 
     def _check(self, asked: Asked) -> dict[str, Scalar]:
         if not self._request.check:
-            return {"check": "not asked for"}
+            return {"check": UNCHECKED}
         start = time.perf_counter()
         facts = self._verifier.check(asked)
         give_back_memory(self.device.name)
