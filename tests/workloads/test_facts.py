@@ -204,3 +204,29 @@ def test_a_width_that_is_fixed_stays_demanded(tmp_path: Path) -> None:
     torch.save([{"input_ids": make_words(2, width - 1)["input_ids"]}], tmp_path / "own.pt")
     with pytest.raises(BadInputError, match=rf"of shape \[2, {width}\]"):
         read_batches(tmp_path / "own.pt", workload.make_task("tiny"), batch_size=2, mode="infer")
+
+
+def test_what_was_there_before_a_model_is_not_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.workloads.facts import PeakMemory
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 300)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 1000)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    assert PeakMemory("cuda").read_bytes() == 700
+
+
+def test_a_model_that_a_measurement_froze_is_gone_after_clearing_up() -> None:
+    import gc
+    import weakref
+
+    from stepscope.workloads.steps import clear_up
+
+    module = torch.nn.Linear(2, 2)
+    module.itself = module
+    alive = weakref.ref(module)
+    gc.freeze()
+    del module
+    gc.collect()
+    assert alive() is not None
+    clear_up("cpu")
+    assert alive() is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import socket
@@ -52,10 +51,10 @@ from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.steps import (
     InferStep,
     TrainStep,
+    clear_up,
     forget_compiled,
     make_late_optimizer,
     name_early_updates,
-    reset_modes,
 )
 from stepscope.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.workloads.worker import (
@@ -242,11 +241,8 @@ def _measure(control: Control, case: Case, device: Any) -> RankMeasurement:
 
 def _forget_last_case(device: Device) -> None:
     """Models that wait for the garbage collector, as FSDP's do, would count as memory of the next case."""
-    reset_modes()
     forget_compiled()
-    # The first measurement takes what is alive out of the collector's sight, its own model too.
-    gc.unfreeze()
-    give_back_memory(device.name)
+    clear_up(device.name)
 
 
 def _describe_porting(asked: Asked, parallel: str, device: Device) -> dict[str, Scalar]:

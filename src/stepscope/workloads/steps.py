@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure import give_back_memory
 from stepscope.workloads.feed import Feed
 from stepscope.workloads.precision import math_of, products_of
 from stepscope.workloads.protocol import EAGER, Engine, Optimized
@@ -215,12 +217,18 @@ def _how(engine: Engine, backend: str) -> dict[str, Any]:
     return how
 
 
-def reset_modes() -> None:
-    """What a fast form switched on in the process, the next model must not inherit."""
+def clear_up(device: str) -> None:
+    """What one model left in the process, the next must not inherit: modes, workspaces, and its own memory."""
     import torch
 
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.benchmark_limit = BENCHMARK_LIMIT
+    if device.startswith("cuda"):
+        # cuBLAS keeps one for each stream that was ever captured on.
+        torch._C._cuda_clearCublasWorkspaces()
+    # The first measurement takes what is alive out of the collector's sight, its own model too.
+    gc.unfreeze()
+    give_back_memory(device)
 
 
 def forget_compiled() -> None:

@@ -35,7 +35,7 @@ from stepscope.workloads.generation import Decoder, GenerateStep
 from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.rounds import is_try, next_cases
-from stepscope.workloads.steps import InferStep, TrainStep, forget_compiled, name_early_updates, reset_modes
+from stepscope.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, name_early_updates
 from stepscope.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.workloads.writing import WritingStep, serve_requests
 
@@ -196,8 +196,7 @@ class WorkloadBench:
         if self._running is not None:
             self._running.release()
         self._running = None
-        reset_modes()
-        give_back_memory(self.device.name)
+        clear_up(self.device.name)
 
     def _forget_others(self, asked: Asked) -> None:
         """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else."""
