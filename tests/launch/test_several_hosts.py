@@ -156,6 +156,7 @@ def host(name: str, script: str, *, joined: bool = True) -> HostCommand:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For hosts that are played by a shell, which does not notice that its input ends."""
     monkeypatch.setattr("stepscope.launch.remote.GRACE_S", 0.2)
+    monkeypatch.setattr("stepscope.launch.remote.LOADING_S", 0.2)
     monkeypatch.setattr("stepscope.launch.remote.STOP_WAIT_S", 0.3)
     monkeypatch.setattr("stepscope.launch.mpi._STOP_WAIT_S", 0.3)
 

@@ -30,6 +30,8 @@ from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REA
 # Below the range from which Linux takes the ports of outgoing connections.
 FIRST_PORT, LAST_PORT = 20000, 32767
 POLL_S = 0.05
+LOADING_S = 60.0
+"""For a host that has started to load torch and to try once more: on a busy machine or a slow disk it takes long."""
 GRACE_S = 5.0
 """After one host failed the others get this long to notice and to tell their side; rank 0 may be among them."""
 STOP_WAIT_S = 10.0
@@ -259,8 +261,7 @@ def run_on_hosts(commands: Sequence[HostCommand], *, join_limit_s: float = DEFAU
 
 def _watch(hosts: Sequence[_RunningHost], join_limit_s: float) -> HostEnd | None:
     """Returns when all have ended, or some time after the first failed; the failure that explains the others."""
-    # A moment more than each host gives itself, since a host that knows why it cannot join says so.
-    join_deadline_s = time.monotonic() + join_limit_s + GRACE_S
+    begin_s = time.monotonic()
     deadline_s = float("inf")
     failed: list[_RunningHost] = []
     while any(host.code() is None for host in hosts) and time.monotonic() < deadline_s:
@@ -269,8 +270,8 @@ def _watch(hosts: Sequence[_RunningHost], join_limit_s: float) -> HostEnd | None
         if failed and deadline_s == float("inf"):
             # Hosts that never met have nothing more to say about each other.
             deadline_s = time.monotonic() + (GRACE_S if all(host.joined for host in hosts) else 0)
-        if not failed and time.monotonic() > join_deadline_s:
-            _require_all(hosts, join_limit_s)
+        if not failed:
+            _require_all(hosts, join_limit_s, time.monotonic() - begin_s)
     failed += [host for host in hosts if host.code() and host not in failed]
     if failed and all(host.started for host in failed) and not hosts[0].started:
         # The others could not reach it because it was not there.
@@ -282,8 +283,11 @@ def _watch(hosts: Sequence[_RunningHost], join_limit_s: float) -> HostEnd | None
     return next((host.end() for host in [*killed, *first, *failed]), None)
 
 
-def _require_all(hosts: Sequence[_RunningHost], join_limit_s: float) -> None:
-    absent = [host for host in hosts if not host.joined]
+def _require_all(hosts: Sequence[_RunningHost], join_limit_s: float, waited_s: float) -> None:
+    """A host that has started says itself why it cannot join, once it has loaded what it needs for trying."""
+    absent = [
+        host for host in hosts if not host.joined and waited_s > join_limit_s + (LOADING_S if host.started else GRACE_S)
+    ]
     if absent:
         _refuse_absent(absent, join_limit_s)
 
