@@ -180,20 +180,23 @@ def _was_given(name: str) -> bool:
 
 
 def _refuse_idle(*, has: dict[str, object]) -> None:
+    from stepscope.workloads.own import as_flag
+
     for name, needed in _NEEDS.items():
         if _was_given(name) and has[needed] is None:
-            where = "--backend" if name == "group_backend" else f"--{name.replace('_', '-')}"
             other = " or a launcher such as torchrun" if needed == "--ranks" else ""
-            raise UsageError(f"without {needed} this does nothing", hint=f"add {needed}{other}", where=where)
+            raise UsageError(f"without {needed} this does nothing", hint=f"add {needed}{other}", where=as_flag(name))
 
 
 def _refuse_on_ranks() -> None:
+    from stepscope.workloads.own import as_flag
+
     for name in _ONE_DEVICE:
         if _was_given(name):
             raise UsageError(
                 "several ranks measure benchmarks of the suite at given batch sizes, without this",
                 hint="leave it out, or measure on one device",
-                where=f"--{name.replace('_', '-')}",
+                where=as_flag(name),
             )
 
 
@@ -271,8 +274,6 @@ def _read_accumulate(benchmark_id: str, asked: int | None, sizes: list[int | Non
 
     if asked is None:
         return None
-    if is_own_model(benchmark_id):
-        raise UsageError("a model of your own makes its own steps", hint="accumulate in it", where="--accumulate")
     found = find_workload(benchmark_id)
     if found.declared.mode != "train":
         raise UsageError(
@@ -296,7 +297,7 @@ def _find_largest(benchmark_id: str, asked: int | None, accumulate: int | None) 
     """Of a search: with gradients that are added up, the rule of the benchmark is on all batches of an update."""
     from stepscope.workloads import find_workload
 
-    if accumulate is None or is_own_model(benchmark_id):
+    if accumulate is None:
         return asked
     most = (find_workload(benchmark_id).declared.max_batch_size or 0) // accumulate
     return min(asked or most, most) if most else asked
@@ -318,8 +319,6 @@ def _make_cases(benchmark_id: str, sizes: list[int | None], how: dict[str, Any],
     from stepscope.workloads.own import make_own_case
 
     if is_own_model(benchmark_id):
-        if further["search"]:
-            raise UsageError("a model of your own has no rules to search under", hint="--batch-sizes 1,8,64")
         return [
             make_own_case(benchmark_id, device=how["device"], batch_size=size, precision=how["precision"])
             for size in sizes

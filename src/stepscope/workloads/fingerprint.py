@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.workloads.facts import in_plain_products
 from stepscope.workloads.generation import Decoder
 from stepscope.workloads.precision import math_of
 from stepscope.workloads.registry import Workload, list_workloads
@@ -152,7 +152,7 @@ def _list_operators(one: Workload) -> list[str]:
     module = task.build().train(mode == "train")
     batch = task.make_batch(BATCH, seed=0, mode=mode)
     watch = Watch()  # type: ignore[no-untyped-call]
-    with _without_choices_of_the_machine(), math_of("fp32", mode=mode, device="cpu"), watch:
+    with in_plain_products("cpu"), math_of("fp32", mode=mode, device="cpu"), watch:
         for part in _make_step(task, module, batch, mode):
             seen.append(f"# {part}")
     return seen
@@ -179,21 +179,6 @@ def _make_step(task: Task, module: nn.Module, batch: Mapping[str, torch.Tensor],
         for _ in range(tokens - 1):
             task.advance(module, state)
             yield "advance"
-
-
-@contextmanager
-def _without_choices_of_the_machine() -> Iterator[None]:
-    """Torch takes other operators for recurrent layers and attention where a library or a processor lacks something."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    library: Any = torch.backends.mkldnn
-    before, library.enabled = library.enabled, False
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        library.enabled = before
 
 
 def _describe_argument(value: Any) -> Any:

@@ -39,6 +39,8 @@ _REFUSED = {
     "loader_workers": _NO_LOADER,
     "no_loader": _NO_LOADER,
     "compile_backend": ("a model of your own compiles itself", "torch.compile(model, backend=…) in build"),
+    "accumulate": ("a model of your own makes its own steps", "accumulate in it"),
+    "find_batch": _NO_SEARCH,
     "largest_batch": _NO_SEARCH,
     "resolution": _NO_SEARCH,
     "requests": ("only decoders answer requests", "leave it out"),
@@ -80,10 +82,11 @@ def refuse_options(given: Iterable[str]) -> None:
     for name in given:
         if name in _REFUSED:
             reason, hint = _REFUSED[name]
-            raise UsageError(reason, hint=hint, where=_as_flag(name))
+            raise UsageError(reason, hint=hint, where=as_flag(name))
 
 
-def _as_flag(name: str) -> str:
+def as_flag(name: str) -> str:
+    """Of a parameter of the command."""
     return "--" + name.removeprefix("group_").replace("_", "-")
 
 
@@ -192,7 +195,7 @@ def _refuse_untaken(takes: Takes, batch_size: int | None, precision: object, *, 
         if value is not None and not takes.every and option not in takes.names:
             raise UsageError(
                 f"{name} takes no {option}: {value} would change nothing",
-                hint=f"write def {name}(device, {option}) and use it, or leave {_as_flag(option)} out",
+                hint=f"write def {name}(device, {option}) and use it, or leave {as_flag(option)} out",
                 where=str(path),
             )
 
@@ -356,7 +359,7 @@ def _call(build: Callable[..., Any], takes: Takes, case: Case, path: Path) -> An
         if one.default is one.empty and name in takes.names and name not in given
     ]  # fmt: skip
     if lacking:
-        options = [_as_flag(name) for name in lacking if name in offered]
+        options = [as_flag(name) for name in lacking if name in offered]
         option = f" ({', '.join(options)})" if options else ""
         raise UsageError(
             f"{case.parameters['function']} needs {', '.join(lacking)}{option}", hint=HINT, where=str(path)

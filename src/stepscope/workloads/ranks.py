@@ -64,6 +64,7 @@ from stepscope.workloads.worker import (
     choose_settings,
     count_accumulated,
     read_request,
+    require_samples,
 )
 
 if TYPE_CHECKING:
@@ -314,8 +315,7 @@ def _keep_rounds(
     """Batches of a rank differ in shape: a sample of training is whole rounds of them on every rank; of latencies there
     is at least one round."""
     if isinstance(step, InferStep):
-        limits = ("few_samples", "min_samples", "max_samples")
-        return msgspec.structs.replace(settings, **{name: max(getattr(settings, name), round_steps) for name in limits})
+        return require_samples(settings, round_steps)
     peers.align()
     start = time.perf_counter()
     _step_once_round(step, round_steps, device)

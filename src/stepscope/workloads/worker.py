@@ -109,6 +109,12 @@ def choose_settings(asked: Asked, settings: MeasureSettings, device: Device) -> 
     return settings
 
 
+def require_samples(settings: MeasureSettings, least: int) -> MeasureSettings:
+    """Latencies of at least so many batches, however long they take."""
+    limits = ("few_samples", "min_samples", "max_samples")
+    return msgspec.structs.replace(settings, **{name: max(getattr(settings, name), least) for name in limits})
+
+
 Step = TrainStep | InferStep | WritingStep
 
 
@@ -249,9 +255,7 @@ class WorkloadBench:
         if asked.mode == "train":
             steps: int = self._guarded(lambda: self._count_whole_rounds(running, settings.min_sample_s))
             return msgspec.structs.replace(settings, iterations=steps)
-        limits = ("few_samples", "min_samples", "max_samples")
-        least = {name: max(getattr(settings, name), running.round_steps) for name in limits}
-        return msgspec.structs.replace(settings, **least)
+        return require_samples(settings, running.round_steps)
 
     def _count_whole_rounds(self, running: Running, least_s: float) -> int:
         """Steps of so many rounds as take this long."""
