@@ -351,3 +351,18 @@ def test_ranks_under_a_launcher_must_not_be_asked_for_again(store: Path) -> None
     )  # fmt: skip
     assert done.returncode == 2
     assert "disagrees" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_command_that_fails_inside_a_group_keeps_its_exit_code(tmp_path: Path) -> None:
+    """Threads of a group that was not closed now and then abort the process on its way out."""
+    source = (
+        "import atexit, os\n"
+        "import torch.distributed as dist\n"
+        "from stepscope.cli.main import main\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "atexit.register(os.abort)\n"
+        f"main(['runs', 'show', 'none-of-this-name', '--store', {str(tmp_path)!r}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "none-of-this-name" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -35,6 +36,17 @@ def raise_on_rank_1(session: RankSession) -> None:
     if session.context.rank == 1:
         raise RuntimeError("the network is down")
     group.barrier()
+
+
+def raise_and_abort_on_the_way_out(session: RankSession) -> None:
+    """As threads of a process group do now and then when Python takes itself apart."""
+    atexit.register(os.abort)
+    raise RuntimeError("the disk is full")
+
+
+def raise_in_a_group_that_aborts(session: RankSession) -> None:
+    join(session)
+    raise_and_abort_on_the_way_out(session)
 
 
 def crash_rank_0(session: RankSession) -> None:

@@ -85,6 +85,18 @@ def test_an_exception_leaves_its_stack(folder: Path) -> None:
     assert any("raise_on_rank_1" in line for line in failure.stack)
 
 
+@pytest.mark.parametrize(
+    ("worker", "code"), [("raise_and_abort_on_the_way_out", -signal.SIGABRT), ("raise_in_a_group_that_aborts", 1)]
+)
+def test_what_a_rank_said_counts_more_than_how_its_process_ended(folder: Path, worker: str, code: int) -> None:
+    """In a group the process leaves at once, so that its exit code is its own."""
+    with pytest.raises(RankDiedError, match="the disk is full"):
+        launch(folder, worker, ranks=1)
+    (failure,) = StoredRun(folder).failures
+    assert failure.exit_code == code
+    assert any("raise_and_abort_on_the_way_out" in line for line in failure.stack)
+
+
 def test_a_crash_in_native_code_leaves_its_stack_in_the_log(folder: Path) -> None:
     with pytest.raises(RankDiedError, match="SIGSEGV"):
         launch(folder, "crash_rank_0")

@@ -62,7 +62,12 @@ def app() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run and exit: 0 done, 1 failed, 2 wrong use or bad input, 3 regression, 4 undecided, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(arguments))
+    code = run(arguments)
+    if code and "torch.distributed" in sys.modules:
+        from stepscope.launch import leave_group_behind
+
+        leave_group_behind(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

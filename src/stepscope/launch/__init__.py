@@ -14,7 +14,7 @@ from stepscope.launch.local import launch_local
 from stepscope.launch.netlab import NetLab
 from stepscope.launch.slurm import SlurmJob, format_sbatch, submit
 from stepscope.launch.watchdog import Heartbeat
-from stepscope.launch.worker import RankSession, load_worker, rank_session
+from stepscope.launch.worker import RankSession, leave_group_behind, load_worker, rank_session
 
 __all__ = [
     "ChildError",
@@ -30,6 +30,7 @@ __all__ = [
     "export_rendezvous",
     "format_sbatch",
     "launch_local",
+    "leave_group_behind",
     "load_worker",
     "measure_in_processes",
     "merge_processes",

@@ -36,6 +36,8 @@ STOP_WAIT_S = 3.0
 LAST_LINES = 20
 LAUNCHER_LOG = "launcher.log"
 
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""What a rank says when another one went away: it has a cause elsewhere."""
 _ELASTIC_FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s+exitcode\s*:\s*(-?\d+)")
 
 
@@ -248,11 +250,14 @@ class _Supervisor:
 
 
 def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Failure:
-    """Who died first. A rank ended by a signal explains the connection errors of its peers, not the reverse."""
+    """Who died first. A rank ended by a signal explains the connection errors of its peers, not the reverse.
+
+    One that could still say what it met with failed of that, whatever ended its process afterwards.
+    """
     ended = {int(rank): int(code) for rank, code in _ELASTIC_FAILURE.findall(launcher_output)}
-    by_signal = [rank for rank, code in ended.items() if code < 0 and -code != signal.SIGTERM]
     own_words = {rank: failure for rank in range(ranks) if (failure := read_rank_failure(ranks_folder, rank))}
-    original = [rank for rank, failure in own_words.items() if "Connection closed by peer" not in failure.message]
+    by_signal = [rank for rank, code in ended.items() if code < 0 and -code != signal.SIGTERM and rank not in own_words]
+    original = [rank for rank, failure in own_words.items() if not any(echo in failure.message for echo in _ECHOES)]
     culprit = next(iter([*by_signal, *original, *own_words, *ended]), None)
     if culprit is None:
         return Failure(
@@ -262,7 +267,7 @@ def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Fai
         )
     code, said = ended.get(culprit), own_words.get(culprit)
     beat = read_beat(ranks_folder, culprit)
-    how = _how_it_ended(code) if said is None or culprit in by_signal else said.message
+    how = said.message if said else _how_it_ended(code)
     doing = f" in {beat.phase}" if beat else ""
     return Failure(
         kind="rank_died",
@@ -271,7 +276,7 @@ def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Fai
         case=beat.case if beat else None,
         exit_code=code,
         last_lines=_last_lines(log_path(ranks_folder, culprit), LAST_LINES),
-        stack=said.stack if said and culprit not in by_signal else [],
+        stack=said.stack if said else [],
     )
 
 

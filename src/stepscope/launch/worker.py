@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,19 @@ def _redirect_output(descriptor: int) -> None:
     os.dup2(descriptor, 2)
 
 
+def leave_group_behind(code: int) -> None:
+    """End a failed process at once where it is still in a process group of torch; otherwise do nothing.
+
+    The group's threads run on while Python takes itself apart, and now and then abort the process: launchers then see
+    a SIGABRT instead of the exit code. Closing the group could wait for ranks that hang.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def load_worker(target: str) -> Worker:
     module, _, function = target.partition(":")
     worker: Worker = getattr(importlib.import_module(module), function)
@@ -106,8 +120,13 @@ def main() -> None:
     folder, target, hang_limit_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     die_with_parent()
     request = StoredRun(folder).plan.request
-    with rank_session(folder, request=request, hang_limit_s=hang_limit_s, supervised=True) as session:
-        load_worker(target)(session)
+    try:
+        with rank_session(folder, request=request, hang_limit_s=hang_limit_s, supervised=True) as session:
+            load_worker(target)(session)
+    except BaseException as error:
+        traceback.print_exc()
+        leave_group_behind(1)
+        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":
