@@ -18,7 +18,9 @@ from collections.abc import Sequence
 import torch
 
 from stepscope.workloads import find_workload
-from stepscope.workloads.check import NOISE, TOLERANCES, _Jostled, build_stirred, gradients_of, named_errors
+from stepscope.workloads.check import NOISE, _Jostled, build_stirred
+from stepscope.workloads.distances import gradients_of, named_errors
+from stepscope.workloads.findings import TOLERANCES
 from stepscope.workloads.protocol import Task
 
 SEEDS = (727, 11)

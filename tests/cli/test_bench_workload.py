@@ -21,7 +21,7 @@ WRITER = "gpt2/ootb/infer/small-1dev-fp32"
         ((WRITER, "--rate", "inf"), "no number of requests", "--help"),
         ((SMALL, "--rate", "5"), "only decoders", "gpt2"),
         ((SMALL, "--precision", "tf32"), "a CPU has no tf32", "--device cuda"),
-        ((SMALL, "--ranks", "2", "--trace"), "without this", "one device"),
+        ((SMALL, "--ranks", "2", "--rate", "3"), "without this", "one device"),
         ((SMALL, "--ranks", "2", "--find-batch", "throughput"), "without this", "one device"),
         ((SMALL, "--find-batch", "throughput", "--batch-sizes", "1,2"), "exclude each other", "--largest-batch"),
         (("resnet50/optimised/train/1dev-fp32",), "there is no benchmark", "resnet50/optimized/train/1dev-fp32"),

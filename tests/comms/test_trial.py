@@ -13,7 +13,6 @@ from stepscope.comms.clocks import ClockOffset, answer_pings, arrivals, ask_cloc
 from stepscope.comms.collective_trial import CollectiveTrial
 from stepscope.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
 from stepscope.comms.group import UnsupportedCallError
-from stepscope.comms.join import wait_for_all
 from stepscope.comms.kinds import make_trial
 from stepscope.comms.library import describe_torch_library, find_loaded_libraries, read_settings
 from stepscope.comms.operations import operations
@@ -21,6 +20,7 @@ from stepscope.comms.trial import CHECKS, Check, Room, Steps, WaitingDevice
 from stepscope.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
 from stepscope.errors import RankHungError, UsageError
 from stepscope.launch import Heartbeat
+from stepscope.launch.join import wait_for_all
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, WallClock, measure
 from stepscope.records import Case, Failure
 from stepscope.store import MeasuredCase

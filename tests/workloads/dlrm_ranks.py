@@ -20,7 +20,7 @@ from stepscope.workloads.models.dlrm.sharded import ShardedDlrm
 from stepscope.workloads.models.dlrm.sharded_network import ShardedNetwork
 from stepscope.workloads.precision import build_module, math_of
 from stepscope.workloads.protocol import Optimized, Task
-from stepscope.workloads.ranks import open_rank_step
+from stepscope.workloads.sharing import open_rank_step
 from stepscope.workloads.steps import TrainStep
 
 RANKS = 2

@@ -9,17 +9,8 @@ import pytest
 import torch
 
 from stepscope.workloads import find_workload
-from stepscope.workloads.check import (
-    CEILINGS,
-    NOISE,
-    TOLERANCES,
-    CheckReport,
-    Finding,
-    _Jostled,
-    _Side,
-    _Training,
-    check_optimized,
-)
+from stepscope.workloads.check import NOISE, _Jostled, _Side, _Training, check_optimized
+from stepscope.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
 from stepscope.workloads.protocol import Change, Mode, Optimized, Precision, Task
 
 WIDTH = 24

@@ -10,13 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepscope.workloads.catalogue import Declared, DeclaredModel, read_catalogue  # noqa: E402
-from stepscope.workloads.check import (  # noqa: E402
-    CEILINGS,
-    NOISE,
-    CheckReport,
-    _distance,
-    check_optimized,
-)
+from stepscope.workloads.check import NOISE, check_optimized  # noqa: E402
+from stepscope.workloads.distances import _distance  # noqa: E402
+from stepscope.workloads.findings import CEILINGS, CheckReport  # noqa: E402
 from stepscope.workloads.models.convnets import choosing, folding, optimized  # noqa: E402
 from stepscope.workloads.models.convnets.grouped import Way, convolve_frames, list_ways, merge_groups  # noqa: E402
 from stepscope.workloads.models.convnets.images import draw_labels, make_pictures  # noqa: E402

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from stepscope.workloads.catalogue import Declared, read_catalogue
-from stepscope.workloads.check import CheckReport, check_optimized
+from stepscope.workloads.check import check_optimized
+from stepscope.workloads.findings import CheckReport
 from stepscope.workloads.models.cvt import network
 from stepscope.workloads.models.cvt.optimized import FastCvt
 from stepscope.workloads.protocol import EAGER, Precision

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from stepscope.workloads.catalogue import Declared, DeclaredModel, read_catalogue
-from stepscope.workloads.check import CheckReport, check_optimized
+from stepscope.workloads.check import check_optimized
+from stepscope.workloads.findings import CheckReport
 from stepscope.workloads.models.decoders import data, network
 from stepscope.workloads.models.decoders.data import Lengths, draw_tokens, make_prompts, pack_documents, pack_prompts
 from stepscope.workloads.models.decoders.optimized import OptimizedDecoder

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from stepscope.workloads.catalogue import Declared, DeclaredModel, read_catalogue
-from stepscope.workloads.check import CheckReport, check_optimized
+from stepscope.workloads.check import check_optimized
+from stepscope.workloads.findings import CheckReport
 from stepscope.workloads.models.bert.ootb import BREAK, IGNORED, MASK
 from stepscope.workloads.models.encoders import fp8, lean, packing
 from stepscope.workloads.models.encoders.text import PUBLISHED_LENGTHS, draw_lengths, draw_words, length_at

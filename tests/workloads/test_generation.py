@@ -11,7 +11,7 @@ import torch
 from stepscope.errors import UsageError
 from stepscope.measure import FakeClock
 from stepscope.workloads.catalogue import read_catalogue
-from stepscope.workloads.check import CheckReport
+from stepscope.workloads.findings import CheckReport
 from stepscope.workloads.generation import (
     Decoder,
     GenerateStep,

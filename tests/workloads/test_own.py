@@ -13,7 +13,9 @@ from suite_runs import measure
 from stepscope.cli.main import run
 from stepscope.errors import UsageError
 from stepscope.store import MeasuredCase
+from stepscope.traces import read_traces
 from stepscope.workloads.own import is_own, make_own_case
+from stepscope.workloads.recorded import TRACED_STEPS
 
 EXAMPLE = """
 import torch
@@ -298,6 +300,25 @@ def test_who_interrupts_a_file_is_obeyed(file: Path) -> None:
         measure_text(file, "def build(device):\n    raise KeyboardInterrupt\n")
 
 
+def test_steps_are_recorded_after_the_timed_ones(file: Path, tmp_path: Path) -> None:
+    case = make_own_case(f"{file}:build", device="cpu", batch_size=8, precision=None)
+    run = measure(tmp_path / "runs", case, trace=True)
+    folder = run.folder / str(run.cases()[0].result.observed["trace"])
+    timeline = read_traces(folder, cache=False).timeline()
+    assert len(timeline.steps) == TRACED_STEPS
+    assert "aten::addmm" in timeline.texts
+
+
+def test_a_run_goes_on_with_the_file_it_was_planned_with(file: Path, tmp_path: Path) -> None:
+    file.write_text(PLAIN)
+    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    file.write_text(PLAIN + "# another\n")
+    failure = measure(tmp_path / "runs", case).cases()[0].result.failure
+    assert failure is not None
+    assert "has changed since the run was planned" in failure.message
+    assert failure.where == str(file)
+
+
 # --- from the command line -------------------------------------------------------------------------------------------
 
 
@@ -310,7 +331,7 @@ def call_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 @pytest.mark.parametrize(
     "option",
     [
-        ("--trace",), ("--data", "FILE"), ("--scale", "tiny"), ("--no-check",), ("--loader-workers", "2"),
+        ("--data", "FILE"), ("--scale", "tiny"), ("--no-check",), ("--loader-workers", "2"),
         ("--no-loader",), ("--compile-backend", "eager"), ("--largest-batch", "8"), ("--resolution", "0.5"),
         ("--requests", "64"), ("--parallel", "ddp"), ("--backend", "gloo"), ("--hang-timeout", "300s"),
         ("--rate", "3"), ("--accumulate", "2"), ("--find-batch", "throughput"), ("--ranks", "2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,16 +19,19 @@ from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
 from suite_runs import measure as measure_alone
 
+from stepscope.errors import RankDiedError
 from stepscope.launch import launch_local
 from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings
 from stepscope.records import Case
 from stepscope.store import StoredRun, create_run
-from stepscope.workloads import choose_workloads, find_workload, ranks
+from stepscope.traces import read_traces
+from stepscope.workloads import choose_workloads, find_workload, ranks, sharing
 from stepscope.workloads.asked import read_case
 from stepscope.workloads.catalogue import read_catalogue
 from stepscope.workloads.facts import Peak
 from stepscope.workloads.protocol import Optimized
 from stepscope.workloads.ranks import WORKER, Control, RankMeasurement
+from stepscope.workloads.recorded import TRACED_STEPS
 from stepscope.workloads.steps import TrainStep
 from stepscope.workloads.worker import TRAIN_SAMPLE_S
 
@@ -50,18 +54,20 @@ def measure(store: Path, *asked: tuple[str, str], ranks: int = 2, check: bool = 
     return run_cases(store, cases, ranks=ranks, check=check)
 
 
-def run_cases(
-    store: Path, cases: list[Case], *, ranks: int, loader_workers: int | None = None, check: bool = True
-) -> StoredRun:
+def plan_cases(store: Path, cases: list[Case], *, ranks: int, **further: Any) -> Path:
     request = {
         "device": "cpu", "backend": "gloo", "world_size": ranks, "worker": WORKER,
-        "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": loader_workers,
-        "check": check,
+        "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None,
+        **further,
     }  # fmt: skip
-    folder = create_run(
+    return create_run(
         store, verb="workload", name="test", command=["test"], request=request, cases=cases, launcher="self",
         world_size=ranks,
     )  # fmt: skip
+
+
+def run_cases(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> StoredRun:
+    folder = plan_cases(store, cases, ranks=ranks, **request)
     launch_local(folder=folder, target=WORKER, ranks=ranks, hang_limit_s=60.0)
     return StoredRun(folder)
 
@@ -120,6 +126,48 @@ def test_what_fails_on_a_rank_is_one_failure_among_others(tmp_path: Path) -> Non
     assert first.result.failure is not None
     assert "no tables to spread" in first.result.failure.message
     assert second.result.status == "ok"
+
+
+def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before anybody takes the others for hung; what was finished stays."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    cases = [
+        find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2)
+        for name in (SMALL, RESNET)
+    ]
+    folder = plan_cases(tmp_path, cases, ranks=2)
+    start = time.monotonic()
+    with pytest.raises(RankDiedError, match="no room for the second model"):
+        launch_local(folder=folder, target="failing_ranks:fail_in_the_second_case", ranks=2, hang_limit_s=60.0)
+    assert time.monotonic() - start < 50
+    run = StoredRun(folder)
+    assert [one.result.case.benchmark.id for one in run.cases()] == [SMALL]
+    (failure,) = run.failures
+    assert (failure.kind, failure.rank, failure.case) == ("rank_died", 1, cases[1].key)
+    launch_local(folder=folder, target=WORKER, ranks=2, hang_limit_s=60.0)
+    assert [one.result.status for one in StoredRun(folder).cases()] == ["ok", "ok"]
+
+
+def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
+    case = find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2)
+    with pytest.raises(RankDiedError, match="this torch was built without carrier-pigeon"):
+        run_cases(tmp_path, [case], ranks=2, backend="carrier-pigeon")
+
+
+def test_steps_of_all_ranks_are_recorded_together(tmp_path: Path) -> None:
+    case = find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2)
+    run = run_cases(tmp_path, [case], ranks=2, trace=True)
+    observed = run.cases()[0].result.observed
+    folder = run.folder / str(observed["trace"])
+    assert "traced_ranks" not in observed
+    traced = read_traces(folder, cache=False)
+    assert list(traced.ranks) == [0, 1]
+    for rank in traced.ranks:
+        timeline = traced.timeline(rank)
+        assert len(timeline.steps) == TRACED_STEPS
+        assert any("all_reduce" in text for text in timeline.texts)
 
 
 def test_a_check_that_fails_on_the_first_rank_alone_leaves_no_rank_behind(tmp_path: Path) -> None:
@@ -233,9 +281,12 @@ def test_energy_and_peaks_are_those_of_all_devices() -> None:
 def control(tmp_path: Path) -> Iterator[Control]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     request = {"settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None}
-    heartbeat = SimpleNamespace(beat=lambda phase, case=None: None)
-    session: Any = SimpleNamespace(heartbeat=heartbeat, context=SimpleNamespace(rank=0), request=request)
-    yield Control(session, timedelta(seconds=60))
+    heartbeat = SimpleNamespace(beat=lambda phase, case=None: None, tick=lambda: None)
+    context = SimpleNamespace(rank=0, world_size=1)
+    session: Any = SimpleNamespace(
+        heartbeat=heartbeat, context=context, request=request, folder=tmp_path, hang_limit_s=60.0
+    )
+    yield Control(session, dist.HashStore(), timedelta(seconds=60))
     dist.destroy_process_group()
 
 
@@ -296,7 +347,7 @@ def test_a_model_is_gone_before_the_next_is_built(control: Control, monkeypatch:
             alive.append(sum(one() is not None for one in built))
             built.append(weakref.ref(self._weights[0]))
 
-    monkeypatch.setattr(ranks, "TrainStep", WatchedStep)
+    monkeypatch.setattr(sharing, "TrainStep", WatchedStep)
     torch.backends.cudnn.benchmark = True
     gc.disable()
     try:

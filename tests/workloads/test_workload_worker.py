@@ -12,11 +12,13 @@ from suite_runs import SERVED, SMALL, measure, tiny
 from stepscope.compare import compare_implementations
 from stepscope.errors import UsageError
 from stepscope.measure import QUICK, open_device
+from stepscope.records import Case
 from stepscope.workloads import find_workload, list_workloads, steps
 from stepscope.workloads.asked import SEED, read_case
 from stepscope.workloads.catalogue import Declared, read_catalogue
 from stepscope.workloads.facts import count_flops
 from stepscope.workloads.feed import make_batches
+from stepscope.workloads.files import hash_file
 from stepscope.workloads.rounds import is_try
 from stepscope.workloads.worker import Running, WorkloadBench, WorkloadRequest, open_step
 
@@ -125,16 +127,23 @@ def test_rules_of_a_benchmark_are_kept() -> None:
 def test_own_examples_are_read_or_refused(tmp_path: Path) -> None:
     import torch
 
-    case = tiny(SERVED)
     task = find_workload(SERVED).make_task("tiny")
-    assert case.batch_size is not None
+    size = tiny(SERVED).batch_size
+    assert size is not None
     path = tmp_path / "examples.pt"
-    torch.save([task.make_batch(case.batch_size, seed=seed, mode="infer") for seed in (1, 2)], path)
-    assert measure(tmp_path / "runs", case, data=str(path)).cases()[0].result.status == "ok"
+
+    def find_failure(case: Case) -> str:
+        (found,) = measure(tmp_path / "runs", case, data=str(path)).cases()
+        return found.result.failure.message if found.result.failure else found.result.status
+
+    torch.save([task.make_batch(size, seed=seed, mode="infer") for seed in (1, 2)], path)
+    planned = tiny(SERVED, data=hash_file(path))
+    assert find_failure(planned) == "ok"
     torch.save([{"x": torch.zeros(3)}], path)
-    (case_result,) = measure(tmp_path / "more", case, data=str(path)).cases()
-    assert case_result.result.failure is not None
-    assert "must hold the inputs" in case_result.result.failure.message
+    assert "has changed since the run was planned" in find_failure(planned)
+    assert "must hold the inputs" in find_failure(tiny(SERVED, data=hash_file(path)))
+    path.unlink()
+    assert "is gone since the run was planned" in find_failure(planned)
 
 
 def test_steps_can_be_made_outside_a_run() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -128,11 +127,11 @@ def workload(
 
     Example: stepscope bench workload dlrm/ootb/train/A.1dev-embed32-fp32 --scale tiny
     """
-    job = None
     if benchmark_id and is_own_model(benchmark_id):
         _refuse_for_own()
     shared = _find_ranks(ranks, group_backend, hang_timeout, how)
     _refuse_idle(has={"--find-batch": find_batch, "--rate": rate, "--ranks": shared})
+    job = None
     if benchmark_id and shared is not None:
         _refuse_on_ranks()
         sizes = _read_sizes(batch_size, batch_sizes, None)
@@ -140,29 +139,67 @@ def workload(
         job = _make_shared_job(benchmark_id, sizes, shared, how, parallel=parallel, accumulate=added)
         return run_ranks(job, shared, store=store, resume=resume, as_json=as_json, verb="workload")
     if benchmark_id:
-        if find_batch and how["processes"] > 1:
-            raise UsageError("a search decides as it goes: it has one process", where="--processes")
-        if find_batch and data:
-            raise UsageError(
-                "batches of your own have the size that they have", hint="leave --find-batch out", where="--data"
-            )
-        if rate and not _generates(benchmark_id):
-            raise UsageError("only decoders answer requests", hint="gpt2 or llama, in inference", where="--rate")
-        if rate and requests / rate > LONG_S:
-            click.echo(f"requests come for about {format_duration(requests / rate)}", err=True)
         sizes = _read_sizes(batch_size, batch_sizes, find_batch)
-        request = make_request(
-            how, data=str(data.resolve()) if data else None, rate_per_s=rate, requests=requests if rate else 0
-        )
-        added = _read_accumulate(benchmark_id, accumulate, sizes, how)
-        further = {"search": find_batch, "accumulate": added, "data": _hash_of(data)}
-        if find_batch:
-            largest = _find_largest(benchmark_id, largest_batch, accumulate)
-            request["find_batch"] = {"goal": find_batch, "first": 1, "largest": largest, "resolution": resolution}
-        cases = _make_cases(benchmark_id, sizes, how, further)
-        job = Job("workload", cases[0].benchmark.model, cases, request)
+        search = Search(find_batch, largest_batch, resolution) if find_batch else None
+        arrivals = Arrivals(rate, requests) if rate else None
+        job = _make_job(benchmark_id, sizes, how, accumulate=accumulate, search=search, arrivals=arrivals, data=data)
     stored = open_job(job, store=store, resume=resume, verb="workload")
     return run_stored(stored, as_json=as_json, finish=_describe_search)
+
+
+class Search(NamedTuple):
+    """For a batch size."""
+
+    goal: str
+    largest: int | None
+    resolution: float
+
+
+class Arrivals(NamedTuple):
+    """Of requests, to a decoder."""
+
+    rate_per_s: float
+    requests: int
+
+
+def _make_job(
+    benchmark_id: str,
+    sizes: list[int | None],
+    how: dict[str, Any],
+    *,
+    accumulate: int | None,
+    search: Search | None,
+    arrivals: Arrivals | None,
+    data: Path | None,
+) -> Job:
+    """On one device."""
+    from stepscope.workloads.files import hash_file
+
+    if search and how["processes"] > 1:
+        raise UsageError("a search decides as it goes: it has one process", where="--processes")
+    if search and data:
+        raise UsageError(
+            "batches of your own have the size that they have", hint="leave --find-batch out", where="--data"
+        )
+    request = make_request(how, data=str(data.resolve()) if data else None)
+    if arrivals:
+        if not _generates(benchmark_id):
+            raise UsageError("only decoders answer requests", hint="gpt2 or llama, in inference", where="--rate")
+        duration_s = arrivals.requests / arrivals.rate_per_s
+        if duration_s > LONG_S:
+            click.echo(f"requests come for about {format_duration(duration_s)}", err=True)
+        request |= arrivals._asdict()
+    added = _read_accumulate(benchmark_id, accumulate, sizes, how)
+    if search:
+        largest = _find_largest(benchmark_id, search.largest, accumulate)
+        request["find_batch"] = {**search._asdict(), "largest": largest, "first": 1}
+    further = {
+        "search": search.goal if search else None,
+        "accumulate": added,
+        "data": hash_file(data) if data else None,
+    }
+    cases = _make_cases(benchmark_id, sizes, how, further)
+    return Job("workload", cases[0].benchmark.model, cases, request)
 
 
 _NEEDS = {
@@ -170,7 +207,7 @@ _NEEDS = {
     "parallel": "--ranks", "group_backend": "--ranks", "hang_timeout": "--ranks",
 }  # fmt: skip
 """Options that only mean something beside another one."""
-_ONE_DEVICE = ("find_batch", "data", "rate", "trace")
+_ONE_DEVICE = ("find_batch", "data", "rate")
 
 
 def _was_given(name: str) -> bool:
@@ -307,11 +344,6 @@ def _generates(benchmark_id: str) -> bool:
     from stepscope.workloads import find_workload
 
     return not is_own_model(benchmark_id) and "new_tokens" in find_workload(benchmark_id).declared.sizes
-
-
-def _hash_of(data: Path | None) -> str | None:
-    """Results with a user's own data are compared with nothing but those with the same."""
-    return hashlib.sha256(data.read_bytes()).hexdigest()[:12] if data is not None else None
 
 
 def _make_cases(benchmark_id: str, sizes: list[int | None], how: dict[str, Any], further: dict[str, Any]) -> list[Case]:

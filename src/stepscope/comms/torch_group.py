@@ -19,9 +19,8 @@ from stepscope.comms.group import (
     bind_in_turn,
     list_messages,
 )
-from stepscope.comms.join import open_store
 from stepscope.comms.library import describe_torch_library
-from stepscope.errors import UsageError
+from stepscope.launch.join import open_store, require_backend
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from stepscope.launch import RankContext
 
 T = TypeVar("T")
-KNOWN_BACKENDS = ("gloo", "nccl", "ucc", "xccl", "mpi")
 _REDUCE_OPS = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
 UNEVEN_LISTS = ("nccl",)
 """Backends whose list forms take pieces of different lengths."""
@@ -49,13 +47,7 @@ class TorchWorld:
     ) -> None:
         import torch.distributed as dist
 
-        if not dist.is_backend_available(backend):
-            built = [name for name in KNOWN_BACKENDS if dist.is_backend_available(name)]
-            raise UsageError(
-                f"this torch was built without {backend}",
-                hint=f"built here: {', '.join(built)}; MPI goes through mpi4py: --backend mpi under mpirun",
-                where="--backend",
-            )
+        require_backend(backend)
         self._dist: Any = dist
         self.rank, self.size, self.backend = context.rank, context.world_size, backend
         self._timeout = timedelta(seconds=timeout_s)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.workloads.asked import SEED
+from stepscope.workloads.distances import (
+    as_order,
+    buffers_of,
+    gradients_of,
+    loss_error,
+    named_errors,
+    relative_error,
+    size_error,
+    update_errors,
+)
 from stepscope.workloads.feed import to_device
+from stepscope.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
 from stepscope.workloads.precision import math_of, products_of, shape_module
 from stepscope.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Task
 from stepscope.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_loss
@@ -33,78 +42,14 @@ NOISE = 1.5
 JOSTLES = 8
 """Times that the plain form is run in fp32 with weights that differ in their last bit, to see what rounding does.
 Single activations that change their sign decide it: of fewer runs, often none has the one that matters."""
+MOST_SIZE = 0.4
+"""Up to which rounding may change the part of all gradients that points along the right ones; halves are off by 0.5."""
 DOUBLE = 1e-5
 """Largest relative error of loss and gradients in fp64, where rounding changes no sign; models have fp32 parts."""
 DOUBLE_BATCH = 16
 """Examples of that comparison: nothing has to average out."""
 UPDATE = 1e-4
 """Largest relative error of how far one step moves a weight, by the same gradients and beyond its last bit."""
-EPSILON = 2.0**-23
-"""Of float32, relative."""
-FAINT = 1e-3
-"""A gradient counts with at least this share of all gradients together: rounding is most of a smaller one."""
-
-
-class Tolerance(NamedTuple):
-    """Largest |a - b| / |b|, by Euclidean norm; of gradients, of any one parameter."""
-
-    outputs: float
-    loss: float
-    gradients: float
-    band: float
-    """Of the convergence run: largest distance of the losses, as a share of how far the loss moved in all."""
-
-
-TOLERANCES: dict[Precision, Tolerance] = {
-    "fp32": Tolerance(1e-4, 1e-4, 2e-3, 0.05),
-    "tf32": Tolerance(5e-3, 5e-3, 5e-2, 0.10),
-    "fp16": Tolerance(1e-2, 1e-2, 1e-1, 0.15),
-    "bf16": Tolerance(3e-2, 2e-2, 2e-1, 0.20),
-    "fp8": Tolerance(2e-1, 1e-1, 5e-1, 0.30),
-}
-
-
-_COARSEST = Tolerance(2e-1, 1e-1, 0.9, 0.30)
-"""Of gradients: one of zeros is wrong by 1."""
-CEILINGS: dict[Precision, Tolerance] = {
-    "fp32": TOLERANCES["tf32"], "tf32": TOLERANCES["bf16"], "fp16": _COARSEST, "bf16": _COARSEST, "fp8": _COARSEST
-}  # fmt: skip
-"""Up to which rounding may raise the limits of training; a network that amplifies it further cannot be checked."""
-
-
-MOST_SIZE = 0.4
-"""Up to which rounding may change the part of all gradients that points along the right ones; halves are off by 0.5."""
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One comparison."""
-
-    what: str
-    """`outputs`, `loss`, `gradients`, `statistics`, `convergence`, `size of gradients` or `update`."""
-    precision: Precision | Literal["fp64"]
-    error: float
-    limit: float
-    where: str = ""
-    """The parameter or step with the largest error."""
-    noise: float | None = None
-    """How far rounding alone takes the plain form, where that was looked at."""
-
-    @property
-    def passed(self) -> bool:
-        """False for errors that are no number, too."""
-        return self.error <= self.limit
-
-
-class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    findings: list[Finding]
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.findings) and all(one.passed for one in self.findings)
-
-    @property
-    def failures(self) -> list[Finding]:
-        return [one for one in self.findings if not one.passed]
 
 
 def check_optimized(
@@ -280,9 +225,9 @@ class _Side(NamedTuple):
                 found.append((float(loss.detach()), own))
         (expected_loss, expected), (got_loss, got) = found
         errors = named_errors(got, expected)
-        worst = max(errors, key=lambda name: _ordered(errors[name]))
+        worst = max(errors, key=lambda name: as_order(errors[name]))
         return [
-            Finding(what="loss", precision="fp64", error=_loss_error(got_loss, expected_loss), limit=DOUBLE),
+            Finding(what="loss", precision="fp64", error=loss_error(got_loss, expected_loss), limit=DOUBLE),
             Finding(what="gradients", precision="fp64", error=errors[worst], limit=DOUBLE, where=worst),
         ]
 
@@ -305,7 +250,7 @@ class _Side(NamedTuple):
         optimizer.step()
         added = self.fast.added_rows(self.batch_size)
         errors = update_errors(self._weights(candidate), plain, self.reference, added)
-        worst = max(errors, key=lambda name: _ordered(errors[name]))
+        worst = max(errors, key=lambda name: as_order(errors[name]))
         return self._find("update", errors[worst], UPDATE, where=worst)
 
     def _weights(self, candidate: nn.Module) -> dict[str, torch.Tensor]:
@@ -316,7 +261,7 @@ class _Side(NamedTuple):
 
     def _distance(self, got: _Training, expected: _Training) -> _Distance:
         return _Distance(
-            _loss_error(got.loss, expected.loss),
+            loss_error(got.loss, expected.loss),
             named_errors(got.gradients, expected.gradients),
             named_errors(got.statistics, expected.statistics),
             size_error(got.gradients, expected.gradients),
@@ -347,12 +292,12 @@ class _Side(NamedTuple):
         table, ceiling = TOLERANCES[self.precision].gradients, CEILINGS[self.precision].gradients
         if self.precision == "fp32":
             # Which one is hit by the few signs that change is chance; below fp32 so many change that all are.
-            rounded = [dict.fromkeys(one, max(map(_ordered, one.values()))) for one in rounded]
+            rounded = [dict.fromkeys(one, max(map(as_order, one.values()))) for one in rounded]
         found = (
             self._find(what, error, table, [one[name] for one in rounded], ceiling, name)
             for name, error in errors.items()
         )
-        return max(found, key=lambda one: _ordered(one.error) / one.limit)
+        return max(found, key=lambda one: as_order(one.error) / one.limit)
 
     def _train_plain(self) -> _Training:
         module = copy.deepcopy(self.reference).train()
@@ -399,7 +344,7 @@ class _Side(NamedTuple):
         least = 2 * TOLERANCES[self.precision].loss * abs(expected[0])
         moved = max(max(one) - min(one), max(other) - min(other), least)
         distances = {i: abs(found - expected[i]) / moved for i, found in enumerate(got.losses) if found is not None}
-        worst = max(distances, key=lambda i: _ordered(distances[i]))
+        worst = max(distances, key=lambda i: as_order(distances[i]))
         return distances[worst], worst
 
     def _losses(
@@ -439,102 +384,8 @@ class _Side(NamedTuple):
         self, what: str, error: float, limit: float, noises: Sequence[float] = (), highest: float = 0.0, where: str = ""
     ) -> Finding:
         """`noises`: what rounding alone does, which may raise the limit up to the highest."""
-        noise = max(map(_ordered, noises), default=None)
+        noise = max(map(as_order, noises), default=None)
         # Noise that is no number says that there is nothing to compare with, not that everything is allowed.
         if noise is not None and not math.isinf(noise):
             limit = max(limit, min(NOISE * noise, highest))
         return Finding(what=what, precision=self.precision, error=error, limit=limit, where=where, noise=noise)
-
-
-def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
-
-
-def buffers_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Those that are kept with the weights: statistics of norms."""
-    kept = module.state_dict(keep_vars=True)
-    return {name: one for name, one in module.named_buffers() if name in kept and one.is_floating_point()}
-
-
-def update_errors(
-    got: Mapping[str, torch.Tensor], expected: nn.Module, before: nn.Module, added: Mapping[str, int] | None = None
-) -> dict[str, float]:
-    """How far each weight is from where it should be, beyond what its last bit explains, to how far it should move.
-
-    `added`: how many rows are added to a weight one after the other; roundings of several add up by chance.
-    """
-    errors: dict[str, float] = {}
-    old = dict(before.named_parameters())
-    for name, parameter in expected.named_parameters():
-        right = parameter.detach().double()
-        if name not in got or got[name].shape != right.shape:
-            errors[name] = float("inf")
-            continue
-        way = right - old[name].detach().double()
-        off = float((got[name].double() - right).norm())
-        rounded = float(right.norm())
-        if added and name in added:
-            rows = way.any(dim=1)
-            rounded += (added[name] / max(int(rows.sum()), 1)) ** 0.5 * float(right[rows].norm())
-        beyond = off if math.isnan(off) else max(off - EPSILON * rounded, 0.0)
-        errors[name] = beyond / max(float(way.norm()), 1e-30)
-    return errors
-
-
-def relative_error(got: Outputs, expected: Outputs) -> float:
-    """The largest of all outputs; infinite where shapes differ."""
-    ours, theirs = _listed(got), _listed(expected)
-    if len(ours) != len(theirs):
-        return float("inf")
-    return max((_distance(a, b) for a, b in zip(ours, theirs, strict=True)), key=_ordered, default=float("inf"))
-
-
-def _listed(outputs: Outputs) -> list[torch.Tensor]:
-    return list(outputs) if isinstance(outputs, tuple) else [outputs]
-
-
-def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
-    if got.shape != expected.shape:
-        return float("inf")
-    expected = expected.double()
-    norm = float(expected.norm())
-    return float((got.double() - expected).norm()) / max(norm, 1e-30)
-
-
-def _loss_error(got: float, expected: float) -> float:
-    return abs(got - expected) / max(abs(expected), 1e-12)
-
-
-def size_error(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    """How far all gradients together, measured along the right ones, are from being as long as those."""
-    along = whole = 0.0
-    for name, theirs in expected.items():
-        right = _dense(theirs).double()
-        whole += float(right.norm()) ** 2
-        if name in got and got[name].shape == theirs.shape:
-            along += float((_dense(got[name]).double() * right).sum())
-    return abs(along / max(whole, 1e-30) - 1)
-
-
-def named_errors(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The relative error of each of the expected; a missing one is infinitely wrong."""
-    whole = sum(float(_dense(one).double().norm()) ** 2 for one in expected.values()) ** 0.5
-    errors: dict[str, float] = {}
-    for name, theirs in expected.items():
-        ours = got.get(name)
-        if ours is None or ours.shape != theirs.shape:
-            errors[name] = float("inf")
-            continue
-        right = _dense(theirs).double()
-        scale = max(float(right.norm()), FAINT * whole, 1e-30)
-        errors[name] = float((_dense(ours).double() - right).norm()) / scale
-    return errors
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _ordered(error: float) -> float:
-    """What is no number is worse than everything."""
-    return float("inf") if math.isnan(error) else error

@@ -13,8 +13,10 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.workloads.asked import SEED
-from stepscope.workloads.check import TOLERANCES, CheckReport, Finding, build_stirred, relative_error
+from stepscope.workloads.check import build_stirred
+from stepscope.workloads.distances import relative_error
 from stepscope.workloads.feed import to_device
+from stepscope.workloads.findings import TOLERANCES, CheckReport, Finding
 from stepscope.workloads.precision import math_of, shape_module
 from stepscope.workloads.protocol import EAGER, Engine, Optimized, Precision, Task
 from stepscope.workloads.steps import CAPTURE_WARMUPS, capture, compiled

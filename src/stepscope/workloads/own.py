@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import linecache
 import math
@@ -22,6 +21,8 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import CaseSkipped, Device, Further, Prepared, WrongResultError
 from stepscope.records import Benchmark, Case, Scalar, Score, describe_exception
 from stepscope.workloads.facts import EnergyMeter, PeakMemory
+from stepscope.workloads.files import hash_file, require_unchanged
+from stepscope.workloads.recorded import record_steps
 
 HINT = "write path/to/file.py:build, where build(device, batch_size) returns a function that makes one step"
 
@@ -30,10 +31,6 @@ _NO_SEARCH = ("a model of your own has no rules to search under", "--batch-sizes
 _NO_LOADER = ("only the steps that build makes are timed", "leave it out; to time loading too, load in step()")
 _REFUSED = {
     "data": ("a model of your own makes its data itself", "read the file in build"),
-    "trace": (
-        "a model of your own is not recorded here",
-        "stepscope trace record -- python yours.py, where yours.py makes the steps",
-    ),
     "scale": ("a model of your own has no tiny form", "choose its sizes in build, or with --batch-size"),
     "no_check": ("a check() of your own is part of the result", "return an object without check()"),
     "loader_workers": _NO_LOADER,
@@ -96,8 +93,7 @@ def make_own_case(text: str, *, device: str, batch_size: int | None, precision: 
     path = Path(file)
     if not path.is_file():
         raise UsageError("there is no such file", hint=HINT, where=file)
-    content = path.read_bytes()
-    takes = _parse_takes(content, name)
+    takes = _parse_takes(path.read_bytes(), name)
     if takes is not None:
         _refuse_untaken(takes, batch_size, precision, name=name, path=path)
         batch_size = batch_size or takes.usual_batch
@@ -105,7 +101,7 @@ def make_own_case(text: str, *, device: str, batch_size: int | None, precision: 
         "device": device,
         "file": str(path.resolve()),
         "function": name,
-        "sha256": hashlib.sha256(content).hexdigest()[:12],
+        "sha256": hash_file(path),
     }
     if precision is not None:
         parameters["precision"] = precision
@@ -200,8 +196,10 @@ def _refuse_untaken(takes: Takes, batch_size: int | None, precision: object, *, 
             )
 
 
-def prepare_own(case: Case, device: Device) -> Prepared:
+def prepare_own(case: Case, device: Device, *, record_in: Path | None = None) -> Prepared:
+    """`record_in`: the folder of the run, if a few steps shall be recorded there after the timed ones."""
     path, name = Path(str(case.parameters["file"])), str(case.parameters["function"])
+    require_unchanged(path, str(case.parameters["sha256"]))
     memory = PeakMemory(device.name)
     with _blaming(path):
         build = _find(path, name)
@@ -231,6 +229,8 @@ def prepare_own(case: Case, device: Device) -> Prepared:
         facts: dict[str, Scalar] = {} if peak is None else {"peak_memory_bytes": peak}
         if joules is not None and calls and examples:
             facts["energy_j_per_example"] = joules / (calls * examples)
+        if record_in is not None:
+            facts["trace"] = record_steps(body, record_in, case)
         return Further(observed=facts)
 
     counted = {"batch_size": None if case.batch_size else batch_size, "examples": examples}

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import os
 import socket
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import StepscopeError
 from stepscope.launch import RankSession
+from stepscope.launch.join import open_store, require_backend
 from stepscope.measure import (
     Device,
     Measurement,
@@ -45,15 +45,15 @@ from stepscope.store.view import LOADER
 from stepscope.system import collect_system, merge_systems
 from stepscope.workloads.asked import SEED, Asked, read_case
 from stepscope.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
-from stepscope.workloads.feed import Loader, count_round, make_batches, to_device
-from stepscope.workloads.precision import build_module
-from stepscope.workloads.protocol import EAGER, Optimized, Task
+from stepscope.workloads.feed import Loader, count_round, make_batches
+from stepscope.workloads.protocol import Optimized
+from stepscope.workloads.recorded import record_steps
+from stepscope.workloads.sharing import SharedStep, count_share, open_share, shard
 from stepscope.workloads.steps import (
     InferStep,
     TrainStep,
     clear_up,
     forget_compiled,
-    make_late_optimizer,
     name_early_updates,
 )
 from stepscope.workloads.verify import UNCHECKED, Verifier, describe_changes
@@ -67,18 +67,8 @@ from stepscope.workloads.worker import (
     require_samples,
 )
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.workloads.protocol import Mode, Outputs
-
-    Batches = list[dict[str, torch.Tensor]]
-
 T = TypeVar("T")
-Step = TrainStep | InferStep
 WORKER = "stepscope.workloads.ranks:run"
-PARALLEL = ("ddp", "fsdp", "sharded")
 UNUSED = {
     "ddp": "not used on several ranks: the CUDA graph",
     "sharded": "not used on several ranks: the CUDA graph",
@@ -86,6 +76,9 @@ UNUSED = {
 }
 GROUP_EXTRA_S = 30.0
 """A collective waits longer than the watchdog, whose message says more."""
+ALONE_S = 30.0
+"""How long a rank that failed waits for the others: they may fail as it did, or come to where all gather."""
+POLL_S = 0.1
 
 
 class RankMeasurement(msgspec.Struct, kw_only=True):
@@ -101,6 +94,8 @@ class RankMeasurement(msgspec.Struct, kw_only=True):
     """Of this rank's device."""
     loader_s: list[float] = []
     """Seconds a step with batches from a loader."""
+    trace: str | None = None
+    """Where this rank's steps were recorded."""
     failure: Failure | None = None
 
 
@@ -108,11 +103,13 @@ class Control:
     """How ranks tell each other what to do next: in a group of its own, so that a rank which gave up in the middle of
     a model's exchanges cannot be mistaken for one that takes part in them."""
 
-    def __init__(self, session: RankSession, limit: timedelta) -> None:
+    def __init__(self, session: RankSession, store: Any, limit: timedelta) -> None:
         import torch.distributed as dist
 
         self.session = session
         self._group = dist.new_group(backend="gloo", timeout=limit)
+        self._store = store
+        self._attempts = 0
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's, on every rank."""
@@ -130,17 +127,40 @@ class Control:
         return found
 
     def attempt(self, body: Callable[[], T]) -> T | Failure:
-        """What this rank made, if every rank could: one that cannot must not leave the others waiting."""
+        """What this rank made, if every rank could; else why the first that could not failed.
+
+        Raises what this rank alone met with, if the others do not come here: they are in an exchange that it has left,
+        and nothing but its end frees them.
+        """
         made: T | None = None
         failure: Failure | None = None
+        self._attempts += 1
         try:
             made = body()
         except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, StepscopeError) as error:
             failure = describe_exception(error)
-            # If the others are in the midst of an exchange, this is the only word of what happened.
-            sys.stderr.write(f"stepscope, rank {self.session.context.rank}: {failure.message}\n")
+            self._say_ended()
+            if not self._see_all_end():
+                raise
+        else:
+            self._say_ended()
         first = next((one for one in self.gather(failure) if one is not None), None)
         return cast("T", made) if first is None else first
+
+    def _say_ended(self) -> None:
+        self._store.set(f"attempt/{self._attempts}/{self.session.context.rank}", "1")
+
+    def _see_all_end(self) -> bool:
+        """Whether the other ranks came to the end of this attempt, in whatever way, while this one waited."""
+        everybody = [f"attempt/{self._attempts}/{rank}" for rank in range(self.session.context.world_size)]
+        # Before the watchdogs of the others ring: they know less.
+        deadline_s = time.monotonic() + min(ALONE_S, self.session.hang_limit_s / 3)
+        while not self._store.check(everybody):
+            if time.monotonic() > deadline_s:
+                return False
+            self.session.heartbeat.tick()
+            time.sleep(POLL_S)
+        return True
 
 
 class GroupPeers:
@@ -168,27 +188,27 @@ def run(session: RankSession) -> None:
     context, request = session.context, session.request
     session.heartbeat.beat("joining")
     limit = timedelta(seconds=session.hang_limit_s + GROUP_EXTRA_S)
-    name = str(request["device"])
+    name, backend = str(request["device"]), str(request["backend"])
     device_name = f"cuda:{context.local_rank}" if name == "cuda" else name
+    require_backend(backend)
     device = open_device(device_name)
-    dist.init_process_group(str(request["backend"]), rank=context.rank, world_size=context.world_size, timeout=limit)
-    try:
-        control = Control(session, limit)
-        folder = Path(control.broadcast(str(session.folder.resolve()) if session.folder else None))
-        if session.folder is None:
-            session.adopt_folder(folder)
-        systems = control.gather(collect_system() if context.local_rank == 0 else None)
-        place = RankPlace(
-            rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device.name, name=None,
-            local_rank=context.local_rank,
-        )  # fmt: skip
-        places = control.gather(place)
-        if context.rank == 0:
-            _lead(control, folder, device, [one for one in systems if one is not None], places)
-        else:
-            _follow(control, device)
-    finally:
-        dist.destroy_process_group()
+    store = open_store(context, session.hang_limit_s, lambda: session.heartbeat.beat("joining"))
+    dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.world_size, timeout=limit)
+    control = Control(session, store, limit)
+    folder = Path(control.broadcast(str(session.folder.resolve()) if session.folder else None))
+    if session.folder is None:
+        session.adopt_folder(folder)
+    systems = control.gather(collect_system() if context.local_rank == 0 else None)
+    place = RankPlace(
+        rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device.name, name=None,
+        local_rank=context.local_rank,
+    )  # fmt: skip
+    places = control.gather(place)
+    if context.rank == 0:
+        _lead(control, folder, device, [one for one in systems if one is not None], places)
+    else:
+        _follow(control, device)
+    dist.destroy_process_group()
     session.heartbeat.beat("leaving")
 
 
@@ -259,7 +279,7 @@ def _measure_step(
 ) -> RankMeasurement:
     """The model is given up when this returns."""
     memory, start = PeakMemory(device.name), time.perf_counter()
-    opened = control.attempt(lambda: _open(asked, parallel, device.name, request.compile_backend))
+    opened = control.attempt(lambda: open_share(asked, parallel, device.name, request.compile_backend))
     if isinstance(opened, Failure):
         return RankMeasurement(failure=opened)
     step, batches = opened
@@ -289,10 +309,26 @@ def _measure_step(
         with step.feed.of(loader):
             fed = measure(_wait_after(step, device) if asked.mode == "infer" else step, settings=brief, **how)
         found.loader_s = fed.as_samples(asked.case.key).seconds()
+    if request.trace:
+        recorded = control.attempt(lambda: _record(control, step, asked))
+        if isinstance(recorded, Failure):
+            return RankMeasurement(failure=recorded)
+        found.trace = recorded
     return found
 
 
-def _wait_after(step: Step, device: Device) -> Callable[[], None]:
+def _record(control: Control, step: SharedStep, asked: Asked) -> str | None:
+    """The folder of the recording, relative to the run; None on a rank that does not see the run's folder. It makes the
+    same steps, as the others exchange with it."""
+    folder = control.session.folder
+    if folder is not None:
+        return record_steps(step, folder, asked.case)
+    with TemporaryDirectory() as elsewhere:
+        record_steps(step, Path(elsewhere), asked.case)
+    return None
+
+
+def _wait_after(step: SharedStep, device: Device) -> Callable[[], None]:
     """A latency is that of one batch, also where several make one sample."""
 
     def step_and_wait() -> None:
@@ -302,7 +338,7 @@ def _wait_after(step: Step, device: Device) -> Callable[[], None]:
     return step_and_wait
 
 
-def _step_once_round(step: Step, round_steps: int, device: Device) -> None:
+def _step_once_round(step: SharedStep, round_steps: int, device: Device) -> None:
     """What a way of sharing cannot do shows in the first step, and is one case's failure."""
     for _ in range(round_steps):
         step()
@@ -310,7 +346,7 @@ def _step_once_round(step: Step, round_steps: int, device: Device) -> None:
 
 
 def _keep_rounds(
-    settings: MeasureSettings, step: Step, round_steps: int, device: Device, peers: GroupPeers
+    settings: MeasureSettings, step: SharedStep, round_steps: int, device: Device, peers: GroupPeers
 ) -> MeasureSettings:
     """Batches of a rank differ in shape: a sample of training is whole rounds of them on every rank; of latencies there
     is at least one round."""
@@ -332,7 +368,7 @@ def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
     )  # fmt: skip
 
 
-def _require_training(step: Step) -> None:
+def _require_training(step: SharedStep) -> None:
     fault = step.find_fault() if isinstance(step, TrainStep) else None
     if fault:
         raise WrongResultError(f"this does not train: {fault}", hint="another precision, or a smaller batch")
@@ -343,7 +379,7 @@ def _count(asked: Asked, device: Any) -> dict[str, Scalar]:
     import torch.distributed as dist
 
     plain = asked.workload.make_plain(asked.scale)
-    batches = make_batches(plain, batch_size=_share(asked), mode=asked.mode, seed=SEED)
+    batches = make_batches(plain, batch_size=count_share(asked), mode=asked.mode, seed=SEED)
     flops = count_flops(plain, batches, mode=asked.mode, device=device.name)
     return {} if flops is None else {"model_flops": flops * count_accumulated(asked) * dist.get_world_size()}
 
@@ -361,7 +397,7 @@ def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) 
         start = time.perf_counter()
         facts = Verifier(device, request.compile_backend).check(asked._replace(batch_size=size))
         facts["check_s"] = time.perf_counter() - start
-    shared = _shard(task) if parallel == "sharded" else task
+    shared = shard(task) if parallel == "sharded" else task
     assert isinstance(shared, Optimized)
     facts |= describe_changes(shared, asked, device, request.compile_backend)
     _forget_last_case(device)
@@ -374,147 +410,6 @@ def _name_unused(task: Optimized, asked: Asked, parallel: str) -> str:
     # The owner of a table has the gradients of all ranks: only those of other batches are not there yet.
     is_late = parallel != "sharded" or count_accumulated(asked) > 1
     return f"{UNUSED[parallel]}, {early}" if early and is_late else UNUSED[parallel]
-
-
-def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "inductor") -> Step:
-    """This rank's share: its own batches, and a module that exchanges what `parallel` says."""
-    return _open(asked, parallel, device, backend)[0]
-
-
-def _open(asked: Asked, parallel: str, device: str, backend: str) -> tuple[Step, Batches]:
-    """With this rank's batches on the host."""
-    import torch.distributed as dist
-
-    share = _share(asked)
-    task = asked.workload.make_task(asked.scale, with_dense_gradients=parallel == "fsdp")
-    engine = EAGER
-    if isinstance(task, Optimized):
-        # What wraps a module exchanges data in the middle of it: no one graph holds the step.
-        engine = task.engine(asked.mode)._replace(graph=False, fullgraph=False)
-    if parallel == "sharded":
-        task = _shard(task)
-    # The same seed: the same weights everywhere.
-    module = build_module(task, mode=asked.mode, precision=asked.precision, device=device, seed=SEED)
-    if parallel != "sharded" and asked.mode == "train":
-        task, module = distribute(task, module, parallel, device)
-    batches = make_batches(task, batch_size=share, mode=asked.mode, seed=SEED + 1000 * dist.get_rank())
-    ready = [to_device(one, device=device, precision=asked.precision, mode=asked.mode) for one in batches]
-    how: dict[str, Any] = {"precision": asked.precision, "device": device, "engine": engine, "backend": backend}
-    if asked.mode == "infer":
-        return InferStep(task, module, ready, **how), batches
-    how |= {"accumulate": count_accumulated(asked), "withhold": _find_withholding(module)}
-    return TrainStep(task, module, ready, **how), batches
-
-
-def _share(asked: Asked) -> int:
-    """Examples of one rank."""
-    import torch.distributed as dist
-
-    world = dist.get_world_size()
-    if asked.batch_size % world:
-        raise UsageError(
-            f"a batch of {asked.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
-        )
-    return asked.batch_size // world
-
-
-def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[object]]:
-    """How accumulated gradients are kept from being averaged batch by batch. Under FSDP they are not: a rank would have
-    to hold those of all weights."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    found = (one for one in module.modules() if isinstance(one, DistributedDataParallel))
-    wrapped = next(found, None)
-    return nullcontext if wrapped is None else wrapped.no_sync
-
-
-class JoinedTask(Task):
-    """A task whose whole loss is the forward of one module, so that what wraps the module sees every use of it."""
-
-    def __init__(self, task: Task, inner: nn.Module, *, spread: bool = False) -> None:
-        """`spread`: its weights will be, over the ranks."""
-        super().__init__(task.sizes)
-        self._task = task
-        self._inner = inner
-        self._spread = spread
-
-    def build(self) -> nn.Module:
-        from torch import nn
-
-        task = self._task
-
-        class Loss(nn.Module):
-            def __init__(self, inner: nn.Module) -> None:
-                super().__init__()
-                self.inner = inner
-
-            def forward(self, batch: Any) -> torch.Tensor:
-                return task.loss(self.inner, batch)
-
-        return Loss(self._inner)
-
-    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
-        return self._task.make_batch(count, seed=seed, mode=mode)
-
-    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
-        loss: torch.Tensor = module(batch)
-        return loss
-
-    def infer(self, module: nn.Module, batch: Any) -> Outputs:
-        return self._task.infer(self._inner, batch)
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        # Fused optimizers do not take weights that are spread; a fast form then steps as the plain one does.
-        task = self._task.plain if self._spread and isinstance(self._task, Optimized) else self._task
-        return make_late_optimizer(task, self._inner)
-
-
-def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tuple[Task, nn.Module]:
-    """Gradients are averaged over the ranks (ddp), or weights, gradients and optimizer state are spread (fsdp)."""
-    joined = JoinedTask(task, inner, spread=parallel == "fsdp")
-    module = joined.build()
-    if parallel == "fsdp":
-        _spread_weights(module, task.blocks(inner), device)
-        return joined, module
-    from torch.nn.parallel import DistributedDataParallel
-
-    ids = [int(device.partition(":")[2])] if device.startswith("cuda") else None
-    return joined, DistributedDataParallel(module, device_ids=ids)
-
-
-def _spread_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) -> None:
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    for parameter in module.parameters():
-        parameter.data = parameter.data.contiguous()  # it takes none that are stored channels last
-    mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
-    for block in _callable_parts(blocks):
-        fully_shard(block, mesh=mesh)
-        for entrance in getattr(block, "entrances", ()):
-            register_fsdp_forward_method(block, entrance)
-    fully_shard(module, mesh=mesh)
-
-
-def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """Those with weights; instead of lists, which are never called, what is in them."""
-    from torch import nn
-
-    for block in blocks:
-        if isinstance(block, nn.ModuleList | nn.ModuleDict):
-            yield from _callable_parts(block.children())
-        elif any(True for _ in block.parameters()):
-            yield block
-
-
-def _shard(task: Task) -> Task:
-    spread = task.shard()
-    if spread is None:
-        raise UsageError(
-            "this form has no tables to spread over the ranks", hint="--parallel ddp or fsdp", where="--parallel"
-        )
-    return spread
 
 
 def _fold(
@@ -548,6 +443,11 @@ def _fold(
 def _fold_facts(found: list[RankMeasurement], examples: int) -> dict[str, Scalar]:
     """Memory of the rank that needs most; energy and peaks of all devices together, where each tells."""
     facts: dict[str, Scalar] = {}
+    traced = [rank for rank, one in enumerate(found) if one.trace is not None]
+    if traced:
+        facts["trace"] = str(found[traced[0]].trace)
+    if traced and len(traced) < len(found):
+        facts["traced_ranks"] = ", ".join(str(rank) for rank in traced)
     held = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
     if held:
         facts["peak_memory_bytes"] = max(held)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from stepscope.measure import Device, WrongResultError, give_back_memory
 from stepscope.records import Scalar
 from stepscope.workloads.asked import SEED, Asked
-from stepscope.workloads.check import CheckReport, Finding, check_optimized
+from stepscope.workloads.check import check_optimized
+from stepscope.workloads.findings import CheckReport, Finding
 from stepscope.workloads.generation import Decoder, check_generation
 from stepscope.workloads.protocol import Optimized
 

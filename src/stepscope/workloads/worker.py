@@ -31,9 +31,11 @@ from stepscope.store import TPOT, TTFT, StoredRun
 from stepscope.workloads.asked import SEED, Asked, read_case
 from stepscope.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
+from stepscope.workloads.files import require_unchanged
 from stepscope.workloads.generation import Decoder, GenerateStep
 from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
+from stepscope.workloads.recorded import record_steps
 from stepscope.workloads.rounds import is_try, next_cases
 from stepscope.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, name_early_updates
 from stepscope.workloads.verify import UNCHECKED, Verifier, describe_changes
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 TRAIN_SAMPLE_S = 0.2
 """On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
 LOADER_STEPS, LOADER_TIME_S = 20, 2.0
-TRACED_STEPS = 3
 
 
 class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +160,7 @@ class WorkloadBench:
         if "file" in case.parameters:
             from stepscope.workloads.own import prepare_own
 
-            return prepare_own(case, self.device)
+            return prepare_own(case, self.device, record_in=self._folder if self._request.trace else None)
         asked = read_case(case)
         task = asked.workload.make_task(asked.scale)
         batches = self._host_batches(task, asked)
@@ -213,7 +214,9 @@ class WorkloadBench:
 
     def _host_batches(self, task: Task, asked: Asked) -> list[dict[str, torch.Tensor]]:
         if self._request.data is not None:
-            return read_batches(Path(self._request.data), task, batch_size=asked.batch_size, mode=asked.mode)
+            path = Path(self._request.data)
+            require_unchanged(path, str(asked.case.parameters["data"]))
+            return read_batches(path, task, batch_size=asked.batch_size, mode=asked.mode)
         return make_batches(task, batch_size=asked.batch_size, mode=asked.mode, seed=SEED)
 
     def _build(self, task: Task, asked: Asked, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
@@ -315,7 +318,7 @@ class WorkloadBench:
         if self._request.loader_workers is not None:
             extra["loader"] = self._time_with_loader(running, asked, batches)
         if self._request.trace:
-            facts["trace"] = self._record(running, asked)
+            facts["trace"] = record_steps(running, self._folder, asked.case)
         self._release()
         facts |= self._count(asked, batches)
         if asked.workload.implementation == "optimized":
@@ -378,17 +381,6 @@ class WorkloadBench:
             times.append((now - start) / steps)
             start = now
         return times
-
-    def _record(self, running: Running, asked: Asked) -> str:
-        """The folder of the recording, relative to the run."""
-        from stepscope.traces.recording import record
-
-        place = f"traces/{asked.case.key}"
-        with record(out=self._folder / place, steps=TRACED_STEPS, warmup=1, unprofiled=2) as recording:
-            while not recording.is_done:
-                running()
-                recording.step()
-        return place
 
     def _count(self, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> dict[str, Scalar]:
         plain = asked.workload.make_plain(asked.scale)

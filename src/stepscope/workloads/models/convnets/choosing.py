@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.workloads.check import relative_error
+from stepscope.workloads.distances import relative_error
 from stepscope.workloads.models.convnets.grouped import NATIVE, Way, list_ways
 from stepscope.workloads.precision import math_of, products_of, storage_dtype
 from stepscope.workloads.protocol import Mode, Precision

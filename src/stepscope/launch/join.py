@@ -9,16 +9,30 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import RankHungError
+from stepscope.errors import RankHungError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.launch import RankContext
+    from stepscope.launch.context import RankContext
 
+KNOWN_BACKENDS = ("gloo", "nccl", "ucc", "xccl", "mpi")
 POLL_S = 0.05
 REST_S = 10.0
 """How much longer than rank 0 the others wait: it knows who is missing and should be the one to say so."""
 CONNECT_SHARE = 0.8
 """Of the limit: time to reach rank 0 at all, so that a rank that cannot still has time to say so."""
+
+
+def require_backend(backend: str) -> None:
+    """Of torch.distributed, in this process."""
+    import torch.distributed as dist
+
+    if not dist.is_backend_available(backend):
+        built = [name for name in KNOWN_BACKENDS if dist.is_backend_available(name)]
+        raise UsageError(
+            f"this torch was built without {backend}",
+            hint=f"built here: {', '.join(built)}; MPI goes through mpi4py: bench comms --backend mpi under mpirun",
+            where="--backend",
+        )
 
 
 def open_store(context: RankContext, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> Any:
