@@ -12,7 +12,7 @@ from trace_samples import Sketch
 
 from stepscope.analyze.step.group_times import TimesTable, tabulate
 from stepscope.analyze.step.kernels import NO_ANNOTATION, NO_MODULE, NO_OPERATOR, list_kernels
-from stepscope.analyze.step.view import top_by
+from stepscope.analyze.step.numbers import top_by
 from stepscope.stats import quantile_sorted
 from stepscope.traces.timeline import DEVICE_ANNOTATION
 

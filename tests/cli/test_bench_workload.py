@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cli_process import Stepscope
 
@@ -22,6 +24,7 @@ WRITER = "gpt2/ootb/infer/small-1dev-fp32"
         ((SMALL, "--rate", "5"), "only decoders", "gpt2"),
         ((SMALL, "--precision", "tf32"), "a CPU has no tf32", "--device cuda"),
         ((SMALL, "--ranks", "2", "--rate", "3"), "without this", "one device"),
+        ((SMALL, "--ranks", "2", "--backend", "fake"), "not played", "gloo"),
         ((SMALL, "--ranks", "2", "--find-batch", "throughput"), "without this", "one device"),
         ((SMALL, "--find-batch", "throughput", "--batch-sizes", "1,2"), "exclude each other", "--largest-batch"),
         (("resnet50/optimised/train/1dev-fp32",), "there is no benchmark", "resnet50/optimized/train/1dev-fp32"),
@@ -35,6 +38,24 @@ def test_what_means_nothing_is_refused(here: Stepscope, arguments: tuple[str, ..
     assert answer.code == 2
     assert said in answer.error["message"]
     assert advice in answer.error["hint"]
+
+
+def test_a_rank_of_a_launcher_starts_no_ranks_itself(here: Stepscope, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29588"}.items():
+        monkeypatch.setenv(name, value)
+    answer = here("bench", "workload", "--resume", "some-run", "--json")
+    assert answer.code == 2
+    assert "every rank needs the whole command" in answer.err
+
+
+def test_recordings_of_fresh_processes_are_kept(here: Stepscope, store: Path) -> None:
+    answer = here(
+        "bench", "workload", SMALL, "--scale", "tiny", "--processes", "2", "--trace", "--no-loader", "--max-time",
+        "50ms", "--warmup-max-time", "1ms", "--json",
+    )  # fmt: skip
+    assert answer.code == 0
+    (case,) = answer.data["cases"]
+    assert (Path(answer.data["run"]) / case["trace"] / "recording.json").is_file()
 
 
 def test_one_unknown_model_among_known_ones_is_refused(here: Stepscope) -> None:

@@ -15,7 +15,7 @@ import pytest
 from builders import make_case, make_folder
 from stepscope.errors import RankDiedError, RankHungError
 from stepscope.launch import launch_local
-from stepscope.launch.watchdog import Heartbeat, beat_path, read_beat
+from stepscope.launch.watchdog import Heartbeat, beat_path, read_beat, write_rank_failure
 from stepscope.store import StoredRun
 
 pytestmark = pytest.mark.ranks
@@ -95,6 +95,13 @@ def test_what_a_rank_said_counts_more_than_how_its_process_ended(folder: Path, w
     (failure,) = StoredRun(folder).failures
     assert failure.exit_code == code
     assert any("raise_and_abort_on_the_way_out" in line for line in failure.stack)
+
+
+def test_words_of_an_earlier_attempt_explain_nothing(folder: Path) -> None:
+    (folder / "ranks").mkdir(exist_ok=True)
+    write_rank_failure(folder / "ranks", 1, RuntimeError("no room, last time"))
+    with pytest.raises(RankDiedError, match="SIGKILL"):
+        launch(folder, "kill_at_once")
 
 
 def test_a_crash_in_native_code_leaves_its_stack_in_the_log(folder: Path) -> None:

@@ -17,7 +17,7 @@ from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.critical.of_job import graph_of_job
 from stepscope.analyze.critical.path import describe_path
 from stepscope.analyze.job import JobReport
-from stepscope.analyze.step.view import Window
+from stepscope.analyze.step.device_work import Window
 from stepscope.report.trace_blocks import Events, put_together
 from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES, draw_overview
 from stepscope.report.trace_page import render_page, write_page

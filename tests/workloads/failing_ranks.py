@@ -20,3 +20,24 @@ def fail_in_the_second_case(session: RankSession) -> None:
 
         ranks._step_once_round = fail
     ranks.run(session)
+
+
+def fail_out_of_step(session: RankSession) -> None:
+    """All ranks fail in the first case, the first of them after it has begun an exchange."""
+    count, step_once = 0, ranks._step_once_round
+
+    def fail(*given: object) -> None:
+        import torch
+        import torch.distributed as dist
+
+        nonlocal count
+        count += 1
+        if count > 1:
+            step_once(*given)  # type: ignore[arg-type]
+            return
+        if session.context.rank == 0:
+            dist.all_reduce(torch.ones(1000), async_op=True)
+        raise ValueError("fails after what it began")
+
+    ranks._step_once_round = fail
+    ranks.run(session)

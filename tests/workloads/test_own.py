@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from suite_runs import measure
 
 from stepscope.cli.main import run
-from stepscope.errors import UsageError
-from stepscope.store import MeasuredCase
+from stepscope.errors import BadInputError, UsageError
+from stepscope.measure import QUICK, open_device
+from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
-from stepscope.workloads.own import is_own, make_own_case
+from stepscope.traces.timeline import OPERATOR
+from stepscope.workloads.own import is_own, make_own_case, prepare_own
 from stepscope.workloads.recorded import TRACED_STEPS
 
 EXAMPLE = """
@@ -309,14 +312,46 @@ def test_steps_are_recorded_after_the_timed_ones(file: Path, tmp_path: Path) -> 
     assert "aten::addmm" in timeline.texts
 
 
-def test_a_run_goes_on_with_the_file_it_was_planned_with(file: Path, tmp_path: Path) -> None:
+def test_steps_that_mark_themselves_are_recorded_once(file: Path, tmp_path: Path) -> None:
+    """`stepscope.step()` may stay in a program, whoever counts its steps."""
+    file.write_text(
+        "import stepscope, torch\ndef build(device):\n    def step():\n        torch.ones(3).relu()\n"
+        "        stepscope.step()\n    return step\n"
+    )
+    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    run = measure(tmp_path / "runs", case, trace=True)
+    timeline = read_traces(run.folder / str(run.cases()[0].result.observed["trace"]), cache=False).timeline()
+    assert len(timeline.steps) == TRACED_STEPS
+    rows = [row for row in timeline.rows(OPERATOR) if timeline.text("name", int(row)) == "aten::relu"]
+    assert sorted(int(timeline.column("step")[row]) for row in rows) == [span.number for span in timeline.steps]
+
+
+def test_a_run_goes_on_with_the_file_it_was_planned_with(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is left as it was, if that is not there."""
+    file.write_text(PLAIN)
+    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    request = {"device": "cpu", "settings": msgspec.to_builtins(QUICK)}
+    store = tmp_path / "runs"
+    folder = create_run(store, verb="workload", name="own", command=["test"], request=request, cases=[case])
+    resume = ["runs", "resume", folder.name, "--store", str(store), "--json"]
+    file.write_text(PLAIN + "# another\n")
+    assert run(resume) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "has changed since the run was planned" in error["message"]
+    assert error["where"] == str(file)
+    file.write_text(PLAIN)
+    assert run(resume) == 0
+    assert [one.status for one in StoredRun(folder).results] == ["ok"]
+
+
+def test_a_file_that_changes_during_a_run_fails_its_cases(file: Path) -> None:
     file.write_text(PLAIN)
     case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
     file.write_text(PLAIN + "# another\n")
-    failure = measure(tmp_path / "runs", case).cases()[0].result.failure
-    assert failure is not None
-    assert "has changed since the run was planned" in failure.message
-    assert failure.where == str(file)
+    with pytest.raises(BadInputError, match="has changed since the run was planned"):
+        prepare_own(case, open_device("cpu"))
 
 
 # --- from the command line -------------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,23 +12,26 @@ from typing import Any, cast
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
 from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
 from suite_runs import measure as measure_alone
 
-from stepscope.errors import RankDiedError
-from stepscope.launch import launch_local
-from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings
+from stepscope.cli.execute import measure_ranks
+from stepscope.errors import RankDiedError, UsageError
+from stepscope.launch import RankSession, launch_local
+from stepscope.launch.watchdog import write_rank_failure
+from stepscope.measure import DEADLY, QUICK, CpuDevice, Measurement, MeasureSettings
 from stepscope.records import Case
-from stepscope.store import StoredRun, create_run
+from stepscope.store import RANKS_FOLDER, RunWriter, StoredRun, create_run
+from stepscope.system import collect_system
 from stepscope.traces import read_traces
 from stepscope.workloads import choose_workloads, find_workload, ranks, sharing
 from stepscope.workloads.asked import read_case
 from stepscope.workloads.catalogue import read_catalogue
+from stepscope.workloads.control import Control, Groups
 from stepscope.workloads.facts import Peak
 from stepscope.workloads.protocol import Optimized
-from stepscope.workloads.ranks import WORKER, Control, RankMeasurement
+from stepscope.workloads.ranks import WORKER, RankMeasurement
 from stepscope.workloads.recorded import TRACED_STEPS
 from stepscope.workloads.steps import TrainStep
 from stepscope.workloads.worker import TRAIN_SAMPLE_S
@@ -128,32 +129,55 @@ def test_what_fails_on_a_rank_is_one_failure_among_others(tmp_path: Path) -> Non
     assert second.result.status == "ok"
 
 
-def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Long before anybody takes the others for hung; what was finished stays."""
+@pytest.fixture
+def own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks find the functions of `failing_ranks`."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    cases = [
-        find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2)
-        for name in (SMALL, RESNET)
-    ]
-    folder = plan_cases(tmp_path, cases, ranks=2)
-    start = time.monotonic()
-    with pytest.raises(RankDiedError, match="no room for the second model"):
-        launch_local(folder=folder, target="failing_ranks:fail_in_the_second_case", ranks=2, hang_limit_s=60.0)
-    assert time.monotonic() - start < 50
+
+
+def make_shared(name: str, **chosen: Any) -> Case:
+    return find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2, **chosen)
+
+
+@pytest.mark.usefixtures("own_workers")
+def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
+    """Nobody takes the others for hung; what was finished stays, and the case that cannot be measured is behind it."""
+    cases = [make_shared(SMALL), make_shared(RESNET), make_shared(SMALL, batch_size=2)]
+    folder = plan_cases(tmp_path, cases, ranks=2, worker="failing_ranks:fail_in_the_second_case", hang_timeout_s=30.0)
+    with pytest.raises(RankDiedError, match="no room for the second model") as caught:
+        measure_ranks(StoredRun(folder))
+    assert "smaller" in str(caught.value.hint)
     run = StoredRun(folder)
-    assert [one.result.case.benchmark.id for one in run.cases()] == [SMALL]
     (failure,) = run.failures
     assert (failure.kind, failure.rank, failure.case) == ("rank_died", 1, cases[1].key)
-    launch_local(folder=folder, target=WORKER, ranks=2, hang_limit_s=60.0)
-    assert [one.result.status for one in StoredRun(folder).cases()] == ["ok", "ok"]
+    assert [one.result.status for one in run.cases()] == ["ok", "failed"]
+    measure_ranks(run)
+    run = StoredRun(folder)
+    assert [one.result.status for one in run.cases()] == ["ok", "failed", "ok"]
+    told = run.cases()[1].result.failure
+    assert told is not None
+    assert "no room for the second model" in told.message
+    assert run.run is not None
+
+
+@pytest.mark.usefixtures("own_workers")
+def test_exchanges_that_a_failed_case_left_open_do_not_meet_those_of_the_next(tmp_path: Path) -> None:
+    cases = [make_shared(SMALL), make_shared(RESNET)]
+    folder = plan_cases(tmp_path, cases, ranks=2)
+    launch_local(folder=folder, target="failing_ranks:fail_out_of_step", ranks=2, hang_limit_s=60.0)
+    run = StoredRun(folder)
+    assert [one.result.status for one in run.cases()] == ["failed", "ok"]
+    failure = run.cases()[0].result.failure
+    assert failure is not None
+    assert "fails after what it began" in failure.message
+    assert not list((folder / "ranks").glob("*.failure.json"))
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
     case = find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2)
-    with pytest.raises(RankDiedError, match="this torch was built without carrier-pigeon"):
+    with pytest.raises(RankDiedError, match="this torch was built without carrier-pigeon") as caught:
         run_cases(tmp_path, [case], ranks=2, backend="carrier-pigeon")
+    assert "built here: gloo" in str(caught.value.hint)
 
 
 def test_steps_of_all_ranks_are_recorded_together(tmp_path: Path) -> None:
@@ -279,15 +303,65 @@ def test_energy_and_peaks_are_those_of_all_devices() -> None:
 
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[Control]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
-    request = {"settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None}
-    heartbeat = SimpleNamespace(beat=lambda phase, case=None: None, tick=lambda: None)
-    context = SimpleNamespace(rank=0, world_size=1)
-    session: Any = SimpleNamespace(
-        heartbeat=heartbeat, context=context, request=request, folder=tmp_path, hang_limit_s=60.0
-    )
-    yield Control(session, dist.HashStore(), timedelta(seconds=60))
-    dist.destroy_process_group()
+    request = {
+        "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None, "backend": "gloo"
+    }  # fmt: skip
+    session = RankSession(request=request, hang_limit_s=600.0, supervised=False)
+    (tmp_path / "rank").mkdir()
+    session.folder = tmp_path / "rank"
+    (session.folder / RANKS_FOLDER).mkdir()
+    groups = Groups(session)
+    yield Control(session, groups)
+    groups.close()
+    session.heartbeat.disarm()
+
+
+def test_a_case_that_killed_ranks_too_often_is_not_tried_again(control: Control, tmp_path: Path) -> None:
+    deadly, other = (make_shared(name).benchmark.id for name in (RESNET, SMALL))
+    cases = [
+        find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1)
+        for name in (deadly, other)
+    ]
+    folder = plan_cases(tmp_path / "runs", cases, ranks=1)
+    for deaths in range(DEADLY):
+        with RunWriter(folder) as writer:
+            assert writer.begin(cases[0]) == deaths
+            writer.note_death()
+    ranks._lead(control, folder, CpuDevice(), [collect_system()], [])
+    failed, measured = StoredRun(folder).cases()
+    assert failed.result.failure is not None
+    assert failed.result.failure.kind == "process_died"
+    assert measured.result.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "where", "message"),
+    [
+        (RuntimeError("no such operator"), None, "rank 0", "no such operator"),
+        (RuntimeError("[a] Connection closed by peer [b]"), MemoryError("no room"), "rank 1", "no room"),
+        (RuntimeError("[a] Connection closed by peer [b]"), RuntimeError("Broken pipe"), None, None),
+        (RuntimeError("[a] Connection closed by peer [b]"), None, None, None),
+    ],
+)
+def test_a_lost_rank_is_blamed_only_for_what_it_said(
+    control: Control, *, error: Exception, said: Exception | None, where: str | None, message: str | None
+) -> None:
+    session = control.session
+    assert session.folder is not None
+    other: Any = SimpleNamespace(folder=session.folder, context=SimpleNamespace(world_size=2))
+    if said is not None:
+        write_rank_failure(session.folder / RANKS_FOLDER, 1, said)
+    lost = ranks._explain_loss(other, error)
+    assert (lost.where if lost else None) == where
+    assert message is None or (lost is not None and message in lost.message)
+
+
+def test_ranks_that_were_started_differently_are_told_apart(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "Groups", lambda session: control.groups)
+    monkeypatch.setattr(Control, "gather", lambda self, value: [value, {**value, "trace": "true"}])
+    cast("dict[str, Any]", control.session.request)["device"] = "cpu"
+    with pytest.raises(UsageError, match="rank 1 was started differently: trace is true there"):
+        ranks.run(control.session)
 
 
 class QueueDevice(CpuDevice):

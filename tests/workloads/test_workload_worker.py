@@ -10,7 +10,7 @@ import pytest
 from suite_runs import SERVED, SMALL, measure, tiny
 
 from stepscope.compare import compare_implementations
-from stepscope.errors import UsageError
+from stepscope.errors import BadInputError, UsageError
 from stepscope.measure import QUICK, open_device
 from stepscope.records import Case
 from stepscope.workloads import find_workload, list_workloads, steps
@@ -140,10 +140,12 @@ def test_own_examples_are_read_or_refused(tmp_path: Path) -> None:
     planned = tiny(SERVED, data=hash_file(path))
     assert find_failure(planned) == "ok"
     torch.save([{"x": torch.zeros(3)}], path)
-    assert "has changed since the run was planned" in find_failure(planned)
+    with pytest.raises(BadInputError, match="has changed since the run was planned"):
+        find_failure(planned)
     assert "must hold the inputs" in find_failure(tiny(SERVED, data=hash_file(path)))
     path.unlink()
-    assert "is gone since the run was planned" in find_failure(planned)
+    with pytest.raises(BadInputError, match="is gone since the run was planned"):
+        find_failure(planned)
 
 
 def test_steps_can_be_made_outside_a_run() -> None:

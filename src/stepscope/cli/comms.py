@@ -14,15 +14,13 @@ import msgspec
 
 from stepscope.cli.execute import COMMS_WORKER, Addition, Job, add_nothing, open_job, run_stored, show_run
 from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import LAST_WORD_S, emit
 from stepscope.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
-LAST_WORD_S = 0.5
-"""A launcher passes on what a rank printed last only if the rank does not end at the same moment."""
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
 
@@ -286,7 +284,7 @@ def run_as_rank(
     from stepscope.store import record_failure
 
     if job is None:
-        raise UsageError("under a launcher every rank needs the whole command", hint="name --collective again")
+        raise UsageError("under a launcher every rank needs the whole command", hint="name again what to measure")
     rank = detect_rank_context().rank
     folder = open_job(job, store=store, resume=resume, verb=verb).folder if rank == 0 else None
     try:

@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.cli.options import NEWEST
 from stepscope.cli.output import emit, narrate
-from stepscope.errors import ExitCode, UsageError
+from stepscope.errors import ExitCode, RankDiedError, UsageError
 from stepscope.records import Case
 from stepscope.stats import median
 from stepscope.store import (
@@ -154,13 +154,20 @@ def measure_ranks(stored: StoredRun) -> None:
                 progress.case_started(case.result.case, done, total)
                 progress.case_done(case.result, case.samples)
 
-        launch_local(
-            folder=stored.folder,
-            target=str(plan.request.get("worker", COMMS_WORKER)),
-            ranks=plan.world_size,
-            hang_limit_s=float(plan.request["hang_timeout_s"]),
-            on_poll=show_finished,
-        )
+        try:
+            launch_local(
+                folder=stored.folder,
+                target=str(plan.request.get("worker", COMMS_WORKER)),
+                ranks=plan.world_size,
+                hang_limit_s=float(plan.request["hang_timeout_s"]),
+                on_poll=show_finished,
+            )
+        except RankDiedError:
+            if plan.verb == "workload":
+                from stepscope.workloads.ranks import give_up_case
+
+                give_up_case(stored.folder)
+            raise
 
 
 def measure_alone(stored: StoredRun) -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from stepscope._version import __version__
-from stepscope.cli.output import print_error
+from stepscope.cli.output import LAST_WORD_S, print_error
 from stepscope.errors import ExitCode, InterruptedRunError, StepscopeError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if code and "torch.distributed" in sys.modules:
         from stepscope.launch import leave_group_behind
 
+        time.sleep(LAST_WORD_S)
         leave_group_behind(code)
     sys.exit(code)
 

@@ -16,7 +16,8 @@ from stepscope.errors import StepscopeError
 
 ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
 """As in `launch.mpi`, which is not imported for it."""
-LAST_WORD_S = 0.2
+LAST_WORD_S = 0.5
+"""A launcher passes on what a rank printed last only if the rank does not end at the same moment."""
 
 
 def emit(data: Any, text: str, *, as_json: bool) -> None:

@@ -132,6 +132,8 @@ def workload(
     shared = _find_ranks(ranks, group_backend, hang_timeout, how)
     _refuse_idle(has={"--find-batch": find_batch, "--rate": rate, "--ranks": shared})
     job = None
+    if not benchmark_id and shared is not None and shared.outer:
+        return run_ranks(None, shared, store=store, resume=resume, as_json=as_json, verb="workload")
     if benchmark_id and shared is not None:
         _refuse_on_ranks()
         sizes = _read_sizes(batch_size, batch_sizes, None)
@@ -243,6 +245,8 @@ def _find_ranks(ranks: int | None, backend: str | None, hang_timeout: float, how
 
     if ranks is None and detect_rank_context().world_size == 1:
         return None
+    if backend == "fake":
+        raise UsageError("models are not played", hint="--backend gloo on a CPU", where="--backend")
     chosen = backend or ("nccl" if how["device"].startswith("cuda") else "gloo")
     return find_ranks(
         {"ranks": ranks, "backend": chosen, "device": how["device"], "processes": how["processes"], "time_by": "host",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from stepscope._version import __version__
 from stepscope.comms.clocks import ClockOffset, arrivals, compare_clocks, name_clock
 from stepscope.comms.group import UnsupportedCallError, World
 from stepscope.comms.kinds import make_trial
 from stepscope.comms.library import read_settings
 from stepscope.comms.trial import CHECKS, Check, Facts, Room, Steps, Trial
-from stepscope.errors import UsageError, first_line
-from stepscope.launch import RankContext, RankSession
+from stepscope.errors import first_line
+from stepscope.launch import RankSession
+from stepscope.launch.join import describe_place, describe_request, find_difference, refuse_difference
 from stepscope.measure import (
     CpuUse,
     Measurement,
@@ -134,38 +133,11 @@ def read_check(request: Any) -> Check:
 
 
 def require_same_request(world: World, request: Any) -> None:
-    """Under an outer launcher each rank has a command of its own: all must be the same one."""
-    content = {name: value for name, value in request.items() if name != "cluster"}
-    lines = {name: msgspec.json.encode(value, order="sorted").decode() for name, value in content.items()}
-    mine = {"version of stepscope": __version__, **lines}
-    everybody = world.gather_values(mine)
-    verdict = "" if everybody is None else _find_difference(everybody)
+    """Rank 0 compares, all say the same."""
+    everybody = world.gather_values(describe_request(request))
+    verdict = "" if everybody is None else find_difference(everybody)
     verdict = world.broadcast_value(verdict if world.rank == 0 else None)
-    if verdict:
-        raise UsageError(
-            verdict, hint="start all ranks with the same command and the same version", where="arguments of the ranks"
-        )
-
-
-def _find_difference(everybody: Sequence[dict[str, str]]) -> str:
-    for rank, other in enumerate(everybody):
-        for name in {**everybody[0], **other}:
-            first, this = everybody[0].get(name, "nothing"), other.get(name, "nothing")
-            if first != this:
-                return f"rank {rank} was started differently: {name} is {this} there and {first} on rank 0"
-    return ""
-
-
-def describe_place(context: RankContext, device: str) -> RankPlace:
-    name = None
-    if device.startswith("cuda"):
-        import torch
-
-        name = torch.cuda.get_device_name(device)
-    return RankPlace(
-        rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device, name=name,
-        local_rank=context.local_rank,
-    )  # fmt: skip
+    refuse_difference(verdict)
 
 
 def _lead(

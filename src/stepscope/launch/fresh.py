@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.errors import StepscopeError
 from stepscope.records import CaseResult, Notice, RankSamples
-from stepscope.store import MeasuredCase, RunWriter, StoredRun, create_run, run_folders
+from stepscope.store import TRACES_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run, run_folders
 
 PROCESSES_FOLDER = "processes"
 """Inside the run while it is measured: one run a process, so that an interruption keeps those that are done."""
@@ -96,9 +96,18 @@ def merge_processes(children: Sequence[StoredRun], folder: Path) -> StoredRun:
         by_process = [{case.key: case for case in child.cases()} for child in children]
         for case in writer.remaining():
             writer.append(*merge_case([process[case.key] for process in by_process]))
+        _keep_traces(children[0].folder, folder)
         shutil.rmtree(folder / PROCESSES_FOLDER, ignore_errors=True)
         writer.finish()
     return StoredRun(folder)
+
+
+def _keep_traces(child: Path, folder: Path) -> None:
+    """Results name recordings relative to their run, and those of the first process stand for all."""
+    recorded = child / TRACES_FOLDER
+    if recorded.is_dir():
+        shutil.rmtree(folder / TRACES_FOLDER, ignore_errors=True)
+        recorded.rename(folder / TRACES_FOLDER)
 
 
 def merge_case(processes: Sequence[MeasuredCase]) -> tuple[CaseResult, list[RankSamples]]:

@@ -1,19 +1,28 @@
-"""How the ranks of a run meet, and who is named when one does not come."""
+"""How the ranks of a run meet, whether they were started alike, and who is named when one does not come."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from stepscope._version import __version__
 from stepscope.errors import RankHungError, UsageError
+from stepscope.records import RankPlace
 
 if TYPE_CHECKING:
     from stepscope.launch.context import RankContext
 
+ECHOES = (
+    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed",
+    "ncclRemoteError", "remote process exited",
+)  # fmt: skip
+"""What gloo, torch's store and NCCL say on one rank when another one went away: the cause is elsewhere."""
 KNOWN_BACKENDS = ("gloo", "nccl", "ucc", "xccl", "mpi")
 POLL_S = 0.05
 REST_S = 10.0
@@ -33,6 +42,49 @@ def require_backend(backend: str) -> None:
             hint=f"built here: {', '.join(built)}; MPI goes through mpi4py: bench comms --backend mpi under mpirun",
             where="--backend",
         )
+
+
+def is_echo(message: str) -> bool:
+    return any(echo in message for echo in ECHOES)
+
+
+def describe_request(request: Mapping[str, Any]) -> dict[str, str]:
+    """What must be the same on all ranks, in a form that can be compared. Hosts see the cluster in their own way."""
+    lines = {
+        name: msgspec.json.encode(value, order="sorted").decode()
+        for name, value in request.items()
+        if name != "cluster"
+    }
+    return {"version of stepscope": __version__, **lines}
+
+
+def find_difference(everybody: Sequence[dict[str, str]]) -> str:
+    """Under an outer launcher each rank has a command of its own: all must be the same one. Empty: they are."""
+    for rank, other in enumerate(everybody):
+        for name in {**everybody[0], **other}:
+            first, this = everybody[0].get(name, "nothing"), other.get(name, "nothing")
+            if first != this:
+                return f"rank {rank} was started differently: {name} is {this} there and {first} on rank 0"
+    return ""
+
+
+def refuse_difference(verdict: str) -> None:
+    if verdict:
+        raise UsageError(
+            verdict, hint="start all ranks with the same command and the same version", where="arguments of the ranks"
+        )
+
+
+def describe_place(context: RankContext, device: str) -> RankPlace:
+    name = None
+    if device.startswith("cuda"):
+        import torch
+
+        name = torch.cuda.get_device_name(device)
+    return RankPlace(
+        rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device, name=name,
+        local_rank=context.local_rank,
+    )  # fmt: skip
 
 
 def open_store(context: RankContext, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> Any:

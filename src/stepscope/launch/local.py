@@ -16,6 +16,7 @@ import psutil
 
 from stepscope.errors import InterruptedRunError, LaunchError, MissingDependencyError, RankDiedError, RankHungError
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
+from stepscope.launch.join import is_echo
 from stepscope.launch.watchdog import (
     STACK_SIGNAL,
     Beat,
@@ -36,8 +37,6 @@ STOP_WAIT_S = 3.0
 LAST_LINES = 20
 LAUNCHER_LOG = "launcher.log"
 
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""What a rank says when another one went away: it has a cause elsewhere."""
 _ELASTIC_FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s+exitcode\s*:\s*(-?\d+)")
 
 
@@ -56,7 +55,7 @@ def launch_local(
     """
     ranks_folder = folder / RANKS_FOLDER
     ranks_folder.mkdir(exist_ok=True)
-    for stale in ranks_folder.glob("*.beat"):
+    for stale in [*ranks_folder.glob("*.beat"), *ranks_folder.glob("*.failure.json")]:
         stale.unlink()
     with (ranks_folder / LAUNCHER_LOG).open("ab") as log:
         log_start = log.tell()
@@ -79,8 +78,16 @@ def launch_local(
         record_failure(folder, failure)
         raise RankDiedError(
             failure.message,
-            hint=f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}; "
-            f"finished cases are kept: continue with --resume {folder.name}",
+            hint="; ".join(
+                filter(
+                    None,
+                    [
+                        failure.hint,
+                        f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}",
+                        f"finished cases are kept: continue with --resume {folder.name}",
+                    ],
+                )
+            ),
             where=f"rank {failure.rank}" if failure.rank is not None else str(ranks_folder / LAUNCHER_LOG),
         )
 
@@ -252,13 +259,16 @@ class _Supervisor:
 def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Failure:
     """Who died first. A rank ended by a signal explains the connection errors of its peers, not the reverse.
 
-    One that could still say what it met with failed of that, whatever ended its process afterwards.
+    One that could still say what it met with failed of that, whatever ended its process afterwards. One that aborted
+    without a word may have been made to by a library that missed another rank.
     """
     ended = {int(rank): int(code) for rank, code in _ELASTIC_FAILURE.findall(launcher_output)}
     own_words = {rank: failure for rank in range(ranks) if (failure := read_rank_failure(ranks_folder, rank))}
-    by_signal = [rank for rank, code in ended.items() if code < 0 and -code != signal.SIGTERM and rank not in own_words]
-    original = [rank for rank, failure in own_words.items() if not any(echo in failure.message for echo in _ECHOES)]
-    culprit = next(iter([*by_signal, *original, *own_words, *ended]), None)
+    by_signal = {rank: -code for rank, code in ended.items() if code < 0 and rank not in own_words}
+    killed = [rank for rank, number in by_signal.items() if number not in {signal.SIGTERM, signal.SIGABRT}]
+    aborted = [rank for rank, number in by_signal.items() if number == signal.SIGABRT]
+    original = [rank for rank, failure in own_words.items() if not is_echo(failure.message)]
+    culprit = next(iter([*killed, *original, *aborted, *own_words, *ended]), None)
     if culprit is None:
         return Failure(
             kind="rank_died",
@@ -277,6 +287,7 @@ def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Fai
         exit_code=code,
         last_lines=_last_lines(log_path(ranks_folder, culprit), LAST_LINES),
         stack=said.stack if said else [],
+        hint=said.hint if said else None,
     )
 
 

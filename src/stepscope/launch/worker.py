@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class RankSession:
         self.folder: Path | None = None
         """The run folder; None on a rank that rank 0 has not told yet."""
         self._supervised = supervised
+        self._has_failed = False
         self.heartbeat = Heartbeat(
             rank=self.context.rank, limit_s=hang_limit_s + (BACKSTOP_S if supervised else 0), log=sys.stderr
         )
@@ -62,8 +63,16 @@ class RankSession:
         self.heartbeat.move_to(ranks_folder, log)
 
     def keep_failure(self, error: BaseException) -> None:
-        if self.folder is not None:
+        """The first is kept: what follows, follows from it."""
+        if self.folder is not None and not self._has_failed:
+            self._has_failed = True
             write_rank_failure(self.folder / RANKS_FOLDER, self.context.rank, error)
+
+    def forget_failure(self) -> None:
+        """It was one case's, and the run goes on."""
+        self._has_failed = False
+        if self.folder is not None:
+            failure_path(self.folder / RANKS_FOLDER, self.context.rank).unlink(missing_ok=True)
 
 
 Worker = Callable[[RankSession], None]
@@ -105,8 +114,9 @@ def leave_group_behind(code: int) -> None:
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # a full disk, a closed pipe
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 

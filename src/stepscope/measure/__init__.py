@@ -17,7 +17,9 @@ from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure
 from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
 from stepscope.measure.runner import (
+    DEADLY,
     CaseSkipped,
+    DeadlyCaseError,
     Further,
     Prepared,
     Progress,
@@ -29,6 +31,7 @@ from stepscope.measure.runner import (
 from stepscope.measure.settings import QUICK, MeasureSettings
 
 __all__ = [
+    "DEADLY",
     "QUICK",
     "Alone",
     "BarProgress",
@@ -37,6 +40,7 @@ __all__ = [
     "CpuDevice",
     "CpuUse",
     "CudaDevice",
+    "DeadlyCaseError",
     "Device",
     "Estimate",
     "FakeClock",

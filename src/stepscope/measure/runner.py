@@ -61,12 +61,15 @@ class DeadlyCaseError(StepscopeError):
 
     kind = "process_died"
 
+    def __init__(self) -> None:
+        super().__init__(
+            f"the process was killed {DEADLY} times while this case was measured",
+            hint="look at the kernel's log for the reason (memory, most often); measure it alone, or smaller",
+        )
+
 
 def _refuse_deadly(case: Case) -> Prepared:
-    raise DeadlyCaseError(
-        f"the process was killed {DEADLY} times while this case was measured",
-        hint="look at the kernel's log for the reason (memory, most often); measure it alone, or smaller",
-    )
+    raise DeadlyCaseError
 
 
 class Further(msgspec.Struct, kw_only=True):

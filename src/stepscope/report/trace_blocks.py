@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from stepscope.analyze.step.view import Window
+from stepscope.analyze.step.device_work import Window
 
 FINEST = 4000
 """The first cells that are tried are this part of the window."""

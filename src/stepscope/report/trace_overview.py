@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.job import JobReport
-from stepscope.analyze.step.view import TraceView, Window, view
+from stepscope.analyze.step.device_work import Window
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.report.trace_blocks import Blocks, Events, clip, flatten, join, reduce_events
 from stepscope.report.trace_words import short_on_path, spell_path_kind
 from stepscope.traces.classify import CATEGORIES

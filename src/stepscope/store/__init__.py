@@ -1,7 +1,7 @@
 """Run folders: journal, resume, hashes, index and SQL."""
 
 from stepscope.store.ceilings import Ceilings, Rates, find_ceilings, is_ceiling, rate_case
-from stepscope.store.folder import RANKS_FOLDER, resolve_store, utc_now
+from stepscope.store.folder import RANKS_FOLDER, TRACES_FOLDER, resolve_store, utc_now
 from stepscope.store.kernel_table import (
     KernelRow,
     read_kernel_table,
@@ -36,6 +36,7 @@ __all__ = [
     "RANKS_FOLDER",
     "TABLES",
     "TPOT",
+    "TRACES_FOLDER",
     "TTFT",
     "Ceilings",
     "Damage",

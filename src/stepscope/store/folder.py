@@ -25,6 +25,8 @@ BEGUN_FILE = "begun.json"
 SAMPLES_FOLDER = "samples"
 RANKS_FOLDER = "ranks"
 """What each rank wrote to its terminal, and its heartbeat."""
+TRACES_FOLDER = "traces"
+"""Recordings of cases; results name theirs relative to the run."""
 
 LOCK_WAIT_S = 5.0
 """How long a resume waits for the last writer to let go: ranks need a moment to die after their parent."""

@@ -84,6 +84,7 @@ class RunWriter:
         self._journal = self._open_append(layout.JOURNAL_FILE)
         self._samples: dict[str, AppendFile] = {}
         self._take_up()
+        self._keeps_note = False
         self._deaths = _read_deaths(folder / layout.BEGUN_FILE)
         if continued:
             message = f"continued after an interruption, {len(self._results)} of {len(self.plan.cases)} cases done"
@@ -210,10 +211,15 @@ class RunWriter:
             raise _cannot_write(path, error) from error
         return run
 
+    def note_death(self) -> None:
+        """Another process, without which the case cannot be measured, was killed: what `begin` has noted stays."""
+        self._keeps_note = True
+
     def close(self) -> None:
         """A process that gets here was not killed."""
-        with suppress(OSError):
-            (self.folder / layout.BEGUN_FILE).unlink(missing_ok=True)
+        if not self._keeps_note:
+            with suppress(OSError):
+                (self.folder / layout.BEGUN_FILE).unlink(missing_ok=True)
         self._open.close()
 
     def __enter__(self) -> Self:

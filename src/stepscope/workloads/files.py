@@ -7,10 +7,16 @@ from pathlib import Path
 
 from stepscope.errors import BadInputError
 
+_LENGTH = 12
+
+
+def hash_content(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_LENGTH]
+
 
 def hash_file(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_LENGTH]
 
 
 def require_unchanged(path: Path, known: str) -> None:

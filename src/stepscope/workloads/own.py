@@ -21,7 +21,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import CaseSkipped, Device, Further, Prepared, WrongResultError
 from stepscope.records import Benchmark, Case, Scalar, Score, describe_exception
 from stepscope.workloads.facts import EnergyMeter, PeakMemory
-from stepscope.workloads.files import hash_file, require_unchanged
+from stepscope.workloads.files import hash_content, require_unchanged
 from stepscope.workloads.recorded import record_steps
 
 HINT = "write path/to/file.py:build, where build(device, batch_size) returns a function that makes one step"
@@ -93,7 +93,8 @@ def make_own_case(text: str, *, device: str, batch_size: int | None, precision: 
     path = Path(file)
     if not path.is_file():
         raise UsageError("there is no such file", hint=HINT, where=file)
-    takes = _parse_takes(path.read_bytes(), name)
+    content = path.read_bytes()
+    takes = _parse_takes(content, name)
     if takes is not None:
         _refuse_untaken(takes, batch_size, precision, name=name, path=path)
         batch_size = batch_size or takes.usual_batch
@@ -101,7 +102,7 @@ def make_own_case(text: str, *, device: str, batch_size: int | None, precision: 
         "device": device,
         "file": str(path.resolve()),
         "function": name,
-        "sha256": hash_file(path),
+        "sha256": hash_content(content),
     }
     if precision is not None:
         parameters["precision"] = precision

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import msgspec
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import RankDiedError, StepscopeError
 from stepscope.launch import RankSession
-from stepscope.launch.join import open_store, require_backend
+from stepscope.launch.join import (
+    describe_place,
+    describe_request,
+    find_difference,
+    is_echo,
+    refuse_difference,
+    require_backend,
+)
+from stepscope.launch.watchdog import read_rank_failure
 from stepscope.measure import (
+    DEADLY,
+    DeadlyCaseError,
     Device,
     Measurement,
     MeasureSettings,
@@ -40,10 +47,11 @@ from stepscope.records import (
     System,
     describe_exception,
 )
-from stepscope.store import RunWriter, utc_now
+from stepscope.store import RANKS_FOLDER, RunWriter, StoredRun, utc_now
 from stepscope.store.view import LOADER
 from stepscope.system import collect_system, merge_systems
 from stepscope.workloads.asked import SEED, Asked, read_case
+from stepscope.workloads.control import KEPT, Control, GroupPeers, Groups, die
 from stepscope.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, count_round, make_batches
 from stepscope.workloads.protocol import Optimized
@@ -67,18 +75,12 @@ from stepscope.workloads.worker import (
     require_samples,
 )
 
-T = TypeVar("T")
 WORKER = "stepscope.workloads.ranks:run"
 UNUSED = {
     "ddp": "not used on several ranks: the CUDA graph",
     "sharded": "not used on several ranks: the CUDA graph",
     "fsdp": "not used on several ranks: the CUDA graph, fused optimizers, weights stored channels last",
 }
-GROUP_EXTRA_S = 30.0
-"""A collective waits longer than the watchdog, whose message says more."""
-ALONE_S = 30.0
-"""How long a rank that failed waits for the others: they may fail as it did, or come to where all gather."""
-POLL_S = 0.1
 
 
 class RankMeasurement(msgspec.Struct, kw_only=True):
@@ -99,116 +101,26 @@ class RankMeasurement(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
 
 
-class Control:
-    """How ranks tell each other what to do next: in a group of its own, so that a rank which gave up in the middle of
-    a model's exchanges cannot be mistaken for one that takes part in them."""
-
-    def __init__(self, session: RankSession, store: Any, limit: timedelta) -> None:
-        import torch.distributed as dist
-
-        self.session = session
-        self._group = dist.new_group(backend="gloo", timeout=limit)
-        self._store = store
-        self._attempts = 0
-
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's, on every rank."""
-        import torch.distributed as dist
-
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
-
-    def gather(self, value: Any) -> list[Any]:
-        import torch.distributed as dist
-
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value, group=self._group)
-        return found
-
-    def attempt(self, body: Callable[[], T]) -> T | Failure:
-        """What this rank made, if every rank could; else why the first that could not failed.
-
-        Raises what this rank alone met with, if the others do not come here: they are in an exchange that it has left,
-        and nothing but its end frees them.
-        """
-        made: T | None = None
-        failure: Failure | None = None
-        self._attempts += 1
-        try:
-            made = body()
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, StepscopeError) as error:
-            failure = describe_exception(error)
-            self._say_ended()
-            if not self._see_all_end():
-                raise
-        else:
-            self._say_ended()
-        first = next((one for one in self.gather(failure) if one is not None), None)
-        return cast("T", made) if first is None else first
-
-    def _say_ended(self) -> None:
-        self._store.set(f"attempt/{self._attempts}/{self.session.context.rank}", "1")
-
-    def _see_all_end(self) -> bool:
-        """Whether the other ranks came to the end of this attempt, in whatever way, while this one waited."""
-        everybody = [f"attempt/{self._attempts}/{rank}" for rank in range(self.session.context.world_size)]
-        # Before the watchdogs of the others ring: they know less.
-        deadline_s = time.monotonic() + min(ALONE_S, self.session.hang_limit_s / 3)
-        while not self._store.check(everybody):
-            if time.monotonic() > deadline_s:
-                return False
-            self.session.heartbeat.tick()
-            time.sleep(POLL_S)
-        return True
-
-
-class GroupPeers:
-    """Ranks that walk through the measuring loop in step."""
-
-    def __init__(self, control: Control, case: Case) -> None:
-        self._control = control
-        self._case = case
-
-    def agree(self, value: int) -> int:
-        return int(self._control.broadcast(value))
-
-    def align(self) -> int:
-        import torch.distributed as dist
-
-        self._control.session.heartbeat.beat("measuring", self._case.key)
-        dist.barrier()
-        return 1
-
-
 def run(session: RankSession) -> None:
     """The worker function of every rank; rank 0 writes the run."""
-    import torch.distributed as dist
-
     context, request = session.context, session.request
     session.heartbeat.beat("joining")
-    limit = timedelta(seconds=session.hang_limit_s + GROUP_EXTRA_S)
-    name, backend = str(request["device"]), str(request["backend"])
-    device_name = f"cuda:{context.local_rank}" if name == "cuda" else name
-    require_backend(backend)
-    device = open_device(device_name)
-    store = open_store(context, session.hang_limit_s, lambda: session.heartbeat.beat("joining"))
-    dist.init_process_group(backend, store=store, rank=context.rank, world_size=context.world_size, timeout=limit)
-    control = Control(session, store, limit)
+    name = str(request["device"])
+    require_backend(str(request["backend"]))
+    device = open_device(f"cuda:{context.local_rank}" if name == "cuda" else name)
+    groups = Groups(session)
+    control = Control(session, groups)
+    refuse_difference(find_difference(control.gather(describe_request(request))))
     folder = Path(control.broadcast(str(session.folder.resolve()) if session.folder else None))
     if session.folder is None:
         session.adopt_folder(folder)
     systems = control.gather(collect_system() if context.local_rank == 0 else None)
-    place = RankPlace(
-        rank=context.rank, host=socket.gethostname(), pid=os.getpid(), device=device.name, name=None,
-        local_rank=context.local_rank,
-    )  # fmt: skip
-    places = control.gather(place)
+    places = control.gather(describe_place(context, device.name))
     if context.rank == 0:
         _lead(control, folder, device, [one for one in systems if one is not None], places)
     else:
         _follow(control, device)
-    dist.destroy_process_group()
+    groups.close()
     session.heartbeat.beat("leaving")
 
 
@@ -221,9 +133,20 @@ def _lead(control: Control, folder: Path, device: Any, systems: list[System], pl
         library = {"name": f"torch.distributed {request['backend']}", "version": str(torch.__version__)}
         writer.write_communication(Communication(backend=str(request["backend"]), library=library, ranks=places))
         for case in writer.remaining():
-            control.broadcast(msgspec.json.encode(case))
             started_at, start = utc_now(), time.monotonic()
-            found = control.gather(_measure(control, case, device))
+            if writer.begin(case) >= DEADLY:
+                writer.append(_fail(case, describe_exception(DeadlyCaseError())), [])
+                continue
+            control.broadcast(msgspec.json.encode(case))
+            try:
+                found = control.gather(_measure(control, case, device))
+            except Exception as error:
+                lost = _explain_loss(control.session, error)
+                if lost is None:
+                    writer.note_death()
+                    raise RankDiedError("another rank went away without a word", hint=KEPT) from error
+                writer.append(_fail(case, describe_exception(lost), started_at), [])
+                raise lost from error
             writer.append(*_fold(case, found, started_at, time.monotonic() - start))
         control.broadcast(None)
         writer.finish()
@@ -234,10 +157,43 @@ def _follow(control: Control, device: Any) -> None:
         control.gather(_measure(control, msgspec.json.decode(assigned, type=Case), device))
 
 
+def _fail(case: Case, failure: Failure, started_at: str | None = None, elapsed_s: float = 0.0) -> CaseResult:
+    return CaseResult(
+        case=case, status="failed", started_at=started_at or utc_now(), elapsed_s=elapsed_s, failure=failure
+    )
+
+
+def _explain_loss(session: RankSession, error: Exception) -> StepscopeError | None:
+    """Why rank 0 cannot go on: what another rank has said, if it was that one which went away. None: it said nothing,
+    and may have been killed for reasons of its own."""
+    if not is_echo(str(error)):
+        return error if isinstance(error, StepscopeError) else die(describe_exception(error), 0)
+    for rank in range(1, session.context.world_size):
+        said = read_rank_failure(session.folder / RANKS_FOLDER, rank) if session.folder else None
+        if said is not None and not is_echo(said.message):
+            return die(said, rank)
+    return None
+
+
+def give_up_case(folder: Path) -> None:
+    """After a rank ended by an exception: the case that it was in has failed, so that a resumed run goes on behind it.
+
+    Where a process was killed instead, that may have had nothing to do with the case.
+    """
+    run = StoredRun(folder)
+    failure = run.failures[-1]
+    case = next((one for one in run.plan.cases if one.key == failure.case), None)
+    if case is None or not failure.stack or any(one.case.key == case.key for one in run.results):
+        return
+    with RunWriter(folder) as writer:
+        writer.append(_fail(case, failure), [])
+
+
 def _measure(control: Control, case: Case, device: Any) -> RankMeasurement:
     session = control.session
     session.heartbeat.beat("preparing", case.key)
     _forget_last_case(device)
+    control.begin_case()
     asked, request = read_case(case), read_request(dict(session.request))
     parallel = str(case.parameters["parallel"])
     is_first = session.context.rank == 0
@@ -279,12 +235,12 @@ def _measure_step(
 ) -> RankMeasurement:
     """The model is given up when this returns."""
     memory, start = PeakMemory(device.name), time.perf_counter()
-    opened = control.attempt(lambda: open_share(asked, parallel, device.name, request.compile_backend))
+    opened = control.attempt(lambda: open_share(asked, parallel, device.name, request.compile_backend), exchanges=True)
     if isinstance(opened, Failure):
         return RankMeasurement(failure=opened)
     step, batches = opened
     round_steps = max(control.gather(count_round(batches, at_once=step.at_once)))
-    failure = control.attempt(lambda: _step_once_round(step, round_steps, device))
+    failure = control.attempt(lambda: _step_once_round(step, round_steps, device), exchanges=True)
     if isinstance(failure, Failure):
         return RankMeasurement(failure=failure)
     facts: dict[str, Scalar] = {"setup_s": time.perf_counter() - start}
@@ -310,7 +266,8 @@ def _measure_step(
             fed = measure(_wait_after(step, device) if asked.mode == "infer" else step, settings=brief, **how)
         found.loader_s = fed.as_samples(asked.case.key).seconds()
     if request.trace:
-        recorded = control.attempt(lambda: _record(control, step, asked))
+        control.session.heartbeat.beat("recording", asked.case.key)
+        recorded = control.attempt(lambda: _record(control, step, asked), exchanges=True)
         if isinstance(recorded, Failure):
             return RankMeasurement(failure=recorded)
         found.trace = recorded
@@ -324,7 +281,7 @@ def _record(control: Control, step: SharedStep, asked: Asked) -> str | None:
     if folder is not None:
         return record_steps(step, folder, asked.case)
     with TemporaryDirectory() as elsewhere:
-        record_steps(step, Path(elsewhere), asked.case)
+        record_steps(step, Path(elsewhere), asked.case, link=False)
     return None
 
 
@@ -417,7 +374,7 @@ def _fold(
 ) -> tuple[CaseResult, list[RankSamples]]:
     failure = next((one.failure for one in found if one.failure is not None), None)
     if failure is not None:
-        return CaseResult(case=case, status="failed", started_at=started_at, elapsed_s=elapsed_s, failure=failure), []
+        return _fail(case, failure, started_at, elapsed_s), []
     loader = [max(row) for row in zip(*(one.loader_s for one in found), strict=True)]
     samples = [
         one.measurement.as_samples(case.key, rank=rank, extra_s={LOADER: loader} if loader and rank == 0 else None)

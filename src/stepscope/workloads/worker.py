@@ -77,6 +77,7 @@ def read_request(request: dict[str, Any]) -> WorkloadRequest:
 
 def run_workloads(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
     asked = read_request(request)
+    _require_same_files(folder, asked)
     bench = WorkloadBench(asked, open_device(asked.device), folder)
     return measure_run(
         folder,
@@ -86,6 +87,17 @@ def run_workloads(folder: Path, *, request: dict[str, Any], progress: LineProgre
         progress=progress,
         measure_more=lambda: next_cases(request, StoredRun(folder).cases()),
     )
+
+
+def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
+    """Before anything is measured: a run that goes on with other files is left as it is."""
+    stored = StoredRun(folder)
+    done = {one.case.key for one in stored.results}
+    for case in (one for one in stored.plan.cases if one.key not in done):
+        if "file" in case.parameters:
+            require_unchanged(Path(str(case.parameters["file"])), str(case.parameters["sha256"]))
+        elif request.data is not None:
+            require_unchanged(Path(request.data), str(case.parameters["data"]))
 
 
 def open_step(case: Case) -> Callable[[], None]:

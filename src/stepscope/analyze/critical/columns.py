@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.analyze.step.view import Window, view
+from stepscope.analyze.step.device_work import Window
+from stepscope.analyze.step.view import view
 from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:

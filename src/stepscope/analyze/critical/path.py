@@ -12,7 +12,7 @@ from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.latencies import Constants
 from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph_of_ranks
 from stepscope.analyze.critical.schedule import Checks, Schedule, check_graph, find_slack, path_edges, retime
-from stepscope.analyze.step.view import seconds
+from stepscope.analyze.step.numbers import seconds
 from stepscope.traces.timeline import Timeline
 from stepscope.units import format_share
 

@@ -15,7 +15,7 @@ from stepscope.analyze.critical.kinds import HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.model import StepGraph
 from stepscope.analyze.critical.path import CriticalPath, describe_path
 from stepscope.analyze.critical.schedule import Schedule, retime
-from stepscope.analyze.step.view import seconds
+from stepscope.analyze.step.numbers import seconds
 from stepscope.errors import UsageError, unknown_name
 from stepscope.traces.timeline import KERNEL, OPERATOR, Timeline
 

@@ -36,7 +36,8 @@ from stepscope.analyze.diff.tables import (
     count_work,
 )
 from stepscope.analyze.diff.wording import describe_change, list_notes
-from stepscope.analyze.step.view import seconds, view
+from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.view import view
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import Timeline
 

@@ -11,19 +11,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.analyze.step.breakdown import SHARES
-from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
-from stepscope.analyze.step.intervals import Intervals, complement, measure_within, union
-from stepscope.analyze.step.view import (
+from stepscope.analyze.step.device_work import (
     COMMUNICATION,
     COMPUTE,
     TRANSFER,
     DeviceWork,
-    TraceView,
     Window,
     busy_ns,
     device_label,
-    view,
 )
+from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
+from stepscope.analyze.step.intervals import Intervals, complement, measure_within, union
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.analyze.diff.exposure import complete_steps, known_steps, turns
 from stepscope.analyze.diff.noise import middle_steps
 from stepscope.analyze.diff.records import RankSteps
-from stepscope.analyze.step.view import seconds, view
+from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.view import view
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.analyze.diff.exposure import IDLE_SHARES, IdleTime, Side
 from stepscope.analyze.step.breakdown import SHARES
-from stepscope.analyze.step.view import number_codes
+from stepscope.analyze.step.numbers import number_codes
 from stepscope.traces.timeline import DEVICE_KINDS, MISSING, OPERATOR
 
 if TYPE_CHECKING:

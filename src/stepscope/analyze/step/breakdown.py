@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.analyze.step.device_work import COMMUNICATION, COMPUTE, TRANSFER, DeviceWork, Window, device_label
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, Gaps, find_gaps
 from stepscope.analyze.step.intervals import (
     Intervals,
@@ -18,18 +19,8 @@ from stepscope.analyze.step.intervals import (
     subtract,
     union,
 )
-from stepscope.analyze.step.view import (
-    COMMUNICATION,
-    COMPUTE,
-    TRANSFER,
-    DeviceWork,
-    TraceView,
-    Window,
-    device_label,
-    distinct,
-    seconds,
-    view,
-)
+from stepscope.analyze.step.numbers import distinct, seconds
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
 from stepscope.units import format_duration
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.analyze.step.view import seconds, share_of
+from stepscope.analyze.step.numbers import seconds, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,15 +5,17 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
 from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
 from stepscope.analyze.step.launch_survey import LaunchSurvey, survey_launches_of
-from stepscope.analyze.step.view import LONG_AGO, DeviceWork, TraceView, distinct
+from stepscope.analyze.step.numbers import distinct
+from stepscope.analyze.step.view import TraceView
 from stepscope.traces import runtime_calls
 from stepscope.traces.runtime_calls import classify_call
 from stepscope.traces.timeline import OPERATOR, RUNTIME, SYNC
 
 if TYPE_CHECKING:
-    from stepscope.analyze.step.view import Mask
+    from stepscope.analyze.step.numbers import Mask
     from stepscope.traces.timeline import Integers
 
 STREAM_WAIT = "Stream Wait Event"

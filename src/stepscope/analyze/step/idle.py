@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.idle_loops import (
     COLLECTIVE_PEER,
@@ -21,20 +22,9 @@ from stepscope.analyze.step.idle_loops import (
     GapSums,
 )
 from stepscope.analyze.step.intervals import Intervals, measure_within, no_intervals
+from stepscope.analyze.step.numbers import distinct, number_codes, seconds, share_of, top_by
 from stepscope.analyze.step.row_loops import NEVER
-from stepscope.analyze.step.view import (
-    DeviceWork,
-    TraceView,
-    Window,
-    busy_spans,
-    device_label,
-    distinct,
-    number_codes,
-    seconds,
-    share_of,
-    top_by,
-    view,
-)
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 
 if TYPE_CHECKING:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stepscope.analyze.step.view import LONG_AGO, TraceView
+from stepscope.analyze.step.device_work import LONG_AGO
+from stepscope.analyze.step.view import TraceView
 from stepscope.traces.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON
 
 if TYPE_CHECKING:
-    from stepscope.analyze.step.view import Mask
+    from stepscope.analyze.step.numbers import Mask
     from stepscope.traces.timeline import Integers
 
 PHASES = ("forward", "backward", "optimizer", "other")

@@ -9,7 +9,8 @@ import msgspec
 from stepscope.analyze.step.group_times import TimesTable, tabulate
 from stepscope.analyze.step.intervals import length
 from stepscope.analyze.step.kernel_origins import PHASES, find_annotations, find_modules, find_phases
-from stepscope.analyze.step.view import TraceView, number_codes, seconds, share_of, view
+from stepscope.analyze.step.numbers import number_codes, seconds, share_of
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import (
     ANNOTATION,
     COPY,

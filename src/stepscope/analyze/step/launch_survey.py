@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.analyze.step.device_work import DeviceWork
 from stepscope.analyze.step.idle_loops import ByThread, Copies, Launches
+from stepscope.analyze.step.numbers import distinct
 from stepscope.analyze.step.row_loops import NEVER
-from stepscope.analyze.step.view import DeviceWork, TraceView, distinct
+from stepscope.analyze.step.view import TraceView
 from stepscope.traces.timeline import COPY, MISSING
 
 if TYPE_CHECKING:

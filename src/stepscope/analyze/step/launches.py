@@ -8,18 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.step.device_work import Window, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import StepFunction, count_open, sweep, value_at
-from stepscope.analyze.step.view import (
-    TraceView,
-    Window,
-    device_label,
-    distinct,
-    seconds,
-    share_of,
-    top_by,
-    view,
-)
+from stepscope.analyze.step.numbers import distinct, seconds, share_of, top_by
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import Timeline
 
 LONG_CALL_NS = 50_000

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stepscope.analyze.step.kernels import NO_OPERATOR
-from stepscope.analyze.step.view import TraceView, seconds, view
+from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import MEMORY, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stepscope.analyze.ranks.conventions import canonical_dtype, element_bytes
-from stepscope.analyze.step.view import TraceView, seconds, share_of, view
+from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.graphs.operator_work import count_operations
 from stepscope.traces.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
 

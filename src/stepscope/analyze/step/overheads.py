@@ -13,7 +13,8 @@ import msgspec
 
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import measure_within
-from stepscope.analyze.step.view import TraceView, seconds, view
+from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.analyze.step.view import COMPUTE, DeviceWork, TraceView, seconds, share_of, view
+from stepscope.analyze.step.device_work import COMPUTE, DeviceWork
+from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_turns
-from stepscope.analyze.step.view import seconds, view
+from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.view import view
 from stepscope.stats import quantile_sorted
 from stepscope.traces.timeline import Timeline
 

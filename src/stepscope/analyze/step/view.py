@@ -6,26 +6,26 @@ What several analyses need is worked out once and kept with the timeline.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns
 from stepscope.analyze.step.host_stacks import HostStack, stack_up
 from stepscope.analyze.step.intervals import Intervals, union
+from stepscope.analyze.step.numbers import distinct, is_any
 from stepscope.analyze.step.row_loops import Columns
 from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
 from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import (
     ANNOTATION,
-    COPY,
     DEVICE_KINDS,
     HOST_KINDS,
     MISSING,
     OPERATOR,
     RUNTIME,
-    SET,
     Span,
     Timeline,
 )
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
 
     Mask = NDArray[np.bool_]
 
-COMPUTE, COMMUNICATION, TRANSFER = range(3)
-"""What a device row counts as in a breakdown. Transfer: copies and fills."""
-
-LONG_AGO = -(1 << 62)
-"""Before every time in a trace."""
-
 _PIECE = 1 << 16
 """So many bytes stay in the nearest caches."""
 _FEW_NAMES = 8
@@ -53,100 +47,6 @@ _FEW_TEXTS = 2000
 COMPILED_FROM, COMPILED_WHEN_LOADED_FROM = 4_000_000, 50_000
 """Rows from which compiled passes pay, by whether the process has loaded the compiler already."""
 _Kept = TypeVar("_Kept")
-
-
-def seconds(nanoseconds: float) -> float:
-    """Divided, not multiplied: the nearest float to the decimal number that people expect to read."""
-    return nanoseconds / 1e9
-
-
-class Window(NamedTuple):
-    """[start_ns, end_ns) on the clock of the trace."""
-
-    start_ns: int
-    end_ns: int
-
-    @property
-    def length_ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-
-class DeviceWork:
-    """What one device did, in order of start. Columns are taken from the timeline when they are asked for."""
-
-    def __init__(self, device: int, rows: Integers, core: Mapping[str, Any]) -> None:
-        self.device = device
-        self.rows = rows
-        self._core = core
-
-    def _take(self, column: str) -> Integers:
-        taken: Integers = self._core[column].take(self.rows)
-        return taken
-
-    @cached_property
-    def start(self) -> Integers:
-        return self._take("start_ns")
-
-    @cached_property
-    def end(self) -> Integers:
-        return self._take("end_ns")
-
-    @cached_property
-    def latest_end(self) -> Integers:
-        """The latest end of this row and all before it."""
-        import numpy as np
-
-        return np.maximum.accumulate(self.end)
-
-    @cached_property
-    def stream(self) -> Integers:
-        return self._take("stream")
-
-    @cached_property
-    def step(self) -> Integers:
-        return self._take("step")
-
-    @cached_property
-    def launch(self) -> Integers:
-        """Row of the call that launched it; −1 where the trace has none."""
-        return self._take("parent")
-
-    @cached_property
-    def has_launches(self) -> bool:
-        """Whether the trace has the call of every row."""
-        return bool(self.launch.min(initial=0) >= 0)
-
-    @cached_property
-    def called(self) -> Integers:
-        """When that call began; LONG_AGO where there is none."""
-        called: Integers = self._core["start_ns"].take(self.launch, mode="wrap")
-        if not self.has_launches:
-            called[self.launch < 0] = LONG_AGO
-        return called
-
-    @cached_property
-    def communicates(self) -> bool:
-        from stepscope.traces import classify
-
-        return bool((self._take("category") == classify.COMMUNICATION).any())
-
-    @cached_property
-    def share(self) -> Integers:
-        """COMPUTE, COMMUNICATION or TRANSFER."""
-        import numpy as np
-
-        from stepscope.traces import classify
-
-        category, kind = self._take("category"), self._take("kind")
-        share = np.full(len(self.rows), COMPUTE, np.int8)
-        share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
-        share[category == classify.COMMUNICATION] = COMMUNICATION
-        return share
-
-    def part(self, window: Window) -> slice:
-        """Rows that reach into the window (some in between may have ended before it)."""
-        first = int(self.latest_end.searchsorted(window.start_ns, side="left"))
-        return slice(first, max(first, int(self.start.searchsorted(window.end_ns, side="left"))))
 
 
 class TraceView:
@@ -493,86 +393,3 @@ def view(timeline: Timeline) -> TraceView:
         kept = vars(timeline)["_analysis_view"] = TraceView(timeline)
     assert isinstance(kept, TraceView)
     return kept
-
-
-def busy_spans(work: DeviceWork, part: slice) -> tuple[Intervals, Integers]:
-    """When the device was busy in a part of its work, and the place of the first row of each busy time.
-
-    Rows without length count: they divide what would be one gap.
-    """
-    import numpy as np
-
-    start, latest = work.start[part], work.latest_end[part]
-    if not len(start):
-        return Intervals(start, latest), np.zeros(0, np.int64)
-    breaks = np.flatnonzero(start[1:] > latest[:-1])
-    first = np.concatenate(([0], breaks + 1))
-    return Intervals(start[first], latest[np.append(breaks, len(latest) - 1)]), first + part.start
-
-
-def busy_ns(work: DeviceWork, window: Window) -> int:
-    import numpy as np
-
-    spans, _ = busy_spans(work, work.part(window))
-    inside = np.minimum(spans.end, window.end_ns) - np.maximum(spans.start, window.start_ns)
-    return int(np.maximum(inside, 0).sum())
-
-
-def device_label(device: int) -> str:
-    return "unknown" if device == MISSING else str(device)
-
-
-def is_any(numbers: Any, wanted: Sequence[int]) -> Mask:
-    """For each number whether it is wanted. For few wanted ones comparing is faster than looking up."""
-    import numpy as np
-
-    mask: Mask = numbers == wanted[0]
-    for one in wanted[1:]:
-        np.logical_or(mask, numbers == one, out=mask)
-    return mask
-
-
-def top_by(values: Any, count: int) -> list[int]:
-    """Places of the largest values, largest first, the first of equals first."""
-    import numpy as np
-
-    some = np.arange(len(values))
-    if len(values) > 16 * count:
-        # The largest of each of many stretches: the n-th largest of these is at most the n-th largest of all.
-        stretches = np.maximum.reduceat(values, np.arange(8 * count) * len(values) // (8 * count))
-        some = np.flatnonzero(values >= np.sort(stretches)[-count])
-    places: list[int] = some[np.argsort(-values[some], kind="stable")][:count].tolist()
-    return places
-
-
-def distinct(numbers: Any) -> list[int]:
-    """The different ones, ascending: quick where all are the same, or small."""
-    import numpy as np
-
-    if not len(numbers):
-        return []
-    low, high = int(numbers.min()), int(numbers.max())
-    if low == high:
-        return [low]
-    if high - low > 1 << 16:
-        return np.unique(numbers).tolist()  # type: ignore[no-any-return]
-    seen = np.zeros(high - low + 1, bool)
-    seen[numbers.astype(np.int64) - low] = True
-    return (np.flatnonzero(seen) + low).tolist()
-
-
-def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:
-    """The different codes (all in [0, size)), and for each entry which of them it is; needs no sorting."""
-    import numpy as np
-
-    seen = np.zeros(size, bool)
-    seen[codes] = True
-    different = np.flatnonzero(seen)
-    place = np.empty(size, np.int64)
-    place[different] = np.arange(len(different))
-    return different.tolist(), place[codes]
-
-
-def share_of(part: float, whole: float) -> float:
-    """0 where there is nothing to share."""
-    return part / whole if whole else 0.0

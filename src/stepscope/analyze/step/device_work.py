@@ -1,0 +1,135 @@
+"""What one device did: its rows in order of start, what each is, and when the device was busy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepscope.analyze.step.intervals import Intervals
+from stepscope.traces.timeline import COPY, MISSING, SET
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Integers
+
+COMPUTE, COMMUNICATION, TRANSFER = range(3)
+"""What a device row counts as in a breakdown. Transfer: copies and fills."""
+
+LONG_AGO = -(1 << 62)
+"""Before every time in a trace."""
+
+
+class Window(NamedTuple):
+    """[start_ns, end_ns) on the clock of the trace."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+class DeviceWork:
+    """What one device did, in order of start. Columns are taken from the timeline when they are asked for."""
+
+    def __init__(self, device: int, rows: Integers, core: Mapping[str, Any]) -> None:
+        self.device = device
+        self.rows = rows
+        self._core = core
+
+    def _take(self, column: str) -> Integers:
+        taken: Integers = self._core[column].take(self.rows)
+        return taken
+
+    @cached_property
+    def start(self) -> Integers:
+        return self._take("start_ns")
+
+    @cached_property
+    def end(self) -> Integers:
+        return self._take("end_ns")
+
+    @cached_property
+    def latest_end(self) -> Integers:
+        """The latest end of this row and all before it."""
+        import numpy as np
+
+        return np.maximum.accumulate(self.end)
+
+    @cached_property
+    def stream(self) -> Integers:
+        return self._take("stream")
+
+    @cached_property
+    def step(self) -> Integers:
+        return self._take("step")
+
+    @cached_property
+    def launch(self) -> Integers:
+        """Row of the call that launched it; −1 where the trace has none."""
+        return self._take("parent")
+
+    @cached_property
+    def has_launches(self) -> bool:
+        """Whether the trace has the call of every row."""
+        return bool(self.launch.min(initial=0) >= 0)
+
+    @cached_property
+    def called(self) -> Integers:
+        """When that call began; LONG_AGO where there is none."""
+        called: Integers = self._core["start_ns"].take(self.launch, mode="wrap")
+        if not self.has_launches:
+            called[self.launch < 0] = LONG_AGO
+        return called
+
+    @cached_property
+    def communicates(self) -> bool:
+        from stepscope.traces import classify
+
+        return bool((self._take("category") == classify.COMMUNICATION).any())
+
+    @cached_property
+    def share(self) -> Integers:
+        """COMPUTE, COMMUNICATION or TRANSFER."""
+        import numpy as np
+
+        from stepscope.traces import classify
+
+        category, kind = self._take("category"), self._take("kind")
+        share = np.full(len(self.rows), COMPUTE, np.int8)
+        share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
+        share[category == classify.COMMUNICATION] = COMMUNICATION
+        return share
+
+    def part(self, window: Window) -> slice:
+        """Rows that reach into the window (some in between may have ended before it)."""
+        first = int(self.latest_end.searchsorted(window.start_ns, side="left"))
+        return slice(first, max(first, int(self.start.searchsorted(window.end_ns, side="left"))))
+
+
+def busy_spans(work: DeviceWork, part: slice) -> tuple[Intervals, Integers]:
+    """When the device was busy in a part of its work, and the place of the first row of each busy time.
+
+    Rows without length count: they divide what would be one gap.
+    """
+    import numpy as np
+
+    start, latest = work.start[part], work.latest_end[part]
+    if not len(start):
+        return Intervals(start, latest), np.zeros(0, np.int64)
+    breaks = np.flatnonzero(start[1:] > latest[:-1])
+    first = np.concatenate(([0], breaks + 1))
+    return Intervals(start[first], latest[np.append(breaks, len(latest) - 1)]), first + part.start
+
+
+def busy_ns(work: DeviceWork, window: Window) -> int:
+    import numpy as np
+
+    spans, _ = busy_spans(work, work.part(window))
+    inside = np.minimum(spans.end, window.end_ns) - np.maximum(spans.start, window.start_ns)
+    return int(np.maximum(inside, 0).sum())
+
+
+def device_label(device: int) -> str:
+    return "unknown" if device == MISSING else str(device)
