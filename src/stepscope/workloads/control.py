@@ -110,7 +110,8 @@ class Control:
             failure = describe_exception(error)
             # Whatever becomes of the others: this is why.
             self.session.keep_failure(error)
-            sys.stderr.write(f"stepscope, rank {self.session.context.rank}: {failure.message}\n")
+            if not is_echo(failure.message):
+                sys.stderr.write(f"stepscope, rank {self.session.context.rank}: {failure.message}\n")
             if exchanges and not self._see_all_end():
                 raise die(failure, self.session.context.rank) from error
         else:
