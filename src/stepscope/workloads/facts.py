@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.system import find_device_peak
 from stepscope.workloads.feed import Shapes, shapes_of, to_device
-from stepscope.workloads.generation import Decoder
+from stepscope.workloads.generation import Decoder, generate_plainly
 from stepscope.workloads.precision import math_of
 
 if TYPE_CHECKING:
@@ -78,11 +78,8 @@ def _make_step(task: Task, module: nn.Module, batch: dict[str, torch.Tensor], mo
     if mode == "train":
         task.loss(module.train(), batch).backward()  # type: ignore[no-untyped-call]
     elif isinstance(task, Decoder):
-        tokens = int(task.sizes["new_tokens"])
-        state = task.reserve(module.eval(), batch, tokens)
-        task.begin(module, batch, state)
-        for _ in range(tokens - 1):
-            task.advance(module, state)
+        for _ in generate_plainly(task, module.eval(), batch):
+            pass
     else:
         task.infer(module.eval(), batch)
 

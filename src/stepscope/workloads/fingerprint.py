@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.workloads.facts import in_plain_products
-from stepscope.workloads.generation import Decoder
+from stepscope.workloads.generation import Decoder, generate_plainly
 from stepscope.workloads.precision import math_of
 from stepscope.workloads.registry import Workload, list_workloads
 
@@ -171,14 +171,7 @@ def _make_step(task: Task, module: nn.Module, batch: Mapping[str, torch.Tensor],
     task.infer(module, batch)
     yield "infer"
     if isinstance(task, Decoder):
-        tokens = int(task.sizes["new_tokens"])
-        state = task.reserve(module, batch, tokens)
-        yield "reserve"
-        task.begin(module, batch, state)
-        yield "begin"
-        for _ in range(tokens - 1):
-            task.advance(module, state)
-            yield "advance"
+        yield from generate_plainly(task, module, batch)
 
 
 def _describe_argument(value: Any) -> Any:

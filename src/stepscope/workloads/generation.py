@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -59,6 +59,18 @@ class Decoder(Task):
     @abstractmethod
     def force(self, state: State, tokens: torch.Tensor) -> None:
         """Puts these in the place of the tokens chosen last: the sequences go on from there."""
+
+
+def generate_plainly(task: Decoder, module: nn.Module, batch: Batch) -> Iterator[str]:
+    """All tokens of a batch, as written; says after each part what it was."""
+    tokens = int(task.sizes["new_tokens"])
+    state = task.reserve(module, batch, tokens)
+    yield "reserve"
+    task.begin(module, batch, state)
+    yield "begin"
+    for _ in range(tokens - 1):
+        task.advance(module, state)
+        yield "advance"
 
 
 class Generates(Protocol):
