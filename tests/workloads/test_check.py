@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.workloads import find_workload
-from stepscope.workloads.check import NOISE, _Jostled, _Side, _Training, check_optimized
+from stepscope.workloads import find_workload, list_workloads
+from stepscope.workloads.check import NOISE, _Jostled, _Side, _Training, _Unchanged, check_optimized
 from stepscope.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
 from stepscope.workloads.protocol import Change, Mode, Optimized, Precision, Task
+from stepscope.workloads.steps import UpdatesEarly
 
 WIDTH = 24
 
@@ -305,10 +306,72 @@ def test_a_comparison_that_does_not_fit_takes_fewer_examples(monkeypatch: pytest
 
     monkeypatch.setattr(verify, "check_optimized", check_if_it_fits)
     workload = find_workload("resnet50/optimized/train/1dev-fp32")
-    case = SimpleNamespace(benchmark=workload.benchmark)
+    case = SimpleNamespace(benchmark=workload.benchmark, parameters={})
     asked: Any = SimpleNamespace(
         workload=workload, scale="tiny", mode="train", precision="fp32", batch_size=12, case=case
     )
     device: Any = SimpleNamespace(name="cpu", has_events=True)
     assert verify.Verifier(device, "eager").check(asked)["check_examples"] == 3
     assert tried == [12, 6, 3]
+
+
+class Mixed(Optimized):
+    """Right in fp32; below, every example gets the answer of another, or one of them gets none."""
+
+    def __init__(self, plain: Task, fault: str) -> None:
+        super().__init__(plain)
+        self._fault = fault
+
+    def infer(self, module: Any, batch: Any) -> Any:
+        outputs = self.plain.infer(module, batch)
+        if next(module.parameters()).dtype == torch.float32:
+            return outputs
+        if self._fault == "roll":
+            return outputs.roll(1, 0)
+        wrong = outputs.clone()
+        wrong[outputs.double().norm(dim=1).argmax()] = 0
+        return wrong
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("model", "fault", "found"),
+    [
+        ("resnet50", "roll", "differences of examples"),
+        ("regnety", "roll", "differences of examples"),
+        ("vgg16", "roll", "differences of examples"),
+        ("inception-v3", "roll", "differences of examples"),
+        ("resnet50", "zero", "one example"),
+        ("inception-v3", "zero", "one example"),
+    ],
+)
+def test_answers_of_other_examples_are_found_in_any_precision(model: str, fault: str, found: str) -> None:
+    """Though all of a network's answers are nearly the same, so that the whole is off by less than rounding may be."""
+    workload = next(one for one in list_workloads() if one.benchmark.id.startswith(f"{model}/optimized/infer/"))
+    plain, _ = workload.make_calm("tiny")
+    how: dict[str, Any] = {"mode": "infer", "precision": "bf16", "device": "cpu", "batch_size": 16, "backend": "eager"}
+    assert check_optimized(plain, _Unchanged(plain), **how).passed
+    assert found in failed(check_optimized(plain, Mixed(plain, fault), **how))
+
+
+class LateFault(UpdatesEarly):
+    """Right where each batch is an update, wrong where gradients are added up first."""
+
+    def make_late_optimizer(self, module: Any) -> torch.optim.Optimizer:
+        optimizer = self.plain.make_optimizer(module)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+        return optimizer
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        return []
+
+
+def test_the_update_that_is_checked_is_the_one_that_is_timed() -> None:
+    plain, _ = find_workload("resnet50/optimized/train/1dev-fp32").make_calm("tiny")
+    how: dict[str, Any] = {"mode": "train", "precision": "fp32", "device": "cpu", "batch_size": 8, "backend": "eager"}
+    assert check_optimized(plain, LateFault(plain), **how).passed
+    assert "update" in failed(check_optimized(plain, LateFault(plain), at_once=2, **how))
+    assert check_optimized(plain, _Unchanged(plain), at_once=2, **how).passed

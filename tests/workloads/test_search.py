@@ -46,6 +46,24 @@ def test_the_search_ends_at_the_true_best(largest: int, peak: int, memory: int, 
 
 
 @settings(max_examples=100, deadline=None)
+@given(least=st.integers(1, 64), peak=st.integers(65, 4000))
+def test_sizes_that_fail_before_any_works_do_not_end_it(least: int, peak: int) -> None:
+    """Norms over a single example fail, whatever the device."""
+    device = scripted(peak=peak, memory=9000, slowest=9000)
+    tried = search(lambda size: device(size) if size >= least else Trial(size, None, failed=True), 5000)
+    best = best_trial(tried)
+    assert best is not None
+    assert best.batch_size == peak
+    assert len(tried) <= most_tries(5000, resolution=EXACT)
+
+
+def test_a_search_in_which_everything_fails_ends() -> None:
+    tried = search(lambda size: Trial(size, None, failed=True), 100)
+    assert [one.batch_size for one in tried] == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert best_trial(tried) is None
+
+
+@settings(max_examples=100, deadline=None)
 @given(largest=st.integers(1, 5000), peak=st.integers(1, 9000))
 def test_a_coarser_search_ends_close_by_in_fewer_tries(largest: int, peak: int) -> None:
     device = scripted(peak=peak, memory=9000, slowest=9000)

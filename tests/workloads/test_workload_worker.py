@@ -13,6 +13,7 @@ from stepscope.compare import compare_implementations
 from stepscope.errors import BadInputError, UsageError
 from stepscope.measure import QUICK, open_device
 from stepscope.records import Case
+from stepscope.store import MeasuredCase
 from stepscope.workloads import find_workload, list_workloads, steps
 from stepscope.workloads.asked import SEED, read_case
 from stepscope.workloads.catalogue import Declared, read_catalogue
@@ -88,19 +89,18 @@ def test_what_does_not_fit_is_a_result(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_search_records_every_try_and_ends_with_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose memory ends at 20 examples, and on which larger batches are better."""
-    import time
-
     import torch
 
     def step(self: Any, batches: Any) -> None:
         examples = len(next(iter(batches[0].values())))
         if examples > 20:
             raise torch.OutOfMemoryError("out of memory")
-        time.sleep(2e-3)
         self.loss = torch.tensor(1.0)
         self._before[0] += 1
 
     monkeypatch.setattr(steps.TrainStep, "_step", step)
+    # Larger batches are better, on however busy a machine this runs.
+    monkeypatch.setattr(MeasuredCase, "score", lambda self: self.summary() and float(self.result.case.batch_size))
     search = {"goal": "throughput", "first": 1, "largest": None, "resolution": 1e-9}
     run = measure(tmp_path, tiny(SMALL, batch_size=1, search="throughput"), find_batch=search)
     tries = [case for case in run.cases() if is_try(case.result.case)]
@@ -108,6 +108,50 @@ def test_a_search_records_every_try_and_ends_with_the_best(tmp_path: Path, monke
     assert finals == [20]
     assert [one.result.case.batch_size for one in tries][:6] == [1, 2, 4, 8, 16, 32]
     assert {one.result.case.batch_size for one in tries if one.result.status == "skipped"} >= {32, 21}
+
+
+def test_a_search_takes_forms_that_nobody_checks(tmp_path: Path) -> None:
+    fast = SMALL.replace("/ootb/", "/optimized/")
+    search = {"goal": "throughput", "first": 1, "largest": 2, "resolution": 1e-9}
+    run = measure(tmp_path, tiny(fast, batch_size=1, search="throughput"), find_batch=search, check=False)
+    *tries, final = run.cases()
+    assert all(one.score() for one in tries)
+    assert final.score() is None
+    assert final.result.case.batch_size in {1, 2}
+
+
+def test_a_loader_that_fails_costs_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, *given: Any) -> None:
+        raise RuntimeError("unable to mmap 1024 bytes from file: Cannot allocate shared memory")
+
+    monkeypatch.setattr(WorkloadBench, "_time_with_loader", fail)
+    (found,) = measure(tmp_path, tiny(SMALL), loader_workers=1).cases()
+    assert found.score()
+    assert found.loader_score() is None
+    (notice,) = [one for one in found.result.notices if one.kind == "incomplete"]
+    assert "no score with a loader: RuntimeError: unable to mmap" in notice.message
+    assert "--loader-workers" in str(notice.hint)
+
+
+def test_outputs_that_are_no_numbers_have_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = type(find_workload(SERVED).make_plain("tiny"))
+    original = task.infer
+    monkeypatch.setattr(task, "infer", lambda self, module, batch: original(self, module, batch) / 0)
+    (found,) = measure(tmp_path, tiny(SERVED)).cases()
+    assert found.result.failure is not None
+    assert (found.result.failure.kind, found.result.failure.message) == ("wrong_result", "outputs are not finite")
+
+
+def test_memory_that_a_host_lacks_is_a_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, *given: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 TB")
+
+    monkeypatch.setattr(WorkloadBench, "_build", fail)
+    (found,) = measure(tmp_path, tiny(SMALL)).cases()
+    assert found.result.status == "skipped"
+    assert found.result.failure is not None
+    assert found.result.failure.kind == "does_not_fit"
+    assert "--find-batch" in str(found.result.failure.hint)
 
 
 def test_rules_of_a_benchmark_are_kept() -> None:

@@ -131,6 +131,8 @@ def workload(
         _refuse_for_own()
     shared = _find_ranks(ranks, group_backend, hang_timeout, how)
     _refuse_idle(has={"--find-batch": find_batch, "--rate": rate, "--ranks": shared})
+    if benchmark_id:
+        _refuse_without_effect(benchmark_id)
     job = None
     if not benchmark_id and shared is not None and shared.outer:
         return run_ranks(None, shared, store=store, resume=resume, as_json=as_json, verb="workload")
@@ -183,6 +185,11 @@ def _make_job(
         raise UsageError(
             "batches of your own have the size that they have", hint="leave --find-batch out", where="--data"
         )
+    if arrivals and data:
+        raise UsageError(
+            "requests come with synthetic prompts, not with those of a file", hint="leave one of the two out",
+            where="--data",
+        )  # fmt: skip
     request = make_request(how, data=str(data.resolve()) if data else None)
     if arrivals:
         if not _generates(benchmark_id):
@@ -225,6 +232,20 @@ def _refuse_idle(*, has: dict[str, object]) -> None:
         if _was_given(name) and has[needed] is None:
             other = " or a launcher such as torchrun" if needed == "--ranks" else ""
             raise UsageError(f"without {needed} this does nothing", hint=f"add {needed}{other}", where=as_flag(name))
+
+
+def _refuse_without_effect(benchmark_id: str) -> None:
+    """Of the options that are for some benchmarks only."""
+    from stepscope.workloads.own import as_flag
+
+    if "/ootb/" in benchmark_id:
+        for name in ("no_check", "compile_backend"):
+            if _was_given(name):
+                raise UsageError(
+                    "out-of-the-box forms are neither checked nor compiled", hint="leave it out", where=as_flag(name)
+                )
+    if _was_given("loader_workers") and _was_given("no_loader"):
+        raise UsageError("--no-loader has no workers", hint="leave one of the two out", where="--loader-workers")
 
 
 def _refuse_on_ranks() -> None:
@@ -409,11 +430,13 @@ def _describe_search(run: StoredRun) -> Addition:
     found = [case.result.case.batch_size for case in run.cases() if not is_try(case.result.case)]
     listed = [{"batch_size": one.batch_size, "score": one.throughput, "in_time": one.in_time} for one in tries]
     best = found[0] if found else None
-    text = (
-        f"best batch size: {best}, after {len(tries)} tries"
-        if best
-        else f"none of {len(tries)} batch sizes is in the limits"
-    )
+    if best:
+        text = f"best batch size: {best}, after {len(tries)} tries"
+    elif all(one.failed for one in tries):
+        reasons = [case.result.failure.message for case in run.cases() if case.result.failure is not None]
+        text = f"all of {len(tries)} batch sizes failed; the last: {reasons[-1]}"
+    else:
+        text = f"none of {len(tries)} batch sizes is in the limits"
     return Addition({"search": {"goal": asked["goal"], "best_batch_size": best, "tries": listed}}, text)
 
 

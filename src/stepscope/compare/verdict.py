@@ -47,6 +47,10 @@ HOST_BOUND_SHARE = 0.8
 SLOW_PROBE = 1.1
 """A process whose reference operation took this much longer than the fastest beside it ran on a slower machine."""
 
+_TRY = "search"
+"""Parameter of a case that is only a try of a search for a batch size: timed, never checked. It is written again
+here, as readers do not import those who measure."""
+
 NEXT_STEP = "repeat on a quiet machine, measure in more fresh processes (--processes), or use `stepscope ab`"
 
 
@@ -171,8 +175,11 @@ def compare_cases(
     resolution: float = RESOLUTION,
     same_system: bool = True,
 ) -> Comparison:
-    """Cases of two runs, paired by key; rows in the order of labels, whatever the order they were given in."""
-    by_key_a, by_key_b = {case.key: case for case in a}, {case.key: case for case in b}
+    """Cases of two runs, paired by key; rows in the order of labels, whatever the order they were given in.
+
+    Tries of a search have no row, no share of the level and no word: they count nowhere but in the search.
+    """
+    by_key_a, by_key_b = ({case.key: case for case in leave_out_tries(side)} for side in (a, b))
     pairs = [Pair(case, by_key_b[key], case.result.case.label) for key, case in by_key_a.items() if key in by_key_b]
     comparison = compare_pairs(
         pairs, level=level, min_effect=min_effect, resolution=resolution, same_system=same_system
@@ -183,6 +190,11 @@ def compare_cases(
         only_b=sorted(case.result.case.label for key, case in by_key_b.items() if key not in by_key_a),
         notes=[*comparison.notes, *_version_notes(by_key_a, by_key_b)],
     )
+
+
+def leave_out_tries(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
+    """Of a search for a batch size; the case that it ended with stays."""
+    return [case for case in cases if _TRY not in case.result.case.parameters]
 
 
 def compare_pairs(

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stepscope.compare.verdict import DEFAULT_FAMILY_LEVEL, Comparison, Pair, compare_cases, compare_pairs
+from stepscope.compare.verdict import (
+    DEFAULT_FAMILY_LEVEL,
+    Comparison,
+    Pair,
+    compare_cases,
+    compare_pairs,
+    leave_out_tries,
+)
 from stepscope.records import Case
 from stepscope.store import MeasuredCase
 
@@ -25,14 +32,12 @@ class SystemTable(msgspec.Struct, frozen=True, kw_only=True):
 _FINEST = ("fp32", "tf32", "bf16", "fp16", "fp8", "None")
 """Precisions from the finest on; `None` of what has none."""
 
-_TRY = "search"
-"""Parameter of a case that is only a try of a search for a batch size: timed, never checked."""
-
 
 class Gains(msgspec.Struct, frozen=True, kw_only=True):
     """How many times the score of `ootb` the optimized forms reach."""
 
     benchmarks: int
+    """Each batch size, number of ranks and set of parameters of a benchmark counts by itself."""
     geometric_mean: float
     least: float
     least_label: str
@@ -47,11 +52,12 @@ class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
 
     comparison: Comparison
     same_precision: Gains | None
-    """Over the pairs that share a precision; None without any."""
+    """Over the pairs that share a precision, each precision by itself; None without any."""
     any_precision: Gains | None
-    """Over all benchmarks, each in the precision with the largest gain."""
+    """Of each benchmark the fastest optimized form, in whichever precision, over the out-of-the-box form in the
+    finest precision that was measured: more coarse out-of-the-box cases change nothing here."""
     unpaired: list[str]
-    """Labels of ootb and optimized cases whose counterpart was not measured."""
+    """Labels of ootb and optimized cases that are held against nothing, neither in a row nor in a mean."""
     without_score: list[str]
     """Labels of pairs that are in no mean, as one of them has no score: it failed, was skipped or was not checked."""
 
@@ -64,13 +70,13 @@ def compare_systems(
     system_b: tuple[str, str],
     level: float = DEFAULT_FAMILY_LEVEL,
 ) -> SystemTable:
-    """Each system is given as its name and fingerprint. Tries of a search are in no row."""
+    """Each system is given as its name and fingerprint."""
     same_system = system_a[1] == system_b[1]
     return SystemTable(
         system_a=system_a[0],
         system_b=system_b[0],
         same_system=same_system,
-        comparison=compare_cases(_leave_out_tries(a), _leave_out_tries(b), level=level, same_system=same_system),
+        comparison=compare_cases(a, b, level=level, same_system=same_system),
     )
 
 
@@ -79,67 +85,95 @@ def compare_implementations(
 ) -> ImplementationTable:
     """`cases` may come from one run or from several of the same system."""
     pairs, unpaired = pair_ootb_optimized(cases)
-    same = [pair for pair in pairs if _precision(pair.a) == _precision(pair.b)]
+    against_reference = _pair_with_reference(*_split_by_implementation(cases))
+    # Most pairs are in both lists, and what has no score is to be named once.
+    every_pair = {(pair.a.key, pair.b.key): pair for pair in (*pairs, *against_reference)}.values()
     return ImplementationTable(
         comparison=compare_pairs(pairs, level=level),
-        same_precision=_find_gains(same),
-        any_precision=_find_gains(pairs),
+        same_precision=_find_gains([pair for pair in pairs if _precision(pair.a) == _precision(pair.b)]),
+        any_precision=_find_gains(against_reference, any_precision=True),
         unpaired=unpaired,
-        without_score=[pair.label for pair in pairs if not (pair.a.score() and pair.b.score())],
+        without_score=sorted(pair.label for pair in every_pair if not (pair.a.score() and pair.b.score())),
     )
 
 
-def _find_gains(pairs: Sequence[Pair]) -> Gains | None:
-    best: dict[str, float] = {}
+def _find_gains(pairs: Sequence[Pair], *, any_precision: bool = False) -> Gains | None:
+    """The largest gain of each case; with `any_precision` cases that differ in it alone are one."""
+    best: dict[str, tuple[float, str]] = {}
     for pair in pairs:
         before, after = pair.a.score(), pair.b.score()
         if before and after:
-            label = f"{pair.a.result.case.benchmark.id} batch {pair.a.result.case.batch_size}"
-            best[label] = max(best.get(label, 0.0), after / before)
+            key = _neutral_key(pair.b.result.case, any_precision=any_precision)
+            found = (after / before, _name_in_full(pair))
+            best[key] = max(best.get(key, found), found)
     if not best:
         return None
-    least = min(best, key=lambda label: best[label])
+    least, least_label = min(best.values())
     return Gains(
         benchmarks=len(best),
-        geometric_mean=math.exp(math.fsum(map(math.log, best.values())) / len(best)),
-        least=best[least],
-        least_label=least,
+        geometric_mean=math.exp(math.fsum(math.log(gain) for gain, _ in best.values()) / len(best)),
+        least=least,
+        least_label=least_label,
     )
+
+
+def _name_in_full(pair: Pair) -> str:
+    """With what a label leaves to the columns of a table."""
+    case = pair.a.result.case
+    batch = f" batch {case.batch_size}" if case.batch_size is not None else ""
+    ranks = f" on {case.world_size} ranks" if case.world_size > 1 else ""
+    return f"{pair.label}{batch}{ranks}"
 
 
 def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list[str]]:
     """Pairs that differ in nothing but the implementation, and the labels of cases left without a counterpart.
 
+    An optimized case in a precision that was not measured out of the box is paired with its benchmark's reference,
+    the out-of-the-box case in the finest precision. What an optimized case has as its reference is not left over.
+
     Where a case was given more than once (several runs), the last one counts. Versions must agree: they are
     raised when what is computed changes, and the two implementations of a benchmark compute the same. Tries of a
     search are neither paired nor left over.
     """
+    ootb, optimized = _split_by_implementation(cases)
+    against_reference = _pair_with_reference(ootb, optimized)
+    pairs = [_make_pair(plain, optimized[key]) for key, plain in ootb.items() if key in optimized]
+    pairs += [pair for pair in against_reference if _neutral_key(pair.b.result.case) not in ootb]
+    paired = {case.key for pair in (*pairs, *against_reference) for case in (pair.a, pair.b)}
+    left = [case for case in (*ootb.values(), *optimized.values()) if case.key not in paired]
+    return sorted(pairs, key=lambda pair: pair.label), sorted(case.result.case.label for case in left)
+
+
+def _split_by_implementation(
+    cases: Sequence[MeasuredCase],
+) -> tuple[dict[str, MeasuredCase], dict[str, MeasuredCase]]:
+    """Out of the box and optimized, by a key that two cases share which differ in nothing else."""
     sides: dict[str, dict[str, MeasuredCase]] = {"ootb": {}, "optimized": {}}
-    for case in _leave_out_tries(cases):
+    for case in leave_out_tries(cases):
         implementation = case.result.case.benchmark.implementation
         if implementation in sides:
             sides[implementation][_neutral_key(case.result.case)] = case
-    ootb, optimized = sides["ootb"], sides["optimized"]
-    pairs = [Pair(ootb[key], optimized[key], _neutral_label(ootb[key])) for key in ootb.keys() & optimized.keys()]
-    # Of several out-of-the-box precisions the finest is what others are measured against.
-    coarse_first = sorted(ootb.values(), key=lambda case: _FINEST.index(str(_precision(case))), reverse=True)
-    by_benchmark = {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
-    lonely = {key: case for key, case in ootb.items() if key not in optimized}
-    for key in optimized.keys() - ootb.keys():
-        fast = optimized[key]
-        plain = by_benchmark.get(_neutral_key(fast.result.case, any_precision=True))
-        if plain is None:
-            lonely[key] = fast
-        else:
-            lonely.pop(_neutral_key(plain.result.case), None)
-            change = f" ({_precision(plain)}→{_precision(fast)})"
-            pairs.append(Pair(plain, fast, _neutral_label(plain) + change))
-    labels = sorted(case.result.case.label for case in lonely.values())
-    return sorted(pairs, key=lambda pair: pair.label), labels
+    return sides["ootb"], sides["optimized"]
 
 
-def _leave_out_tries(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
-    return [case for case in cases if _TRY not in case.result.case.parameters]
+def _pair_with_reference(ootb: Mapping[str, MeasuredCase], optimized: Mapping[str, MeasuredCase]) -> list[Pair]:
+    """Each optimized case beside the out-of-the-box case of its benchmark in the finest precision that there is."""
+    coarse_first = sorted(ootb.values(), key=_coarseness, reverse=True)
+    references = {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
+    found = ((references.get(_neutral_key(fast.result.case, any_precision=True)), fast) for fast in optimized.values())
+    return [_make_pair(plain, fast) for plain, fast in found if plain is not None]
+
+
+def _make_pair(plain: MeasuredCase, fast: MeasuredCase) -> Pair:
+    before, after = _precision(plain), _precision(fast)
+    change = f" ({before}→{after})" if before != after else ""
+    return Pair(plain, fast, _neutral_label(plain) + change)
+
+
+def _coarseness(case: MeasuredCase) -> int:
+    """Models of users have precisions that only they know."""
+    name = str(_precision(case))
+    return _FINEST.index(name) if name in _FINEST else len(_FINEST)
 
 
 def _precision(case: MeasuredCase) -> object:

@@ -101,7 +101,7 @@ class Prepared(msgspec.Struct, kw_only=True):
     settings: MeasureSettings | None = None
     """Of this case alone, instead of the run's."""
     on_measured: Callable[[Measurement], None] | None = None
-    """Told what the timing gave, before `further`."""
+    """Told what the timing gave, at once."""
     further: Callable[[], Further] | None = None
     """Called after the timing, before the check."""
 
@@ -196,11 +196,11 @@ def run_case(
         with prepared.scope or nullcontext():
             probed, before = probe.read(), read_cpu_use()
             measurement = measure_prepared(prepared, settings, clock=clock, device=device, watch=watch)
+            if prepared.on_measured is not None:
+                prepared.on_measured(measurement)
             neighbours = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
             probed += probe.read()
             readings += telemetry.read("end")
-            if prepared.on_measured is not None:
-                prepared.on_measured(measurement)
             further = prepared.further() if prepared.further is not None else Further()
             unchecked = prepared.check() if prepared.check is not None else None
     except CaseSkipped as skip:

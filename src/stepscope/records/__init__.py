@@ -3,7 +3,7 @@
 from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar
 from stepscope.records.codec import encode_document, parse_document, parse_samples
 from stepscope.records.communication import Communication, RankPlace
-from stepscope.records.failure import Failure, Notice, describe_exception
+from stepscope.records.failure import Failure, Notice, describe_exception, is_out_of_memory
 from stepscope.records.result import CaseResult, KernelUse, LatencyTarget, Reading, SampleSlice, Score, Status
 from stepscope.records.run import FileEntry, Plan, Run, RunKind
 from stepscope.records.sample import RankSamples, Sample, slowest_rank_seconds
@@ -57,6 +57,7 @@ __all__ = [
     "System",
     "describe_exception",
     "encode_document",
+    "is_out_of_memory",
     "parse_document",
     "parse_samples",
     "slowest_rank_seconds",

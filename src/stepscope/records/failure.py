@@ -9,7 +9,7 @@ import msgspec
 from stepscope.errors import StepscopeError
 
 STACK_LINES = 40
-OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
+OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +37,13 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of whatever library, on a host or a device: not all have an exception of their own for it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+
+
 def describe_exception(error: BaseException) -> Failure:
     """An exception as evidence: its kind, its message, and the stack for what nobody foresaw."""
     if isinstance(error, StepscopeError):
@@ -44,6 +51,6 @@ def describe_exception(error: BaseException) -> Failure:
     stack = "".join(traceback.format_exception(error)).splitlines()[-STACK_LINES:]
     text = str(error).strip()
     message = text.splitlines()[0] if text else type(error).__name__
-    if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
+    if is_out_of_memory(error):
         return Failure(kind="out_of_memory", message=message, hint="use a smaller shape or batch", stack=stack)
     return Failure(kind="exception", message=f"{type(error).__name__}: {message}", stack=stack)

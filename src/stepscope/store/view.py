@@ -185,7 +185,10 @@ class MeasuredCase(NamedTuple):
         return max(0.0, 1 - typical_s / fed_s)
 
     def mfu(self) -> float | None:
-        """The model's operations a second over the device's stated peak; None where either is not known."""
+        """The model's operations a second over the device's stated peak; None where either is not known, and for what
+        has no score: it would be one by another name."""
+        if self.score() is None:
+            return None
         typical_s, observed = self.typical_s(), self.result.observed
         flops, peak = observed.get("model_flops"), observed.get("peak_flops")
         if not typical_s or not isinstance(flops, int | float) or not isinstance(peak, int | float) or not peak:

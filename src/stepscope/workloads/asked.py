@@ -29,3 +29,9 @@ def read_case(case: Case) -> Asked:
     scale: Scale = "tiny" if case.parameters.get("scale") == "tiny" else "full"
     precision = workload.require_precision(str(case.parameters["precision"]))
     return Asked(case, workload, scale, precision, case.batch_size or workload.declared.batch_size_at(scale))
+
+
+def count_accumulated(asked: Asked) -> int:
+    """Batches whose gradients are added up for one step: as asked for, else as the benchmark declares."""
+    usual = asked.workload.declared.accumulate if asked.scale == "full" else 1
+    return int(str(asked.case.parameters.get("accumulate", usual)))

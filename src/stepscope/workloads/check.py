@@ -11,6 +11,8 @@ from stepscope.workloads.asked import SEED
 from stepscope.workloads.distances import (
     as_order,
     buffers_of,
+    compare_differences,
+    example_error,
     gradients_of,
     loss_error,
     named_errors,
@@ -43,7 +45,12 @@ JOSTLES = 8
 """Times that the plain form is run in fp32 with weights that differ in their last bit, to see what rounding does.
 Single activations that change their sign decide it: of fewer runs, often none has the one that matters."""
 MOST_SIZE = 0.4
-"""Up to which rounding may change the part of all gradients that points along the right ones; halves are off by 0.5."""
+"""Up to which rounding may change the part of all gradients, or of what tells outputs apart, that points along the
+right one; halves are off by 0.5."""
+MOST_DIFFERENCE = 0.8
+"""Of what tells outputs apart, where rounding may make more of it: answers of other examples are off by 1 and more."""
+MOST_EXAMPLE = 0.5
+"""Up to which one example's outputs may be off where all together are right; one of zeros is off by 1."""
 DOUBLE = 1e-5
 """Largest relative error of loss and gradients in fp64, where rounding changes no sign; models have fp32 parts."""
 DOUBLE_BATCH = 16
@@ -62,17 +69,18 @@ def check_optimized(
     batch_size: int,
     backend: str = "inductor",
     seed: int = SEED,
+    at_once: int = 1,
     strict: Sequence[Finding] = (),
 ) -> CheckReport:
     """Against the plain form in fp32 on the same weights and data: in fp32, where only the order of sums differs, and
-    in the precision that is scored. `plain` and `fast` must be made from calm sizes. `strict`: what was found in fp32,
-    where that is known from another precision of the same case."""
+    in the precision that is scored. `plain` and `fast` must be made from calm sizes. `at_once`: batches whose gradients
+    are added up for a step. `strict`: what was found in fp32, where that is known from another precision."""
     reference = build_stirred(plain, device=device, seed=seed)
     findings = list(strict)
     for one in dict.fromkeys(("fp32", precision)):
         if strict and one == "fp32":
             continue
-        side = _Side(plain, fast, reference, mode, one, device, batch_size, backend, seed)
+        side = _Side(plain, fast, reference, mode, one, device, batch_size, backend, seed, at_once)
         findings += side.compare_training() if mode == "train" else side.compare_outputs()
     return CheckReport(findings=findings)
 
@@ -162,14 +170,19 @@ class _Side(NamedTuple):
     batch_size: int
     backend: str
     seed: int
+    at_once: int = 1
 
     def compare_outputs(self) -> list[Finding]:
-        candidate = self._adopt()
         plain_batch, fast_batch = self._batches(self.seed)
         with math_of("fp32", mode="infer", device=self.device):
-            expected = self.plain.infer(copy.deepcopy(self.reference).eval(), plain_batch)
-        got = self.fast.restore(self._run_captured(candidate, fast_batch), fast_batch)
-        return [self._find("outputs", relative_error(got, expected), TOLERANCES[self.precision].outputs)]
+            expected = self.plain.infer(self.reference.eval(), plain_batch)
+        got = self.fast.restore(self._run_captured(self._adopt(), fast_batch), fast_batch)
+        apart = compare_differences(got, expected, self.batch_size)
+        return [
+            self._find("outputs", relative_error(got, expected), TOLERANCES[self.precision].outputs),
+            self._find("one example", example_error(got, expected, self.batch_size), MOST_EXAMPLE),
+            self._find("differences of examples", apart.error, MOST_SIZE, [apart.chance], MOST_DIFFERENCE),
+        ]
 
     def _run_captured(self, candidate: nn.Module, batch: dict[str, torch.Tensor]) -> Outputs:
         """As it is timed: where a graph is captured, on another batch than this one."""
@@ -239,8 +252,9 @@ class _Side(NamedTuple):
         _, batch = self._batches(self.seed)
         self._backward(loss_of, batch)
         gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
-        how: dict[str, Any] = {"precision": self.precision, "device": self.device, "engine": EAGER}
-        TrainStep(self.fast, candidate, [batch], loss_of=loss_of, **how)()
+        how: dict[str, Any] = {"precision": self.precision, "device": self.device, "accumulate": self.at_once}
+        batches = [self._batches(self.seed + i)[1] for i in range(self.at_once)]
+        TrainStep(self.fast, candidate, batches, loss_of=loss_of, **how)()
         # Those that the step has used, but for weights that a backward pass updates itself and leaves without any.
         gradients |= self.fast.gradients(candidate)
         plain = copy.deepcopy(self.reference).train()
@@ -352,13 +366,16 @@ class _Side(NamedTuple):
     ) -> list[float | None]:
         """Of each step; None for those that a capture makes for itself before it."""
         batches = [self._batches(self.seed + i)[side] for i in range(2)]
-        feed = [batches[i] for i in ORDER]
+        # A step's loss is that of its last batch.
+        feed = [[*[batches[1 - i]] * (self.at_once - 1), batches[i]] for i in ORDER]
         engine, unseen = EAGER, 0
         if loss_of is not None and self._engine().graph and self.device.startswith("cuda"):
             # The capture trains on its first batch a few times; then it is replayed on what follows.
             engine, unseen = Engine(graph=True), CAPTURE_WARMUPS
             feed = [feed[0], *feed[CAPTURE_WARMUPS:]]
-        step = TrainStep(task, module, feed, precision=precision, device=self.device, engine=engine, loss_of=loss_of)
+        how: dict[str, Any] = {"precision": precision, "device": self.device, "accumulate": self.at_once}
+        given = [batch for batches in feed for batch in batches]
+        step = TrainStep(task, module, given, engine=engine, loss_of=loss_of, **how)
         losses: list[float | None] = [None] * unseen
         for _ in range(STEPS - unseen):
             step()

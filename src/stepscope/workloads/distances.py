@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 EPSILON = 2.0**-23
 """Of float32, relative."""
+CHANCE = 3.3
+"""Standard deviations that a normal number exceeds once in a thousand times."""
+ALIKE = 1e-6
+"""Examples whose outputs differ by less than this share of them are the same but for rounding."""
 FAINT = 1e-3
 """A gradient counts with at least this share of all gradients together: rounding is most of a smaller one."""
 
@@ -59,6 +63,53 @@ def relative_error(got: Outputs, expected: Outputs) -> float:
     if len(ours) != len(theirs):
         return float("inf")
     return max((_distance(a, b) for a, b in zip(ours, theirs, strict=True)), key=as_order, default=float("inf"))
+
+
+def example_error(got: Outputs, expected: Outputs, examples: int) -> float:
+    """Of the worst example. One that should be smaller than most counts as if it were as large as they are."""
+    errors = []
+    for ours, theirs in _by_example(got, expected, examples):
+        sizes = theirs.norm(dim=1)
+        usual = float(sizes.square().mean().sqrt())
+        errors.append(float(((ours - theirs).norm(dim=1) / sizes.clamp(min=max(usual, 1e-30))).max()))
+    return max(errors, key=as_order, default=0.0)
+
+
+class Difference(NamedTuple):
+    """Of what tells outputs of examples apart."""
+
+    error: float = 0.0
+    """How far it is, measured along what it should be, from being as large as that."""
+    chance: float = 0.0
+    """What an error of the same size would make of that if it pointed anywhere, in all but one of a thousand cases."""
+
+
+def compare_differences(got: Outputs, expected: Outputs, examples: int) -> Difference:
+    """Outputs may be mostly what all examples share: then an error that is small beside the whole may still be one
+    example's answer for another. Rounding points everywhere, so that little of it is along any one direction."""
+    found: list[Difference] = []
+    for ours, theirs in _by_example(got, expected, examples):
+        right, own = theirs - theirs.mean(0), ours - ours.mean(0)
+        size = float(right.norm())
+        if size > ALIKE * float(theirs.norm()):
+            error = abs(float((own * right).sum()) / size**2 - 1)
+            directions = right.numel() - right.shape[1]
+            found.append(Difference(error, CHANCE * float((own - right).norm()) / size / directions**0.5))
+    return max(found, key=lambda one: as_order(one.error), default=Difference())
+
+
+def _by_example(got: Outputs, expected: Outputs, examples: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Those outputs that have a row for each of several examples; what differs in shape is another comparison's."""
+    ours, theirs = _listed(got), _listed(expected)
+    return [
+        (a.double().flatten(1), b.double().flatten(1))
+        for a, b in ((_as_rows(a), _as_rows(b)) for a, b in zip(ours, theirs, strict=False))
+        if a.shape == b.shape and b.shape[0] == examples > 1
+    ]
+
+
+def _as_rows(one: torch.Tensor) -> torch.Tensor:
+    return one.unsqueeze(-1) if one.dim() == 1 else one
 
 
 def _listed(outputs: Outputs) -> list[torch.Tensor]:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 BATCHES = 4
 """Different batches that take turns, so that no step finds the last one's values in a cache."""
 
-LAYOUT_SEEDS = 16
-"""Batches of one example that are looked at for axes that vary; in large batches the longest example hides it."""
+LAYOUT_SEEDS, LAYOUT_COUNTS = 16, (2, 3, 4)
+"""Batches of one example that are looked at for axes that vary (in large ones the longest example hides it), and sizes
+of further ones: some tasks make single examples all alike."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -67,8 +68,11 @@ def make_batches(task: Task, *, batch_size: int, mode: Mode, seed: int) -> list[
     return [task.make_batch(batch_size, seed=seed + number, mode=mode) for number in range(BATCHES)]
 
 
-def read_batches(path: Path, task: Task, *, batch_size: int, mode: Mode) -> list[dict[str, torch.Tensor]]:
-    """A user's batches: a file of torch.save with a list of dicts, laid out as the benchmark's own synthetic ones."""
+def read_batches(
+    path: Path, task: Task, *, batch_size: int, mode: Mode, any_shape: bool = False
+) -> list[dict[str, torch.Tensor]]:
+    """A user's batches: a file of torch.save with a list of dicts, laid out as the benchmark's own synthetic ones.
+    `any_shape`: a fast form has a graph for each shape, not one for all batches."""
     import torch
 
     plain = task.plain if isinstance(task, Optimized) else task
@@ -87,11 +91,11 @@ def read_batches(path: Path, task: Task, *, batch_size: int, mode: Mode) -> list
         wrong = _find_difference(batch, wanted)
         if wrong:
             raise BadInputError(wrong, hint=hint, where=f"{path}: batch {number}")
-    return _arrange(found, task, mode, path) if isinstance(task, Optimized) else found
+    return _arrange(found, task, mode, path, any_shape=any_shape) if isinstance(task, Optimized) else found
 
 
 def _arrange(
-    found: list[dict[str, torch.Tensor]], task: Optimized, mode: Mode, path: Path
+    found: list[dict[str, torch.Tensor]], task: Optimized, mode: Mode, path: Path, *, any_shape: bool
 ) -> list[dict[str, torch.Tensor]]:
     """Refuses batches that come out in different shapes where one graph is replayed for all of them."""
     arranged = []
@@ -100,7 +104,7 @@ def _arrange(
             arranged.append(task.arrange(dict(batch), mode=mode))
         except BadInputError as error:
             raise BadInputError(error.message, hint=error.hint, where=f"{path}: batch {number}") from error
-    if task.engine(mode).graph:
+    if task.engine(mode).graph and not any_shape:
         first = {name: one.shape for name, one in arranged[0].items()}
         for number, batch in enumerate(arranged):
             other = next((name for name, one in batch.items() if one.shape != first[name]), None)
@@ -135,14 +139,17 @@ class Layout(NamedTuple):
 
 
 def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, Layout]:
-    """Of the synthetic batches. Axes that vary, and always together, have one name."""
+    """Of the synthetic batches. Axes that vary, and always together, have one name; those that grow with the examples
+    do not vary."""
     whole = task.make_batch(batch_size, seed=0, mode=mode)
-    single = [task.make_batch(1, seed=seed, mode=mode) for seed in range(LAYOUT_SEEDS)]
+    counts = [*[1] * LAYOUT_SEEDS, *LAYOUT_COUNTS]
+    batches = [task.make_batch(count, seed=seed, mode=mode) for seed, count in enumerate(counts)]
     names: dict[tuple[int, ...], str] = {}
 
     def describe(name: str, axis: int, size: int) -> int | str:
-        sizes = tuple(batch[name].shape[axis] for batch in single)
-        if len(set(sizes)) == 1:
+        sizes = tuple(batch[name].shape[axis] for batch in batches)
+        each = sizes[LAYOUT_SEEDS] - sizes[0]
+        if all(found == sizes[0] + (count - 1) * each for found, count in zip(sizes, counts, strict=True)):
             return size
         return names.setdefault(sizes, f"n{len(names) + 1}" if names else "n")
 
@@ -209,10 +216,11 @@ class Loader:
         )
         ahead: dict[str, torch.Tensor] | None = None
         for batch in loader:
-            following = self._send(batch)
-            if ahead is not None:
-                yield self._receive(ahead)
-            ahead = following
+            # First received, then sent: what is received waits for all that was sent before.
+            ready = self._receive(ahead) if ahead is not None else None
+            ahead = self._send(batch)
+            if ready is not None:
+                yield ready
 
     def _send(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """On a GPU beside the work of the step before."""

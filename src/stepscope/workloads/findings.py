@@ -40,7 +40,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison."""
 
     what: str
-    """`outputs`, `loss`, `gradients`, `statistics`, `convergence`, `size of gradients` or `update`."""
+    """`outputs`, `one example`, `differences of examples`; `loss`, `gradients`, `statistics`, `convergence`,
+    `size of gradients` or `update`."""
     precision: Precision | Literal["fp64"]
     error: float
     limit: float

@@ -13,8 +13,8 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.workloads.asked import SEED
-from stepscope.workloads.check import build_stirred
-from stepscope.workloads.distances import relative_error
+from stepscope.workloads.check import MOST_DIFFERENCE, build_stirred
+from stepscope.workloads.distances import compare_differences, relative_error
 from stepscope.workloads.feed import to_device
 from stepscope.workloads.findings import TOLERANCES, CheckReport, Finding
 from stepscope.workloads.precision import math_of, shape_module
@@ -300,16 +300,21 @@ def _write(step: GenerateStep, batch: Batch, new_tokens: int) -> list[torch.Tens
 def _follow(
     step: GenerateStep, batch: Batch, expected: list[torch.Tensor], chosen: torch.Tensor, precision: Precision
 ) -> list[Finding]:
-    errors, slips = [], []
+    errors, apart, slips = [], [], []
     for place, right in enumerate(expected):
         step.begin(batch) if place == 0 else step.advance()
         own = step.task.logits(step.state)
         errors.append(relative_error(own, right))
+        apart.append(compare_differences(own, right, len(right)).error)
         picked = step.tokens()[:, place : place + 1]
         slips.append(float((own.amax(1, keepdim=True) - own.gather(1, picked)).max()))
         step.task.force(step.state, chosen[:, place])
     limit = TOLERANCES[precision].outputs
-    return [_worst("generation", precision, errors, limit), _worst("greedy choice", precision, slips, 0.0)]
+    return [
+        _worst("generation", precision, errors, limit),
+        _worst("differences of sequences", precision, apart, MOST_DIFFERENCE),
+        _worst("greedy choice", precision, slips, 0.0),
+    ]
 
 
 def _worst(what: str, precision: Precision, errors: list[float], limit: float) -> Finding:

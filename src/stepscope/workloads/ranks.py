@@ -30,7 +30,6 @@ from stepscope.measure import (
     Measurement,
     MeasureSettings,
     WallClock,
-    WrongResultError,
     give_back_memory,
     measure,
     open_device,
@@ -50,7 +49,7 @@ from stepscope.records import (
 from stepscope.store import RANKS_FOLDER, RunWriter, StoredRun, utc_now
 from stepscope.store.view import LOADER
 from stepscope.system import collect_system, merge_systems
-from stepscope.workloads.asked import SEED, Asked, read_case
+from stepscope.workloads.asked import SEED, Asked, count_accumulated, read_case
 from stepscope.workloads.control import KEPT, Control, GroupPeers, Groups, die
 from stepscope.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, count_round, make_batches
@@ -59,7 +58,6 @@ from stepscope.workloads.recorded import record_steps
 from stepscope.workloads.sharing import SharedStep, count_share, open_share, shard
 from stepscope.workloads.steps import (
     InferStep,
-    TrainStep,
     clear_up,
     forget_compiled,
     name_early_updates,
@@ -70,9 +68,9 @@ from stepscope.workloads.worker import (
     LOADER_TIME_S,
     WorkloadRequest,
     choose_settings,
-    count_accumulated,
     read_request,
     require_samples,
+    require_sound,
 )
 
 WORKER = "stepscope.workloads.ranks:run"
@@ -253,7 +251,7 @@ def _measure_step(
     energy = EnergyMeter(device.name)
     measured = measure(step, settings=settings, **how)
     joules = energy.read_j()
-    failure = control.attempt(lambda: _require_training(step))
+    failure = control.attempt(lambda: require_sound(step))
     if isinstance(failure, Failure):
         return RankMeasurement(failure=failure)
     found = RankMeasurement(measurement=measured, facts=facts, peak_memory_bytes=memory.read_bytes(), energy_j=joules)
@@ -325,12 +323,6 @@ def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
     )  # fmt: skip
 
 
-def _require_training(step: SharedStep) -> None:
-    fault = step.find_fault() if isinstance(step, TrainStep) else None
-    if fault:
-        raise WrongResultError(f"this does not train: {fault}", hint="another precision, or a smaller batch")
-
-
 def _count(asked: Asked, device: Any) -> dict[str, Scalar]:
     """Of all ranks' batches; this rank's stand for the others', whose examples are as many."""
     import torch.distributed as dist
@@ -352,7 +344,9 @@ def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) 
     if request.check:
         size = max(1, asked.batch_size // dist.get_world_size()) if device.has_events else asked.batch_size
         start = time.perf_counter()
-        facts = Verifier(device, request.compile_backend).check(asked._replace(batch_size=size))
+        facts = Verifier(device, request.compile_backend).check(
+            asked._replace(batch_size=size), adds_up=_adds_up(asked, parallel)
+        )
         facts["check_s"] = time.perf_counter() - start
     shared = shard(task) if parallel == "sharded" else task
     assert isinstance(shared, Optimized)
@@ -364,9 +358,13 @@ def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) 
 
 def _name_unused(task: Optimized, asked: Asked, parallel: str) -> str:
     early = name_early_updates(task, mode=asked.mode, precision=asked.precision)
-    # The owner of a table has the gradients of all ranks: only those of other batches are not there yet.
-    is_late = parallel != "sharded" or count_accumulated(asked) > 1
-    return f"{UNUSED[parallel]}, {early}" if early and is_late else UNUSED[parallel]
+    return f"{UNUSED[parallel]}, {early}" if early and _adds_up(asked, parallel) else UNUSED[parallel]
+
+
+def _adds_up(asked: Asked, parallel: str) -> bool:
+    """Whether updates wait until gradients are added up. The owner of a table has those of all ranks, and waits for
+    those of other batches alone."""
+    return parallel != "sharded" or count_accumulated(asked) > 1
 
 
 def _fold(

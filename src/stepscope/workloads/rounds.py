@@ -55,8 +55,9 @@ def _as_final(tried: Case, batch_size: int) -> Case:
 
 
 def read_trial(case: MeasuredCase) -> Trial:
-    score = case.score()
-    return Trial(case.result.case.batch_size or 0, score, not case.missed_latency())
+    failure = case.result.failure
+    failed = case.result.status == "failed" and failure is not None and failure.kind != "out_of_memory"
+    return Trial(case.result.case.batch_size or 0, case.score(), not case.missed_latency(), failed)
 
 
 def _largest(case: Case, asked: dict[str, Any]) -> int:

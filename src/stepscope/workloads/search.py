@@ -19,6 +19,8 @@ class Trial(NamedTuple):
     """Examples a second; None: it did not fit, or failed."""
     in_time: bool = True
     """Whether the latency limit was kept."""
+    failed: bool = False
+    """For another reason than room: some models need more than one example."""
 
     @property
     def worth(self) -> float:
@@ -63,8 +65,9 @@ def _search(largest: int, first: int, resolution: float) -> Generator[int, Trial
         trial = yield size
         tried.append(trial)
         best = max(one.worth for one in tried)
-        falls = falls + 1 if trial.worth < (1 - FALL) * best else 0
-        if trial.worth < 0 or falls == FALLS or size == largest:
+        falls = falls + 1 if best >= 0 and trial.worth < (1 - FALL) * best else 0
+        has_worked = not all(one.failed for one in tried)
+        if (trial.worth < 0 and has_worked) or falls == FALLS or size == largest:
             break
         size = min(2 * size, largest)
     place = max(range(len(tried)), key=lambda i: (tried[i].worth, -i))

@@ -7,12 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.workloads.asked import SEED, Asked
+from stepscope.workloads.asked import SEED, Asked, count_accumulated
 from stepscope.workloads.feed import make_batches, to_device
 from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
 from stepscope.workloads.steps import InferStep, TrainStep, make_late_optimizer
-from stepscope.workloads.worker import count_accumulated
 
 if TYPE_CHECKING:
     import torch

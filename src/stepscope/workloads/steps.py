@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.workloads.protocol import Mode, Outputs, Precision, Task
 
 MOST_SHAPES = 64
-"""Different shapes of layers that are compiled, each for itself; torch's own limit of 8 is for changing batches."""
+"""Different shapes of layers, or of batches that are served, each compiled for itself; torch's own limit is 8."""
 SAMPLED = 256
 """Values of each weight that are looked at again after training."""
 BENCHMARK_LIMIT = 10
@@ -130,9 +130,9 @@ class TrainStep(_FedStep):
         import torch
 
         if self.loss is None or not bool(torch.isfinite(self.loss).all()):
-            return "the loss is not finite"
+            return "this does not train: the loss is not finite"
         if all(torch.equal(_sample(one), before) for one, before in zip(self._weights, self._before, strict=True)):
-            return "the weights do not change"
+            return "this does not train: the weights do not change"
         return None
 
     def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -169,6 +169,15 @@ class InferStep(_FedStep):
         self.outputs: Outputs | None = None
         self._capture_if(engine)
 
+    def find_fault(self) -> str | None:
+        """Why what it gave is no result, if so."""
+        import torch
+
+        given = self.outputs if isinstance(self.outputs, tuple) else (self.outputs,)
+        if all(one is not None and bool(torch.isfinite(one).all()) for one in given):
+            return None
+        return "outputs are not finite"
+
     def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
         (batch,) = batches
         with math_of(self._precision, mode="infer", device=self._device):
@@ -191,9 +200,6 @@ def _compile_step(
     parts = [part for part in module.modules() if type(part).__name__ in repeated]
     if engine.compile is None or not parts:
         return compiled(step, engine, backend)
-    import torch
-
-    torch._dynamo.config.recompile_limit = MOST_SHAPES
     # Torch looks for gradients on what comes into a layer, and warns itself.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     for part in parts:
@@ -210,6 +216,9 @@ def compiled(function: Callable[[Any], Any], engine: Engine, backend: str) -> Ca
 
 
 def _how(engine: Engine, backend: str) -> dict[str, Any]:
+    import torch
+
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
     _BACKENDS_USED.add(backend)
     how: dict[str, Any] = {"dynamic": engine.dynamic, "fullgraph": engine.fullgraph, "backend": backend}
     if backend == "inductor" and engine.compile != "default":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope.errors import StepscopeError, first_line
 from stepscope.measure import Device, WrongResultError, give_back_memory
-from stepscope.records import Scalar
-from stepscope.workloads.asked import SEED, Asked
+from stepscope.records import Scalar, is_out_of_memory
+from stepscope.workloads.asked import SEED, Asked, count_accumulated
 from stepscope.workloads.check import check_optimized
 from stepscope.workloads.findings import CheckReport, Finding
 from stepscope.workloads.generation import Decoder, check_generation
@@ -13,6 +14,8 @@ from stepscope.workloads.protocol import Optimized
 UNCHECKED = "not asked for"
 """Instead of a passed check; such a form has no score."""
 CHECK_TOKENS = 16
+ADDED_UP = 2
+"""Batches of a step that is checked where gradients are added up: what is right for two is so for more."""
 CHECK_BATCH = 16
 """Examples in a comparison on a CPU: enough to fill every path of the model."""
 
@@ -23,22 +26,29 @@ class Verifier:
     def __init__(self, device: Device, backend: str) -> None:
         self._device = device
         self._backend = backend
-        self._strict: dict[tuple[str, str, int], list[Finding]] = {}
+        self._strict: dict[tuple[str, str, int, int], list[Finding]] = {}
 
-    def check(self, asked: Asked) -> dict[str, Scalar]:
-        """Raises WrongResultError: a fast form that computes something else has no score."""
-        import torch
+    def check(self, asked: Asked, *, adds_up: bool = False) -> dict[str, Scalar]:
+        """Raises WrongResultError: a fast form that computes something else has no score.
 
+        `adds_up`: gradients are added up, over several batches or ranks, before they are used.
+        """
+        adds_up = adds_up or count_accumulated(asked) > 1
         # On a GPU as many examples as are timed: what was compiled for them need not be compiled again.
         examples = asked.batch_size if self._device.has_events else min(asked.batch_size, CHECK_BATCH)
         while True:
             try:
-                report = self._compare(asked, examples)
+                report = self._compare(asked, examples, ADDED_UP if adds_up else 1)
                 break
-            except torch.OutOfMemoryError:
+            except Exception as error:
                 # The plain form in fp32 beside the fast one needs more than what is timed.
-                if examples == 1:
+                if not is_out_of_memory(error):
                     raise
+                if examples == 1:
+                    raise StepscopeError(
+                        f"there is no room for the plain form in fp32 beside the fast one: {first_line(error)}",
+                        hint="--no-check measures without a score; a device with more memory can check it",
+                    ) from error
             give_back_memory(self._device.name)
             examples //= 2
         if not report.passed:
@@ -52,12 +62,13 @@ class Verifier:
         fewer: dict[str, Scalar] = {"check_examples": examples} if examples < asked.batch_size else {}
         return {"check": "passed", **fewer, **errors}
 
-    def _compare(self, asked: Asked, examples: int) -> CheckReport:
+    def _compare(self, asked: Asked, examples: int, at_once: int) -> CheckReport:
         plain, fast = asked.workload.make_calm(asked.scale)
-        known = (asked.case.benchmark.id, asked.scale, examples)
+        known = (asked.case.benchmark.id, asked.scale, examples, at_once)
         report = check_optimized(
             plain, fast, mode=asked.mode, precision=asked.precision, device=self._device.name, batch_size=examples,
-            backend=self._backend, seed=SEED, strict=self._strict.get(known, ()),
+            backend=self._backend, seed=SEED, at_once=at_once,
+            strict=self._strict.get(known, ()),
         )  # fmt: skip
         self._strict[known] = [one for one in report.findings if one.precision in ("fp32", "fp64")]
         if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,9 +26,10 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.measure.session import measure_run
-from stepscope.records import Case, Notice, Run, Scalar, Score
+from stepscope.records import Case, Notice, Run, Scalar, Score, describe_exception, is_out_of_memory
 from stepscope.store import TPOT, TTFT, StoredRun
-from stepscope.workloads.asked import SEED, Asked, read_case
+from stepscope.store.view import LOADER
+from stepscope.workloads.asked import SEED, Asked, count_accumulated, read_case
 from stepscope.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
 from stepscope.workloads.files import require_unchanged
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 TRAIN_SAMPLE_S = 0.2
 """On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
 LOADER_STEPS, LOADER_TIME_S = 20, 2.0
+LOADER_FAILED = "there is no score with a loader"
+T = TypeVar("T")
 
 
 class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,12 +110,6 @@ def open_step(case: Case) -> Callable[[], None]:
     return WorkloadBench(request, open_device(device), Path()).open(read_case(case))
 
 
-def count_accumulated(asked: Asked) -> int:
-    """Batches whose gradients are added up for one step: as asked for, else as the benchmark declares."""
-    usual = asked.workload.declared.accumulate if asked.scale == "full" else 1
-    return int(str(asked.case.parameters.get("accumulate", usual)))
-
-
 def choose_settings(asked: Asked, settings: MeasureSettings, device: Device) -> MeasureSettings:
     """A latency is that of one batch."""
     if asked.mode == "infer":
@@ -154,6 +151,47 @@ class Running:
         self.step = None
 
 
+class StepEnergy:
+    """From the first step that warms up to the last that is timed: nothing before or after is in it."""
+
+    def __init__(self, device: str, running: Running) -> None:
+        self._device = device
+        self._running = running
+        self._meter: EnergyMeter | None = None
+        self._before = 0
+        self.is_counted = EnergyMeter(device).read_j() is not None
+        self.j_per_step: float | None = None
+
+    def begin(self) -> None:
+        """Only the first time."""
+        if self._meter is None:
+            self._meter, self._before = EnergyMeter(self._device), self._running.calls
+
+    def end(self) -> None:
+        joules = self._meter.read_j() if self._meter is not None else None
+        steps = self._running.calls - self._before
+        if joules is not None and steps:
+            self.j_per_step = joules / steps
+
+
+def require_sound(step: Step | None) -> None:
+    """Raises WrongResultError: what computes nothing has no time worth knowing."""
+    fault = step.find_fault() if isinstance(step, TrainStep | InferStep) else None
+    if fault:
+        raise WrongResultError(fault, hint="another precision, or a smaller batch")
+
+
+def _try(lost: str, body: Callable[[], T], notices: list[Notice]) -> T | None:
+    """What stands beside a score must not cost it; why it is not there is a notice."""
+    try:
+        return body()
+    except Exception as error:  # noqa: BLE001 - of whatever kind: the score stands
+        failure = describe_exception(error)
+        hint = failure.hint or ("--no-loader, or fewer --loader-workers" if lost == LOADER_FAILED else None)
+        notices.append(Notice(kind="incomplete", message=f"{lost}: {failure.message}", hint=hint))
+        return None
+
+
 class WorkloadBench:
     """Prepares cases one after the other in one process."""
 
@@ -175,7 +213,7 @@ class WorkloadBench:
             return prepare_own(case, self.device, record_in=self._folder if self._request.trace else None)
         asked = read_case(case)
         task = asked.workload.make_task(asked.scale)
-        batches = self._host_batches(task, asked)
+        batches = self._guarded(lambda: self._host_batches(task, asked))
         self._release()
         self._forget_others(asked)
         memory = PeakMemory(self.device.name)
@@ -186,18 +224,28 @@ class WorkloadBench:
         self.device.synchronize()
         setup_s = time.perf_counter() - start
         settings = self._keep_rounds(asked, running, choose_settings(asked, self._request.settings, self.device))
-        energy, before = EnergyMeter(self.device.name), running.calls
+        energy = StepEnergy(self.device.name, running)
+
+        def keep_measured(measurement: Measurement) -> None:
+            energy.end()
+            running.keep_measured(measurement)
+
         score = Score(unit="ex/s", work=float(asked.batch_size * count_accumulated(asked)))
-        is_unchecked = asked.workload.implementation == "optimized" and not self._request.check
         return Prepared(
             body=running,
-            score=None if is_unchecked else score,
+            score=None if self._is_unchecked(asked) else score,
             latency_target=asked.workload.declared.latency_target,
             observed={"setup_s": setup_s, **self._describe(task, asked, running)},
             settings=settings,
-            on_measured=running.keep_measured,
-            further=lambda: self._look_further(asked, batches, memory, energy, before),
+            freshen=energy.begin if energy.is_counted else None,
+            on_measured=keep_measured,
+            further=lambda: self._look_further(asked, batches, memory, energy),
         )
+
+    def _is_unchecked(self, asked: Asked) -> bool:
+        """And so without a score. Tries are never checked; they have one for their search alone."""
+        is_fast = asked.workload.implementation == "optimized"
+        return is_fast and not self._request.check and not is_try(asked.case)
 
     def open(
         self, asked: Asked, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
@@ -228,7 +276,8 @@ class WorkloadBench:
         if self._request.data is not None:
             path = Path(self._request.data)
             require_unchanged(path, str(asked.case.parameters["data"]))
-            return read_batches(path, task, batch_size=asked.batch_size, mode=asked.mode)
+            writes = asked.mode == "infer" and isinstance(task, Decoder)
+            return read_batches(path, task, batch_size=asked.batch_size, mode=asked.mode, any_shape=writes)
         return make_batches(task, batch_size=asked.batch_size, mode=asked.mode, seed=SEED)
 
     def _build(self, task: Task, asked: Asked, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
@@ -250,17 +299,17 @@ class WorkloadBench:
         return InferStep(task, module, ready, **how)
 
     def _guarded(self, body: Callable[[], Any]) -> Any:
-        import torch
-
         try:
             return body()
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self._release()
-            raise CaseSkipped(
-                "does_not_fit", first_line(error), "use a smaller --batch-size, or --find-batch"
-            ) from error
         except NotImplementedError as error:
             raise CaseSkipped("unsupported", first_line(error)) from error
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._release()
+            smaller = "use a smaller --batch-size, or --find-batch"
+            hint = smaller if self._request.data is None else "give fewer or smaller batches: all lie on the device"
+            raise CaseSkipped("does_not_fit", first_line(error), hint) from error
 
     def _keep_rounds(self, asked: Asked, running: Running, settings: MeasureSettings) -> MeasureSettings:
         """Where batches differ in shape, a sample of training is whole rounds of them; of latencies there is at least
@@ -299,14 +348,11 @@ class WorkloadBench:
         asked: Asked,
         batches: list[dict[str, torch.Tensor]],
         memory: PeakMemory,
-        energy: EnergyMeter,
-        before: int,
+        energy: StepEnergy,
     ) -> Further:
         running = self._running
         assert running is not None
-        fault = running.step.find_fault() if isinstance(running.step, TrainStep) else None
-        if fault:
-            raise WrongResultError(f"this does not train: {fault}", hint="another precision, or a smaller batch")
+        require_sound(running.step)
         peak = memory.read_bytes()
         facts: dict[str, Scalar] = {} if peak is None else {"peak_memory_bytes": peak}
         extra: dict[str, list[float]] = {}
@@ -314,23 +360,27 @@ class WorkloadBench:
         if isinstance(running.step, WritingStep):
             written = running.step.times[-running.sampled :]
             extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
-            tokens = sum(one.sequences * one.new_tokens for one in written)
-            facts["tokens_per_s"] = tokens / sum(one.duration_s for one in written)
+            if not self._is_unchecked(asked):
+                tokens = sum(one.sequences * one.new_tokens for one in written)
+                facts["tokens_per_s"] = tokens / sum(one.duration_s for one in written)
         if is_try(asked.case):
             if asked.workload.implementation == "optimized":
                 facts["check"] = "not made: a try"
             return Further(extra_s=extra, observed=facts, notices=notices)
-        joules, steps = energy.read_j(), running.calls - before
-        if joules is not None and steps:
-            facts["energy_j_per_example"] = joules / (steps * asked.batch_size * count_accumulated(asked))
-        if isinstance(running.step, WritingStep) and self._request.rate_per_s is not None:
-            served, overload = self._serve(running.step, asked, self._request.rate_per_s)
-            facts |= served
-            notices += overload
+        if energy.j_per_step is not None:
+            facts["energy_j_per_example"] = energy.j_per_step / (asked.batch_size * count_accumulated(asked))
+        rate_per_s, step = self._request.rate_per_s, running.step
+        if isinstance(step, WritingStep) and rate_per_s is not None:
+            served = _try("requests were not served", lambda: self._serve(step, asked, rate_per_s), notices)
+            if served is not None:
+                facts |= served[0]
+                notices += served[1]
         if self._request.loader_workers is not None:
-            extra["loader"] = self._time_with_loader(running, asked, batches)
+            loaded = _try(LOADER_FAILED, lambda: self._time_with_loader(running, asked, batches), notices)
+            extra |= {LOADER: loaded} if loaded else {}
         if self._request.trace:
-            facts["trace"] = record_steps(running, self._folder, asked.case)
+            place = _try("no steps were recorded", lambda: record_steps(running, self._folder, asked.case), notices)
+            facts |= {"trace": place} if place else {}
         self._release()
         facts |= self._count(asked, batches)
         if asked.workload.implementation == "optimized":
