@@ -13,7 +13,7 @@ from stepscope.measure.device import (
     last_level_cache_bytes,
     open_device,
 )
-from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure
+from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure, no_garbage_collection
 from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
 from stepscope.measure.runner import (
@@ -65,6 +65,7 @@ __all__ = [
     "last_level_cache_bytes",
     "measure",
     "measure_prepared",
+    "no_garbage_collection",
     "open_device",
     "open_progress",
     "read_cpu_use",

@@ -140,7 +140,7 @@ def measure(
         freshen=freshen,
         held=held and device.has_events,
     )
-    with _no_garbage_collection():
+    with no_garbage_collection():
         iterations = loop.calibrate()
         settled = loop.warm_up(iterations)
         loop.sample(iterations)
@@ -381,7 +381,7 @@ def _freeze_once() -> None:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """A collection in the middle of a sample would be measured as part of it."""
     was_enabled = gc.isenabled()
     gc.collect()

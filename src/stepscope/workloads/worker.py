@@ -23,6 +23,7 @@ from stepscope.measure import (
     Prepared,
     WrongResultError,
     give_back_memory,
+    no_garbage_collection,
     open_device,
 )
 from stepscope.measure.session import measure_run
@@ -420,7 +421,7 @@ class WorkloadBench:
             batches, device=self.device.name, precision=asked.precision, mode=asked.mode,
             workers=self._request.loader_workers,
         )  # fmt: skip
-        with step.feed.of(loader):
+        with step.feed.of(loader), no_garbage_collection():
             return self._time_steps(running, asked)
 
     def _time_steps(self, running: Running, asked: Asked) -> list[float]:

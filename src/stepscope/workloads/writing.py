@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stepscope.measure import Device, WallClock
+from stepscope.measure import Device, WallClock, no_garbage_collection
 from stepscope.records import LatencyTarget, Notice, Scalar
 from stepscope.workloads.feed import Feed
 from stepscope.workloads.generation import GenerateStep, GenerationTimes, measure_generation
@@ -56,10 +56,11 @@ def serve_requests(
         server.begin(range(size))
         server.advance()
     device.synchronize()
-    result = serve(
-        make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
-        clock=WallClock(), synchronise=device.synchronize,
-    )  # fmt: skip
+    with no_garbage_collection():
+        result = serve(
+            make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
+            clock=WallClock(), synchronise=device.synchronize,
+        )  # fmt: skip
     facts = _describe(result)
     if target is not None:
         facts["serving_missed_latency"] = result.misses(target)
