@@ -44,6 +44,40 @@ def test_what_the_device_cannot_count_is_counted_on_the_cpu(monkeypatch: pytest.
     monkeypatch.setattr("stepscope.workloads.facts._count_on", count_on)
     assert [count_flops(task, [batch], mode="infer", device="cuda")] == right
     assert tried == ["meta", "cuda", "cpu"]
+    tried.clear()
+    monkeypatch.setattr("stepscope.workloads.facts.MOST_ON_HOST", 10)
+    assert count_flops(task, [batch], mode="infer", device="cuda") is None
+    assert tried == ["meta", "cuda"]
+
+
+def test_a_step_waits_for_its_own_batch_not_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is received waits for all that was sent before."""
+    task = find_workload("resnet50/ootb/infer/1dev-fp32").make_plain("tiny")
+    seen: list[str] = []
+    for name in ("_send", "_receive"):
+        original = getattr(Loader, name)
+
+        def watch(self: Loader, batch: Any, *, name: str = name, original: Any = original) -> Any:
+            seen.append(name)
+            return original(self, batch)
+
+        monkeypatch.setattr(Loader, name, watch)
+    loader = Loader([task.make_batch(1, seed=0, mode="infer")], device="cpu", precision="fp32", mode="infer", workers=0)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    assert seen == ["_send", "_receive", "_send", "_receive", "_send"]
+
+
+@pytest.mark.parametrize("implementation", ["ootb", "optimized"])
+def test_prompts_of_a_user_may_be_of_any_length(implementation: str, tmp_path: Path) -> None:
+    workload = find_workload(f"gpt2/{implementation}/infer/small-1dev-fp32")
+    plain, task = workload.make_plain("tiny"), workload.make_task("tiny")
+    batch = plain.make_batch(2, seed=0, mode="infer")
+    shorter = {name: one[:, 3:] for name, one in batch.items()}
+    torch.save([batch, shorter], tmp_path / "prompts.pt")
+    found = read_batches(tmp_path / "prompts.pt", task, batch_size=2, mode="infer", any_shape=True)
+    assert len(found) == 2
 
 
 def test_operations_are_the_mean_over_batches_and_equal_shapes_are_counted_once(

@@ -64,6 +64,8 @@ def parse_side(text: str) -> Side:
     for forbidden in ("--store", "--json", "--resume", "--list"):
         if any(word.split("=", 1)[0] == forbidden for word in words):
             raise UsageError(f"{forbidden} has no place in a side", hint="give it to `stepscope ab` itself")
+    if any(word.split("=", 1)[0] == "--find-batch" for word in words):
+        raise UsageError("a search decides as it goes", hint="search first, then give each side its --batch-size")
     return Side(text, environment, words)
 
 

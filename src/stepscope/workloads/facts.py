@@ -19,23 +19,37 @@ if TYPE_CHECKING:
     from stepscope.workloads.protocol import Mode, Precision, Task
 
 
+MOST_ON_HOST = 1 << 30
+"""Weights of a model whose operations are counted on the host: a step of a larger one takes minutes there."""
+
+
 def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mode: Mode, device: str) -> int | None:
     """Of one batch through the plain model in the mean of those given, forward and (in training) backward; of a
     decoder, to the last new token. Of batches of one shape the first stands for all.
 
     Counted are products and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
-    followed without values; else one step is made, on the device if it can be counted there. None where it cannot.
+    followed without values; else one step is made, on the device if it can be counted there, else on the host if the
+    model is not too large for it. None where it cannot.
     """
     alike: dict[Shapes, list[Mapping[str, torch.Tensor]]] = {}
     for batch in batches:
         alike.setdefault(shapes_of(batch), []).append(batch)
     firsts = [group[0] for group in alike.values()]
     places = dict.fromkeys(("meta", device, "cpu"))
-    counts = (_count_on(place, task, mode, firsts) for place in places)
+    counts = (
+        _count_on(place, task, mode, firsts) for place in places if place in ("meta", device) or _suits_a_host(task)
+    )
     found = next((count for count in counts if count is not None), None)
     if found is None:
         return None
     return sum(count * len(group) for count, group in zip(found, alike.values(), strict=True)) // len(batches)
+
+
+def _suits_a_host(task: Task) -> bool:
+    import torch
+
+    with torch.device("meta"):
+        return sum(one.numel() for one in task.build().parameters()) <= MOST_ON_HOST
 
 
 def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[int] | None:
