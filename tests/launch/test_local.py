@@ -15,7 +15,8 @@ import pytest
 from builders import make_case, make_folder
 from stepscope.errors import RankDiedError, RankHungError
 from stepscope.launch import launch_local
-from stepscope.launch.watchdog import Heartbeat, beat_path, read_beat, write_rank_failure
+from stepscope.launch.local import _describe_death
+from stepscope.launch.watchdog import Heartbeat, beat_path, failure_path, read_beat, write_rank_failure
 from stepscope.store import StoredRun
 
 pytestmark = pytest.mark.ranks
@@ -95,6 +96,16 @@ def test_what_a_rank_said_counts_more_than_how_its_process_ended(folder: Path, w
     (failure,) = StoredRun(folder).failures
     assert failure.exit_code == code
     assert any("raise_and_abort_on_the_way_out" in line for line in failure.stack)
+
+
+def test_the_rank_that_spoke_first_is_blamed(tmp_path: Path) -> None:
+    """What the others say when it is gone has no fixed words."""
+    for rank, message, at_s in ((0, "the pair was torn down", 200), (1, "no room", 100), (2, "Broken pipe", 50)):
+        write_rank_failure(tmp_path, rank, RuntimeError(message))
+        os.utime(failure_path(tmp_path, rank), (at_s, at_s))
+    failure = _describe_death(tmp_path, 3, "")
+    assert failure.rank == 1
+    assert "no room" in failure.message
 
 
 def test_words_of_an_earlier_attempt_explain_nothing(folder: Path) -> None:

@@ -339,6 +339,7 @@ def test_a_case_that_killed_ranks_too_often_is_not_tried_again(control: Control,
     [
         (RuntimeError("no such operator"), None, "rank 0", "no such operator"),
         (RuntimeError("[a] Connection closed by peer [b]"), MemoryError("no room"), "rank 1", "no room"),
+        (RuntimeError("the pair was torn down"), MemoryError("no room"), "rank 1", "no room"),
         (RuntimeError("[a] Connection closed by peer [b]"), RuntimeError("Broken pipe"), None, None),
         (RuntimeError("[a] Connection closed by peer [b]"), None, None, None),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from stepscope.launch.watchdog import (
     STACK_SIGNAL,
     Beat,
     die_with_parent,
+    failure_path,
     log_path,
     read_beat,
     read_rank_failure,
@@ -263,7 +265,9 @@ def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Fai
     without a word may have been made to by a library that missed another rank.
     """
     ended = {int(rank): int(code) for rank, code in _ELASTIC_FAILURE.findall(launcher_output)}
-    own_words = {rank: failure for rank in range(ranks) if (failure := read_rank_failure(ranks_folder, rank))}
+    # Who spoke first: what libraries say when another rank is gone has no fixed words.
+    spoken = sorted(range(ranks), key=lambda rank: _spoke_at_s(failure_path(ranks_folder, rank)))
+    own_words = {rank: failure for rank in spoken if (failure := read_rank_failure(ranks_folder, rank))}
     by_signal = {rank: -code for rank, code in ended.items() if code < 0 and rank not in own_words}
     killed = [rank for rank, number in by_signal.items() if number not in {signal.SIGTERM, signal.SIGABRT}]
     aborted = [rank for rank, number in by_signal.items() if number == signal.SIGABRT]
@@ -289,6 +293,10 @@ def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Fai
         stack=said.stack if said else [],
         hint=said.hint if said else None,
     )
+
+
+def _spoke_at_s(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else math.inf
 
 
 def _how_it_ended(code: int | None) -> str:

@@ -162,15 +162,15 @@ def _fail(case: Case, failure: Failure, started_at: str | None = None, elapsed_s
 
 
 def _explain_loss(session: RankSession, error: Exception) -> StepscopeError | None:
-    """Why rank 0 cannot go on: what another rank has said, if it was that one which went away. None: it said nothing,
-    and may have been killed for reasons of its own."""
-    if not is_echo(str(error)):
-        return error if isinstance(error, StepscopeError) else die(describe_exception(error), 0)
+    """Why rank 0 cannot go on: what another rank has said before, else what it met with itself. None: another one went
+    away without a word, and may have been killed for reasons of its own."""
     for rank in range(1, session.context.world_size):
         said = read_rank_failure(session.folder / RANKS_FOLDER, rank) if session.folder else None
         if said is not None and not is_echo(said.message):
             return die(said, rank)
-    return None
+    if is_echo(str(error)):
+        return None
+    return error if isinstance(error, StepscopeError) else die(describe_exception(error), 0)
 
 
 def give_up_case(folder: Path) -> None:
