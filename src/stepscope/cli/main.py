@@ -66,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if code and "torch.distributed" in sys.modules:
         from stepscope.launch import leave_group_behind
 
-        time.sleep(LAST_WORD_S)
-        leave_group_behind(code)
+        leave_group_behind(code, after_s=LAST_WORD_S)
     sys.exit(code)
 
 

@@ -78,18 +78,14 @@ def launch_local(
     if launcher.returncode != 0:
         failure = _describe_death(ranks_folder, ranks, _read_from(ranks_folder / LAUNCHER_LOG, log_start))
         record_failure(folder, failure)
+        advice = [
+            failure.hint,
+            f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}",
+            f"finished cases are kept: continue with --resume {folder.name}",
+        ]
         raise RankDiedError(
             failure.message,
-            hint="; ".join(
-                filter(
-                    None,
-                    [
-                        failure.hint,
-                        f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}",
-                        f"finished cases are kept: continue with --resume {folder.name}",
-                    ],
-                )
-            ),
+            hint="; ".join(filter(None, advice)),
             where=f"rank {failure.rank}" if failure.rank is not None else str(ranks_folder / LAUNCHER_LOG),
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -106,17 +107,19 @@ def _redirect_output(descriptor: int) -> None:
     os.dup2(descriptor, 2)
 
 
-def leave_group_behind(code: int) -> None:
+def leave_group_behind(code: int, *, after_s: float = 0.0) -> None:
     """End a failed process at once where it is still in a process group of torch; otherwise do nothing.
 
     The group's threads run on while Python takes itself apart, and now and then abort the process: launchers then see
-    a SIGABRT instead of the exit code. Closing the group could wait for ranks that hang.
+    a SIGABRT instead of the exit code. Closing the group could wait for ranks that hang. `after_s`: time in which a
+    launcher passes on what was printed last.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         with suppress(OSError):  # a full disk, a closed pipe
             sys.stdout.flush()
             sys.stderr.flush()
+        time.sleep(after_s)
         os._exit(code)
 
 

@@ -66,8 +66,8 @@ def _search(largest: int, first: int, resolution: float) -> Generator[int, Trial
         tried.append(trial)
         best = max(one.worth for one in tried)
         falls = falls + 1 if best >= 0 and trial.worth < (1 - FALL) * best else 0
-        has_worked = not all(one.failed for one in tried)
-        if (trial.worth < 0 and has_worked) or falls == FALLS or size == largest:
+        has_only_failed = all(one.failed for one in tried)
+        if (trial.worth < 0 and not has_only_failed) or falls == FALLS or size == largest:
             break
         size = min(2 * size, largest)
     place = max(range(len(tried)), key=lambda i: (tried[i].worth, -i))

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 TRAIN_SAMPLE_S = 0.2
 """On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
 LOADER_STEPS, LOADER_TIME_S = 20, 2.0
-LOADER_FAILED = "there is no score with a loader"
 T = TypeVar("T")
 
 
@@ -182,14 +181,13 @@ def require_sound(step: Step | None) -> None:
         raise WrongResultError(fault, hint="another precision, or a smaller batch")
 
 
-def _try(lost: str, body: Callable[[], T], notices: list[Notice]) -> T | None:
+def _try(lost: str, body: Callable[[], T], notices: list[Notice], *, hint: str | None = None) -> T | None:
     """What stands beside a score must not cost it; why it is not there is a notice."""
     try:
         return body()
     except Exception as error:  # noqa: BLE001 - of whatever kind: the score stands
         failure = describe_exception(error)
-        hint = failure.hint or ("--no-loader, or fewer --loader-workers" if lost == LOADER_FAILED else None)
-        notices.append(Notice(kind="incomplete", message=f"{lost}: {failure.message}", hint=hint))
+        notices.append(Notice(kind="incomplete", message=f"{lost}: {failure.message}", hint=failure.hint or hint))
         return None
 
 
@@ -214,6 +212,8 @@ class WorkloadBench:
             return prepare_own(case, self.device, record_in=self._folder if self._request.trace else None)
         asked = read_case(case)
         task = asked.workload.make_task(asked.scale)
+        if self._request.data is not None:
+            require_unchanged(Path(self._request.data), str(case.parameters["data"]))
         batches = self._guarded(lambda: self._host_batches(task, asked))
         self._release()
         self._forget_others(asked)
@@ -276,7 +276,6 @@ class WorkloadBench:
     def _host_batches(self, task: Task, asked: Asked) -> list[dict[str, torch.Tensor]]:
         if self._request.data is not None:
             path = Path(self._request.data)
-            require_unchanged(path, str(asked.case.parameters["data"]))
             writes = asked.mode == "infer" and isinstance(task, Decoder)
             return read_batches(path, task, batch_size=asked.batch_size, mode=asked.mode, any_shape=writes)
         return make_batches(task, batch_size=asked.batch_size, mode=asked.mode, seed=SEED)
@@ -377,7 +376,10 @@ class WorkloadBench:
                 facts |= served[0]
                 notices += served[1]
         if self._request.loader_workers is not None:
-            loaded = _try(LOADER_FAILED, lambda: self._time_with_loader(running, asked, batches), notices)
+            loaded = _try(
+                "there is no score with a loader", lambda: self._time_with_loader(running, asked, batches), notices,
+                hint="--no-loader, or fewer --loader-workers",
+            )  # fmt: skip
             extra |= {LOADER: loaded} if loaded else {}
         if self._request.trace:
             place = _try("no steps were recorded", lambda: record_steps(running, self._folder, asked.case), notices)
