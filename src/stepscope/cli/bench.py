@@ -9,7 +9,8 @@ from stepscope.cli.ops import ops, suite
 from stepscope.cli.overlap import overlap
 from stepscope.cli.pairs import bisect, pairs
 from stepscope.cli.pattern import pattern
-from stepscope.cli.workload import list_benchmarks, proxy, workload
+from stepscope.cli.suite import list_benchmarks, proxy
+from stepscope.cli.workload import workload
 
 
 @click.group("bench")

@@ -1,0 +1,117 @@
+"""`stepscope bench list` and `bench suite proxy`: which whole models there are, and all of them by one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.cli.execute import Job, open_job, run_stored
+from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.cli.output import emit
+from stepscope.cli.workload import make_request, workload_options
+from stepscope.errors import ExitCode, UsageError
+from stepscope.units import format_duration
+
+if TYPE_CHECKING:
+    from stepscope.workloads import Workload
+
+
+@click.command("list")
+@click.option("--model", "models", multiple=True, help="Only this model.")
+@json_option
+def list_benchmarks(*, models: tuple[str, ...], as_json: bool) -> int:
+    """List the workloads: what is measured, and the rules."""
+    from stepscope.workloads import choose_workloads
+
+    known = {one.model.model for one in choose_workloads()}
+    unknown = [one for one in models if one not in known]
+    if unknown:
+        raise UsageError(
+            f"there is no model {', '.join(unknown)}", hint=f"there are {', '.join(sorted(known))}", where="--model"
+        )
+    found = choose_workloads(models=models)
+    emit({"benchmarks": [describe_workload(one) for one in found]}, format_list(found), as_json=as_json)
+    return ExitCode.DONE
+
+
+def describe_workload(one: Workload) -> dict[str, Any]:
+    declared, benchmark = one.declared, one.benchmark
+    return {
+        "id": benchmark.id,
+        "model": benchmark.model,
+        "implementation": benchmark.implementation,
+        "mode": benchmark.mode,
+        "modes": sorted({other.mode for other in one.model.benchmark}),
+        "config": benchmark.config,
+        "version": benchmark.version,
+        "owner": benchmark.owner,
+        "description": benchmark.description,
+        "source": declared.source,
+        "precision": declared.precision,
+        "precisions": one.precisions,
+        "batch_size": declared.batch_size,
+        "max_batch_size": declared.max_batch_size,
+        "latency_limit_s": declared.latency_limit_s,
+        "latency_percentile": declared.latency_percentile if declared.latency_limit_s is not None else None,
+        "limit_reason": declared.limit_reason,
+        "devices": declared.devices,
+        "parameters": declared.parameters,
+        "accumulate": declared.accumulate,
+    }
+
+
+def format_list(found: list[Workload]) -> str:
+    from stepscope.report.text import align
+
+    rows = [["ID", "v", "owner", "precisions", "batch", "limit"]]
+    for one in found:
+        declared = one.declared
+        if declared.latency_limit_s is not None:
+            limit = f"p{declared.latency_percentile:g} ≤ {format_duration(declared.latency_limit_s)}"
+        else:
+            limit = f"batch ≤ {declared.max_batch_size}"
+        precisions = ",".join(one.precisions)
+        rows.append(
+            [one.benchmark.id, str(declared.version), one.model.owner, precisions, str(declared.batch_size), limit]
+        )
+    return "\n".join(line.rstrip() for line in align(rows, [False, True, False, False, True, False]))
+
+
+@click.command("proxy")
+@click.option("--model", "models", multiple=True, help="Only this model [default: the seven of the suite].")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(["train", "infer"]))
+@click.option("--implementation", "implementations", multiple=True, type=click.Choice(["ootb", "optimized"]))
+@click.option(
+    "--all", "everything", is_flag=True, help="All models and all configurations, not the first of each mode."
+)
+@workload_options
+@measure_options
+@resume_option
+@store_option
+@json_option
+def proxy(
+    *,
+    models: tuple[str, ...],
+    modes: tuple[str, ...],
+    implementations: tuple[str, ...],
+    everything: bool,
+    resume: str | None,
+    store: Path,
+    as_json: bool,
+    **how: Any,
+) -> int:
+    """Measure the workload suite: seven models, out of the box and optimized, training and inference.
+
+    Example: stepscope bench suite proxy --device cpu --scale tiny
+    """
+    from stepscope.workloads.suite import choose_suite, make_suite_cases
+
+    chosen = choose_suite(models=models, modes=modes, implementations=implementations, everything=everything)
+    cases = make_suite_cases(chosen, device=how["device"], scale=how["scale"], precision=how["precision"])
+    left_out = [one.benchmark.id for one in chosen if how["precision"] and how["precision"] not in one.precisions]
+    if left_out:
+        click.echo(f"not measured, as they do not allow {how['precision']}: {', '.join(left_out)}", err=True)
+    job = Job("suite", "suite-proxy", cases, make_request(how))
+    return run_stored(open_job(job, store=store, resume=resume, verb="suite"), as_json=as_json)
