@@ -141,7 +141,8 @@ def format_share(fraction: float, digits: int = 1) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    return f"{ratio:.3f}×"
+    """Three decimals where they mean something: an interval may end anywhere."""
+    return f"{ratio:.3f}×" if ratio < 1000 else f"{ratio:.2g}×" if math.isfinite(ratio) else "∞"
 
 
 def scale_score(work_per_s: float, unit: str) -> float:

@@ -10,9 +10,9 @@ import pytest
 from noise import OPERATORS, as_case, draw_sides, recorded, redraw, slow
 
 from stepscope.compare import DEFAULT_FAMILY_LEVEL, compare_cases
-from stepscope.compare.verdict import CROWDED_SHARE
+from stepscope.compare.sides import NOTABLE_LOAD
 
-PAIRS = 1000
+PAIRS = 400
 ENOUGH = 5
 """Processes a side from which enough are undisturbed nearly always."""
 ALARMS = {"better", "worse"}
@@ -27,13 +27,13 @@ def count_verdicts(operator: str, processes: int, slowdown: float, part: str = "
     return counts
 
 
-@pytest.mark.parametrize(("part", "processes"), [("quiet", 1), ("quiet", 2), ("quiet", ENOUGH), ("earlier", 1)])
+@pytest.mark.parametrize(
+    ("part", "processes"), [("quiet", 1), ("quiet", 2), ("quiet", 3), ("quiet", ENOUGH), ("quiet", 10), ("earlier", 3)]
+)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_same_against_same_alarms_no_more_often_than_the_level_says(operator: str, part: str, processes: int) -> None:
     counts = count_verdicts(operator, processes, 1.0, part)
     assert counts["better"] + counts["worse"] <= DEFAULT_FAMILY_LEVEL * PAIRS, counts
-    if processes >= ENOUGH:
-        assert counts["no difference found"] >= 0.95 * PAIRS, counts
 
 
 @pytest.mark.parametrize("processes", [ENOUGH])
@@ -45,19 +45,17 @@ def test_a_slow_down_of_a_fifth_is_found(operator: str, processes: int) -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_one_process_a_side_finds_a_doubling_unless_the_machine_was_slower_for_one(operator: str) -> None:
-    """Then it says that it cannot tell; it never says that there is no difference, or the opposite."""
+def test_one_process_per_side_calls_no_doubling_but_twenty_times(operator: str) -> None:
     counts = count_verdicts(operator, 1, 2.0)
-    assert counts["worse"] + counts["not enough data"] >= 0.99 * PAIRS, counts
-    assert counts["worse"] >= 0.5 * PAIRS, counts
-    assert counts["better"] == 0, counts
+    assert counts["worse"] + counts["not enough data"] == PAIRS, counts
+    assert count_verdicts(operator, 1, 20.0)["worse"] >= 0.99 * PAIRS
 
 
 def test_a_family_of_cases_has_one_level_together() -> None:
-    rng, families, size = random.Random(9), 300, 9
+    rng, families, size = random.Random(9), 150, 9
     alarmed = 0
     for _ in range(families):
-        pairs = [draw_sides(rng, recorded(OPERATORS[i % 3]), 1) for i in range(size)]
+        pairs = [draw_sides(rng, recorded(OPERATORS[i % 3]), 4) for i in range(size)]
         a, b = ([as_case(pair[side], i=i) for i, pair in enumerate(pairs)] for side in (0, 1))
         alarmed += any(row.verdict in ALARMS for row in compare_cases(a, b).rows)
     assert alarmed <= DEFAULT_FAMILY_LEVEL * families
@@ -76,19 +74,20 @@ def test_real_repeats_in_the_order_they_were_recorded_raise_no_alarm(operator: s
 def test_a_busy_neighbour_is_never_taken_for_a_regression(operator: str) -> None:
     """Beside a busy loop the same code ran up to hundreds of times slower; the recorded load says why."""
     crowded = recorded(operator, "crowded")
-    assert all((process.other_share or 0) >= CROWDED_SHARE for process in crowded), "the recording shows its load"
+    assert all((process.other_share or 0) >= NOTABLE_LOAD for process in crowded), "the recording shows its load"
     rng, quiet = random.Random(operator), recorded(operator)
-    for _ in range(200):
-        a, b = as_case([redraw(rng, rng.choice(quiet))]), as_case([redraw(rng, rng.choice(crowded))])
+    for _ in range(100):
+        a, b = (as_case([redraw(rng, process) for process in rng.sample(pool, 4)]) for pool in (quiet, crowded))
         assert compare_cases([a], [b]).rows[0].verdict != "worse"
         assert compare_cases([b], [a]).rows[0].verdict != "better"
 
 
-def test_one_quiet_process_among_crowded_ones_is_enough() -> None:
+def test_two_quiet_processes_among_crowded_ones_are_enough() -> None:
     quiet, crowded = recorded("gemm"), recorded("gemm", "crowded")
     fastest = min(min(process.probes_s) for process in [*quiet, *crowded])
     calm = [process for process in quiet if max(process.probes_s) < 1.05 * fastest]
-    a, b = as_case([calm[0], crowded[0]]), as_case([crowded[1], slow(calm[1], 2.0)])
+    a = as_case([*calm[:3], *crowded[:2]])
+    b = as_case([*crowded[2:4], *(slow(process, 2.0) for process in calm[3:6])])
     row = compare_cases([a], [b]).rows[0]
-    assert (row.verdict, row.held_up_a, row.held_up_b) == ("worse", 1, 1)
+    assert (row.verdict, row.disturbed_a, row.disturbed_b) == ("worse", 2, 2)
     assert row.ratio == pytest.approx(2.0, rel=0.1)

@@ -9,7 +9,7 @@ import click
 from stepscope.cli.compare import compare_stored
 from stepscope.cli.options import Share, json_option, store_option
 from stepscope.cli.output import emit
-from stepscope.errors import RunNotFoundError
+from stepscope.errors import RunNotFoundError, UsageError
 from stepscope.store import StoredRun, find_run, list_runs
 
 
@@ -25,13 +25,16 @@ from stepscope.store import StoredRun, find_run, list_runs
 def command(*, name: str | None, baseline: str, max_regression: float, level: float, store: Path, as_json: bool) -> int:
     """Hold RUN (the newest complete one by default) against a baseline.
 
-    Exit code 0: nothing is slower than allowed; 3: something is; 4: the data cannot tell.
+    Exit code 0: nothing is slower than allowed (upper bounds, 95 %); 3: something is; 4: the data cannot tell.
     """
     from stepscope.compare import check_regression
 
     before = find_run(store, baseline)
     after = find_run(store, name) if name else _newest(store, before)
-    result = check_regression(compare_stored(before, after, level=level), max_regression)
+    if max_regression <= 0:
+        raise UsageError("--max-regression must be above 0 %", hint="write for example 5%", where="--max-regression")
+    comparison = compare_stored(before, after, level=level, resolution=max_regression)
+    result = check_regression(comparison, max_regression)
     lines = [f"# baseline {before.id}, candidate {after.id}"]
     lines += [f"{row.outcome:<10}  {row.label}: {row.reason}" for row in result.rows]
     lines.append(f"{result.outcome}: exit code {result.exit_code}")

@@ -13,7 +13,15 @@ import click
 import msgspec
 
 from stepscope.cli.execute import COMMS_WORKER, Addition, Job, add_nothing, open_job, run_stored, show_run
-from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
+from stepscope.cli.options import (
+    Duration,
+    json_option,
+    make_settings,
+    measure_options,
+    request_processes,
+    resume_option,
+    store_option,
+)
 from stepscope.cli.output import LAST_WORD_S, emit
 from stepscope.errors import ExitCode, UsageError
 from stepscope.records import Case
@@ -171,7 +179,7 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
 
     context, ranks, backend = detect_rank_context(), choices["ranks"], choices["backend"]
     outer = context.launcher in OUTER_LAUNCHERS
-    if outer and choices.get("processes", 1) > 1:
+    if outer and (choices.get("processes", 1) > 1 or choices.get("until_decided")):
         raise UsageError(
             f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
             hint="run the command several times, or use --ranks without the launcher",
@@ -241,7 +249,7 @@ def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
         "hang_timeout_s": ranks.hang_timeout_s,
         "check": choices["check"],
         "device_time": choices["time_by"] == "device",
-        "processes": choices["processes"],
+        **request_processes(choices),
         # One iteration a sample: what a rank waits for must not be averaged away.
         "settings": msgspec.to_builtins(msgspec.structs.replace(make_settings(**limits), iterations=1)),
         **({"cluster": cluster} if cluster else {}),

@@ -21,20 +21,14 @@ VIEWS = ("cases", "systems", "ootb-optimized")
 
 
 def _place(run: StoredRun) -> tuple[str, str] | None:
-    return (run.system.fingerprint, run.system.configuration) if run.system else None
+    return run.system.place if run.system else None
 
 
-def compare_stored(a: StoredRun, b: StoredRun, *, level: float) -> Comparison:
+def compare_stored(a: StoredRun, b: StoredRun, *, level: float, resolution: float) -> Comparison:
     from stepscope.compare import compare_cases
 
-    return compare_cases(a.cases(), b.cases(), level=level, same_system=_place(a) == _place(b))
-
-
-def _compare_as_systems(a: StoredRun, b: StoredRun, *, level: float) -> Comparison:
-    from stepscope.compare import compare_systems
-
-    names = [(run.system.name, "/".join(_place(run) or ())) if run.system else ("unknown", "") for run in (a, b)]
-    return compare_systems(a.cases(), b.cases(), system_a=names[0], system_b=names[1], level=level).comparison
+    same_system = _place(a) == _place(b)
+    return compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=same_system)
 
 
 @click.command("compare")
@@ -43,12 +37,29 @@ def _compare_as_systems(a: StoredRun, b: StoredRun, *, level: float) -> Comparis
 @click.option(
     "--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm among all cases."
 )
+@click.option(
+    "--resolution",
+    type=Share(),
+    default="5%",
+    show_default=True,
+    help='A change by this much must be visible; else the answer is "not enough data".',
+)
 @click.option("--view", type=click.Choice(VIEWS), default="cases", show_default=True,
               help="cases and systems: B beside A; ootb-optimized: inside the runs.")  # fmt: skip
 @click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", show_default=True)
 @store_option
 @json_option
-def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: str, store: Path, as_json: bool) -> int:
+def command(
+    *,
+    name_a: str,
+    name_b: str | None,
+    level: float,
+    resolution: float,
+    view: str,
+    kind: str,
+    store: Path,
+    as_json: bool,
+) -> int:
     """Say for each case of two runs: better, worse, no difference found, not enough data.
 
     The ratio is time of B over time of A: above 1 is slower. The exit code is 0 whatever is found.
@@ -66,14 +77,13 @@ def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: s
     gains: dict[str, Gains | None] = {}
     left_out: dict[str, list[str]] = {}
     if view == "ootb-optimized":
-        table = compare_implementations([case for run in runs for case in run.cases()], level=level)
+        measured = [case for run in runs for case in run.cases()]
+        table = compare_implementations(measured, level=level, resolution=resolution)
         comparison = table.comparison
         gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
         left_out = {"without_score": table.without_score, "unpaired": table.unpaired}
-    elif view == "systems":
-        comparison = _compare_as_systems(runs[0], runs[1], level=level)
     else:
-        comparison = compare_stored(runs[0], runs[1], level=level)
+        comparison = compare_stored(runs[0], runs[1], level=level, resolution=resolution)
     rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
     alone = [f"only in A: {label}" for label in comparison.only_a] + [f"only in B: {x}" for x in comparison.only_b]
     closing = [
@@ -86,6 +96,7 @@ def command(*, name_a: str, name_b: str | None, level: float, view: str, kind: s
     text = "\n".join([*heading, rendered.rstrip(), *closing])
     data = {**msgspec.to_builtins(comparison), "a": runs[0].id, "b": runs[-1].id, "view": view,
             "systems": [run.system.name if run.system else None for run in runs],
+            "differences": find_differences(runs[0], runs[-1]),
             **({"gains": msgspec.to_builtins(gains), **left_out} if gains else {})}  # fmt: skip
     emit(data, text, as_json=as_json)
     return ExitCode.DONE
@@ -115,5 +126,12 @@ def _heading(runs: list[StoredRun]) -> list[str]:
     lines = [f"# {letter}: {run.id} on {name}" for letter, run, name in zip("AB", runs, names, strict=False)]
     lines += [f"# scale: {told}" for told in dict.fromkeys(_reach(run) for run in runs) if told]
     if len(runs) == 2 and _place(runs[0]) != _place(runs[1]):
-        lines.append("# the two differ in machine, software or settings: the ratio is between systems")
+        lines.append("# the ratio is between two systems, which differ in")
+        lines += [f"#   {difference}" for difference in find_differences(runs[0], runs[1])]
     return lines
+
+
+def find_differences(a: StoredRun, b: StoredRun) -> list[str]:
+    if a.system is None or b.system is None:
+        return ["system record: missing on one side"]
+    return a.system.differences(b.system)

@@ -12,7 +12,7 @@ import msgspec
 from stepscope.cli.options import NEWEST
 from stepscope.cli.output import emit, narrate
 from stepscope.errors import ExitCode, RankDiedError, UsageError
-from stepscope.records import Case
+from stepscope.records import Case, System
 from stepscope.stats import median
 from stepscope.store import (
     TPOT,
@@ -69,6 +69,7 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
             narrate(f"continuing {found[-1].id}")
             return found[-1]
         narrate("no interrupted run with these cases: starting a new one")
+    _find_baseline(store, job.request)  # a wrong name is said before anything is measured
     folder = create_run(
         store,
         verb=job.verb,
@@ -105,18 +106,50 @@ def add_nothing(run: StoredRun) -> Addition:
 
 def run_stored(stored: StoredRun, *, as_json: bool, finish: Callable[[StoredRun], Addition] = add_nothing) -> int:
     """Measure what the run's plan still lacks, in the way its verb needs; `finish` with it, and show it."""
+    measured = measure_stored(stored)
+    return show_run(measured.folder, as_json=as_json, addition=finish(measured))
+
+
+def measure_stored(stored: StoredRun) -> StoredRun:
     processes = int(stored.plan.request.get("processes", 1))
     if processes > 1:
         from stepscope.launch import measure_in_processes
 
-        measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
+        measure_in_processes(
+            stored,
+            processes,
+            count_wanted=lambda cases, system: _count_wanted(stored, cases, system),
+            on_done=lambda done, total: narrate(f"[{done}/{total}] processes"),
+        )
     elif stored.plan.launcher != "inline":
         measure_ranks(stored)
     elif stored.plan.verb == "comms":
         measure_alone(stored)
     else:
         measure_inline(stored)
-    return show_run(stored.folder, as_json=as_json, addition=finish(StoredRun(stored.folder)))
+    return StoredRun(stored.folder)
+
+
+def _find_baseline(store: Path, request: Mapping[str, Any]) -> StoredRun | None:
+    """The run that `--until-decided` names."""
+    until = request.get("until_decided")
+    return find_run(store, str(until["baseline"])) if until else None
+
+
+def _count_wanted(stored: StoredRun, cases: list[MeasuredCase], system: System | None) -> int:
+    """How many processes `--until-decided` wants altogether, by what those so far have shown of the noise."""
+    baseline = _find_baseline(stored.folder.parent, stored.plan.request)
+    if baseline is None:
+        return 0
+    from stepscope.compare.planning import plan_candidate
+
+    until = stored.plan.request["until_decided"]
+    same_system = system is not None and baseline.system is not None and system.place == baseline.system.place
+    planned = plan_candidate(baseline.cases(), cases, resolution=float(until["resolution"]), same_system=same_system)
+    for label, count in planned.items():
+        if count is None:
+            narrate(f"{label}: no number of processes decides; {baseline.id} itself needs more (--processes)")
+    return min(max((count for count in planned.values() if count), default=0), int(until["max_processes"]))
 
 
 def measure_inline(stored: StoredRun) -> None:

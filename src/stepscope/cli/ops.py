@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from stepscope.cli.execute import Addition, Job, measure_inline, open_job, run_stored
-from stepscope.cli.options import json_option, make_settings, measure_options, resume_option, store_option
+from stepscope.cli.execute import Addition, Job, measure_stored, open_job, run_stored
+from stepscope.cli.options import (
+    PROCESS_OPTIONS,
+    json_option,
+    make_settings,
+    measure_options,
+    request_processes,
+    resume_option,
+    store_option,
+)
 from stepscope.cli.output import emit, narrate
 from stepscope.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.records import Case
@@ -240,7 +248,8 @@ def measure_cases(
     from stepscope.ops.trace_comparison import read_stored_trace
 
     limits.pop("compiled")
-    processes = limits.pop("processes")
+    processes = request_processes(limits)
+    limits = {name: value for name, value in limits.items() if name not in PROCESS_OPTIONS}
     require_device(device)
     if table is not None:
         require_table_path(table)
@@ -258,7 +267,7 @@ def measure_cases(
     if listed:
         request = {
             "device": device,
-            "processes": processes,
+            **processes,
             "settings": msgspec.to_builtins(settings),
             "check": check,
             "kernels": kernels,
@@ -273,17 +282,6 @@ def measure_cases(
         # A case's arguments may be lists of hundreds of tensors, which no table of cases has room for.
         return show_trace_run(measure_stored(stored), table)
     return run_stored(stored, as_json=as_json, finish=lambda run: finish_run(run, table))
-
-
-def measure_stored(stored: StoredRun) -> StoredRun:
-    processes = int(stored.plan.request.get("processes", 1))
-    if processes > 1:
-        from stepscope.launch import measure_in_processes
-
-        measure_in_processes(stored, processes, on_done=lambda done, total: narrate(f"[{done}/{total}] processes"))
-    else:
-        measure_inline(stored)
-    return type(stored)(stored.folder)
 
 
 def show_trace_run(run: StoredRun, table: Path | None) -> int:

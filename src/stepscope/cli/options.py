@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,6 +74,25 @@ MEASURE_OPTIONS = (
         show_default=True,
         help="Measure each case in this many fresh processes, so that noise between processes shows.",
     ),
+    click.option(
+        "--until-decided",
+        metavar="BASELINE",
+        help="Measure in as many fresh processes as a comparison with this run needs.",
+    ),
+    click.option(
+        "--resolution",
+        type=Share(),
+        default="5%",
+        show_default=True,
+        help="Smallest change that --until-decided must be able to show.",
+    ),
+    click.option(
+        "--max-processes",
+        type=click.IntRange(2),
+        default=30,
+        show_default=True,
+        help="Most fresh processes that --until-decided starts.",
+    ),
     click.option("--quick", is_flag=True, help="A fraction of a second a case; wider intervals."),
     click.option("--target-width", type=Share(), help="Stop when the interval is ± this share [default: 1%]."),
     click.option("--min-time", type=Duration(), help="Sample a case at least this long [default: 250ms]."),
@@ -87,6 +107,22 @@ def measure_options(function: F) -> F:
     for option in reversed(MEASURE_OPTIONS):
         function = option(function)
     return function
+
+
+PROCESS_OPTIONS = ("processes", "until_decided", "resolution", "max_processes")
+FIRST_PROCESSES = 3
+"""With `--until-decided`: enough to see the noise that the rest is planned by."""
+
+
+def request_processes(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The part of a request that says in how many fresh processes its cases are measured."""
+    processes, baseline, resolution, most = (chosen[name] for name in PROCESS_OPTIONS)
+    if baseline is None:
+        return {"processes": processes}
+    if not 0 < resolution < math.inf:
+        raise UsageError("--resolution must be above 0 %", hint="write for example 5%", where="--resolution")
+    until = {"baseline": baseline, "resolution": resolution, "max_processes": max(processes, most)}
+    return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until}
 
 
 def make_settings(**chosen: Any) -> Any:

@@ -12,7 +12,16 @@ import msgspec
 
 from stepscope.cli.comms import Ranks, find_ranks, run_ranks
 from stepscope.cli.execute import Addition, Job, open_job, run_stored
-from stepscope.cli.options import Duration, json_option, make_settings, measure_options, resume_option, store_option
+from stepscope.cli.options import (
+    PROCESS_OPTIONS,
+    Duration,
+    json_option,
+    make_settings,
+    measure_options,
+    request_processes,
+    resume_option,
+    store_option,
+)
 from stepscope.errors import UsageError
 from stepscope.units import format_duration
 
@@ -403,12 +412,12 @@ def _make_case(found: Workload, size: int | None, how: dict[str, Any], **further
 
 
 def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
-    limits = dict(how)
+    limits = {name: value for name, value in how.items() if name not in PROCESS_OPTIONS}
     for name in ("device", "scale", "precision", "no_check", "loader_workers", "no_loader", "trace", "compile_backend"):
         limits.pop(name, None)
     return {
         "device": how["device"],
-        "processes": limits.pop("processes"),
+        **request_processes(how),
         "settings": msgspec.to_builtins(make_settings(**limits)),
         "check": not how["no_check"],
         "loader_workers": None if how["no_loader"] else how["loader_workers"],

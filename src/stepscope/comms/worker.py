@@ -355,11 +355,7 @@ def fold(
     for number, (rank, measurement) in enumerate(measured):
         around = neighbours.get(rank.machine)
         extra = {**rank.further_s, **({ARRIVAL: came[number]} if came else {})}
-        samples.append(
-            measurement.as_samples(
-                case.key, rank=rank.rank, other_share=around.share if around else None, extra_s=extra
-            )
-        )
+        samples.append(measurement.as_samples(case.key, rank=rank.rank, neighbours=around, extra_s=extra))
     return result, samples
 
 

@@ -2,27 +2,29 @@
 
 from stepscope.compare.gate import GateResult, GateRow, check_regression
 from stepscope.compare.verdict import (
-    CROWDED_SHARE,
     DEFAULT_FAMILY_LEVEL,
+    DEFAULT_RESOLUTION,
     MIN_EFFECT,
     MIN_SAMPLES,
-    RESOLUTION,
+    STATISTICS,
     CaseComparison,
     Comparison,
     Pair,
     Verdict,
     compare_cases,
     compare_pairs,
+    estimate_ratios,
+    lead_estimate,
 )
-from stepscope.compare.views import compare_implementations, compare_systems, pair_ootb_optimized
+from stepscope.compare.views import compare_implementations, pair_ootb_optimized
 from stepscope.compare.wording import describe, describe_comparison
 
 __all__ = [
-    "CROWDED_SHARE",
     "DEFAULT_FAMILY_LEVEL",
+    "DEFAULT_RESOLUTION",
     "MIN_EFFECT",
     "MIN_SAMPLES",
-    "RESOLUTION",
+    "STATISTICS",
     "CaseComparison",
     "Comparison",
     "GateResult",
@@ -33,8 +35,9 @@ __all__ = [
     "compare_cases",
     "compare_implementations",
     "compare_pairs",
-    "compare_systems",
     "describe",
     "describe_comparison",
+    "estimate_ratios",
+    "lead_estimate",
     "pair_ootb_optimized",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
-from stepscope.compare.verdict import CaseComparison, Comparison
+from stepscope.compare.verdict import PASS_LEVEL, CaseComparison, Comparison
 from stepscope.errors import ExitCode, UsageError
+from stepscope.stats import plan_processes
 from stepscope.units import format_ratio, format_share
 
 Outcome = Literal["pass", "regression", "undecided"]
@@ -32,12 +34,12 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 def check_regression(comparison: Comparison, max_regression: float) -> GateResult:
     """A is the baseline, B the candidate; `max_regression` is a share: 0.05 allows up to 5 % more time.
 
-    A case is a *regression* when it is significantly worse and its ratio is above 1 + max_regression, or when it
-    worked in the baseline and fails in the candidate. It is *undecided* when its ratio is above the limit but
-    noise could have done that, when there was not enough data, or when the candidate lacks it. Else it *passes*:
-    the best estimate is within the limit. One regression makes the whole a regression; without one, one undecided
-    case makes it undecided. A case that failed in the baseline has nothing to be held against and passes where
-    the candidate is no worse off; a case skipped on both sides passes too.
+    A case is a *regression* when one of its statistics (p10, median, p95) is significantly worse and that ratio is
+    above 1 + max_regression, or when it worked in the baseline and fails in the candidate. It *passes* when the upper
+    bound of its p10 ratio (one-sided, 95 %) is within the limit. Else it is *undecided*: the data allow both. One
+    regression makes the whole a regression; without one, one undecided case makes it undecided. A case that failed in
+    the baseline has nothing to be held against and passes where the candidate is no worse off; a case skipped on both
+    sides passes too.
     """
     if max_regression < 0:
         raise UsageError(
@@ -77,14 +79,25 @@ def _told(status: str | None) -> str:
 
 
 def _check_ratio(row: CaseComparison, limit: float) -> tuple[Outcome, str]:
-    if row.ratio is None or row.ci_low is None or row.ci_high is None:
+    if row.upper_bound is None or not row.statistics:
         return "undecided", row.reason
     allowed = f"{format_share(limit - 1)} more time is allowed"
-    told = f"{format_ratio(row.ratio)} ({format_ratio(row.ci_low)} to {format_ratio(row.ci_high)})"
+    slower = max(row.statistics, key=lambda one: one.ratio if one.significant else 0.0)
+    if slower.significant and slower.ratio > limit:
+        interval = f"{format_ratio(slower.ci_low)} to {format_ratio(slower.ci_high)}"
+        return "regression", f"{slower.name} time {format_ratio(slower.ratio)} ({interval}), {allowed}"
+    ratio = row.statistics[0].ratio
+    told = f"p10 time {format_ratio(ratio)}, at most {format_ratio(row.upper_bound)} (95 %), {allowed}"
+    if row.upper_bound <= limit:
+        return "pass", told
+    return "undecided", f"{told}; {_tell_next(row, math.log(limit / ratio))}"
+
+
+def _tell_next(row: CaseComparison, distance: float) -> str:
+    """How many processes would bring the upper bound below the limit, should the ratio stay as it is."""
     if row.verdict == "not enough data":
-        return "undecided", row.reason
-    if row.ratio <= limit:
-        return "pass", f"{told}, {allowed}"
-    if row.verdict == "worse":
-        return "regression", f"{told}, {allowed}"
-    return "undecided", f"{told}: above the limit ({allowed}), but noise could have done that; {row.reason}"
+        return row.reason
+    if distance <= 0 or row.between_sd is None:
+        return f"the ratio is above the limit, but noise could have done that: {row.reason}"
+    needed = plan_processes(row.between_sd, distance, 2 * PASS_LEVEL)
+    return f"{needed} processes per side would tell (--processes {needed})" if needed else row.reason

@@ -15,22 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from stepscope.compare.verdict import CaseComparison, Pair, Verdict, describe_sides, read_sides
+from stepscope.compare.verdict import DEFAULT_FAMILY_LEVEL, DEFAULT_RESOLUTION, Comparison, Pair, compare_pairs
 from stepscope.errors import UsageError
 from stepscope.launch import call_stepscope, merge_processes
-from stepscope.stats import RatioEstimate, compare_paired, quiet_time
 from stepscope.store import MeasuredCase, StoredRun, create_run
-from stepscope.units import format_share
 
 KINDS = ("ops", "workload", "comms")
 CHILD_TIMEOUT_S = 600.0
-PAIR_LEVEL = 0.05
-"""One question is asked, so the usual level; `compare` asks many at once and is stricter."""
-LEAST_PAIRS = 3
-DECISIVE_PAIRS = 6
-"""With fewer the sign test cannot decide at that level."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 
 
@@ -132,11 +123,12 @@ def _merge(side: Side, letter: str, children: Sequence[StoredRun], store: Path, 
     return merge_processes(children, folder)
 
 
-def compare_interleaved(a: StoredRun, b: StoredRun, *, level: float = PAIR_LEVEL) -> list[CaseComparison]:
+def compare_interleaved(
+    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
+) -> Comparison:
     """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
 
-    Each pair votes with the ratio of its two quiet times: what the machine did to both at that hour cancels. Pairs
-    in which neither process was held up by others vote alone where they are enough for a decision.
+    Only differences inside the pairs count: what the machine did to both at that hour cancels.
     """
     cases_a, cases_b = a.cases(), b.cases()
     keys_b = {case.key: case for case in cases_b}
@@ -149,41 +141,9 @@ def compare_interleaved(a: StoredRun, b: StoredRun, *, level: float = PAIR_LEVEL
             f"side A has {len(cases_a)} cases and side B has {len(cases_b)}, and they do not pair up",
             hint="give both sides the same number of shapes or sizes",
         )
-    return [_compare_case(one, other, level) for one, other in pairs]
+    labelled = [Pair(one, other, _label(one, other)) for one, other in pairs]
+    return compare_pairs(labelled, level=level, resolution=resolution, same_system=False, paired=True)
 
 
-def _compare_case(a: MeasuredCase, b: MeasuredCase, level: float) -> CaseComparison:
-    same = a.key == b.key
-    label = a.result.case.label if same else f"{a.result.case.label} | {b.result.case.label}"
-    side_a, side_b = read_sides(a, b, same_system=False)
-    row = describe_sides(Pair(a, b, label), side_a, side_b)
-    for name, case in (("A", a), ("B", b)):
-        if case.result.failure is not None:
-            reason = f"the case {case.result.status} in {name}: {case.result.failure.message}"
-            return msgspec.structs.replace(row, reason=reason)
-    columns = (side_a.processes, side_b.processes, side_a.held_up, side_b.held_up)
-    rows = list(zip(*columns, strict=True))
-    quiet = [(one, other) for one, other, held_a, held_b in rows if not held_a and not held_b]
-    chosen = quiet if len(quiet) >= DECISIVE_PAIRS else [(one, other) for one, other, _, _ in rows]
-    if len(chosen) < LEAST_PAIRS:
-        return msgspec.structs.replace(row, reason=f"{len(chosen)} pairs; at least {LEAST_PAIRS} are needed")
-    estimate = compare_paired([(quiet_time(one), quiet_time(other)) for one, other in chosen], level=level)
-    voted = f"{len(chosen)} of {len(rows)} pairs voted" if len(chosen) < len(rows) else f"{len(rows)} pairs voted"
-    return _judge(row, estimate, level, voted)
-
-
-def _judge(row: CaseComparison, estimate: RatioEstimate, level: float, voted: str) -> CaseComparison:
-    verdict: Verdict = "no difference found"
-    reason = f"{voted}; the interval of the ratio includes 1 at a level of {format_share(level)}"
-    if estimate.p_value <= level and not estimate.low <= 1 <= estimate.high:
-        verdict = "worse" if estimate.ratio > 1 else "better"
-        reason = f"{voted}; the interval leaves out 1 at a level of {format_share(level)}"
-    return msgspec.structs.replace(
-        row,
-        verdict=verdict,
-        reason=reason,
-        ratio=estimate.ratio,
-        ci_low=estimate.low,
-        ci_high=estimate.high,
-        p_adjusted=estimate.p_value,
-    )
+def _label(a: MeasuredCase, b: MeasuredCase) -> str:
+    return a.result.case.label if a.key == b.key else f"{a.result.case.label} | {b.result.case.label}"

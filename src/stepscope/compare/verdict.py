@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
 
+from stepscope.compare.sides import Side, explain_slowness, read_sides
 from stepscope.stats import (
-    SPELL_CHANCE,
-    SPELL_CHANCE_PROBED,
-    SPELL_LOG,
+    SLOW_PHASE_CHANCE,
+    SLOW_PHASE_CHANCE_PROBED,
     RatioEstimate,
+    compare_paired,
     compare_processes,
     holm,
     holm_levels,
+    plan_processes,
+    quantile_time,
 )
 from stepscope.store import MeasuredCase
 from stepscope.units import format_ratio, format_share
@@ -29,29 +31,49 @@ DEFAULT_FAMILY_LEVEL = 0.01
 MIN_EFFECT = 0.01
 """A difference smaller than this is not called one, however sure it is."""
 
-RESOLUTION = 1.0
-"""Where not even a change by this much would have been seen, the answer is "not enough data"."""
+DEFAULT_RESOLUTION = 0.05
+"""A change by this much must be visible; where it is not, the answer is "not enough data"."""
+
+FIRST_LOOK = 5
+"""Processes per side with which to find out how much they differ."""
+
+PASS_LEVEL = 0.05
+"""Chance that a gate passes a case that is exactly at its limit."""
 
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
-
-CROWDED_SHARE = 0.05
-"""A process from whose host others took this share of the cores was held up: its time is an upper bound at best."""
-
-BLIND_CHANCE = 0.006
-"""Where unseen slow spells are likelier than this to have held a side, a note says how to see more."""
-
-HOST_BOUND_SHARE = 0.8
-"""Of a sample's time spent issuing it: below, a device works on while the host may be slow or fast."""
-
-SLOW_PROBE = 1.1
-"""A process whose reference operation took this much longer than the fastest beside it ran on a slower machine."""
 
 _TRY = "search"
 """Parameter of a case that is only a try of a search for a batch size: timed, never checked. It is written again
 here, as readers do not import those who measure."""
 
-NEXT_STEP = "repeat on a quiet machine, measure in more fresh processes (--processes), or use `stepscope ab`"
+
+class Statistic(NamedTuple):
+    """A quantile of each process's samples, and its part of a case's chance of a false alarm."""
+
+    name: str
+    quantile: float
+    weight: float
+
+
+STATISTICS = (Statistic("p10", 0.1, 0.8), Statistic("median", 0.5, 0.1), Statistic("p95", 0.95, 0.1))
+"""Other work only ever adds time, so the fast end repeats best and has most of the level. The median and the tail find
+changes that touch slow iterations alone."""
+
+
+class StatisticRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One statistic of one case on both sides: the mean over processes (geometric), and the ratio of the two."""
+
+    name: str
+    time_a_s: float
+    time_b_s: float
+    ratio: float
+    """Time of B over time of A: above 1 is slower."""
+    ci_low: float
+    ci_high: float
+    """At the level at which this statistic was decided inside its family: 1 lies outside exactly when it was
+    significant. 0 and infinity where the load of a side may explain any difference."""
+    significant: bool
 
 
 class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,24 +86,30 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     reason: str
     """One sentence."""
+    statistic: str | None = None
+    """What `time_a_s`, `time_b_s` and `ratio` are of: p10 (10th percentile), or where that shows no difference, the
+    median or p95."""
+    time_a_s: float | None = None
+    time_b_s: float | None = None
     ratio: float | None = None
-    """Quiet time of B over quiet time of A: above 1 is slower."""
     ci_low: float | None = None
     ci_high: float | None = None
-    """At the level at which this case was decided inside its family; 1 lies outside exactly when it was significant."""
+    upper_bound: float | None = None
+    """Of the p10 ratio, one-sided with 95 % coverage: what a gate holds against its limit."""
     p_adjusted: float | None = None
     """To be held against the family's level."""
+    statistics: list[StatisticRow] = []
+    processes_needed: int | None = None
+    """Per side, to see a change of the resolution; None where they are there, or would be more than a thousand."""
     n_a: int = 0
     n_b: int = 0
     processes_a: int = 0
     processes_b: int = 0
-    held_up_a: int = 0
-    held_up_b: int = 0
-    """How many of the processes were held up by something else; they are left out where others remain."""
+    disturbed_a: int = 0
+    disturbed_b: int = 0
+    """How many of the processes ran on a loaded or slower machine; they are left out where enough others remain."""
     between_sd: float | None = None
-    """Relative standard deviation between processes that the interval allows for."""
-    median_a_s: float | None = None
-    median_b_s: float | None = None
+    """Relative standard deviation between processes, of the p10 time."""
     score_a: float | None = None
     score_b: float | None = None
     unit: str | None = None
@@ -108,62 +136,32 @@ class Pair(NamedTuple):
     label: str
 
 
-class Side(NamedTuple):
-    """The processes of one case on one side."""
+class Estimate(NamedTuple):
+    """One statistic's ratio, with the p-value that is held against the case's level."""
 
-    processes: list[list[float]]
-    held_up: list[bool]
-    probed: bool
-    """Whether each process took the reference operation, which shows spells that samples alone do not."""
+    statistic: Statistic
+    ratio: RatioEstimate
 
     @property
-    def usable(self) -> list[list[float]]:
-        """Undisturbed processes, or all where there is none."""
-        quiet = [process for process, held in zip(self.processes, self.held_up, strict=True) if not held]
-        return quiet or self.processes
-
-    @property
-    def is_held_up(self) -> bool:
-        return bool(self.held_up) and all(self.held_up)
+    def p_value(self) -> float:
+        return min(1.0, self.ratio.p_value / self.statistic.weight)
 
 
 class _Tested(NamedTuple):
     row: CaseComparison
-    estimate: RatioEstimate
+    estimates: list[Estimate]
     a: Side
     b: Side
+    slow_chance: float
+    paired: bool
 
+    @property
+    def p_value(self) -> float:
+        return min(estimate.p_value for estimate in self.estimates)
 
-def read_sides(a: MeasuredCase, b: MeasuredCase, *, same_system: bool = True) -> tuple[Side, Side]:
-    """Samples by process, and which processes something else held up.
-
-    Others on the cores show in the core time they took; a machine that was slower for its own reasons (a hypervisor
-    moved its processors, clocks fell) shows in the reference operation, which only means something on one system.
-    """
-    evidence = [_read_evidence(case) for case in (a, b)]
-    probes = [probe for side in evidence for _, probe in side if probe]
-    limit = SLOW_PROBE * min(probes) if probes and same_system else math.inf
-    return (_judge_side(a, evidence[0], limit), _judge_side(b, evidence[1], limit))
-
-
-def _read_evidence(case: MeasuredCase) -> list[tuple[float, float | None]]:
-    """By process: the share others took, and the slowest reading of the reference operation; of all ranks the worst."""
-    shares: dict[int, float] = {}
-    probes: dict[int, float | None] = {}
-    for samples in case.samples:
-        number = samples.process
-        shares[number] = max(shares.get(number, 0.0), samples.other_share or 0.0)
-        # A host that issues faster than the device works cannot hold it up: its probe is as good as the best.
-        on_host = case.result.timing != "device"
-        matters = on_host and (samples.host_share is None or samples.host_share >= HOST_BOUND_SHARE)
-        readings = [*(samples.probes_s if matters else [0.0]), *filter(None, [probes.get(number)])]
-        probes[number] = max(readings, default=None)
-    return [(shares[number], probes[number]) for number in sorted(shares)]
-
-
-def _judge_side(case: MeasuredCase, evidence: Sequence[tuple[float, float | None]], limit: float) -> Side:
-    held_up = [share >= CROWDED_SHARE or (probe is not None and probe > limit) for share, probe in evidence]
-    return Side(case.seconds_by_process(), held_up, probed=all(probe is not None for _, probe in evidence))
+    @property
+    def has_single(self) -> bool:
+        return min(len(self.a.processes), len(self.b.processes)) == 1
 
 
 def compare_cases(
@@ -172,12 +170,12 @@ def compare_cases(
     *,
     level: float = DEFAULT_FAMILY_LEVEL,
     min_effect: float = MIN_EFFECT,
-    resolution: float = RESOLUTION,
+    resolution: float = DEFAULT_RESOLUTION,
     same_system: bool = True,
 ) -> Comparison:
     """Cases of two runs, paired by key; rows in the order of labels, whatever the order they were given in.
 
-    Tries of a search have no row, no share of the level and no word: they count nowhere but in the search.
+    Tries of a search have no row, no part of the level and no word: they count nowhere but in the search.
     """
     by_key_a, by_key_b = ({case.key: case for case in leave_out_tries(side)} for side in (a, b))
     pairs = [Pair(case, by_key_b[key], case.result.case.label) for key, case in by_key_a.items() if key in by_key_b]
@@ -202,14 +200,18 @@ def compare_pairs(
     *,
     level: float = DEFAULT_FAMILY_LEVEL,
     min_effect: float = MIN_EFFECT,
-    resolution: float = RESOLUTION,
+    resolution: float = DEFAULT_RESOLUTION,
     same_system: bool = True,
+    paired: bool = False,
 ) -> Comparison:
-    """The same for pairs that are already made; all of them are one family."""
+    """The same for pairs that are already made; all of them are one family.
+
+    `paired`: process i of A ran beside process i of B, and only differences inside these pairs count.
+    """
     ordered = sorted(pairs, key=lambda pair: (pair.label, pair.a.key, pair.b.key))
-    prepared = [_prepare(pair, level, same_system=same_system) for pair in ordered]
+    prepared = [_prepare(pair, same_system=same_system, paired=paired) for pair in ordered]
     tested = [item for item in prepared if isinstance(item, _Tested)]
-    p_values = [item.estimate.p_value for item in tested]
+    p_values = [item.p_value for item in tested]
     decided = iter(zip(holm(p_values), holm_levels(p_values, level), strict=True))
     rows = []
     for item in prepared:
@@ -225,52 +227,93 @@ def compare_pairs(
         level=level,
         min_effect=min_effect,
         resolution=resolution,
-        notes=_noise_notes(tested),
+        notes=_single_process_notes(tested),
     )
 
 
-def _prepare(pair: Pair, level: float, *, same_system: bool) -> _Tested | CaseComparison:
+def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseComparison:
     """What can be tested, or the row that says why it cannot."""
-    a, b = read_sides(pair.a, pair.b, same_system=same_system)
-    row = describe_sides(pair, a, b)
+    row = _describe_pair(pair)
     for name, case in (("A", pair.a), ("B", pair.b)):
         if case.result.status != "ok":
             cause = f": {case.result.failure.message}" if case.result.failure else ""
-            return msgspec.structs.replace(row, reason=f"the case {_told(case.result.status)} in {name}{cause}")
-    for name, side in (("A", a), ("B", b)):
-        count = sum(len(process) for process in side.usable)
-        if count < MIN_SAMPLES:
-            return msgspec.structs.replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
-        if any(not (value > 0 and math.isfinite(value)) for process in side.processes for value in process):
+            told = "was skipped" if case.result.status == "skipped" else "failed"
+            return msgspec.structs.replace(row, reason=f"the case {told} in {name}{cause}")
+        times = case.seconds()
+        if len(times) < MIN_SAMPLES:
+            return msgspec.structs.replace(row, reason=f"{name} has {len(times)} samples and {MIN_SAMPLES} are needed")
+        if any(not (value > 0 and math.isfinite(value)) for value in times):
             return msgspec.structs.replace(row, reason=f"{name} holds a sample that is not a time above zero")
-    seen = a.probed and b.probed and same_system
-    chance = SPELL_CHANCE_PROBED if seen else SPELL_CHANCE
-    return _Tested(row, compare_processes(a.usable, b.usable, level=level, spell_chance=chance), a, b)
+    a, b = read_sides(pair.a, pair.b, same_system=same_system, paired=paired)
+    if paired and len(a.processes) < 2:
+        return msgspec.structs.replace(row, reason="one pair of processes shows no noise; at least two are needed")
+    chance = SLOW_PHASE_CHANCE_PROBED if a.probed and b.probed and same_system else SLOW_PHASE_CHANCE
+    row = msgspec.structs.replace(row, disturbed_a=a.disturbed, disturbed_b=b.disturbed)
+    return _Tested(row, _estimate_sides(a, b, chance, paired=paired), a, b, chance, paired)
 
 
-def _told(status: str) -> str:
-    return "was skipped" if status == "skipped" else "failed"
+def _estimate_sides(a: Side, b: Side, slow_chance: float, *, paired: bool) -> list[Estimate]:
+    explained = {
+        statistic.name: (explain_slowness(a, b, statistic.quantile), explain_slowness(b, a, statistic.quantile))
+        for statistic in STATISTICS
+    }
+    return estimate_ratios(a.seconds, b.seconds, slow_chance=slow_chance, paired=paired, explained=explained)
 
 
-def describe_sides(pair: Pair, side_a: Side, side_b: Side) -> CaseComparison:
+def estimate_ratios(
+    a: Sequence[Sequence[float]],
+    b: Sequence[Sequence[float]],
+    *,
+    slow_chance: float = SLOW_PHASE_CHANCE,
+    paired: bool = False,
+    explained: Mapping[str, tuple[float, float]] | None = None,
+) -> list[Estimate]:
+    """Every statistic's ratio, B over A, from the samples of each process."""
+    found = []
+    for statistic in STATISTICS:
+        explained_a, explained_b = (explained or {}).get(statistic.name, (0.0, 0.0))
+        if paired:
+            ratio = compare_paired(
+                list(zip(a, b, strict=True)),
+                quantile=statistic.quantile,
+                slow_chance=slow_chance,
+                explained_a=explained_a,
+                explained_b=explained_b,
+            )
+        else:
+            ratio = compare_processes(
+                a,
+                b,
+                quantile=statistic.quantile,
+                slow_chance=slow_chance,
+                explained_a=explained_a,
+                explained_b=explained_b,
+            )
+        found.append(Estimate(statistic, ratio))
+    return found
+
+
+def lead_estimate(estimates: Sequence[Estimate]) -> Estimate:
+    """The one that decides: that with the smallest p-value."""
+    return min(estimates, key=lambda estimate: estimate.p_value)
+
+
+def _describe_pair(pair: Pair) -> CaseComparison:
     """The row with everything that needs no test."""
     a, b = pair.a, pair.b
     score = a.result.score or b.result.score
     same_unit = len({case.result.score.unit for case in (a, b) if case.result.score}) == 1
+    counts = [[len(process) for process in case.seconds_by_process()] for case in (a, b)]
     return CaseComparison(
         key=a.key,
         label=pair.label,
         benchmark=a.result.case.benchmark.id,
         verdict="not enough data",
         reason="",
-        n_a=sum(map(len, side_a.processes)),
-        n_b=sum(map(len, side_b.processes)),
-        processes_a=len(side_a.processes),
-        processes_b=len(side_b.processes),
-        held_up_a=sum(side_a.held_up),
-        held_up_b=sum(side_b.held_up),
-        median_a_s=_median(a),
-        median_b_s=_median(b),
+        n_a=sum(counts[0]),
+        n_b=sum(counts[1]),
+        processes_a=len(counts[0]),
+        processes_b=len(counts[1]),
         score_a=a.score() if same_unit else None,
         score_b=b.score() if same_unit else None,
         unit=score.unit if score and same_unit else None,
@@ -279,77 +322,102 @@ def describe_sides(pair: Pair, side_a: Side, side_b: Side) -> CaseComparison:
     )
 
 
-def _median(case: MeasuredCase) -> float | None:
-    values = case.seconds() if case.result.status == "ok" else []
-    return median(values) if values else None
-
-
 def _decide(
     item: _Tested, adjusted: float, own_level: float, *, level: float, min_effect: float, resolution: float
 ) -> CaseComparison:
-    estimate = item.estimate
-    low, high = estimate.interval_at(own_level)
-    reach = math.log(high / estimate.ratio)
-    significant, distance = adjusted <= level, abs(math.log(estimate.ratio))
-    verdict: Verdict = "no difference found"
-    seen = f"a change below {format_share(math.expm1(reach), 0)} would not have been seen"
-    if significant and distance >= math.log1p(min_effect):
-        verdict = "worse" if estimate.ratio > 1 else "better"
-        reason = f"the interval leaves out 1 at a family-wise level of {format_share(level)}"
-    elif significant:
-        reason = f"the difference is smaller than {format_share(min_effect)}"
-    elif reach > math.log1p(resolution):
-        verdict, reason = "not enough data", f"{seen}; {NEXT_STEP}"
-    else:
-        reason = f"the interval includes 1; {seen}"
-    reason += _median_remark(item.row, low, high)
+    statistics = [_decide_statistic(item, estimate, own_level) for estimate in item.estimates]
+    fast_end = item.estimates[0].ratio
+    called = [row for row in statistics if row.significant and abs(math.log(row.ratio)) >= math.log1p(min_effect)]
+    lead_name = lead_estimate(item.estimates).statistic.name
+    shown = next((row for row in called if row.name == lead_name), called[0] if called else statistics[0])
+    own_weight = STATISTICS[0].weight
+    seen = fast_end.noise.half_width(own_level * own_weight)
+    explained = max(fast_end.explained_a, fast_end.explained_b)
     row = msgspec.structs.replace(
         item.row,
-        verdict=verdict,
-        reason=reason,
-        ratio=estimate.ratio,
+        statistic=shown.name,
+        time_a_s=shown.time_a_s,
+        time_b_s=shown.time_b_s,
+        ratio=shown.ratio,
+        ci_low=shown.ci_low,
+        ci_high=shown.ci_high,
+        upper_bound=fast_end.interval_at(2 * PASS_LEVEL)[1],
+        p_adjusted=adjusted,
+        between_sd=fast_end.between_sd,
+        statistics=statistics,
+    )
+    if called:
+        verdict: Verdict = "worse" if shown.ratio > 1 else "better"
+        reason = f"the {shown.name} times differ at a family-wise level of {format_share(level)}"
+        return msgspec.structs.replace(row, verdict=verdict, reason=reason + _remark_others(shown, called))
+    limit = f"a change below {format_share(math.expm1(seen), 0 if seen > 0.1 else 1)} would not have been seen"
+    if explained > math.log1p(resolution):
+        return msgspec.structs.replace(row, reason=_tell_disturbance(item, explained))
+    if seen > math.log1p(resolution):
+        needed = _plan_case(item, own_level * own_weight, resolution)
+        reason = f"{limit}; {_tell_needed(needed, item, resolution)}"
+        return msgspec.structs.replace(row, reason=reason, processes_needed=needed)
+    small = any(one.significant for one in statistics)
+    reason = f"the difference is smaller than {format_share(min_effect)}" if small else "the interval includes 1"
+    return msgspec.structs.replace(row, verdict="no difference found", reason=f"{reason}; {limit}")
+
+
+def _plan_case(item: _Tested, level: float, resolution: float) -> int | None:
+    if item.has_single:
+        return FIRST_LOOK
+    between_sd = item.estimates[0].ratio.between_sd
+    return plan_processes(between_sd, math.log1p(resolution), level, slow_chance=item.slow_chance, paired=item.paired)
+
+
+def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> StatisticRow:
+    quantile, level = estimate.statistic.quantile, own_level * estimate.statistic.weight
+    low, high = estimate.ratio.interval_at(level)
+    times = [_mean_time(side, quantile) for side in (item.a, item.b)]
+    return StatisticRow(
+        name=estimate.statistic.name,
+        time_a_s=times[0],
+        time_b_s=times[1],
+        ratio=estimate.ratio.ratio,
         ci_low=low,
         ci_high=high,
-        p_adjusted=adjusted,
-        between_sd=estimate.between_sd,
-    )
-    return _weigh_disturbance(row, item)
-
-
-def _median_remark(row: CaseComparison, low: float, high: float) -> str:
-    """Medians take in every disturbance, and every stall the code itself brings: a reader should hear of both."""
-    if row.median_a_s is None or row.median_b_s is None or low <= row.median_b_s / row.median_a_s <= high:
-        return ""
-    ratio = format_ratio(row.median_b_s / row.median_a_s)
-    return f"; the medians differ by {ratio}, so one side was disturbed or runs unevenly"
-
-
-def _weigh_disturbance(row: CaseComparison, item: _Tested) -> CaseComparison:
-    """Being held up only adds time: it can explain why a side is slower, never why it is faster."""
-    held_up = [name for name, side in (("A", item.a), ("B", item.b)) if side.is_held_up]
-    if not held_up:
-        return row
-    slower = "B" if item.estimate.ratio > 1 else "A"
-    if row.verdict in ("better", "worse") and slower not in held_up:
-        return msgspec.structs.replace(
-            row, reason=f"{row.reason}; {held_up[0]} was held up by other work, so the difference is larger still"
-        )
-    names = " and ".join(held_up)
-    return msgspec.structs.replace(
-        row,
-        verdict="not enough data",
-        reason=f"the machine was busy or slower while {names} was measured, which alone could explain it; {NEXT_STEP}",
+        significant=estimate.ratio.p_value <= level,
     )
 
 
-def _noise_notes(tested: Sequence[_Tested]) -> list[str]:
-    blind = [item for item in tested if item.estimate.noise and item.estimate.noise.spell_chance > BLIND_CHANCE]
-    if not blind:
-        return []
-    count, size = f"{len(blind)} of {len(tested)} cases", format_share(math.expm1(SPELL_LOG), 0)
-    return [
-        f"{count}: a slow spell of up to {size} may have held a side, smaller changes cannot be told: use --processes 5"
-    ]
+def _mean_time(side: Side, quantile: float) -> float:
+    logs = [math.log(quantile_time(process, quantile)) for process in side.seconds]
+    return math.exp(math.fsum(logs) / len(logs))
+
+
+def _remark_others(shown: StatisticRow, called: Sequence[StatisticRow]) -> str:
+    """Where another statistic went the other way, a reader must hear of it."""
+    against = [row for row in called if (row.ratio > 1) != (shown.ratio > 1)]
+    return "".join(f"; but the {row.name} times differ the other way, by {format_ratio(row.ratio)}" for row in against)
+
+
+def _tell_disturbance(item: _Tested, explained: float) -> str:
+    names = [name for name, side in (("A", item.a), ("B", item.b)) if any(p.disturbed for p in side.processes)]
+    size = "any difference" if math.isinf(explained) else f"{format_share(math.expm1(explained), 0)}"
+    return (
+        f"the machine was loaded or slower while {' and '.join(names)} was measured, which could explain {size}; "
+        "measure again with less co-running load, or use `stepscope ab`"
+    )
+
+
+def _tell_needed(needed: int | None, item: _Tested, resolution: float) -> str:
+    size = format_share(resolution, 0 if resolution >= 0.1 else 1)
+    unit = "pairs" if item.paired else "processes per side"
+    if needed is None:
+        return f"seeing a change of {size} would need more than 1,000 {unit}: the machine is too noisy for it"
+    if item.has_single:
+        return f"one process shows no noise between processes: measure both sides with --processes {needed}"
+    return f"{needed} {unit} would show one of {size} (--processes {needed})"
+
+
+def _single_process_notes(tested: Sequence[_Tested]) -> list[str]:
+    single = sum(item.has_single for item in tested)
+    told = "a single process on a side: the noise between processes is unknown, and only large differences are called"
+    return [f"{single} of {len(tested)} cases have {told}; measure with --processes {FIRST_LOOK}"] if single else []
 
 
 def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase]) -> list[str]:

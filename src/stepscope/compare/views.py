@@ -1,4 +1,4 @@
-"""Two tables made of comparisons: one system beside another, and optimized beside out-of-the-box."""
+"""Optimized beside out-of-the-box: a table made of comparisons inside one run or several."""
 
 from __future__ import annotations
 
@@ -9,25 +9,14 @@ import msgspec
 
 from stepscope.compare.verdict import (
     DEFAULT_FAMILY_LEVEL,
+    DEFAULT_RESOLUTION,
     Comparison,
     Pair,
-    compare_cases,
     compare_pairs,
     leave_out_tries,
 )
 from stepscope.records import Case
 from stepscope.store import MeasuredCase
-
-
-class SystemTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The same cases on two systems; ratios are times on B over times on A."""
-
-    system_a: str
-    system_b: str
-    same_system: bool
-    """By fingerprint: two runs of one system belong into an ordinary comparison."""
-    comparison: Comparison
-
 
 _FINEST = ("fp32", "tf32", "bf16", "fp16", "fp8", "None")
 """Precisions from the finest on; `None` of what has none."""
@@ -62,26 +51,11 @@ class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
     """Labels of pairs that are in no mean, as one of them has no score: it failed, was skipped or was not checked."""
 
 
-def compare_systems(
-    a: Sequence[MeasuredCase],
-    b: Sequence[MeasuredCase],
-    *,
-    system_a: tuple[str, str],
-    system_b: tuple[str, str],
-    level: float = DEFAULT_FAMILY_LEVEL,
-) -> SystemTable:
-    """Each system is given as its name and fingerprint."""
-    same_system = system_a[1] == system_b[1]
-    return SystemTable(
-        system_a=system_a[0],
-        system_b=system_b[0],
-        same_system=same_system,
-        comparison=compare_cases(a, b, level=level, same_system=same_system),
-    )
-
-
 def compare_implementations(
-    cases: Sequence[MeasuredCase], *, level: float = DEFAULT_FAMILY_LEVEL
+    cases: Sequence[MeasuredCase],
+    *,
+    level: float = DEFAULT_FAMILY_LEVEL,
+    resolution: float = DEFAULT_RESOLUTION,
 ) -> ImplementationTable:
     """`cases` may come from one run or from several of the same system."""
     pairs, unpaired = pair_ootb_optimized(cases)
@@ -89,7 +63,7 @@ def compare_implementations(
     # Most pairs are in both lists, and what has no score is to be named once.
     every_pair = {(pair.a.key, pair.b.key): pair for pair in (*pairs, *against_reference)}.values()
     return ImplementationTable(
-        comparison=compare_pairs(pairs, level=level),
+        comparison=compare_pairs(pairs, level=level, resolution=resolution),
         same_precision=_find_gains([pair for pair in pairs if _precision(pair.a) == _precision(pair.b)]),
         any_precision=_find_gains(against_reference, any_precision=True),
         unpaired=unpaired,

@@ -21,8 +21,11 @@ def describe(row: CaseComparison, name_a: str = "A", name_b: str = "B") -> str:
         factor = row.ratio if inverse else 1 / row.ratio
         low, high = (row.ci_low, row.ci_high) if inverse else (1 / row.ci_high, 1 / row.ci_low)
         spread = f"{factor:.2f} ± {max(high - factor, factor - low):.2f}"
-        return f"{row.label}: {faster} ran {spread} times faster than {slower} ({low:.2f} to {high:.2f}, {count})."
-    told = f"{name_b} took {format_ratio(row.ratio)} the time of {name_a}"
+        return (
+            f"{row.label}: {faster} ran {spread} times faster than {slower} "
+            f"({row.statistic} times, {low:.2f} to {high:.2f}, {count})."
+        )
+    told = f"{name_b} took {format_ratio(row.ratio)} the {row.statistic} time of {name_a}"
     interval = f"({format_ratio(row.ci_low)} to {format_ratio(row.ci_high)}, {count})"
     return f"{row.label}: {row.verdict}: {told} {interval}; {row.reason}."
 

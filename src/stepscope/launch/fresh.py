@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.errors import StepscopeError
-from stepscope.records import CaseResult, Notice, RankSamples
+from stepscope.records import CaseResult, Notice, RankSamples, System
 from stepscope.store import TRACES_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run, run_folders
 
 PROCESSES_FOLDER = "processes"
@@ -58,12 +58,20 @@ def call_stepscope(
 
 
 def measure_in_processes(
-    stored: StoredRun, processes: int, *, on_done: Callable[[int, int], None] = lambda done, total: None
+    stored: StoredRun,
+    processes: int,
+    *,
+    count_wanted: Callable[[list[MeasuredCase], System | None], int] = lambda cases, system: 0,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Measure the plan of `stored` in several fresh processes and seal it; finished processes are not repeated."""
+    """Measure the plan of `stored` in several fresh processes and seal it; finished processes are not repeated.
+
+    `count_wanted` sees the cases that all processes so far measured and says how many it wants altogether.
+    """
     plan, place = stored.plan, stored.folder / PROCESSES_FOLDER
     children = [StoredRun(folder) for folder in run_folders(place)]
-    for number in range(processes):
+    number = 0
+    while number < processes:
         if number >= len(children):
             folder = create_run(
                 place,
@@ -79,8 +87,16 @@ def measure_in_processes(
         if children[number].run is None:
             folder = children[number].folder
             children[number] = call_stepscope(["runs", "resume", str(folder)], name=f"process {number}")
-        on_done(number + 1, processes)
+        number += 1
+        on_done(number, processes)
+        if number == processes:
+            processes = max(processes, count_wanted(_merge_cases(children), children[0].system))
     merge_processes(children, stored.folder)
+
+
+def _merge_cases(children: Sequence[StoredRun]) -> list[MeasuredCase]:
+    by_process = [{case.key: case for case in child.cases()} for child in children]
+    return [MeasuredCase(*merge_case([process[key] for process in by_process])) for key in by_process[0]]
 
 
 def merge_processes(children: Sequence[StoredRun], folder: Path) -> StoredRun:
@@ -93,9 +109,9 @@ def merge_processes(children: Sequence[StoredRun], folder: Path) -> StoredRun:
         communication = children[0].communication
         if communication is not None:
             writer.write_communication(communication)
-        by_process = [{case.key: case for case in child.cases()} for child in children]
+        measured = {case.key: case for case in _merge_cases(children)}
         for case in writer.remaining():
-            writer.append(*merge_case([process[case.key] for process in by_process]))
+            writer.append(*measured[case.key])
         _keep_traces(children[0].folder, folder)
         shutil.rmtree(folder / PROCESSES_FOLDER, ignore_errors=True)
         writer.finish()

@@ -19,6 +19,7 @@ import msgspec
 from stepscope.measure.clock import Clock
 from stepscope.measure.device import Device
 from stepscope.measure.instability import find_notices
+from stepscope.measure.neighbours import Neighbours
 from stepscope.measure.settings import MeasureSettings
 from stepscope.records import Notice, RankSamples
 from stepscope.stats import median_interval, quantile_sorted
@@ -91,7 +92,7 @@ class Measurement(msgspec.Struct, kw_only=True):
         case_key: str,
         *,
         rank: int = 0,
-        other_share: float | None = None,
+        neighbours: Neighbours | None = None,
         probes_s: Sequence[float] = (),
         extra_s: dict[str, list[float]] | None = None,
     ) -> RankSamples:
@@ -103,7 +104,9 @@ class Measurement(msgspec.Struct, kw_only=True):
             iterations=self.iterations,
             warmup=[i < self.warmups for i in range(count)],
             device_s=self.device_s,
-            other_share=other_share,
+            other_share=neighbours.share if neighbours else None,
+            host_cores=neighbours.cores if neighbours else None,
+            idle_cores=neighbours.idle_cores if neighbours else None,
             host_share=self.host_share,
             extra_s=extra_s or {},
             probes_s=list(probes_s),

@@ -43,6 +43,7 @@ class Neighbours(NamedTuple):
     stolen_cores: float
     """By the hypervisor, for other machines."""
     cores: int
+    idle_cores: float
 
     @property
     def share(self) -> float:
@@ -75,6 +76,7 @@ def find_neighbours(before: CpuUse, after: CpuUse, cores: int, *, own_s: float |
     if span_s < SHORTEST_SPAN_S:
         return None
     stolen = (after.stolen_s - before.stolen_s) / span_s
-    busy = (after.total_s - before.total_s - (after.idle_s - before.idle_s)) / span_s
+    idle = (after.idle_s - before.idle_s) / span_s
+    busy = (after.total_s - before.total_s) / span_s - idle
     others = busy - stolen - (after.own_s - before.own_s if own_s is None else own_s) / span_s
-    return Neighbours(max(0.0, others), max(0.0, stolen), cores)
+    return Neighbours(max(0.0, others), max(0.0, stolen), cores, round(max(0.0, idle), 4))

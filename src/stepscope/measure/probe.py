@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from stepscope.measure.device import Device
-from stepscope.stats import quiet_time
+from stepscope.stats import quantile_time
 
 ELEMENTS = {"cpu": 1 << 16, "cuda": 1}
 """On the CPU just enough for torch to use its threads, whose meeting takes nearly all of the time; on a GPU just
@@ -38,7 +38,7 @@ class SpeedProbe:
         """One reading: seconds of the reference operation, comparable between processes of one machine and setting."""
         now_s = time.monotonic()
         if self._read_at_s < 0 or now_s - self._read_at_s > REST_S:
-            self._last_s = quiet_time([self._take() for _ in range(SAMPLES)])
+            self._last_s = quantile_time([self._take() for _ in range(SAMPLES)], 0.1)
             self._read_at_s = time.monotonic()
         return [self._last_s]
 

@@ -209,7 +209,7 @@ def run_case(
         return _without_samples(case, "failed", started_at, start, describe_exception(error)), []
     samples = measurement.as_samples(
         case.key,
-        other_share=neighbours.share if neighbours else None,
+        neighbours=neighbours,
         probes_s=probed,
         extra_s=further.extra_s,
     )

@@ -38,6 +38,10 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     device_s: list[float] | None = None
     other_share: float | None = None
     """Share of the host's core time that others took (processes, other machines) meanwhile; None: unknown."""
+    host_cores: int | None = None
+    """Logical cores of the host; with it `other_share` tells how much of the time others were running at all."""
+    idle_cores: float | None = None
+    """Cores' worth of time that nobody used meanwhile."""
     host_share: float | None = None
     """On a device with a queue: the share of a sample's time the host needed to issue it, in the median. Near 1 the
     device waits for the host; None where work is done when the call returns."""

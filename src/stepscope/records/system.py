@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 
@@ -134,6 +135,9 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
 
         Results of different fingerprints never share a table.
         """
+        return _digest(self._identity())
+
+    def _identity(self) -> dict[str, object]:
         hosts = [
             {
                 "cpu": msgspec.to_builtins(msgspec.structs.replace(host.cpu, governor=None)),
@@ -147,12 +151,30 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
         libraries = {
             name: version for name, version in self.libraries.items() if name.partition("@")[0] in CORE_LIBRARIES
         }
-        return _digest({"hosts": hosts, "python": self.python, "libraries": libraries})
+        return {"hosts": hosts, "python": self.python, "libraries": libraries}
 
     @property
     def configuration(self) -> str:
         """Changes with the variables and settings that change results; two parts of one run must agree in it."""
         return _digest({"environment": self.environment, "settings": self.settings})
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Equal where times may be compared without naming the two systems."""
+        return self.fingerprint, self.configuration
+
+    def differences(self, other: System) -> list[str]:
+        """What of another system is not as in this one, in the parts that `place` looks at: `name: this → other`."""
+        before, after = (dict(_flatten(system.decisive())) for system in (self, other))
+        return [
+            f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}"
+            for name in sorted(before.keys() | after.keys())
+            if before.get(name) != after.get(name)
+        ]
+
+    def decisive(self) -> dict[str, object]:
+        """Everything that makes two systems different ones."""
+        return {**self._identity(), "environment": self.environment, "settings": self.settings}
 
     @property
     def name(self) -> str:
@@ -162,6 +184,17 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
         count = f"{len(self.hosts)} hosts, " if len(self.hosts) > 1 else ""
         threads = f", {host.cpu.usable_threads} threads" if not host.gpus else ""
         return f"{count}{devices}{threads}"
+
+
+def _flatten(content: object, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from _flatten(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(content, list | tuple):
+        for number, value in enumerate(content):
+            yield from _flatten(value, f"{name}[{number}]")
+    else:
+        yield name, str(content)
 
 
 def _digest(content: object) -> str:

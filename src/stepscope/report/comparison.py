@@ -9,7 +9,7 @@ from typing import Protocol
 from stepscope.report.columns import NONE
 from stepscope.report.markdown import escape, markdown_table
 from stepscope.report.text import align, plain
-from stepscope.units import format_duration, format_ratio, format_significant
+from stepscope.units import format_duration, format_ratio
 
 
 class ComparedCase(Protocol):
@@ -34,19 +34,19 @@ class ComparedCase(Protocol):
     @property
     def reason(self) -> str | None: ...
     @property
-    def median_a_s(self) -> float | None: ...
+    def statistic(self) -> str | None: ...
     @property
-    def median_b_s(self) -> float | None: ...
+    def time_a_s(self) -> float | None: ...
     @property
-    def score_a(self) -> float | None: ...
+    def time_b_s(self) -> float | None: ...
     @property
-    def score_b(self) -> float | None: ...
+    def processes_a(self) -> int: ...
     @property
-    def unit(self) -> str | None: ...
+    def processes_b(self) -> int: ...
 
 
-_TITLES = ("Case", "A", "B", "Ratio", "Interval", "n", "Verdict")
-_NUMERIC = (False, True, True, True, True, True, False)
+_TITLES = ("Case", "Of", "A", "B", "B/A", "Interval", "n", "Processes", "Verdict")
+_NUMERIC = (False, False, True, True, True, True, True, True, False)
 
 
 def render_comparison_text(rows: Sequence[ComparedCase]) -> str:
@@ -66,26 +66,21 @@ def render_comparison_markdown(rows: Sequence[ComparedCase]) -> str:
 def _cells(row: ComparedCase) -> list[str]:
     return [
         row.label,
-        _side(row.median_a_s, row.score_a, row.unit),
-        _side(row.median_b_s, row.score_b, row.unit),
+        row.statistic or NONE,
+        format_duration(row.time_a_s) if row.time_a_s is not None else NONE,
+        format_duration(row.time_b_s) if row.time_b_s is not None else NONE,
         format_ratio(row.ratio) if row.ratio is not None else NONE,
         _interval(row),
         f"{row.n_a}/{row.n_b}",
+        f"{row.processes_a}/{row.processes_b}",
         row.verdict,
     ]
-
-
-def _side(median_s: float | None, score: float | None, unit: str | None) -> str:
-    if median_s is None:
-        return NONE
-    shown = format_duration(median_s)
-    return f"{shown} ({format_significant(score)} {unit})" if score is not None and unit else shown
 
 
 def _interval(row: ComparedCase) -> str:
     if row.ci_low is None or row.ci_high is None:
         return NONE
-    return f"{format_ratio(row.ci_low)}–{format_ratio(row.ci_high)}"
+    return f"{format_ratio(row.ci_low)}–{format_ratio(row.ci_high)}"  # ∞ where load may explain any difference
 
 
 def _closing_line(rows: Sequence[ComparedCase]) -> str:

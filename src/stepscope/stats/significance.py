@@ -1,78 +1,95 @@
 """Whether two sets of timings differ: pure functions on numbers, without a library beyond the standard one.
 
-What is compared is the *quiet time* of each process, a low percentile of its samples: other work on a machine only ever
-adds time, so the fast end of what was measured repeats far better than its middle.
-docs/decisions/2026-11-15-verdicts.md has the measurements behind the constants.
+The unit of evidence is the *process*: samples inside one share its memory layout, thread placement and the state of the
+machine, so each process counts once, with one quantile of its samples. What differs between the processes of a side is
+the noise that a difference between the sides has to stand out from.
+docs/decisions/2026-11-16-verdicts.md has the reasons, benchmarks/verdict_grid.py the error rates.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import fmean, median
+from statistics import NormalDist, fmean, variance
 
 import msgspec
 
 from stepscope.stats.summary import quantile_sorted
 
-QUIET_QUANTILE = 0.1
-"""Low enough to stand while most samples are disturbed, high enough not to hang on one sample."""
+ASSUMED_BETWEEN_SD = 0.15
+"""Relative standard deviation between processes where neither side has two of them to show it: the largest for which
+error rates were simulated."""
 
-ASSUMED_BETWEEN_SD = 0.03
-"""Relative standard deviation of the quiet time between processes outside slow spells, before any is seen."""
+SINGLE_DF = 5.0
+"""Most degrees of freedom of a comparison with a single process: how far one may stray depends on tails that no
+standard deviation tells."""
 
-ASSUMED_WEIGHT = 10
-"""How many degrees of freedom that assumption counts for; what is measured is added to it and outweighs it."""
+SLOW_PHASE_LOG = math.log(1.5)
+"""How much slower a whole process may run for its whole life without a visible cause, as a logarithm: 50 %."""
 
-SPELL_LOG = 0.3
-"""How much slower a whole process may run for its whole life without a visible cause, as a logarithm: 35 %."""
+SLOW_PHASE_CHANCE = 0.15
+"""How likely a process is to be in such a phase."""
 
-SPELL_CHANCE = 0.2
-"""How likely a process is to be in such a spell. A side is misjudged only when every one of its processes was."""
+SLOW_PHASE_CHANCE_PROBED = 0.05
+"""The same for processes whose probe shows no slow phase: most of them show in it, not all."""
 
-SPELL_CHANCE_PROBED = 0.05
-"""The same for processes whose probe shows no spell: most spells show in it, not all."""
+STATE_LOG = 0.03
+"""How far the two states lie apart that a process may be in from its start on (how its memory fell), each with a
+chance of one half, as a logarithm."""
 
-QUANTILE_INEFFICIENCY = 1.71
-"""Standard error of the tenth percentile over that of the mean, for normal samples: √(0.1 × 0.9) / φ(z)."""
+PLANNED_POWER = 0.9
+"""Chance that the planned number of processes finds a change of the planned size."""
 
-LEAST_BLOCK = 5
-MOST_BLOCKS = 20
+NEGLIGIBLE_CHANCE = 1e-9
+MOST_PLANNED = 1000
+TINY = 1e-300
+LARGEST_LOG = 300.0
+"""Beyond it an interval has no upper end."""
+
+
+class Shift(msgspec.Struct, frozen=True):
+    """Something that sets whole processes apart, unseen where it hit all of one side and none of the other."""
+
+    log_size: float
+    """At most."""
+    chance: float
+    """That it did so."""
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the logarithm of a ratio strays from the truth: Student's t, and now and then a spell on top."""
+    """How far the logarithm of a ratio strays from the truth: Student's t, and now and then a shift on top."""
 
     log_se: float
     df: float
-    spell_log: float = 0.0
-    spell_chance: float = 0.0
-    """That every process of one side was in a spell; both sides added."""
+    shifts: tuple[Shift, ...] = ()
 
     def p_value(self, log_ratio: float) -> float:
         """Chance of straying at least this far to either side; falls as the distance grows."""
         distance = abs(log_ratio)
-        # Up to its full length a spell may explain any distance: it is 35 % at worst, not always.
-        beyond_spell = max(0.0, distance - self.spell_log)
-        return min(1.0, self._beyond(distance) + self.spell_chance * self._beyond(beyond_spell))
+        # A shift may explain any distance up to its full size: it is that large at worst, not always.
+        hidden = (shift.chance * self._beyond(max(0.0, distance - shift.log_size)) for shift in self.shifts)
+        return min(1.0, self._beyond(distance) + math.fsum(hidden))
 
     def _beyond(self, distance: float) -> float:
-        """Chance that noise without spells strays so far to either side."""
+        """Chance that noise without shifts strays so far to either side."""
         if self.log_se == 0:
             return float(distance <= 0)
         return t_two_sided(distance / self.log_se, self.df)
 
-    def reach(self, level: float) -> float:
+    def half_width(self, level: float) -> float:
         """The distance that is strayed with the chance `level`: half the interval, as a logarithm."""
-        if self.log_se == 0:
-            return self.spell_log if self.spell_chance > level else 0.0
-        low, high = 0.0, self.log_se
+        low, high = 0.0, self.log_se or 1e-9
         while self.p_value(high) > level:
             low, high = high, 2 * high
-        while high - low > 1e-9 * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.p_value(middle) > level else (low, middle)
+        above, below = (math.log(max(self.p_value(at), TINY) / level) for at in (low, high))
+        while high - low > 1e-6 * high:
+            # False position on the logarithm, which is nearly straight; halves the weight of an end that stays.
+            middle = min(max(low + (high - low) * above / (above - below), low + 1e-7 * high), high * (1 - 1e-7))
+            found = math.log(max(self.p_value(middle), TINY) / level)
+            if found > 0:
+                low, above, below = middle, found, below / 2
+            else:
+                high, below, above = middle, found, above / 2
         return high
 
 
@@ -80,135 +97,197 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """How many times longer B takes than A: below 1 is faster, above 1 slower."""
 
     ratio: float
-    low: float
-    high: float
-    """Interval of the ratio with coverage 1 − level; it leaves out 1 where p_value is below the level."""
-    p_value: float
-    """Two-sided, for this one comparison alone."""
-    level: float
-    noise: Noise | None = None
-    """None for the sign test, which has no model of the noise."""
-    between_sd: float | None = None
-    """Relative standard deviation of the quiet time between processes, as used."""
+    noise: Noise
+    between_sd: float
+    """Relative standard deviation between the processes of a side (between pairs, where they are paired)."""
+    explained_a: float = 0.0
+    explained_b: float = 0.0
+    """How much of a side's time its circumstances may have added, as a logarithm: being slowed down explains why a side
+    is slower, never why it is faster. Infinite where nothing bounds it."""
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided, for this one comparison alone."""
+        distance = math.log(self.ratio)
+        explained = self.explained_b if distance > 0 else self.explained_a
+        return self.noise.p_value(max(0.0, abs(distance) - explained))
 
     def interval_at(self, level: float) -> tuple[float, float]:
-        """The same estimate's interval with another coverage, 1 − level."""
-        if self.noise is None:
-            raise ValueError("an interval by ranks is bound to the level it was made for")
-        reach = self.noise.reach(level)
-        return self.ratio * math.exp(-reach), self.ratio * math.exp(reach)
+        """Interval of the ratio with coverage 1 − level; it leaves out 1 where the p-value is below the level."""
+        half_width = self.noise.half_width(level)
+        above = half_width + self.explained_a
+        high = self.ratio * math.exp(above) if above < LARGEST_LOG else math.inf
+        return self.ratio * math.exp(-half_width - self.explained_b), high
 
 
-def quiet_time(process: Sequence[float]) -> float:
-    """Seconds an iteration takes when the machine leaves it alone: the tenth percentile of one process's samples.
+def quantile_time(process: Sequence[float], quantile: float) -> float:
+    """Seconds per iteration at a quantile of one process's samples.
 
     Raises ValueError where there is no sample, or one that is not a time above zero.
     """
-    if not process:
+    return quantile_sorted(_sort_times(process), quantile)
+
+
+def _sort_times(process: Sequence[float]) -> list[float]:
+    ordered = sorted(process)
+    if not ordered:
         raise ValueError("no samples to compare")
-    if any(not (value > 0 and math.isfinite(value)) for value in process):
+    # A NaN may be sorted anywhere; the sum finds it, and an infinite value too.
+    if not (ordered[0] > 0 and math.isfinite(sum(ordered))):
         raise ValueError("a sample is not a time above zero")
-    return quantile_sorted(sorted(process), QUIET_QUANTILE)
+    return ordered
+
+
+class _Side(msgspec.Struct, frozen=True):
+    logs: list[float]
+    """One per process."""
+    within: float
+    """Mean variance that sampling alone gives each of them."""
+
+    def variance(self) -> float:
+        """Between processes; never below what sampling alone must give: few processes may agree by luck."""
+        return max(variance(self.logs) if len(self.logs) > 1 else 0.0, self.within)
+
+
+def _read_side(processes: Sequence[Sequence[float]], quantile: float) -> _Side:
+    if not processes:
+        raise ValueError("no processes to compare")
+    ordered = [_sort_times(process) for process in processes]
+    logs = [math.log(quantile_sorted(times, quantile)) for times in ordered]
+    return _Side(logs, fmean(_sampling_variance(times, quantile) for times in ordered))
+
+
+def _sampling_variance(ordered: Sequence[float], quantile: float) -> float:
+    """Of the logarithm of a quantile, from the order statistics one binomial standard deviation to either side."""
+    last = len(ordered) - 1
+    stray = math.sqrt(len(ordered) * quantile * (1 - quantile))
+    low, high = (round(min(max(quantile * last + side * stray, 0), last)) for side in (-1, 1))
+    return (math.log(ordered[high] / ordered[low]) / 2) ** 2
 
 
 def compare_processes(
     a: Sequence[Sequence[float]],
     b: Sequence[Sequence[float]],
     *,
-    level: float = 0.01,
-    between_sd: float = ASSUMED_BETWEEN_SD,
-    spell_log: float = SPELL_LOG,
-    spell_chance: float = SPELL_CHANCE,
+    quantile: float = 0.1,
+    slow_chance: float = SLOW_PHASE_CHANCE,
+    explained_a: float = 0.0,
+    explained_b: float = 0.0,
 ) -> RatioEstimate:
-    """Ratio of the quietest processes, B over A, from one or more fresh processes a side (a list of seconds each).
+    """Ratio B over A from one or more fresh processes per side (a list of seconds each).
 
-    Two kinds of noise between processes are allowed for. Small differences: their variance is pooled from the faster
-    half of the processes at hand and from `between_sd`, each weighted by its degrees of freedom. Slow spells, which
-    hold a whole process: with k processes a side is misjudged only when all k were in one. The error within a process
-    is added from contiguous blocks, so that samples which depend on their neighbours do not count as independent.
-    Swapping the sides inverts everything.
+    Welch's t on the logarithms of one quantile per process, plus an allowance for slow phases, which hold a whole
+    process without a trace inside it: a side is misjudged when all its processes were in one. A side of one process is
+    given the other's variance; two single processes an assumed one. Swapping the sides inverts everything.
     """
-    logs = [sorted(math.log(quiet_time(process)) for process in side) for side in (a, b)]
-    halves = [side[: (len(side) + 1) // 2] for side in logs]
-    squares = math.fsum((value - fmean(half)) ** 2 for half in halves for value in half)
-    df = ASSUMED_WEIGHT + sum(len(half) - 1 for half in halves)
-    between = (ASSUMED_WEIGHT * between_sd**2 + squares) / df
-    # The variance of the least of k normal values falls about with the root of k, not with k as a mean's would.
-    parts = [(between * math.fsum(len(side) ** -0.5 for side in logs), float(df))]
-    parts += [_within_variance(min(side, key=quiet_time)) for side in (a, b)]
-    variance = math.fsum(part for part, _ in parts)
-    weights = math.fsum(part**2 / part_df for part, part_df in parts)
-    noise = Noise(
-        log_se=math.sqrt(variance),
-        df=variance**2 / weights if weights else math.inf,
-        spell_log=spell_log,
-        spell_chance=math.fsum(spell_chance ** len(side) for side in logs),
-    )
-    return _estimate(logs[1][0] - logs[0][0], noise, level, between_sd=math.sqrt(between))
-
-
-def _estimate(difference: float, noise: Noise, level: float, *, between_sd: float | None = None) -> RatioEstimate:
-    reach = noise.reach(level)
+    sides = [_read_side(side, quantile) for side in (a, b)]
+    counts = [len(side.logs) for side in sides]
+    log_se, df, between = _welch(sides, counts)
+    noise = Noise(log_se=log_se, df=df, shifts=_find_shifts(counts[0], counts[1], slow_chance))
     return RatioEstimate(
-        ratio=math.exp(difference),
-        low=math.exp(difference - reach),
-        high=math.exp(difference + reach),
-        p_value=noise.p_value(difference),
-        level=level,
+        ratio=math.exp(fmean(sides[1].logs) - fmean(sides[0].logs)),
         noise=noise,
-        between_sd=between_sd,
+        between_sd=between,
+        explained_a=explained_a,
+        explained_b=explained_b,
     )
 
 
-def _within_variance(process: Sequence[float]) -> tuple[float, float]:
-    """Variance of the logarithm of a process's quiet time from within, with its degrees of freedom."""
-    blocks = min(MOST_BLOCKS, len(process) // LEAST_BLOCK)
-    if blocks >= 4:
-        edges = [len(process) * i // blocks for i in range(blocks + 1)]
-        values = [math.log(quiet_time(process[start:end])) for start, end in pairwise(edges)]
-        return _robust_sd(values) ** 2 / blocks, blocks - 1.0
-    sd = _robust_sd([math.log(value) for value in process])
-    return (QUANTILE_INEFFICIENCY * sd) ** 2 / len(process), max(1.0, len(process) - 1.0)
+def _find_shifts(count_a: int, count_b: int, slow_chance: float) -> tuple[Shift, ...]:
+    """What may have hit every process of one side and none of the other, whichever of the two."""
+
+    def chance(of_one: float) -> float:
+        return of_one**count_a * (1 - of_one) ** count_b + of_one**count_b * (1 - of_one) ** count_a
+
+    found = Shift(SLOW_PHASE_LOG, chance(slow_chance)), Shift(STATE_LOG, chance(0.5))
+    return tuple(shift for shift in found if shift.chance > NEGLIGIBLE_CHANCE)
 
 
-def _robust_sd(values: Sequence[float]) -> float:
-    centre = median(values)
-    return 1.4826 * median(abs(value - centre) for value in values)
+def _welch(sides: Sequence[_Side], counts: Sequence[int]) -> tuple[float, float, float]:
+    """Standard error, degrees of freedom (Welch and Satterthwaite) and the standard deviation between processes."""
+    repeated = [side for side in sides if len(side.logs) > 1]
+    if len(repeated) < 2:
+        shared = max([side.variance() for side in sides] + ([] if repeated else [ASSUMED_BETWEEN_SD**2]))
+        df = min(len(repeated[0].logs) - 1.0, SINGLE_DF) if repeated else SINGLE_DF
+        return math.sqrt(shared * math.fsum(1 / count for count in counts)), df, math.sqrt(shared)
+    variances = [side.variance() for side in sides]
+    squares = math.fsum(one * (count - 1) for one, count in zip(variances, counts, strict=True))
+    pooled = squares / (sum(counts) - len(counts))
+    # Welch's degrees of freedom trust a small side whose few processes agree by luck: it has at least what both have.
+    fewest = min(counts) if counts[0] != counts[1] else 0
+    parts = [max(one, pooled if count == fewest else 0) / count for one, count in zip(variances, counts, strict=True)]
+    total = math.fsum(parts)
+    spread = math.fsum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+    return math.sqrt(total), total**2 / spread if spread else math.inf, math.sqrt(pooled)
 
 
-def compare_paired(pairs: Sequence[tuple[float, float]], *, level: float = 0.05) -> RatioEstimate:
-    """Ratio B over A from pairs of fresh processes that ran one after the other (quiet time of A, of B).
+def compare_paired(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
+    *,
+    quantile: float = 0.1,
+    slow_chance: float = SLOW_PHASE_CHANCE,
+    explained_a: float = 0.0,
+    explained_b: float = 0.0,
+) -> RatioEstimate:
+    """Ratio B over A from pairs of fresh processes that ran one after the other (the samples of A, of B).
 
-    The sign test asks for nothing but that, where nothing differs, either one of a pair is as likely to be the slower;
-    a pair spoilt by other work counts as one vote, however far out it lies. The estimate is the median of the pairs'
-    ratios, the interval the same test turned round (order statistics). With too few pairs for the level (5 or fewer
-    at 5 %) no vote can decide; Student's t on the logarithms is used then, which also asks for roughly normal noise.
-    Raises ValueError below two pairs.
+    The same method on the differences inside the pairs: what the machine did to both at that hour cancels. A slow phase
+    misleads only where it hit the same side of every pair. Raises ValueError below two pairs.
     """
     if len(pairs) < 2:
         raise ValueError("a comparison by pairs needs at least two pairs")
-    logs = [math.log(quiet_time([b]) / quiet_time([a])) for a, b in pairs]
-    if 2.0 ** (1 - len(logs)) <= level:
-        return _sign_test(logs, level)
-    centre, n = fmean(logs), len(logs)
-    variance = math.fsum((value - centre) ** 2 for value in logs) / (n - 1) / n
-    return _estimate(centre, Noise(log_se=math.sqrt(variance), df=n - 1.0), level)
-
-
-def _sign_test(logs: Sequence[float], level: float) -> RatioEstimate:
-    ordered, n = sorted(logs), len(logs)
-    counts = [math.comb(n, k) / 2**n for k in range(n + 1)]
-    tail = [math.fsum(counts[: k + 1]) for k in range(n + 1)]
-    # A pair without any difference votes against both sides: that keeps the test on the safe side.
-    against = min(sum(value <= 0 for value in logs), sum(value >= 0 for value in logs))
-    rank = max(k for k in range(n) if 2 * tail[k] <= level)
+    a, b = (_read_side(side, quantile) for side in zip(*pairs, strict=True))
+    differences = [after - before for before, after in zip(a.logs, b.logs, strict=True)]
+    count = len(differences)
+    between = max(variance(differences), a.within + b.within)
+    noise = Noise(log_se=math.sqrt(between / count), df=count - 1.0, shifts=_find_shifts(count, count, slow_chance))
     return RatioEstimate(
-        ratio=math.exp(median(ordered)),
-        low=math.exp(ordered[rank]),
-        high=math.exp(ordered[-1 - rank]),
-        p_value=min(1.0, 2 * tail[against]),
-        level=level,
+        ratio=math.exp(fmean(differences)),
+        noise=noise,
+        between_sd=math.sqrt(between),
+        explained_a=explained_a,
+        explained_b=explained_b,
     )
+
+
+def plan_processes(
+    between_sd: float,
+    log_effect: float,
+    level: float,
+    *,
+    slow_chance: float = SLOW_PHASE_CHANCE,
+    paired: bool = False,
+    other: int | None = None,
+) -> int | None:
+    """How many processes per side find a change of this size with a chance of 90 %; None beyond a thousand.
+
+    `paired`: how many pairs, where `between_sd` is that of the pairs' differences. `other`: how many processes of one
+    side, where the other has so many and gets no more.
+    """
+
+    power_z = NormalDist().inv_cdf(PLANNED_POWER)
+
+    def is_enough(count: int) -> bool:
+        counts = [count, count if other is None else other]
+        shares = [1 / count] if paired else [1 / one for one in counts]
+        freedom = math.fsum(share**2 / (1 / share - 1) for share in shares)
+        noise = Noise(
+            log_se=between_sd * math.sqrt(math.fsum(shares)),
+            df=math.fsum(shares) ** 2 / freedom,
+            shifts=_find_shifts(counts[0], counts[1], slow_chance),
+        )
+        missed = power_z * noise.log_se
+        return missed < log_effect and noise.p_value(log_effect - missed) <= level
+
+    low, high = 1, 2
+    while not is_enough(high):
+        if high > MOST_PLANNED:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -1,0 +1,259 @@
+"""How often does a comparison of a benchmark with itself raise an alarm, and how often is a true change found?
+
+    python benchmarks/verdict_grid.py [--quick] [--csv FILE] [--markdown FILE]
+
+Simulates pairs of runs over a grid: relative spread between processes, its distribution (normal, heavy tails, skewed,
+slow phases that hold whole processes, shared by all cases or one at a time), processes per side and number of cases.
+Every pair is judged by `stepscope.compare` as stored runs are. Prints the family-wise rate of alarms per cell, and the
+power of a single case beside that of Welch's t-test at the same level. Exit code 1 when a cell is above its level by
+more than chance allows (one in a thousand cells that are exactly at the level).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.compare import DEFAULT_FAMILY_LEVEL, MIN_EFFECT, STATISTICS, estimate_ratios, lead_estimate
+from stepscope.stats import ASSUMED_BETWEEN_SD, compare_processes, holm_levels, t_quantile
+
+SPREADS = (0.003, 0.01, 0.03, 0.05, 0.08, 0.15)
+PROCESSES = (
+    (2, 2), (3, 3), (4, 4), (5, 5), (7, 7), (10, 10), (20, 20),
+    (1, 1), (1, 5), (1, 20), (2, 10), (3, 20), (4, 5), (20, 5),
+)  # fmt: skip
+CASES = (1, 10, 50)
+EFFECTS = (0.02, 0.05, 0.10, 0.20)
+SAMPLES = 20
+"""Per process."""
+BANK = 4000
+"""Processes whose samples are drawn once; a simulated process is one of them times its own speed."""
+
+Array = NDArray[np.float64]
+Effects = Callable[[np.random.Generator, tuple[int, int, int], float], Array]
+"""(families, cases, processes) and the spread → logarithm of each process's speed."""
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, int, int], sd: float) -> Array:
+    return rng.normal(0, sd, shape)
+
+
+def heavy(rng: np.random.Generator, shape: tuple[int, int, int], sd: float) -> Array:
+    return rng.standard_t(3, shape) * sd / math.sqrt(3)
+
+
+def skewed(rng: np.random.Generator, shape: tuple[int, int, int], sd: float) -> Array:
+    return sd * (rng.exponential(1, shape) - 1)
+
+
+def slow_phases(chance: float, slowdown: float, *, shared: bool) -> Effects:
+    def draw(rng: np.random.Generator, shape: tuple[int, int, int], sd: float) -> Array:
+        hit = rng.random((shape[0], 1, shape[2]) if shared else shape) < chance
+        return normal(rng, shape, sd) + hit * math.log1p(slowdown)
+
+    return draw
+
+
+def two_states(rng: np.random.Generator, shape: tuple[int, int, int], sd: float) -> Array:
+    """Half of the processes are faster by 2 %, as memory falls (huge pages, cache colours)."""
+    return normal(rng, shape, sd) + (rng.random(shape) < 0.5) * 0.02
+
+
+DISTRIBUTIONS: dict[str, Effects] = {
+    "normal": normal,
+    "heavy tails (Student's t, 3 df)": heavy,
+    "skewed (exponential)": skewed,
+    "two states 2 % apart": two_states,
+    "slow phases 5 %, 1.3×, shared": slow_phases(0.05, 0.3, shared=True),
+    "slow phases 15 %, 1.3×, shared": slow_phases(0.15, 0.3, shared=True),
+    "slow phases 15 %, 1.5×, shared": slow_phases(0.15, 0.5, shared=True),
+    "slow phases 15 %, 1.3×, per case": slow_phases(0.15, 0.3, shared=False),
+}
+
+
+class Bank(NamedTuple):
+    samples: Array
+    """(processes, samples), around 1 second: 1 % noise, one sample in twenty up to twice as long."""
+    logs: Array
+    """(processes, statistics)"""
+
+
+def fill_bank(rng: np.random.Generator) -> Bank:
+    samples = np.exp(rng.normal(0, 0.01, (BANK, SAMPLES)))
+    samples *= 1 + (rng.random(samples.shape) < 0.05) * rng.random(samples.shape)
+    quantiles = [np.quantile(samples, statistic.quantile, axis=1) for statistic in STATISTICS]
+    return Bank(samples, np.log(np.stack(quantiles, axis=1)))
+
+
+class Cell(NamedTuple):
+    distribution: str
+    spread: float
+    processes: tuple[int, int]
+    cases: int
+    families: int
+    alarms: int
+
+    @property
+    def rate(self) -> float:
+        return self.alarms / self.families
+
+
+class Side(NamedTuple):
+    numbers: NDArray[np.int64]
+    """(families, cases, processes): which process of the bank."""
+    speeds: Array
+
+    def logs(self, bank: Bank) -> Array:
+        found: Array = bank.logs[self.numbers] + self.speeds[..., None]
+        return found
+
+    def processes(self, bank: Bank, family: int, case: int) -> list[list[float]]:
+        chosen = bank.samples[self.numbers[family, case]] * np.exp(self.speeds[family, case])[:, None]
+        found: list[list[float]] = chosen.tolist()
+        return found
+
+
+def draw_side(rng: np.random.Generator, effects: Effects, shape: tuple[int, int, int], sd: float) -> Side:
+    return Side(rng.integers(0, BANK, shape), effects(rng, shape, sd))
+
+
+def might_alarm(a: Array, b: Array) -> NDArray[np.bool_]:
+    """(families, cases): whether the case could raise its family's first alarm, at most degrees of freedom."""
+    counts = (a.shape[2], b.shape[2])
+    weight, df = max(statistic.weight for statistic in STATISTICS), sum(counts) - 2.0 or math.inf
+    variances = [side.var(axis=2, ddof=1) for side in (a, b) if side.shape[2] > 1]
+    if len(variances) == 2:
+        error = np.sqrt(variances[0] / counts[0] + variances[1] / counts[1])
+    else:  # the one side that has a variance gives it to both; without any it is assumed
+        shared = variances[0] if variances else np.full(a.shape[:2] + a.shape[3:], ASSUMED_BETWEEN_SD**2)
+        error = np.sqrt(shared * (1 / counts[0] + 1 / counts[1]))
+    t = np.abs(b.mean(axis=2) - a.mean(axis=2)) / error
+    found: NDArray[np.bool_] = (t > t_quantile(DEFAULT_FAMILY_LEVEL * weight / a.shape[1], df)).any(axis=2)
+    return found
+
+
+def judge_family(bank: Bank, sides: list[Side], family: int, suspects: NDArray[np.bool_]) -> bool:
+    """Whether the family raises an alarm; the other cases' p-values cannot, and count as 1."""
+    found = [
+        estimate_ratios(*(side.processes(bank, family, case) for side in sides)) for case in np.flatnonzero(suspects)
+    ]
+    p_values = [lead_estimate(estimates).p_value for estimates in found]
+    levels = holm_levels(p_values + [1.0] * (len(suspects) - len(found)), DEFAULT_FAMILY_LEVEL)
+    return any(
+        estimate.p_value <= level and abs(math.log(estimate.ratio.ratio)) >= math.log1p(MIN_EFFECT)
+        for estimates, level in zip(found, levels, strict=False)
+        for estimate in estimates
+    )
+
+
+def simulate(bank: Bank, distribution: str, sd: float, *, counts: tuple[int, int], cases: int, families: int) -> Cell:
+    rng = np.random.default_rng(zlib.crc32(repr((distribution, sd, counts, cases)).encode()))
+    effects = DISTRIBUTIONS[distribution]
+    sides = [draw_side(rng, effects, (families, cases, count), sd) for count in counts]
+    suspects = might_alarm(*(side.logs(bank) for side in sides))
+    alarms = sum(judge_family(bank, sides, family, suspects[family]) for family in np.flatnonzero(suspects.any(axis=1)))
+    return Cell(distribution, sd, counts, cases, families, alarms)
+
+
+class Power(NamedTuple):
+    spread: float
+    processes: int
+    effect: float
+    found: float
+    welch: float
+
+
+def measure_power(bank: Bank, sd: float, count: int, effect: float, pairs: int) -> Power:
+    rng = np.random.default_rng(int(1e6 * sd) + 1000 * count + int(100 * effect))
+    a, b = (draw_side(rng, normal, (pairs, 1, count), sd) for _ in range(2))
+    found = welch = 0
+    for pair in range(pairs):
+        before = a.processes(bank, pair, 0)
+        after = [[value * (1 + effect) for value in process] for process in b.processes(bank, pair, 0)]
+        found += lead_estimate(estimate_ratios(before, after)).p_value <= DEFAULT_FAMILY_LEVEL
+        plain = compare_processes(before, after)
+        plain = msgspec.structs.replace(plain, noise=msgspec.structs.replace(plain.noise, shifts=()))
+        welch += plain.p_value <= DEFAULT_FAMILY_LEVEL
+    return Power(sd, count, effect, found / pairs, welch / pairs)
+
+
+def most_allowed(families: int, cells: int) -> int:
+    """Alarms of a cell that is exactly at its level, exceeded by chance in one of a thousand whole grids."""
+    z = NormalDist().inv_cdf(1 - 1e-3 / cells)
+    expected = families * DEFAULT_FAMILY_LEVEL
+    return math.floor(expected + z * math.sqrt(expected * (1 - DEFAULT_FAMILY_LEVEL)))
+
+
+def run_grid(bank: Bank, families: dict[int, int]) -> Iterator[Cell]:
+    for distribution in DISTRIBUTIONS:
+        for sd in SPREADS:
+            for counts in PROCESSES:
+                for cases in CASES:
+                    yield simulate(bank, distribution, sd, counts=counts, cases=cases, families=families[cases])
+
+
+def format_grid(cells: list[Cell], powers: list[Power]) -> str:
+    lines = ["| distribution between processes | cases | " + " | ".join(f"{a}/{b}" for a, b in PROCESSES) + " |"]
+    lines.append("|---|---|" + "---|" * len(PROCESSES))
+    for distribution in DISTRIBUTIONS:
+        for cases in CASES:
+            worst = [
+                max(c.rate for c in cells if (c.distribution, c.cases, c.processes) == (distribution, cases, counts))
+                for counts in PROCESSES
+            ]
+            lines.append(f"| {distribution} | {cases} | " + " | ".join(f"{100 * rate:.2f}" for rate in worst) + " |")
+    lines += ["", "| spread | processes per side | " + " | ".join(f"+{effect:.0%}" for effect in EFFECTS) + " |"]
+    lines.append("|---|---|" + "---|" * len(EFFECTS))
+    for sd in SPREADS:
+        for count in dict.fromkeys(power.processes for power in powers):
+            row = [p for p in powers if (p.spread, p.processes) == (sd, count)]
+            told = " | ".join(f"{100 * p.found:.0f} ({100 * p.welch:.0f})" for p in row)
+            lines.append(f"| {100 * sd:.1f} % | {count} | {told} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="A tenth of the pairs.")
+    parser.add_argument("--csv", type=Path, help="Every cell, one row each.")
+    parser.add_argument("--markdown", type=Path, help="The two tables.")
+    options = parser.parse_args()
+    scale = 0.1 if options.quick else 1.0
+    families = {1: int(20_000 * scale), 10: int(5_000 * scale), 50: int(2_000 * scale)}
+    bank = fill_bank(np.random.default_rng(7))
+    cells = []
+    for cell in run_grid(bank, families):
+        cells.append(cell)
+        if cell.cases == CASES[-1] and cell.processes == PROCESSES[-1]:
+            done = [c for c in cells if (c.distribution, c.spread) == (cell.distribution, cell.spread)]
+            print(f"{cell.distribution}, spread {cell.spread:.1%}: at most {max(c.rate for c in done):.2%}", flush=True)
+    pairs = int(1000 * scale)
+    powers = [measure_power(bank, sd, k, e, pairs) for sd in SPREADS for k in (2, 3, 5, 10, 20) for e in EFFECTS]
+    tables = format_grid(cells, powers)
+    print(tables)
+    if options.markdown:
+        options.markdown.write_text(tables + "\n")
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["distribution", "spread", "processes_a", "processes_b", "cases", "families", "alarms"])
+            writer.writerows([c.distribution, c.spread, *c.processes, c.cases, c.families, c.alarms] for c in cells)
+    above = [cell for cell in cells if cell.alarms > most_allowed(cell.families, len(cells))]
+    for cell in above:
+        print(f"above the level: {cell} {cell.rate:.2%}")
+    return int(bool(above))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""The processes of a case on both sides of a comparison, and what their circumstances may have added to their time.
+
+Samples alone cannot tell slower code from a slower machine. Two facts are measured beside each case: the core time that
+others took, and a reference operation. Neither forbids a verdict; each says how much of a difference it could explain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from stepscope.records import RankSamples
+from stepscope.store import MeasuredCase
+
+NOTABLE_LOAD = 0.05
+"""Fraction of a host's core time that others took from which on a process counts as loaded."""
+
+HOST_BOUND_SHARE = 0.8
+"""Of a sample's time spent issuing it: below, a device works on while the host may be slow or fast."""
+
+SLOW_PROBE = 1.1
+"""A process whose reference operation took this much longer than the fastest beside it ran on a slower machine."""
+
+LEAST_UNDISTURBED = 2
+"""Undisturbed processes stand alone from so many on: fewer show no difference between themselves."""
+
+
+class Process(NamedTuple):
+    """One process of one side."""
+
+    seconds: list[float]
+    """In order of size."""
+    load: float
+    """Fraction of core time that others took, where it could touch this case; of all ranks the worst."""
+    load_bound: float
+    """Largest slowdown that this load explains where it reaches a statistic, as a logarithm; infinite: no bound."""
+    loaded_time: float
+    """Fraction of the time during which others can have been running, on any core."""
+    probe_s: float | None
+    """Slowest reading of the reference operation that matters here; None: not taken."""
+    slow_probe: float = 0.0
+    """How much slower the machine itself was than at its best on either side, as a logarithm."""
+
+    @property
+    def disturbed(self) -> bool:
+        return self.load > 0 or self.slow_probe > 0
+
+    def explained(self, quantile: float) -> float:
+        """What the load may have added to this quantile of the samples, as a logarithm.
+
+        Others who ran in a small part of the time slowed as few of the samples, which lie above the quantile.
+        """
+        untouched = self.loaded_time <= (1 - quantile) / 2
+        return 0.0 if untouched else self.load_bound
+
+
+class Side(NamedTuple):
+    """One case on one side: the processes that count, and how many there are in all."""
+
+    processes: list[Process]
+    all_processes: list[Process]
+
+    @property
+    def seconds(self) -> list[list[float]]:
+        return [process.seconds for process in self.processes]
+
+    @property
+    def disturbed(self) -> int:
+        return sum(process.disturbed for process in self.all_processes)
+
+    @property
+    def probed(self) -> bool:
+        return all(process.probe_s is not None for process in self.processes)
+
+
+def read_sides(
+    a: MeasuredCase, b: MeasuredCase, *, same_system: bool = True, paired: bool = False
+) -> tuple[Side, Side]:
+    """Disturbed processes (where paired: pairs with one) are left out where enough others remain."""
+    read = [_read_processes(case) for case in (a, b)]
+    probes = [process.probe_s for side in read for process in side if process.probe_s]
+    best = min(probes) if probes and same_system else None
+    sides = [[_judge_probe(process, best) for process in side] for side in read]
+    if paired:
+        pairs = [pair for pair in zip(*sides, strict=True) if not any(process.disturbed for process in pair)]
+        chosen = [list(side) for side in zip(*pairs, strict=True)] if len(pairs) >= LEAST_UNDISTURBED else sides
+    else:
+        chosen = [_leave_out_disturbed(side) for side in sides]
+    return Side(chosen[0], sides[0]), Side(chosen[1], sides[1])
+
+
+def _leave_out_disturbed(side: list[Process]) -> list[Process]:
+    undisturbed = [process for process in side if not process.disturbed]
+    return undisturbed if len(undisturbed) >= LEAST_UNDISTURBED else side
+
+
+def _read_processes(case: MeasuredCase) -> list[Process]:
+    by_process: dict[int, list[RankSamples]] = {}
+    for samples in case.samples:
+        by_process.setdefault(samples.process, []).append(samples)
+    seconds = case.seconds_by_process()
+    return [
+        _read_process(ranks, times, on_host=case.result.timing not in ("device", "slowest_rank_device"))
+        for (_, ranks), times in zip(sorted(by_process.items()), seconds, strict=True)
+    ]
+
+
+def _read_process(ranks: Sequence[RankSamples], seconds: list[float], *, on_host: bool) -> Process:
+    # A device that never waits for its host is slowed down neither by the host's load nor by its launches.
+    waiting = [rank for rank in ranks if on_host and (rank.host_share is None or rank.host_share >= HOST_BOUND_SHARE)]
+    loaded = [rank for rank in waiting if (rank.other_share or 0.0) >= NOTABLE_LOAD]
+    probes = [probe for rank in waiting for probe in rank.probes_s]
+    best_unknown = any(not rank.probes_s for rank in waiting)
+    return Process(
+        seconds=sorted(seconds),
+        load=max((rank.other_share or 0.0 for rank in loaded), default=0.0),
+        load_bound=max(map(_bound_load, loaded), default=0.0),
+        loaded_time=max(map(_loaded_time, loaded), default=0.0),
+        probe_s=None if best_unknown else max(probes, default=0.0),
+    )
+
+
+def _bound_load(rank: RankSamples) -> float:
+    """With a core to spare others take bandwidth and cache, at most in proportion; without one threads wait for each
+    other, and nothing bounds what that costs."""
+    share = rank.other_share or 0.0
+    has_room = rank.idle_cores is not None and rank.idle_cores >= 1 and share < 1
+    return -math.log1p(-share) if has_room else math.inf
+
+
+def _loaded_time(rank: RankSamples) -> float:
+    return min(1.0, (rank.other_share or 0.0) * rank.host_cores) if rank.host_cores else 1.0
+
+
+def _judge_probe(process: Process, best: float | None) -> Process:
+    if best is None or not process.probe_s or process.probe_s <= SLOW_PROBE * best:
+        return process
+    return process._replace(slow_probe=math.log(process.probe_s / best))
+
+
+def explain_slowness(slower: Side, other: Side, quantile: float) -> float:
+    """How much longer `slower` may have taken than `other` for what happened around them, as a logarithm.
+
+    What both sides met alike cancels, and how much it varies shows between the processes: only the difference counts.
+    """
+    probe = max(0.0, fmean(p.slow_probe for p in slower.processes) - fmean(p.slow_probe for p in other.processes))
+    load = [fmean(process.load for process in side.processes) for side in (slower, other)]
+    if load[0] - load[1] < NOTABLE_LOAD:
+        return probe
+    bounds = [[process.explained(quantile) for process in side.processes] for side in (slower, other)]
+    if math.inf in bounds[0]:
+        return math.inf
+    # A bound that is infinite on the other side only makes the difference larger: it explains nothing here.
+    met = fmean(0.0 if math.isinf(bound) else bound for bound in bounds[1])
+    return probe + max(0.0, fmean(bounds[0]) - met)
