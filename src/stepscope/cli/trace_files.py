@@ -313,14 +313,15 @@ def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
 
 def read_graph(path: Path) -> Graph:
     """An execution trace or a Chakra file."""
-    from stepscope.traces.chakra.files import read_chakra
     from stepscope.traces.chakra.graphs import graph_of_chakra
+    from stepscope.traces.chakra.timeline import looks_like_chakra, read_either
     from stepscope.traces.graphs.execution_trace import read_execution_trace
     from stepscope.traces.source import read_head
 
-    if read_head(path, 4096).lstrip().startswith(b"{"):
+    head = read_head(path)
+    if not looks_like_chakra(head, path):
         return read_execution_trace(path)
-    return graph_of_chakra(read_chakra(path))
+    return graph_of_chakra(read_either(path, head))
 
 
 @click.command("link")

@@ -39,6 +39,7 @@ _BUILT_IN = {
     "nsys_sqlite": "nsys.sqlite",
     "flight_recorder": "flight_recorder.dump",
     "nsys_stats": "nsys.stats",
+    "chakra": "chakra.timeline",
     "xla": "xla.reader",
     "merged_chrome": "kineto.merged",
     "kineto": "kineto.careful",
@@ -98,9 +99,11 @@ def find_format(path: Path, head: bytes | None = None) -> TraceFormat | None:
 
 
 def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
-    """An execution trace or a Chakra graph: operators without times."""
+    """An execution trace or a Chakra graph. A Chakra file with times is a timeline as well."""
+    from stepscope.traces.chakra.timeline import looks_like_chakra
+
     head = read_head(path) if head is None else head
-    if path.name.removesuffix(".gz").endswith(".et") and not head.lstrip().startswith((b"{", b"[")):
+    if looks_like_chakra(head, path):
         return True
     return (
         b'"schema"' in head[:4096] and b'"traceEvents"' not in head and (b'"nodes"' in head or b'"op_schema"' in head)

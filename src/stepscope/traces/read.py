@@ -23,6 +23,8 @@ _TRACE_NAMES = re.compile(
     r"\.(json|sqlite|csv|pkl|pickle|pt|trace|dump)(\.gz|\.zst)?$|(^|[_-])rank[_-]?\d+$|nccl_trace_rank", re.I
 )
 
+_NAMES = (_TRACE_NAMES, re.compile(r"\.et(\.gz|\.zst)?$", re.I))
+
 
 def read_timeline(path: Path | str, *, step_marker: str | None = None) -> Timeline:
     """The trace of one rank, finished, without the cache. A file of several ranks gives its first."""
@@ -191,8 +193,9 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
     text = str(path)
     path = Path(path)
     if path.is_dir():
-        path = _timelines_of(path)
-        return sorted(file for file in path.iterdir() if file.is_file() and _TRACE_NAMES.search(file.name)), False
+        inside = sorted(file for file in _timelines_of(path).iterdir() if file.is_file())
+        # Chakra files beside other traces are conversions of them, mostly: the same ranks again.
+        return next(filter(None, ([file for file in inside if names.search(file.name)] for names in _NAMES)), []), False
     if path.exists():
         return [path], True
     matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))] if glob.has_magic(text) else []

@@ -295,6 +295,8 @@ def _metadata(parts: Parts, reader: CommunicationReader, coverage: Coverage, ste
         "coverage": msgspec.json.encode(coverage).decode(),
         "clock": "nanoseconds of the timeline's clock in start_ns and duration_ns; microseconds rounded",
     }
+    if devices := timeline.metadata.get("devices"):
+        found["devices"] = msgspec.json.encode(devices).decode()
     if timeline.rank is not None:
         found["rank"] = timeline.rank
     if timeline.world_size is not None:
