@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_trace import KINETO, PAIR, call
+from test_trace import KINETO, PAIR, SHARED, call
 
 from stepscope.cli.main import run
 from stepscope.traces.chakra.files import read_chakra
@@ -63,3 +63,62 @@ def test_an_execution_trace_of_another_run_is_refused_whatever_is_kept(
     graph.write_text(json.dumps(other))
     error = call(capsys, "convert", KINETO, tmp_path / "out.et", "--et", graph, "--keep-unlinked", code=2)
     assert "could be joined" in error["message"]
+
+
+SUMS_A = """\
+Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
+60.0,6000000,30,200000.0,200000,190000,210000,10.0,void moe::fused_kernel<128>(float*)
+30.0,3000000,10,300000.0,300000,290000,310000,10.0,ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)
+10.0,1000000,100,10000.0,10000,9000,11000,10.0,void at::native::vectorized_elementwise_kernel<4>(int)
+"""
+SUMS_B = """\
+Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
+
+Time (%),Total Time (ms),Instances,Avg (ms),Name
+50.0,"4.5",30,0.15,void moe::fused_kernel<256>(float*)
+45.0,"5.0",20,0.25,ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)
+5.0,"0.5",1,0.5,softmax_warp_forward
+"""
+CALL_SUMS = "Time (%),Total Time (ns),Num Calls,Avg (ns),Name\n100.0,1000,10,100.0,cudaLaunchKernel\n"
+
+
+def write(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_two_tables_of_sums_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a, b = write(tmp_path, "a.csv", SUMS_A), write(tmp_path, "b.csv", SUMS_B)
+    data = call(capsys, "diff", a, b)
+    assert data["change_s"] == pytest.approx(0.0)
+    assert sum(one["change_s"] for one in data["names"]) == pytest.approx(data["change_s"])
+    assert sum(one["change_s"] for one in data["categories"]) == pytest.approx(data["change_s"])
+    named = {one["short_name"]: one for one in data["names"]}
+    reduce = named["ncclDevKernel_AllReduce_Sum_bf16_RING_LL"]
+    assert (reduce["calls_a"], reduce["calls_b"], reduce["status"]) == (10, 20, "same")
+    assert (reduce["from_calls_s"], reduce["from_duration_s"]) == (pytest.approx(3e-3), pytest.approx(-1e-3))
+    assert sorted(one["status"] for one in data["names"]) == ["added", "removed", "renamed", "same"]
+    assert any("different amounts of work" in note for note in data["notes"])
+    assert run(["trace", "diff", str(a), str(b)]) == 0
+    told = capsys.readouterr().out
+    assert "300.0 µs → 250.0 µs, 10 → 20" in told
+    same = call(capsys, "diff", a, a)
+    assert (same["change_s"], len(same["notes"])) == (0.0, 1)
+    assert "as long as" in same["sentence"]
+
+
+def test_sums_are_compared_with_sums_of_the_same_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a, calls = write(tmp_path, "a.csv", SUMS_A), write(tmp_path, "calls.csv", CALL_SUMS)
+    assert "sums of kernels, B of calls" in call(capsys, "diff", a, calls, code=2)["message"]
+    assert call(capsys, "diff", calls, calls)["report"] == "calls"
+    assert call(capsys, "diff", KINETO, a, code=2)["where"] == "B"
+    assert "no steps" in call(capsys, "diff", a, a, "--steps-a", "3", code=2)["message"]
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not here")
+def test_real_sums_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    data = call(capsys, "diff", SHARED / "public/nsys/EPLB_off.csv", SHARED / "public/nsys/EPLB_on.csv")
+    assert data["change_s"] == pytest.approx(11.99, abs=0.01)
+    assert [one["category"] for one in data["categories"][:2]] == ["communication", "moe"]
+    assert data["categories"][0]["change_s"] == pytest.approx(6.569, abs=0.001)
