@@ -12,6 +12,7 @@ from stepscope.cli.options import json_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.trace_diff import diff
 from stepscope.cli.trace_files import convert, link
+from stepscope.cli.trace_memory import show_memory
 from stepscope.cli.trace_options import Progress, engine_options, open_traces, source_argument, step_options
 from stepscope.cli.trace_path import critical_path
 from stepscope.cli.trace_record import record
@@ -43,12 +44,14 @@ def summary(*, as_json: bool, **options: Any) -> int:
     """Say where a step of the traced job went: the answer first, then the evidence.
 
     PATH is a trace, a folder with one trace a rank, or a quoted pattern. Without --step the step of median length is
-    explained. Step times from a trace are profiled times.
+    explained. Step times from a trace are profiled times. A memory timeline of torch.profiler or a CUDA memory snapshot
+    is answered with its peak, what was held then, growth from step to step and fragmentation.
 
     Example: stepscope trace summary traces/ --json
     """
-    if (told := show_sums(options["source"], as_json=as_json)) is not None:
-        return told
+    for show in (show_sums, show_memory):
+        if (told := show(options["source"], as_json=as_json)) is not None:
+            return told
     from stepscope.report.trace_text import format_job
 
     _, job, answer = _explain(options)

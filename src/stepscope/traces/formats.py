@@ -110,15 +110,24 @@ def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
     )
 
 
+def why_no_timeline(path: Path, head: bytes | None = None) -> tuple[str, str]:
+    """What a file without a timeline is, and what can be done with it."""
+    from stepscope.traces.memory.files import looks_like_memory
+
+    head = read_head(path) if head is None else head
+    if looks_like_graph(path, head):
+        return (
+            "is a graph of operators without times, not a timeline",
+            "give the Kineto trace of the same steps; `stepscope trace link ET KINETO` joins both",
+        )
+    if looks_like_memory(head, path):
+        return "says what memory held, and has no timeline of events", "`stepscope trace summary FILE` reads it"
+    return "is no trace of a known format", "docs/trace-formats.md lists what can be read and how each is recognised"
+
+
 def require_format(path: Path, head: bytes | None = None) -> TraceFormat:
     found = find_format(path, head)
     if found is None:
-        graph = looks_like_graph(path, head)
-        raise BadInputError(
-            "is a graph of operators without times, not a timeline" if graph else "is no trace of a known format",
-            hint="give the Kineto trace of the same steps; `stepscope trace link ET KINETO` joins both"
-            if graph
-            else "docs/trace-formats.md lists what can be read and how each is recognised",
-            where=str(path),
-        )
+        what, hint = why_no_timeline(path, head)
+        raise BadInputError(what, hint=hint, where=str(path))
     return found

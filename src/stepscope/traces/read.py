@@ -154,13 +154,13 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
             head = read_head(file, HEAD_BYTES)
             reason = _why_not(file, head)
         except BadInputError as error:
-            reason = error.message
+            reason = error.message, error.hint or ""
         if reason is None:
             found += _list_ranks_of(file, head)
         elif named:
-            raise BadInputError(reason, hint="docs/trace-formats.md lists what can be read", where=str(file))
+            raise BadInputError(reason[0], hint=reason[1], where=str(file))
         else:
-            left_out[file.name] = reason
+            left_out[file.name] = reason[0]
     if not found:
         first = next(iter(left_out.items()), None)
         raise BadInputError(
@@ -216,13 +216,14 @@ def _timelines_of(folder: Path) -> Path:
     return folder / KINETO_FOLDER if is_recording(folder) else folder
 
 
-def _why_not(path: Path, head: bytes) -> str | None:
-    """Why a file is no timeline; None when it is one."""
-    from stepscope.traces.formats import find_format, looks_like_graph
+def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
+    """Why a file is no timeline, and what to do with it; None when it is one."""
+    from stepscope.traces.formats import find_format, why_no_timeline
 
     if find_format(path, head) is not None:
         return None
-    return "a graph of operators without times" if looks_like_graph(path, head) else "no trace of a known format"
+    what, hint = why_no_timeline(path, head)
+    return what.removeprefix("is "), hint
 
 
 def find_rank(path: Path, head: bytes | None = None) -> int | None:
