@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_trace import KINETO, PAIR, SHARED, call
+from test_trace import DATA, KINETO, PAIR, SHARED, call
 
 from stepscope.cli.main import run
 from stepscope.traces.chakra.files import read_chakra
@@ -122,3 +122,15 @@ def test_real_sums_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["change_s"] == pytest.approx(11.99, abs=0.01)
     assert [one["category"] for one in data["categories"][:2]] == ["communication", "moe"]
     assert data["categories"][0]["change_s"] == pytest.approx(6.569, abs=0.001)
+
+
+def test_memory_is_summarised(capsys: pytest.CaptureFixture[str]) -> None:
+    path = DATA / "memory" / "memory_timeline.raw.json.gz"
+    (found,) = call(capsys, "summary", path)["memory"]
+    assert (found["format"], found["owner_kind"]) == ("raw memory timeline", "category")
+    assert run(["trace", "summary", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == found["sentence"]
+    assert any("held at the peak, by category" in line for line in lines)
+    error = call(capsys, "diff", path, path, code=2)
+    assert "trace summary" in error["hint"]
