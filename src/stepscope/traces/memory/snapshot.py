@@ -73,17 +73,19 @@ class _Owners:
     def __init__(self) -> None:
         self.found: list[Owner] = [Owner(name=BEFORE), _NO_STACK]
         self._place_of_name = {owner.name: place for place, owner in enumerate(self.found)}
-        self._place_of_stack: dict[int, int] = {}
-        """By the identity of the list: many events share one, and the snapshot keeps them alive."""
+        self._place_of_stack: dict[tuple[int, ...], int] = {}
+        """By the identities of its frames: each is written once, and the snapshot keeps them alive."""
 
     def of(self, frames: object) -> int:
-        place = self._place_of_stack.get(id(frames))
+        lines = list_of(frames, _MOST_FRAMES)
+        key = tuple(map(id, lines))
+        place = self._place_of_stack.get(key)
         if place is None:
-            place = self._place_of_stack[id(frames)] = self._find(frames)
+            place = self._place_of_stack[key] = self._find(lines)
         return place
 
-    def _find(self, frames: object) -> int:
-        stack = [line for frame in list_of(frames, _MOST_FRAMES) if (line := _describe(frame))]
+    def _find(self, frames: list[Any]) -> int:
+        stack = [line for frame in frames if (line := _describe(frame))]
         if not stack:
             return self._place_of_name[_NO_STACK.name]
         python = [line for line, is_python, _ in stack if is_python]
