@@ -116,7 +116,7 @@ def test_files_of_other_writers(tmp_path: Path, form: str) -> None:
     assert found.repairs == {"nodes without a usable time were left out": 1}
     reduced, sent = 5, 6
     assert (found.text("collective", reduced), found.at("in_elements", reduced)) == ("all_reduce", 4096)
-    assert found.text("group", reduced) == "dp"
+    assert (found.text("group", reduced), found.text("dtype", reduced)) == ("dp", "uint8")
     assert (found.text("collective", sent), found.at("peer", sent)) == ("send", 3)
 
 
@@ -188,6 +188,27 @@ def test_folders_of_ranks(tmp_path: Path) -> None:
     # Beside other traces they are conversions of them.
     (tmp_path / "trace.json.gz").write_bytes((PAIR / "kineto.json.gz").read_bytes())
     assert [path.name for path in read_traces(tmp_path, cache=False).paths] == ["trace.json.gz"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, (None, None, None)),
+        ({"comm_size": 64}, ("uint8", 64, None)),
+        ({"comm_size": 64, "comm_dtype": "float32"}, ("float32", 16, None)),
+        ({"comm_size": 64, "comm_out_size": 128, "comm_dtype": "bfloat16"}, ("bfloat16", 32, 64)),
+        ({"comm_size": 64, "comm_dtype": "unheard of"}, ("uint8", 64, None)),
+    ],
+)
+def test_sizes_of_collectives(
+    tmp_path: Path, attributes: dict[str, Any], expected: tuple[str | None, int | None, int | None]
+) -> None:
+    said = {"is_cpu_op": False, "comm_type": 2, **attributes}
+    node = ChakraNode(id=1, name="gather", type=COLLECTIVE, start_us=1, duration_us=2, attributes=said)
+    write_chakra(tmp_path / "x.et", ChakraTrace(nodes=[node]))
+    found = read_timeline(tmp_path / "x.et")
+    assert found.text("collective", 0) == "all_gather"
+    assert (found.text("dtype", 0), found.at("in_elements", 0), found.at("out_elements", 0)) == expected
 
 
 def test_clocks_before_zero_come_back(tmp_path: Path) -> None:

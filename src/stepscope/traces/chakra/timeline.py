@@ -171,17 +171,19 @@ class _Reader:
             name = {SEND: "send", RECEIVE: "recv"}.get(node.type, name)
         group = text_of(said.get("pg_name"))
         members = self.members.get(group or "")
+        sizes = {"in_elements": whole_of(said.get("comm_size")), "out_elements": whole_of(said.get("comm_out_size"))}
         # Sizes are bytes; without the type of the elements, each byte counts as one.
         dtype = text_of(said.get("comm_dtype"))
         each = dtype_bytes(dtype) if dtype else None
-        sizes = {"in_elements": whole_of(said.get("comm_size")), "out_elements": whole_of(said.get("comm_out_size"))}
+        if each is None:
+            dtype = "uint8" if any(sizes.values()) else None
         peer = whole_of(said.get("comm_dst" if node.type == SEND else "comm_src"))
         return {
             "collective": name,
             "group": group,
             "group_ranks": str(members) if members else None,
             "group_size": len(members) if members else None,
-            "dtype": dtype if each else "uint8",
+            "dtype": dtype,
             **{column: size and size // (each or 1) for column, size in sizes.items()},
             "peer": members.index(peer) if members and peer in members else peer,
         }
