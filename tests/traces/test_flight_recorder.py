@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import BadInputError
+from stepscope.traces import plain_pickle
 from stepscope.traces.finish import finish
 from stepscope.traces.flight_recorder import dump as flight_recorder
-from stepscope.traces.flight_recorder import plain_pickle
 from stepscope.traces.formats import require_format
 from stepscope.traces.timeline import Timeline
 
@@ -243,19 +243,19 @@ def test_harmful_pickles_are_refused_with_their_place(
     assert not (tmp_path / "harmed").exists(), "the pickle was run"
 
 
-def test_bounds_hold_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_pickle, "MOST_OBJECTS", 100)
-    with pytest.raises(BadInputError, match="too many objects"):
-        plain_pickle.load(pickle.dumps(list(range(1000)), protocol=2), where="x")
-    monkeypatch.setattr(plain_pickle, "MOST_REMEMBERED", 5)
-    with pytest.raises(BadInputError, match="remembers too many"):
-        plain_pickle.load(pickle.dumps([[n] for n in range(20)], protocol=2), where="x")
-    monkeypatch.setattr(plain_pickle, "MOST_CONTAINERS", 5)
-    with pytest.raises(BadInputError, match="too many lists"):
-        plain_pickle.load(b"\x80\x02" + b"]" * 10 + b".", where="x")
-    monkeypatch.setattr(plain_pickle, "MOST_BYTES", 5)
-    with pytest.raises(BadInputError, match="larger than"):
-        plain_pickle.load(b"\x80\x02]]]]]].", where="x")
+@pytest.mark.parametrize(
+    ("data", "most", "rule"),
+    [
+        (pickle.dumps(list(range(1000)), protocol=2), {"objects": 100}, "more than 100 objects"),
+        (pickle.dumps([[n] for n in range(20)], protocol=2), {"remembered": 5}, "remembers more than 5"),
+        (b"\x80\x02" + b"]" * 10 + b".", {"containers": 5}, "more than 5 lists"),
+        (b"\x80\x02]]]]]].", {"bytes": 5}, "larger than 5 bytes"),
+    ],
+)
+def test_bounds_hold_for_counts(data: bytes, most: dict[str, int], rule: str) -> None:
+    plain_pickle.load(b"\x80\x02].", where="x", most=plain_pickle.Limits(**most))
+    with pytest.raises(BadInputError, match=rule):
+        plain_pickle.load(data, where="x", most=plain_pickle.Limits(**most))
 
 
 def test_a_memory_far_away_costs_nothing() -> None:

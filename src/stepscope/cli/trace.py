@@ -12,20 +12,18 @@ from stepscope.cli.options import json_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.trace_diff import diff
 from stepscope.cli.trace_files import convert, link
+from stepscope.cli.trace_memory import show_memory
 from stepscope.cli.trace_options import Progress, engine_options, open_traces, source_argument, step_options
 from stepscope.cli.trace_path import critical_path
 from stepscope.cli.trace_record import record
+from stepscope.cli.trace_sums import show_sums
 from stepscope.errors import ExitCode, UsageError
-from stepscope.traces.kernel_names import short_name
-from stepscope.units import format_duration, format_share
 
 if TYPE_CHECKING:
     from stepscope.analyze.answers.compose import Answer
     from stepscope.analyze.job import JobReport
-    from stepscope.traces.nsys.stats import KernelSummary
     from stepscope.traces.read import TraceSet
 
-SHOWN_SUMS = 10
 CLOCKS = ("auto", "as recorded", "aligned", "durations")
 
 
@@ -46,12 +44,14 @@ def summary(*, as_json: bool, **options: Any) -> int:
     """Say where a step of the traced job went: the answer first, then the evidence.
 
     PATH is a trace, a folder with one trace a rank, or a quoted pattern. Without --step the step of median length is
-    explained. Step times from a trace are profiled times.
+    explained. Step times from a trace are profiled times. A memory timeline of torch.profiler or a CUDA memory snapshot
+    is answered with its peak, what was held then, growth from step to step and fragmentation.
 
     Example: stepscope trace summary traces/ --json
     """
-    if (told := _sums_only(options["source"], as_json=as_json)) is not None:
-        return told
+    for show in (show_sums, show_memory):
+        if (told := show(options["source"], as_json=as_json)) is not None:
+            return told
     from stepscope.report.trace_text import format_job
 
     _, job, answer = _explain(options)
@@ -101,40 +101,6 @@ def verify(*, source: str, as_json: bool) -> int:
         as_json=as_json,
     )
     return ExitCode.FAILED if any(outcome == "stale" for _, outcome, _ in checked) else ExitCode.DONE
-
-
-def _sums_only(source: str, *, as_json: bool) -> int | None:
-    """A table of `nsys stats` has sums but no times: shown as what it is. None for anything else."""
-    from stepscope.traces.nsys.stats import read_summary, sniff_summary
-    from stepscope.traces.source import read_head
-
-    path = Path(source)
-    if not path.is_file() or not sniff_summary(read_head(path), path):
-        return None
-    found = read_summary(path)
-    by_category = found.seconds_by_category()
-    data = {**msgspec.to_builtins(found), "total_s": found.total_s, "by_category_s": by_category}
-    emit(data, "" if as_json else _format_sums(found, by_category), as_json=as_json)
-    return ExitCode.DONE
-
-
-def _format_sums(found: KernelSummary, by_category: dict[str, float]) -> str:
-    largest = sorted(found.rows, key=lambda row: -row.total_s)[:SHOWN_SUMS]
-    return "\n".join(
-        [
-            f"{len(found.rows)} {found.report}, {format_duration(found.total_s)} in sum",
-            "no timeline: nothing is known of steps, overlap or idle time",
-            *(
-                f"  {category:14} {format_duration(spent):>10}  {format_share(spent / found.total_s):>7}"
-                for category, spent in sorted(by_category.items(), key=lambda item: -item[1])
-            ),
-            "largest:",
-            *(
-                f"  {format_duration(row.total_s):>10}  {row.count:>8} ×  {short_name(row.name)[:80]}"
-                for row in largest
-            ),
-        ]
-    )
 
 
 def _explain(options: dict[str, Any]) -> tuple[TraceSet, JobReport, Answer]:

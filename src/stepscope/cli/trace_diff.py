@@ -10,7 +10,8 @@ import msgspec
 
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
-from stepscope.cli.trace_options import Progress, open_traces, parse_numbers
+from stepscope.cli.trace_options import Progress, format_signed, open_traces, parse_numbers
+from stepscope.cli.trace_sums import diff_two_sums
 from stepscope.errors import ExitCode
 from stepscope.units import format_duration
 
@@ -39,12 +40,15 @@ def diff(
 
     Steps are profiled ones, means over those of middle length. Renamed kernels are matched by operator and place.
     Of several ranks, the one is compared whose step changed most. Jobs with different ranks are compared by the slowest
-    of those that both have.
+    of those that both have. Two tables of sums that `nsys stats` printed are compared by class, name and time per call.
 
     Example: stepscope trace diff before.json.gz after.json.gz
     """
     from stepscope.analyze.diff import diff_traces
 
+    chosen_part = rank is not None or steps_a is not None or steps_b is not None
+    if (told := diff_two_sums(a, b, chosen=chosen_part, as_json=as_json)) is not None:
+        return told
     jobs = [open_traces({**options, "source": source}) for source in (a, b)]
     steps = parse_numbers(steps_a, "--steps-a"), parse_numbers(steps_b, "--steps-b")
     several = max(len(job) for job in jobs) > 1
@@ -99,7 +103,7 @@ def _format(found: TraceDiff) -> str:
         "contributions to the change (they add up):",
     ]
     lines += [
-        f"  {_signed(entry.change_s):>11}  {entry.name[:80]}"
+        f"  {format_signed(entry.change_s):>11}  {entry.name[:80]}"
         for entry in found.contributions[:SHOWN]
         if entry.change_ns
     ]
@@ -125,7 +129,7 @@ def _list_ranks(ranks: Sequence[RankSteps]) -> list[str]:
     lines = ["profiled step by rank, A and B:"]
     for one in ordered[:SHOWN_RANKS]:
         a, b = ("no trace" if value is None else format_duration(value) for value in (one.a_s, one.b_s))
-        change = "" if one.change_s is None else _signed(one.change_s)
+        change = "" if one.change_s is None else format_signed(one.change_s)
         lines.append(f"  {change:>11}  rank {one.rank}: {a}, {b}")
     if len(ordered) > SHOWN_RANKS:
         lines.append(f"  and {len(ordered) - SHOWN_RANKS} more ranks")
@@ -138,8 +142,4 @@ def _is_told(change: NameChange) -> bool:
 
 def _format_change(change: NameChange) -> str:
     word = change.status if change.status != "same" else change.verdict
-    return f"  {_signed(change.change_s):>11}  {word:9} {change.name[:80]}"
-
-
-def _signed(seconds: float) -> str:
-    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + format_duration(abs(seconds))
+    return f"  {format_signed(change.change_s):>11}  {word:9} {change.name[:80]}"

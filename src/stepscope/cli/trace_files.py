@@ -46,6 +46,10 @@ LONGEST_S = 1e9
 )
 @click.option("--et", "graph_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
               help="Chakra only: the execution trace of the same step, for arguments and data.")  # fmt: skip
+@click.option("--keep-unlinked", is_flag=True,
+              help="Chakra only: keep device events whose launch is not in the trace, however many there are, as "
+              "independent nodes, which wait for their stream alone. Without it, a trace with more of them than half "
+              "is refused.")  # fmt: skip
 @click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step.")
 @click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing.")
 @json_option
@@ -60,6 +64,7 @@ def convert(
     flows: str,
     anonymise: bool,
     graph_path: Path | None,
+    keep_unlinked: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -87,7 +92,10 @@ def convert(
         if anonymise:
             timelines, told = _anonymise(timelines)
             notes |= told
-        data = notes | _write(form, timelines, target, max_size=max_size, flows=flows, graph_path=graph_path)
+        if form == "chakra":
+            data = notes | _write_chakra(timelines, target, graph_path, keep_unlinked=keep_unlinked)
+        else:
+            data = notes | _write(form, timelines, target, max_size=max_size, flows=flows)
     emit(data, f"{data['path']}: {format_bytes(data['size_bytes'])}, {data['events']} events", as_json=as_json)
     return ExitCode.DONE
 
@@ -199,9 +207,7 @@ def _anonymise(timelines: Sequence[Timeline]) -> tuple[list[Timeline], dict[str,
     return done.timelines, {"anonymised": msgspec.to_builtins(done.report)}
 
 
-def _write(
-    form: str, timelines: list[Timeline], target: Path, *, max_size: str | None, flows: str, graph_path: Path | None
-) -> dict[str, Any]:
+def _write(form: str, timelines: list[Timeline], target: Path, *, max_size: str | None, flows: str) -> dict[str, Any]:
     if form == "chrome":
         from stepscope.traces.chrome.write import write_chrome
 
@@ -214,9 +220,7 @@ def _write(
 
         table = write_csv(timelines, target)
         return {**msgspec.to_builtins(table), "events": table.rows}
-    if form == "parquet":
-        return _write_parquet(timelines, target)
-    return _write_chakra(timelines, target, graph_path)
+    return _write_parquet(timelines, target)
 
 
 def _write_parquet(timelines: Sequence[Timeline], target: Path) -> dict[str, Any]:
@@ -236,15 +240,20 @@ def _write_parquet(timelines: Sequence[Timeline], target: Path) -> dict[str, Any
     return {"path": str(target), "size_bytes": target.stat().st_size, "events": len(frame), "columns": frame.columns}
 
 
-def _write_chakra(timelines: Sequence[Timeline], target: Path, graph_path: Path | None) -> dict[str, Any]:
+def _write_chakra(
+    timelines: Sequence[Timeline], target: Path, graph_path: Path | None, *, keep_unlinked: bool
+) -> dict[str, Any]:
     if len(timelines) == 1 and not target.is_dir():
-        return _write_chakra_rank(timelines[0], target, graph_path)
+        return _write_chakra_rank(timelines[0], target, graph_path, keep_unlinked=keep_unlinked)
     if graph_path is not None:
         raise UsageError(
             "an execution trace belongs to one rank", hint="convert rank by rank with --ranks N", where="--et"
         )
     target.mkdir(parents=True, exist_ok=True)
-    files = [_write_chakra_rank(timeline, target / f"rank-{timeline.rank}.et", None) for timeline in timelines]
+    files = [
+        _write_chakra_rank(timeline, target / f"rank-{timeline.rank}.et", None, keep_unlinked=keep_unlinked)
+        for timeline in timelines
+    ]
     return {
         "path": str(target),
         "size_bytes": sum(file["size_bytes"] for file in files),
@@ -253,16 +262,25 @@ def _write_chakra(timelines: Sequence[Timeline], target: Path, graph_path: Path 
     }
 
 
-def _write_chakra_rank(timeline: Timeline, target: Path, graph_path: Path | None) -> dict[str, Any]:
+def _write_chakra_rank(
+    timeline: Timeline, target: Path, graph_path: Path | None, *, keep_unlinked: bool
+) -> dict[str, Any]:
     from stepscope.analyze.critical.edges import row_edges
+    from stepscope.traces.chakra.convert import MINIMUM_SHARE
     from stepscope.traces.chakra.convert import convert as to_chakra
     from stepscope.traces.graphs.execution_trace import read_execution_trace
     from stepscope.traces.link import link as join
 
     graph = None if graph_path is None else read_execution_trace(graph_path)
-    linked = None if graph is None else join(graph, timeline)
-    done = to_chakra(timeline, edges=row_edges(timeline), link=linked)
+    linked = None if graph is None else join(graph, timeline, operators_suffice=keep_unlinked)
+    least = 0.0 if keep_unlinked else MINIMUM_SHARE
+    done = to_chakra(timeline, edges=row_edges(timeline), link=linked, minimum_share=least)
     done.write(target)
+    if done.coverage.device_events_without_launch:
+        narrate(
+            f"{target.name}: {done.coverage.device_events_without_launch} of {done.coverage.device_events} device "
+            "events have no launch in the trace and are independent nodes: they wait for their stream alone"
+        )
     return {
         "path": str(target),
         "size_bytes": target.stat().st_size,
@@ -295,14 +313,15 @@ def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
 
 def read_graph(path: Path) -> Graph:
     """An execution trace or a Chakra file."""
-    from stepscope.traces.chakra.files import read_chakra
     from stepscope.traces.chakra.graphs import graph_of_chakra
+    from stepscope.traces.chakra.timeline import looks_like_chakra, read_either
     from stepscope.traces.graphs.execution_trace import read_execution_trace
     from stepscope.traces.source import read_head
 
-    if read_head(path, 4096).lstrip().startswith(b"{"):
+    head = read_head(path)
+    if not looks_like_chakra(head, path):
         return read_execution_trace(path)
-    return graph_of_chakra(read_chakra(path))
+    return graph_of_chakra(read_either(path, head))
 
 
 @click.command("link")

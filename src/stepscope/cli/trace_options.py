@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import click
 
 from stepscope.errors import MissingDependencyError, UsageError
+from stepscope.units import format_duration
 
 if TYPE_CHECKING:
     from stepscope.traces.read import TraceSet
@@ -83,6 +84,10 @@ def parse_numbers(text: str | None, option: str, most: int = 100_000) -> list[in
             raise UsageError(f"{text[:80]!r} names more than {most} numbers", hint=_FEWER, where=option)
         numbers.update(dict.fromkeys(range(begin, end + 1)))
     return list(numbers)
+
+
+def format_signed(seconds: float) -> str:
+    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + format_duration(abs(seconds))
 
 
 class Progress:

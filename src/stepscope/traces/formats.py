@@ -39,6 +39,7 @@ _BUILT_IN = {
     "nsys_sqlite": "nsys.sqlite",
     "flight_recorder": "flight_recorder.dump",
     "nsys_stats": "nsys.stats",
+    "chakra": "chakra.timeline",
     "xla": "xla.reader",
     "merged_chrome": "kineto.merged",
     "kineto": "kineto.careful",
@@ -98,24 +99,35 @@ def find_format(path: Path, head: bytes | None = None) -> TraceFormat | None:
 
 
 def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
-    """An execution trace or a Chakra graph: operators without times."""
+    """An execution trace or a Chakra graph. A Chakra file with times is a timeline as well."""
+    from stepscope.traces.chakra.timeline import looks_like_chakra
+
     head = read_head(path) if head is None else head
-    if path.name.removesuffix(".gz").endswith(".et") and not head.lstrip().startswith((b"{", b"[")):
+    if looks_like_chakra(head, path):
         return True
     return (
         b'"schema"' in head[:4096] and b'"traceEvents"' not in head and (b'"nodes"' in head or b'"op_schema"' in head)
     )
 
 
+def why_no_timeline(path: Path, head: bytes | None = None) -> tuple[str, str]:
+    """What a file without a timeline is, and what can be done with it."""
+    from stepscope.traces.memory.files import looks_like_memory
+
+    head = read_head(path) if head is None else head
+    if looks_like_graph(path, head):
+        return (
+            "is a graph of operators without times, not a timeline",
+            "give the Kineto trace of the same steps; `stepscope trace link ET KINETO` joins both",
+        )
+    if looks_like_memory(head, path):
+        return "says what memory held, and has no timeline of events", "`stepscope trace summary FILE` reads it"
+    return "is no trace of a known format", "docs/trace-formats.md lists what can be read and how each is recognised"
+
+
 def require_format(path: Path, head: bytes | None = None) -> TraceFormat:
     found = find_format(path, head)
     if found is None:
-        graph = looks_like_graph(path, head)
-        raise BadInputError(
-            "is a graph of operators without times, not a timeline" if graph else "is no trace of a known format",
-            hint="give the Kineto trace of the same steps; `stepscope trace link ET KINETO` joins both"
-            if graph
-            else "docs/trace-formats.md lists what can be read and how each is recognised",
-            where=str(path),
-        )
+        what, hint = why_no_timeline(path, head)
+        raise BadInputError(what, hint=hint, where=str(path))
     return found

@@ -191,9 +191,11 @@ class Link:
         return int(core["end_ns"][row]) - int(core["start_ns"][row])
 
 
-def link(graph: Graph, timeline: Timeline, *, minimum_share: float = MINIMUM_SHARE) -> Link:
+def link(
+    graph: Graph, timeline: Timeline, *, minimum_share: float = MINIMUM_SHARE, operators_suffice: bool = False
+) -> Link:
     """Join a graph to a finished timeline. BadInputError where less than `minimum_share` of either could be joined;
-    0 takes whatever there is."""
+    0 takes whatever there is. `operators_suffice`: device events may stay without a call, however many there are."""
     found = _join_hosts(graph, timeline)
     reasons = dict(found.reasons)
     node_of_row = _join_rest(graph, timeline, found, reasons)
@@ -206,7 +208,8 @@ def link(graph: Graph, timeline: Timeline, *, minimum_share: float = MINIMUM_SHA
         reasons=reasons,
         warnings=tuple(_doubts(graph, timeline)),
     )
-    if result.linked_share < minimum_share:
+    share = result.summary.operator_share or 0.0 if operators_suffice else result.linked_share
+    if share < minimum_share:
         raise _not_a_pair(result, minimum_share)
     return result
 

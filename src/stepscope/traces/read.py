@@ -23,6 +23,8 @@ _TRACE_NAMES = re.compile(
     r"\.(json|sqlite|csv|pkl|pickle|pt|trace|dump)(\.gz|\.zst)?$|(^|[_-])rank[_-]?\d+$|nccl_trace_rank", re.I
 )
 
+_NAMES = (_TRACE_NAMES, re.compile(r"\.et(\.gz|\.zst)?$", re.I))
+
 
 def read_timeline(path: Path | str, *, step_marker: str | None = None) -> Timeline:
     """The trace of one rank, finished, without the cache. A file of several ranks gives its first."""
@@ -152,13 +154,13 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
             head = read_head(file, HEAD_BYTES)
             reason = _why_not(file, head)
         except BadInputError as error:
-            reason = error.message
+            reason = error.message, error.hint or ""
         if reason is None:
             found += _list_ranks_of(file, head)
         elif named:
-            raise BadInputError(reason, hint="docs/trace-formats.md lists what can be read", where=str(file))
+            raise BadInputError(reason[0], hint=reason[1], where=str(file))
         else:
-            left_out[file.name] = reason
+            left_out[file.name] = reason[0]
     if not found:
         first = next(iter(left_out.items()), None)
         raise BadInputError(
@@ -191,8 +193,9 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
     text = str(path)
     path = Path(path)
     if path.is_dir():
-        path = _timelines_of(path)
-        return sorted(file for file in path.iterdir() if file.is_file() and _TRACE_NAMES.search(file.name)), False
+        inside = sorted(file for file in _timelines_of(path).iterdir() if file.is_file())
+        # Chakra files beside other traces are conversions of them, mostly: the same ranks again.
+        return next(filter(None, ([file for file in inside if names.search(file.name)] for names in _NAMES)), []), False
     if path.exists():
         return [path], True
     matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))] if glob.has_magic(text) else []
@@ -213,13 +216,14 @@ def _timelines_of(folder: Path) -> Path:
     return folder / KINETO_FOLDER if is_recording(folder) else folder
 
 
-def _why_not(path: Path, head: bytes) -> str | None:
-    """Why a file is no timeline; None when it is one."""
-    from stepscope.traces.formats import find_format, looks_like_graph
+def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
+    """Why a file is no timeline, and what to do with it; None when it is one."""
+    from stepscope.traces.formats import find_format, why_no_timeline
 
     if find_format(path, head) is not None:
         return None
-    return "a graph of operators without times" if looks_like_graph(path, head) else "no trace of a known format"
+    what, hint = why_no_timeline(path, head)
+    return what.removeprefix("is "), hint
 
 
 def find_rank(path: Path, head: bytes | None = None) -> int | None:

@@ -50,6 +50,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     host_events: int
     device_events: int
     device_events_with_launch: int
+    device_events_without_launch: int
+    """Independent nodes: they wait for their stream and for what the given edges say, not for a launch."""
     device_events_with_operator: int
     """Of the graph that was linked; 0 without one."""
     communication: int
@@ -115,7 +117,7 @@ def convert(
     `link` adds what the execution trace knows: arguments, schemas, data dependencies, collectives of old traces.
     `edges` are the waits that analysis found; without them only those that need no analysis are there (launches,
     streams, calls that return when device work ends). BadInputError where less than `minimum_share` of the device
-    events have a launch.
+    events have a launch; 0 keeps all of them, those without a launch as independent nodes.
     """
     host, devices = _select(timeline, step)
     if not len(host) and not len(devices):
@@ -141,7 +143,8 @@ def convert(
         raise BadInputError(
             f"only {coverage.device_events_with_launch} of {coverage.device_events} device events have a launch in the "
             f"trace, at least {minimum_share:.0%} are needed: their place in the graph would be a guess",
-            hint="record with ProfilerActivity.CPU and ProfilerActivity.CUDA together",
+            hint="record with ProfilerActivity.CPU and ProfilerActivity.CUDA together, or keep them as independent "
+            "nodes: --keep-unlinked on the command line, minimum_share=0 in Python",
             where=str(timeline.metadata.get("source") or "timeline"),
         )
     return Conversion(
@@ -248,10 +251,12 @@ def _cover(
 ) -> Coverage:
     communications = parts.communications.values()
     nodes, link = parts.nodes, parts.link
+    launched = int((parts.timeline.core["parent"][devices] >= 0).sum())
     return Coverage(
         host_events=len(host),
         device_events=len(devices),
-        device_events_with_launch=int((parts.timeline.core["parent"][devices] >= 0).sum()),
+        device_events_with_launch=launched,
+        device_events_without_launch=len(devices) - launched,
         device_events_with_operator=0 if link is None else int((link.node_of_row[devices] >= 0).sum()),
         communication=len(communications),
         communication_with_type=sum(
@@ -290,6 +295,8 @@ def _metadata(parts: Parts, reader: CommunicationReader, coverage: Coverage, ste
         "coverage": msgspec.json.encode(coverage).decode(),
         "clock": "nanoseconds of the timeline's clock in start_ns and duration_ns; microseconds rounded",
     }
+    if devices := timeline.metadata.get("devices"):
+        found["devices"] = msgspec.json.encode(devices).decode()
     if timeline.rank is not None:
         found["rank"] = timeline.rank
     if timeline.world_size is not None:

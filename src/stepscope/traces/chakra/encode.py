@@ -249,7 +249,11 @@ class _Fields:
 
         core, link, kinds = self.parts.timeline.core, self.parts.link, self._kinds
         kind = core["kind"][rows]
-        durations, _ = joined(number_attributes("call_duration_ns", core["end_ns"][rows] - core["start_ns"][rows]))
+        correlation = core["correlation"][rows]
+        durations, _ = joined(
+            number_attributes("call_duration_ns", core["end_ns"][rows] - core["start_ns"][rows]),
+            number_attributes("correlation", correlation).only((kind == RUNTIME) & (correlation >= 0)),
+        )
         if link is None:
             place = np.full(len(rows), -1)
             numbers = durations

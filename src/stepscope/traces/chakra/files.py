@@ -56,12 +56,21 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True, eq=True):
         return bool(self.attributes.get("is_cpu_op", True))
 
     @property
+    def has_times(self) -> bool:
+        """Files that hold no times at all have zeros everywhere."""
+        return self.start_us > 0 or self.duration_us > 0 or type(self.attributes.get("start_ns")) is int
+
+    @property
     def start_ns(self) -> int:
-        return int(self.attributes.get("start_ns", self.start_us * 1000))
+        return self._exact("start_ns", self.start_us)
 
     @property
     def duration_ns(self) -> int:
-        return int(self.attributes.get("duration_ns", self.duration_us * 1000))
+        return self._exact("duration_ns", self.duration_us)
+
+    def _exact(self, name: str, rounded_us: int) -> int:
+        value = self.attributes.get(name)
+        return value if type(value) is int else rounded_us * 1000
 
 
 class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,18 +103,19 @@ def read_chakra(path: Path) -> ChakraTrace:
     reader = ChakraReader(Path(path))
     with gc_paused():
         nodes = list(reader)
-    expected = reader.attributes.get("node_count")
-    if isinstance(expected, int) and len(nodes) < expected and not reader.warnings:
-        reader.warnings.append(f"the file ends after {len(nodes)} of {expected} nodes")
-    if not nodes and not reader.warnings:
-        reader.warnings.append("the file holds no node")
-    return ChakraTrace(
-        version=reader.version,
-        attributes=reader.attributes,
-        nodes=nodes,
-        warnings=reader.warnings,
-        where=str(path),
-    )
+    return make_trace(reader.version, reader.attributes, nodes, reader.warnings, where=str(path))
+
+
+def make_trace(
+    version: str, attributes: dict[str, Any], nodes: list[ChakraNode], warnings: list[str], *, where: str
+) -> ChakraTrace:
+    """A file that was read; what it should hold by its own count and does not becomes a warning."""
+    expected = attributes.get("node_count")
+    if isinstance(expected, int) and len(nodes) < expected and not warnings:
+        warnings.append(f"the file ends after {len(nodes)} of {expected} nodes")
+    if not nodes and not warnings:
+        warnings.append("the file holds no node")
+    return ChakraTrace(version=version, attributes=attributes, nodes=nodes, warnings=warnings, where=where)
 
 
 class ChakraReader:
@@ -125,12 +135,12 @@ class ChakraReader:
             )
         metadata = self._parse(self._messages.metadata, *first)
         self.version: str = metadata.version
-        self.attributes, _ = _attributes(metadata.attr)
+        self.attributes, _ = parse_attributes(metadata.attr)
 
     def __iter__(self) -> Iterator[ChakraNode]:
         parse = self._messages.node
         for count, (offset, frame) in enumerate(self._frames, 1):
-            yield _node(self._parse(parse, offset, frame, count))
+            yield parse_message(self._parse(parse, offset, frame, count))
 
     def _parse(self, message: Any, offset: int, frame: bytes, count: int = 0) -> Any:
         from google.protobuf.message import DecodeError
@@ -198,11 +208,12 @@ def _read_length(buffer: bytes, place: int) -> tuple[int | None, int]:
 
 def parse_node(frame: bytes) -> ChakraNode:
     """One node from its encoded message."""
-    return _node(messages().node.FromString(frame))
+    return parse_message(messages().node.FromString(frame))
 
 
-def _node(message: Any) -> ChakraNode:
-    attributes, fields = _attributes(message.attr)
+def parse_message(message: Any) -> ChakraNode:
+    """One node from its message object."""
+    attributes, fields = parse_attributes(message.attr)
     return ChakraNode(
         id=message.id,
         name=message.name,
@@ -222,7 +233,8 @@ def _arguments(message: Any) -> TextArguments:
     return TextArguments(message.values, message.shapes, message.types)
 
 
-def _attributes(found: Any) -> tuple[dict[str, Any], dict[str, str]]:
+def parse_attributes(found: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by name, and the fields of those that are in another one than their name or kind calls for."""
     values: dict[str, Any] = {}
     fields: dict[str, str] = {}
     for attribute in found:

@@ -58,8 +58,6 @@ def _node_of(node: ChakraNode) -> Node:
     rest["chakra_type"] = node.type
     communicates = node.type in (SEND, RECEIVE, COLLECTIVE)
     rest["is_device_work"] = communicates or (node.type not in (INVALID, METADATA) and not node.is_cpu_op)
-    # Files that hold no times at all have zeros everywhere.
-    has_times = "start_ns" in said or node.start_us > 0 or node.duration_us > 0
     return Node(
         id=node.id,
         name=node.name,
@@ -68,8 +66,8 @@ def _node_of(node: ChakraNode) -> Node:
         outputs=_arguments_of(node.outputs),
         attributes=rest,
         data_deps=node.data_deps,
-        start_ns=node.start_ns if has_times else None,
-        duration_ns=node.duration_ns if has_times else None,
+        start_ns=node.start_ns if node.has_times else None,
+        duration_ns=node.duration_ns if node.has_times else None,
         **plain,
     )
 

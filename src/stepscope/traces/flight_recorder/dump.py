@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import BadInputError, first_line
-from stepscope.traces.flight_recorder import plain_pickle
+from stepscope.traces import plain_pickle
 from stepscope.traces.kineto.fields import rank_in_name
 from stepscope.traces.loose_values import WHOLE_LIMIT, damaged_byte, list_of, text_of, whole_of
 from stepscope.traces.source import read_bounded
@@ -61,7 +61,7 @@ def read(path: Path) -> list[Timeline]:
 
 def _load(path: Path) -> tuple[dict[str, Any], str | None]:
     """The content, and why a packed file ended too early although its content is whole."""
-    data, cut_short = read_bounded(path, plain_pickle.MOST_BYTES)
+    data, cut_short = read_bounded(path, plain_pickle.STANDARD.bytes)
     packed = f" (the packed file ends early: {cut_short})" if cut_short else ""
     if data[:1] == _PICKLE:
         dump = plain_pickle.load(data, where=f"{path}{packed}")

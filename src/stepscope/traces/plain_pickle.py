@@ -10,20 +10,30 @@ from __future__ import annotations
 import pickletools
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn
+from itertools import repeat
+from typing import Any, NamedTuple, NoReturn
 
 from stepscope.errors import BadInputError
+from stepscope.traces.gc_pause import gc_paused
 
-MOST_BYTES = 256 << 20
-MOST_OBJECTS = 8_000_000
-MOST_CONTAINERS = 2_000_000
-MOST_REMEMBERED = 4_000_000
 DEEPEST = 64
 _LONGEST_NUMBER = 64
 
 _OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _LIST_MAKERS = frozenset(f"build_{kind}list" for kind in ("int", "double", "bool", "tensor"))
 """Functions of torch.jit._pickle that hand back the list they are given; no other name is understood."""
+
+
+class Limits(NamedTuple):
+    """The most that is read: the time and memory of reading grow with them."""
+
+    bytes: int = 256 << 20
+    objects: int = 8_000_000
+    containers: int = 2_000_000
+    remembered: int = 4_000_000
+
+
+STANDARD = Limits()
 
 
 class _Mark:
@@ -38,16 +48,18 @@ _MARK = _Mark()
 _LIST_MAKER = _ListMaker()
 
 
-def load(data: bytes, *, where: str) -> Any:
+def load(data: bytes, *, where: str, most: Limits = STANDARD) -> Any:
     """The object in a pickle of builtin containers and scalars; a BadInputError names the byte of anything else."""
-    if len(data) > MOST_BYTES:
-        raise BadInputError(f"is larger than {MOST_BYTES} bytes, the most that is read of a pickle", where=where)
-    return _Machine(data, where).run()
+    if len(data) > most.bytes:
+        raise BadInputError(f"is larger than {most.bytes} bytes, the most that is read of a pickle", where=where)
+    with gc_paused():
+        return _Machine(data, where, most).run()
 
 
 class _Machine:
-    def __init__(self, data: bytes, where: str) -> None:
+    def __init__(self, data: bytes, where: str, most: Limits) -> None:
         self.data = data
+        self.most = most
         self.where = where
         self.place = 0
         self.begin = 0
@@ -61,7 +73,7 @@ class _Machine:
     def run(self) -> Any:
         while True:
             self.begin = self.place
-            code = self.take(1)[0]
+            code = self.byte()
             if code == 0x2E:  # STOP
                 return self.pop()
             step = _STEPS.get(code)
@@ -72,7 +84,8 @@ class _Machine:
     def refuse(self, why: str) -> NoReturn:
         raise BadInputError(
             f"{why}: refused, only plain lists, dictionaries, texts and numbers are read",
-            hint="a flight-recorder dump needs nothing else; take the file from where it was written",
+            hint="dumps of the flight recorder and memory snapshots need nothing else; take the file from where it was "
+            "written",
             where=f"{self.where}: byte {self.begin}",
         )
 
@@ -101,13 +114,19 @@ class _Machine:
         self.place = end + 1
         return piece
 
-    def number(self, form: str) -> int:
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
+    def byte(self) -> int:
+        if self.place >= len(self.data):
+            self.refuse_end()
+        self.place += 1
+        return self.data[self.place - 1]
+
+    def number(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(size), "little", signed=signed)
 
     def push(self, value: Any) -> None:
         self.objects += 1
-        if self.objects > MOST_OBJECTS:
-            self.refuse("the pickle holds too many objects")
+        if self.objects > self.most.objects:
+            self.refuse(f"the pickle holds more than {self.most.objects} objects")
         self.stack.append(value)
 
     def pop(self) -> Any:
@@ -133,19 +152,18 @@ class _Machine:
     # --- containers ------------------------------------------------------------------------------------------------
 
     def new(self, container: Any, items: list[Any]) -> None:
-        if len(self.containers) >= MOST_CONTAINERS:
-            self.refuse("the pickle holds too many lists and dictionaries")
+        if len(self.containers) >= self.most.containers:
+            self.refuse(f"the pickle holds more than {self.most.containers} lists and dictionaries")
         self.containers.append(container)
         self.depth_of[id(container)] = 1
         self._deepen(container, items)
         self.push(container)
 
     def _deepen(self, container: Any, items: list[Any]) -> None:
-        deepest = 0
-        for item in items:
-            if isinstance(item, _Mark | _ListMaker):
-                self.refuse("the pickle stores one of its own marks")
-            deepest = max(deepest, self.depth_of.get(id(item), 0))
+        # Marks themselves never leave the stack with what lies above them.
+        if _LIST_MAKER in items:
+            self.refuse("the pickle stores one of its own marks")
+        deepest = max(map(self.depth_of.get, map(id, items), repeat(0)), default=0)
         if deepest >= DEEPEST:
             self.refuse(f"the pickle is nested deeper than {DEEPEST} levels")
         self.depth_of[id(container)] = max(self.depth_of[id(container)], deepest + 1)
@@ -167,8 +185,8 @@ class _Machine:
             target[key] = value
 
     def remember(self, index: int) -> None:
-        if len(self.memo) >= MOST_REMEMBERED:
-            self.refuse("the pickle remembers too many objects")
+        if len(self.memo) >= self.most.remembered:
+            self.refuse(f"the pickle remembers more than {self.most.remembered} objects")
         if not self.stack or self.stack[-1] is _MARK:
             self.refuse("the pickle remembers what is not there")
         self.memo[index] = self.stack[-1]
@@ -292,23 +310,23 @@ _STEPS: dict[int, Callable[[_Machine], Any]] = {
     ord("N"): lambda m: m.push(None),
     0x88: lambda m: m.push(True),
     0x89: lambda m: m.push(False),
-    ord("J"): lambda m: m.push(m.number("<i")),
-    ord("K"): lambda m: m.push(m.number("<B")),
-    ord("M"): lambda m: m.push(m.number("<H")),
-    0x8A: lambda m: m.long(m.number("<B")),
-    0x8B: lambda m: m.long(m.number("<i")),
+    ord("J"): lambda m: m.push(m.number(4, signed=True)),
+    ord("K"): lambda m: m.push(m.byte()),
+    ord("M"): lambda m: m.push(m.number(2)),
+    0x8A: lambda m: m.long(m.byte()),
+    0x8B: lambda m: m.long(m.number(4, signed=True)),
     ord("I"): lambda m: m.written_number(_int_line),
     ord("L"): lambda m: m.written_number(lambda line: int(line.rstrip(b"L"))),
     ord("F"): lambda m: m.written_number(float),
     ord("G"): lambda m: m.real(),
     ord("V"): lambda m: m.escaped_text(),
-    ord("X"): lambda m: m.text(m.number("<I")),
-    0x8C: lambda m: m.text(m.number("<B")),
-    0x8D: lambda m: m.text(m.number("<Q")),
-    ord("T"): lambda m: m.old_text(m.number("<I")),
-    ord("U"): lambda m: m.old_text(m.number("<B")),
-    ord("B"): lambda m: m.take_bytes(m.number("<I")),
-    ord("C"): lambda m: m.take_bytes(m.number("<B")),
+    ord("X"): lambda m: m.text(m.number(4)),
+    0x8C: lambda m: m.text(m.byte()),
+    0x8D: lambda m: m.text(m.number(8)),
+    ord("T"): lambda m: m.old_text(m.number(4)),
+    ord("U"): lambda m: m.old_text(m.byte()),
+    ord("B"): lambda m: m.take_bytes(m.number(4)),
+    ord("C"): lambda m: m.take_bytes(m.byte()),
     ord("]"): lambda m: m.new([], []),
     ord("}"): lambda m: m.new({}, []),
     ord(")"): lambda m: m.tuple_of(0),
@@ -322,12 +340,12 @@ _STEPS: dict[int, Callable[[_Machine], Any]] = {
     ord("e"): lambda m: m.append(m.pop_to_mark()),
     ord("s"): _set_one,
     ord("u"): lambda m: m.set_items(m.pop_to_mark()),
-    ord("q"): lambda m: m.remember(m.number("<B")),
-    ord("r"): lambda m: m.remember(m.number("<I")),
+    ord("q"): lambda m: m.remember(m.byte()),
+    ord("r"): lambda m: m.remember(m.number(4)),
     ord("p"): lambda m: m.remember(m.index()),
     0x94: lambda m: m.remember(len(m.memo)),
-    ord("h"): lambda m: m.recall(m.number("<B")),
-    ord("j"): lambda m: m.recall(m.number("<I")),
+    ord("h"): lambda m: m.recall(m.byte()),
+    ord("j"): lambda m: m.recall(m.number(4)),
     ord("g"): lambda m: m.recall(m.index()),
     ord("c"): lambda m: m.global_name(),
     ord("R"): lambda m: m.reduce(),

@@ -1,0 +1,274 @@
+"""What the memory of a device held at its peak, whether it grows from step to step, and how fragmented it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from stepscope.traces.memory.history import Fragmentation, MemoryHistory, OutOfMemory
+from stepscope.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Integers
+
+MOST_POINTS = 1000
+LEAST_STEPS = 3
+LEAST_REPEATED = 0.8
+"""Share of the allocations that must come again, in order and size, in the next step."""
+AS_GOOD = 0.005
+"""Of two periods whose shares differ by less, the shorter is the step."""
+MOST_FOR_PERIOD = 1 << 20
+"""Allocations looked at for it: the last ones."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one owner."""
+
+    owner: str
+    bytes: int
+    share: float
+    blocks: int | None
+    """None where the file adds several up, or does not say how many there were before it begins."""
+    stack: list[str]
+    """Innermost call first; empty for categories."""
+
+
+class StepMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory at the end of a step and the most it held."""
+
+    step: int
+    end_bytes: int
+    peak_bytes: int
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps leave behind."""
+
+    found_by: str
+    steps: list[StepMemory]
+    bytes_per_step: float
+    """Median change of what is held from the end of one step to the end of the next."""
+    grows: bool
+    """Whether all but at most one in five of these changes are upwards, and their median is."""
+    by_owner: list[Held]
+    """What was held more at the end of the last step than at the end of the first; largest first."""
+
+
+class MemoryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    time_s: float | None
+    allocated_bytes: int
+    reserved_bytes: int | None
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one device."""
+
+    sentence: str
+    source: str
+    format: str
+    device: str
+    owner_kind: str
+    """category or allocation stack: what `at_peak` is divided by."""
+    events: int
+    duration_s: float | None
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_time_s: float | None
+    """From the first event; None where the file has no times, or the peak was before them."""
+    peak_reserved_bytes: int | None
+    at_peak: list[Held]
+    """Largest first; adds up to peak_bytes."""
+    growth: Growth | None
+    fragmentation: Fragmentation | None
+    out_of_memory: list[OutOfMemory]
+    timeline: list[MemoryPoint]
+    notes: list[str]
+
+
+class _Curve(NamedTuple):
+    total: Integers
+    """Before the first change, then after each."""
+    reserved: Integers | None
+    time_ns: Integers | None
+
+
+def memory_use(history: MemoryHistory) -> MemoryUse:
+    import numpy as np
+
+    base = sum(history.start_bytes.values())
+    total = base + np.concatenate([[0], np.cumsum(history.change_bytes)])
+    time = history.time_ns
+    first = int(time[0]) if time is not None and len(time) else 0
+    peak = int(np.argmax(total))
+    at_peak = _held(history, peak)
+    growth = _growth(history, total)
+    notes = [f"{what} ({count})" for what, count in history.repairs.items()]
+    if not len(history.change_bytes):
+        notes.append("no history was recorded: only the moment of the snapshot is known")
+    elif growth is None:
+        notes.append("no steps: neither annotations nor repeating allocations tell them apart")
+    reserved = history.reserved_bytes
+    return MemoryUse(
+        sentence=_sentence(history, int(total[peak]), at_peak, growth),
+        source=history.source,
+        format=history.format,
+        device=history.device,
+        owner_kind=history.owner_kind,
+        events=len(history.change_bytes),
+        duration_s=None if time is None or not len(time) else (int(time.max()) - first) / 1e9,
+        start_bytes=base,
+        end_bytes=int(total[-1]),
+        peak_bytes=int(total[peak]),
+        peak_time_s=None if time is None or not peak else (int(time[peak - 1]) - first) / 1e9,
+        peak_reserved_bytes=_peak_reserved(history),
+        at_peak=at_peak,
+        growth=growth,
+        fragmentation=history.fragmentation,
+        out_of_memory=list(history.failures),
+        timeline=_points(_Curve(total, reserved, time), first),
+        notes=notes,
+    )
+
+
+def _peak_reserved(history: MemoryHistory) -> int | None:
+    known = [] if history.fragmentation is None else [history.fragmentation.reserved_bytes]
+    if history.reserved_bytes is not None and len(history.reserved_bytes):
+        known.append(int(history.reserved_bytes.max()))
+    return max(known, default=None)
+
+
+def _by_owner(history: MemoryHistory, count: int) -> Integers:
+    """Bytes by owner after so many changes."""
+    import numpy as np
+
+    held = np.zeros(len(history.owners), np.int64)
+    for owner, size in history.start_bytes.items():
+        held[owner] += size
+    np.add.at(held, history.owner[:count], history.change_bytes[:count])
+    return held
+
+
+def _held(history: MemoryHistory, count: int, since: int | None = None) -> list[Held]:
+    """By owner after so many changes; `since`: only what is more than after that many."""
+    import numpy as np
+
+    held = _by_owner(history, count) - (0 if since is None else _by_owner(history, since))
+    blocks = np.zeros(len(held), np.int64)
+    np.add.at(blocks, history.owner[since or 0 : count], np.sign(history.change_bytes[since or 0 : count]))
+    whole = max(1, int(held[held > 0].sum()))
+    return [
+        Held(
+            owner=history.owners[place].name,
+            bytes=int(held[place]),
+            share=int(held[place]) / whole,
+            blocks=int(blocks[place]) if history.counts_blocks and not history.start_bytes.get(place) else None,
+            stack=list(history.owners[place].stack),
+        )
+        for place in np.argsort(-held, kind="stable").tolist()
+        if held[place] > 0
+    ]
+
+
+def _growth(history: MemoryHistory, total: Integers) -> Growth | None:
+    import numpy as np
+
+    if len(history.steps) >= LEAST_STEPS and history.time_ns is not None:
+        begins, ends = (
+            np.searchsorted(history.time_ns, [span[place] for span in history.steps], side="right") for place in (1, 2)
+        )
+        numbers, found_by = [span.number for span in history.steps], "annotations of the profiler's steps"
+    else:
+        bounds = _repeating_bounds(history.change_bytes, total)
+        if bounds is None:
+            return None
+        begins, ends = bounds[:-1], bounds[1:]
+        numbers, found_by = list(range(1, len(bounds))), "allocations that repeat in order and size"
+    steps = [
+        StepMemory(step=number, end_bytes=int(total[end]), peak_bytes=int(total[begin : end + 1].max()))
+        for number, begin, end in zip(numbers, begins.tolist(), ends.tolist(), strict=True)
+    ]
+    changes = np.diff(total[ends])
+    median = float(np.median(changes))
+    return Growth(
+        found_by=found_by,
+        steps=steps,
+        bytes_per_step=median,
+        grows=bool(median > 0 and (changes > 0).mean() >= 0.8),
+        by_owner=_held(history, int(ends[-1]), since=int(ends[0])),
+    )
+
+
+def _repeating_bounds(change: Integers, total: Integers) -> Integers | None:
+    """Numbers of changes before each step and after the last, where allocations repeat; None where they do not.
+
+    A step begins where least is held before an allocation, among those of one period.
+    """
+    import numpy as np
+
+    allocations = np.flatnonzero(change > 0)[-MOST_FOR_PERIOD:]
+    period = _period(change[allocations])
+    if period is None:
+        return None
+    rows = allocations[len(allocations) % period :].reshape(-1, period)
+    phase = int(np.argmin(total[rows].mean(axis=0)))
+    bounds = rows[:, phase]
+    return bounds if phase else np.append(bounds, len(change))
+
+
+def _period(sizes: Integers) -> int | None:
+    """The shortest distance at which sizes come again, best of all distances that leave three periods."""
+    import numpy as np
+
+    count = len(sizes)
+    longest = count // LEAST_STEPS
+    if longest < 1:
+        return None
+    # Each size becomes a direction; the autocorrelation then counts equal pairs, up to noise that the check removes.
+    values, which = np.unique(sizes, return_inverse=True)
+    direction = np.exp(2j * np.pi * np.random.default_rng(0).random(len(values)))[which]
+    spectrum = np.fft.fft(direction, 2 * count)
+    pairs = np.fft.ifft(spectrum * spectrum.conj()).real[1 : longest + 1] / (count - np.arange(1, longest + 1))
+    tried = np.argsort(-pairs)[:64] + 1
+    shares = {int(lag): float((sizes[lag:] == sizes[:-lag]).mean()) for lag in tried}
+    best = max(shares.values())
+    if best < LEAST_REPEATED:
+        return None
+    return min(lag for lag, share in shares.items() if share >= best - AS_GOOD)
+
+
+def _points(curve: _Curve, first_ns: int) -> list[MemoryPoint]:
+    """All changes, or the highest of each of equally long stretches where there are too many."""
+    import numpy as np
+
+    total = curve.total[1:]
+    chosen = np.arange(len(total))
+    if len(total) > MOST_POINTS:
+        stretch = chosen * MOST_POINTS // len(total)
+        order = np.lexsort((total, stretch))
+        chosen = np.sort(order[np.flatnonzero(np.append(stretch[order][1:] != stretch[order][:-1], True))])
+    return [
+        MemoryPoint(
+            time_s=None if curve.time_ns is None else (int(curve.time_ns[place]) - first_ns) / 1e9,
+            allocated_bytes=int(total[place]),
+            reserved_bytes=None if curve.reserved is None else int(curve.reserved[place]),
+        )
+        for place in chosen.tolist()
+    ]
+
+
+def _sentence(history: MemoryHistory, peak_bytes: int, at_peak: Sequence[Held], growth: Growth | None) -> str:
+    said = f"At most {format_bytes(peak_bytes)} were allocated"
+    if at_peak:
+        said += f", {format_share(at_peak[0].share)} of it {at_peak[0].owner}"
+    if growth is not None and growth.grows:
+        said += f"; each step leaves {format_bytes(round(growth.bytes_per_step))} more behind"
+    lost = history.fragmentation
+    if lost is not None and lost.reserved_bytes:
+        said += (
+            f"; of {format_bytes(lost.reserved_bytes)} reserved, "
+            f"{format_bytes(lost.free_in_used_segments_bytes)} are free but cannot be returned"
+        )
+    return f"{said}."
