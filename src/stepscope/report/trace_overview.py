@@ -78,13 +78,21 @@ class Overview(NamedTuple):
     hidden: int
     """Host events of the window that have no rectangle: nested too deep, or on a thread that is not shown."""
     unplaced: list[tuple[int, int]]
-    """Names and counts of events that a search cannot find among the rectangles."""
+    """Names and counts of events that a search knows of, but cannot find among the rectangles."""
+    unsearched: int
+    """Events beyond those, whose names are not on the page."""
 
     def count_rectangles(self) -> tuple[int, int]:
         """Of events, and how many of these hold several; the lane of the critical path does not count."""
         shown = [lane.group != PATH for lane in self.lanes]
         mine = [shown[lane] for lane in self.blocks.lane.tolist()]
         return sum(mine), sum(mine[place] for place, *_ in self.contents)
+
+    def with_fewer_names(self) -> Overview:
+        """Blocks of several events list only the name that takes most of each."""
+        contents = [entry[:5] for entry in self.contents]
+        dropped = sum(sum(entry[6::2]) for entry in self.contents) + sum(count for _, count in self.unplaced)
+        return self._replace(contents=contents, unplaced=[], unsearched=self.unsearched + dropped)
 
     def to_data(self, used: list[int]) -> dict[str, Any]:
         """Plain lists; times in nanoseconds from the start of the window, names as places in `used`."""
@@ -102,6 +110,7 @@ class Overview(NamedTuple):
             ],
             "marks": flatten(self.marks, self.window, lanes, columns=2),
             "launches": self.launches,
+            "unsearched": self.unsearched,
             "unplaced": [number for name, count in self.unplaced for number in (new[name], count)],
         }
 
@@ -149,6 +158,7 @@ def draw_overview(
     blocks = follow(reduce_events(on_path, window, most // 4), reduce_events(drawn, window, most * 5 // 8))
     contents = list_contents(blocks, events, most=NAMES_INSIDE)
     hidden = _hidden_rows(trace, window, lanes.of_row)
+    unplaced = _find_unplaced(events, blocks, contents, names.of_rows(trace, hidden, short=False))
     return Overview(
         window=window,
         lanes=lanes.listed,
@@ -158,7 +168,8 @@ def draw_overview(
         launches=_find_launches(trace, events, blocks),
         events=len(drawn.lane),
         hidden=len(hidden),
-        unplaced=_find_unplaced(events, blocks, contents, names.of_rows(trace, hidden, short=False)),
+        unplaced=unplaced[:MOST_UNPLACED],
+        unsearched=sum(count for _, count in unplaced[MOST_UNPLACED:]),
     )
 
 
@@ -195,7 +206,7 @@ def _find_unplaced(events: Events, blocks: Blocks, contents: list[list[int]], hi
     for one, _, _, *named in contents:
         if events.row[blocks.first[one]] >= 0:
             np.subtract.at(missing, named[::2], named[1::2])
-    order = np.argsort(-missing, kind="stable")[:MOST_UNPLACED]
+    order = np.argsort(-missing, kind="stable")
     return [(int(name), int(missing[name])) for name in order if missing[name] > 0]
 
 

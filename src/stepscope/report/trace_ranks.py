@@ -28,7 +28,9 @@ LARGE_TRACE = 1_000_000
 """Events of a rank from which only ranks that matter are read again."""
 ALL_RECTANGLES = 32_000
 """Of all timelines together: the representative rank has its full number, the others share the rest."""
-NAMES_BYTES = 300_000
+MOST_NAMES = 12_000
+"""Of all timelines together: where there are more, blocks of several events list one name each."""
+NAMES_BYTES, SHORTEST_CUT = 300_000, 12
 """Of all names together: where they are longer, each is cut to its share."""
 
 NAMED_RANK = re.compile(r"\brank (\d+)")
@@ -115,7 +117,10 @@ def draw_timelines(
         reasons = [reason for reason in chosen[rank] if reason]
         timelines.append(RankTimeline(rank, reasons, _say_where(rank, step), overview, draw_tracks(timeline, window)))
     used = used_names([one.overview for one in timelines])
-    longest = NAMES_BYTES // max(1, len(used))
+    if len(used) > MOST_NAMES:
+        timelines = [one._replace(overview=one.overview.with_fewer_names()) for one in timelines]
+        used = used_names([one.overview for one in timelines])
+    longest = max(SHORTEST_CUT, NAMES_BYTES // max(1, len(used)))
     data = {
         "names": [_cut(names.texts[code], longest) for code in used],
         "colours": list(COLOURS),
@@ -147,7 +152,7 @@ def _say_where(rank: int, step: int | None) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= max(longest, 16) else text[: max(longest, 16) - 1] + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def _find_path(timeline: Timeline, step: int | None) -> CriticalPath | None:

@@ -117,7 +117,8 @@
     const place = current >= 0 ? `${current + 1} of ${count}` : `${count}`;
     const events = found.events !== count ? ` (${found.events} events)` : "";
     const more = found.unplaced ? `; ${found.unplaced} more events are not drawn or not named in their block` : "";
-    matches.textContent = active ? `${place} ${count === 1 && current < 0 ? "match" : "matches"}${events}${more}` : "";
+    const beyond = state.rank.unsearched ? `; ${state.rank.unsearched} events have names that this page does not hold` : "";
+    matches.textContent = active ? `${place} ${count === 1 && current < 0 ? "match" : "matches"}${events}${more}${beyond}` : "";
   };
   const search = () => {
     found = findNames(state.rank, data.names, query.value);
