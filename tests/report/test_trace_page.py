@@ -275,6 +275,8 @@ def test_of_many_ranks_those_that_the_text_names_come_first() -> None:
     assert len(chosen) <= 8
     assert chosen[job.telling_rank][0] == "representative"
     assert 33 in chosen
+    reasons = [reason for one in chosen.values() for reason in one]
+    assert {"longest step", "median step", "shortest step"} <= set(reasons), "stragglers leave room to compare with"
     named = {int(rank) for text in (said.sentence, said.try_first.action) for rank in re.findall(r"rank (\d+)", text)}
     assert named <= set(chosen)
     asked: list[int] = []

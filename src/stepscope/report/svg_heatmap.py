@@ -60,7 +60,7 @@ def _axes(heatmap: Heatmap, labels: list[str], square: _Square) -> str:
     left, cell = square
     names = heatmap.units.names
     widest = _LETTER * max(map(len, names), default=0) + 4
-    across, down = (_step(room, cell) for room in (widest, 12.0))
+    across, down = (label_step(room, cell) for room in (widest, 12.0))
     parts = [
         draw_text(left - 4, _TOP + (i + 0.5) * cell + 4, labels[i], "", "end") for i in range(0, len(labels), down)
     ]
@@ -72,7 +72,8 @@ def _axes(heatmap: Heatmap, labels: list[str], square: _Square) -> str:
     return "".join(parts)
 
 
-def _step(room: float, cell: float) -> int:
+def label_step(room: float, cell: float) -> int:
+    """1 where every cell has room for its label, else 2, 4 …"""
     step = 1
     while step * cell < room:
         step *= 2

@@ -24,6 +24,8 @@ TimelineOf = Callable[[int], Timeline]
 
 MOST_RANKS = 8
 """Ranks with a timeline. A job of no more has one for each, unless its traces are large."""
+MOST_STRAGGLERS = 4
+"""Those that kept others waiting longest: ranks to compare them with need room too."""
 LARGE_TRACE = 1_000_000
 """Events of a rank from which only ranks that matter are read again."""
 ALL_RECTANGLES = 32_000
@@ -83,11 +85,12 @@ def _reasons(job: JobReport, answer: Answer) -> Iterator[tuple[int, str]]:
     yield job.telling_rank, "representative"
     said = [answer.sentence, answer.evidence, answer.try_first.action, answer.try_first.because]
     named = [int(rank) for text in [*said, *(one.text for one in answer.points)] for rank in NAMED_RANK.findall(text)]
-    late = job.across.stragglers.stragglers if job.across is not None else []
+    late = [one for one in job.across.stragglers.ranks if one.straggler] if job.across is not None else []
+    by_waiting = [one.rank for one in sorted(late, key=lambda one: -one.caused_s)]
     # What the advice is about comes before other stragglers: a page has room for few ranks.
     for rank in dict.fromkeys(named):
-        yield rank, "straggler" if rank in late else NAMED
-    yield from ((rank, "straggler") for rank in late)
+        yield rank, "straggler" if rank in by_waiting else NAMED
+    yield from ((rank, "straggler") for rank in by_waiting[:MOST_STRAGGLERS])
     path = job.critical
     if path is not None and len(path.ranks) > 1:
         most = max(range(len(path.ranks)), key=lambda place: path.by_rank_s[place])

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from stepscope.analyze.answers.facts import spell_collective
 from stepscope.analyze.ranks.waiting_map import MapColumn, MapRow, WaitingMap
-from stepscope.report.svg_heatmap import Box, draw_cell
+from stepscope.report.svg_heatmap import Box, draw_cell, label_step
 from stepscope.report.svg_parts import draw_text, wrap_svg
 from stepscope.report.trace_charts import LEFT, RIGHT, WIDTH
 from stepscope.report.trace_tables import Cell, PageColumn, PageTable
@@ -19,7 +19,8 @@ WRITTEN_FROM = 52
 """Cells of this width have room for their number."""
 _LEAN = -40.0
 """Degrees by which the titles of columns lean."""
-_LETTER = 5.8
+_LETTER, _LEANING = 5.8, 18.0
+"""Width of a letter, and of a column that has room for its leaning title."""
 
 
 def draw_waiting(found: WaitingMap, linked: Collection[int], name: str) -> str:
@@ -27,10 +28,10 @@ def draw_waiting(found: WaitingMap, linked: Collection[int], name: str) -> str:
     wide = min(WIDEST, (WIDTH - LEFT - RIGHT) / len(found.columns))
     titles = [short_title(column) for column in found.columns]
     top = 14 + 0.66 * _LETTER * max(map(len, titles))
-    most = max((wait for row in found.rows for wait in row.wait_s if wait is not None), default=0.0)
+    most = max((_wait_each(found, row, place) for row in found.rows for place in range(len(titles))), default=0.0)
     parts = [
-        draw_text(LEFT + (place + 0.4) * wide, top - 6, title, "", "start", turn=_LEAN)
-        for place, title in enumerate(titles)
+        draw_text(LEFT + (place + 0.4) * wide, top - 6, titles[place], "", "start", turn=_LEAN)
+        for place in range(0, len(titles), label_step(_LEANING, wide))
     ]
     for number, row in enumerate(found.rows):
         y = top + number * ROW
@@ -46,6 +47,11 @@ def draw_waiting(found: WaitingMap, linked: Collection[int], name: str) -> str:
     return wrap_svg("heatmap waiting", name, parts, height=height, width=WIDTH, role="group")
 
 
+def _wait_each(found: WaitingMap, row: MapRow, place: int) -> float:
+    """Mean over the collectives of a column, so that columns of two and of three compare."""
+    return (row.wait_s[place] or 0.0) / sum(found.columns[place].collectives.values())
+
+
 def _draw_cell(found: WaitingMap, row: MapRow, place: int, box: Box, most: float) -> str:
     wait, late, column = row.wait_s[place], row.late_s[place], found.columns[place]
     who = f"{name_row(row)}, {describe_column(column)}"
@@ -55,7 +61,7 @@ def _draw_cell(found: WaitingMap, row: MapRow, place: int, box: Box, most: float
     arrived = "" if late is None else f", arrived {_compare(late)}"
     said = f"{who}: waited {format_duration(wait)}{arrived}{', the last to come' if is_last else ''}"
     text = ("last" if is_last else format_duration(wait)) if box.wide >= WRITTEN_FROM else ""
-    heat = wait / most if most > 0 else 0.0
+    heat = _wait_each(found, row, place) / most if most > 0 else 0.0
     return draw_cell(box, heat, said, kind="marked" if is_last else "", text=text)
 
 
@@ -88,7 +94,9 @@ def caption_waiting(found: WaitingMap) -> str:
     where = f"step {found.step}" if found.step is not None else "all steps"
     together = ""
     if len(found.columns) < found.collectives:
-        together = f"; {found.collectives} collectives put together to {len(found.columns)} columns, waiting summed"
+        together = (
+            f"; {found.collectives} collectives put together to {len(found.columns)} columns, the colour is their mean"
+        )
     grouped = "; groups of ranks show their mean" if any(len(row.ranks) > 1 for row in found.rows) else ""
     return (
         f"Waiting for later ranks in the collectives of {where}, in order of time: the stronger the colour, the longer "
