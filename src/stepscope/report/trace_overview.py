@@ -28,7 +28,7 @@ MOST_RECTANGLES = 8000
 """Of one rank: five eighths are events, a quarter the lane of the critical path, the rest its marks in other lanes."""
 MOST_THREADS = 4
 MOST_STREAMS = 12
-LEVELS = {ANNOTATION: 2, OPERATOR: 3, RUNTIME: 1, PYTHON: 3}
+LEVELS = {ANNOTATION: 2, OPERATOR: 5, RUNTIME: 1, PYTHON: 3}
 """Rows of a thread: so many levels of nesting of each kind."""
 LONGEST_NAME = 120
 NAMES_INSIDE = 4
