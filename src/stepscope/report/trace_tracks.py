@@ -38,8 +38,8 @@ def draw_tracks(timeline: Timeline, window: Window) -> list[Track]:
 
 def _make_tracks(timeline: Timeline, window: Window) -> Iterator[Track]:
     yield sample("queue length", "activities", queue_length(timeline), window)
-    yield sample("copies, host and device", "B/s", copy_bandwidth(timeline, with_host=True), window)
-    yield sample("copies on the device", "B/s", copy_bandwidth(timeline, with_host=False), window)
+    yield sample("host copies", "B/s", copy_bandwidth(timeline, with_host=True), window)
+    yield sample("device copies", "B/s", copy_bandwidth(timeline, with_host=False), window)
     yield sample("collectives, algbw", "B/s", collective_bandwidth(timeline), window)
 
 

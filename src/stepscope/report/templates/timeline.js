@@ -160,6 +160,7 @@
     showAll();
   };
   const choices = [...document.querySelectorAll('input[name="rank"]')];
+  if (choices.length) element("ranks").hidden = false;
   for (const choice of choices) choice.addEventListener("change", () => choose(Number(choice.value)));
   const goToRank = (target) => {
     const choice = choices.find((one) => `#${one.id}` === target);

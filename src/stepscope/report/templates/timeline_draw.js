@@ -53,7 +53,7 @@ class TimelineCanvas {
 
   // `shown`: rank, layout, from, to, matches (a Set, or null without a search), picked and hovered blocks (-1: none).
   draw(shown, width) {
-    Object.assign(this, shown, { width, gutter: width < 600 ? 84 : 170 });
+    Object.assign(this, shown, { width, gutter: width < 600 ? 94 : 170 });
     const ratio = devicePixelRatio || 1, { canvas, layout } = this;
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(layout.height * ratio);
@@ -187,7 +187,8 @@ class TimelineCanvas {
     context.fill();
     context.stroke();
     this.label(track.label, top);
-    context.fillText(this.fitText(`peak ${formatValue({ ...track, cell_ns: 0 }, track.peak)}`, this.gutter - 10), 6, top + 24);
+    const peak = formatValue({ ...track, cell_ns: 0 }, track.peak);
+    context.fillText(this.fitText(`${this.width < 600 ? "≤" : "peak"} ${peak}`, this.gutter - 10), 6, top + 24);
   }
 
   drawMarks() {
