@@ -310,6 +310,7 @@ def test_a_recording_shows_the_step_without_the_profiler_beside_the_profiled_one
     assert "profiled: compute 120.0 µs (6.0 %)" in drawn
     assert "unprofiled: compute 120.0 µs (24.0 %)" in drawn
     assert "unprofiled: waiting for the host 380.0 µs" in drawn
+    assert "Breakdown of the profiled step by rank" not in page, "one rank's bar would stand there twice"
 
 
 def test_lanes_over_time_are_exact_or_say_over_what_they_are_means() -> None:

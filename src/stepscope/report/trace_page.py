@@ -219,7 +219,9 @@ def _breakdown(job: JobReport) -> Section:
     caption = "Profiled step of each rank; lengths are times"
     if many:
         caption = "Profiled steps: the slowest, median and fastest rank, then means of neighbouring ranks"
-    figures = [_bars(rank_bars(job.ranks), words, caption, "Breakdown of the profiled step by rank")]
+    figures = []
+    if len(job.ranks) > 1 or not job.unprofiled_step_s:
+        figures.append(_bars(rank_bars(job.ranks), words, caption, "Breakdown of the profiled step by rank"))
     if job.unprofiled_step_s:
         figures.append(_without_profiler(job, job.unprofiled_step_s))
     steps = job.detail.variation.steps
