@@ -287,4 +287,4 @@ def test_any_trace_gets_an_answer_and_views(timeline: Timeline) -> None:
     text = format_job(job, found)
     assert len(text.splitlines()) <= 60
     assert "nan" not in text.split()
-    assert render_page(job, found, timeline)
+    assert render_page(job, found, lambda _rank: timeline)

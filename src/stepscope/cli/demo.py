@@ -80,7 +80,7 @@ def explain_training(store: Path) -> dict[str, str]:
     job = explain_job(traces)
     said = answer(job, limits=job.limits)
     page = (store / "demo-step.html").resolve()
-    write_page(job, said, traces.timeline(job.telling_rank), page)
+    write_page(job, said, traces.timeline, page)
     return {"sentence": said.sentence, "page": str(page), "recording": str(folder)}
 
 

@@ -76,7 +76,7 @@ def report(*, output: Path, as_json: bool, **options: Any) -> int:
     from stepscope.report.trace_page import write_page
 
     traces, job, answer = _explain(options)
-    size = write_page(job, answer, traces.timeline(job.telling_rank), output)
+    size = write_page(job, answer, traces.timeline, output)
     data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
     emit(data, f"{answer.sentence}\nthe page is in {output}", as_json=as_json)
     return ExitCode.DONE

@@ -60,7 +60,7 @@ def _axes(heatmap: Heatmap, labels: list[str], square: _Square) -> str:
     left, cell = square
     names = heatmap.units.names
     widest = _LETTER * max(map(len, names), default=0) + 4
-    across, down = (_step(room, cell) for room in (widest, 12.0))
+    across, down = (label_step(room, cell) for room in (widest, 12.0))
     parts = [
         draw_text(left - 4, _TOP + (i + 0.5) * cell + 4, labels[i], "", "end") for i in range(0, len(labels), down)
     ]
@@ -72,7 +72,8 @@ def _axes(heatmap: Heatmap, labels: list[str], square: _Square) -> str:
     return "".join(parts)
 
 
-def _step(room: float, cell: float) -> int:
+def label_step(room: float, cell: float) -> int:
+    """1 where every cell has room for its label, else 2, 4 …"""
     step = 1
     while step * cell < room:
         step *= 2
@@ -81,20 +82,33 @@ def _step(room: float, cell: float) -> int:
 
 def _cell(heatmap: Heatmap, square: _Square, i: int, j: int) -> str:
     left, cell = square
-    x, y, gap = left + j * cell, _TOP + i * cell, min(1.0, cell / 10)
-    place = f'x="{x + gap / 2:.1f}" y="{y + gap / 2:.1f}" width="{cell - gap:.1f}" height="{cell - gap:.1f}"'
-    said = f"<title>{escape(describe_cell(heatmap, i, j))}</title>"
-    heat = heatmap.heat[i][j]
-    if heat is None:
-        kind = "failed" if (i, j) in heatmap.units.failed else "gap"
-        return f'<rect class="cell {kind}" {place}>{said}</rect>'
-    kind = "cell marked" if (i, j) in heatmap.marked else "cell"
-    # In small cells a thick outline would hide what it marks.
-    look = f'fill-opacity="{_LEAST + heat * (_MOST - _LEAST):.2f}" stroke-width="{min(1.4, cell / 12):.1f}"'
-    drawn = f'<rect class="{kind}" {place} {look}>{said}</rect>'
-    if len(heatmap.texts) > MAX_WRITTEN:
-        return drawn
-    return drawn + draw_text(x + cell / 2, y + cell / 2 + 4, heatmap.texts[i][j], "value", "middle")
+    box = Box(left + j * cell, _TOP + i * cell, cell, cell)
+    said = describe_cell(heatmap, i, j)
+    if heatmap.heat[i][j] is None:
+        return draw_cell(box, None, said, kind="failed" if (i, j) in heatmap.units.failed else "gap")
+    text = heatmap.texts[i][j] if len(heatmap.texts) <= MAX_WRITTEN else ""
+    return draw_cell(box, heatmap.heat[i][j], said, kind="marked" if (i, j) in heatmap.marked else "", text=text)
+
+
+class Box(NamedTuple):
+    x: float
+    y: float
+    wide: float
+    high: float
+
+
+def draw_cell(box: Box, heat: float | None, said: str, *, kind: str = "", text: str = "") -> str:
+    """`heat` from 0 to 1; None: no value. `said` shows when the pointer rests on the cell, `text` stands in it."""
+    x, y, wide, high = box
+    narrow = min(wide, high)
+    gap = min(1.0, narrow / 10)
+    place = f'x="{x + gap / 2:.1f}" y="{y + gap / 2:.1f}" width="{wide - gap:.1f}" height="{high - gap:.1f}"'
+    look = f'class="{f"cell {kind}".strip()}" {place}'
+    if heat is not None:
+        # In small cells a thick outline would hide what it marks.
+        look += f' fill-opacity="{_LEAST + heat * (_MOST - _LEAST):.2f}" stroke-width="{min(1.4, narrow / 12):.1f}"'
+    drawn = f"<rect {look}><title>{escape(said)}</title></rect>"
+    return drawn + draw_text(x + wide / 2, y + high / 2 + 4, text, "value", "middle") if text else drawn
 
 
 def describe_cell(heatmap: Heatmap, i: int, j: int) -> str:

@@ -40,8 +40,11 @@ def shorten(text: str) -> str:
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
-def wrap_svg(kind: str, name: str, parts: Sequence[str], *, height: float = HEIGHT) -> str:
+def wrap_svg(
+    kind: str, name: str, parts: Sequence[str], *, height: float = HEIGHT, width: float = WIDTH, role: str = "img"
+) -> str:
+    """`role` is `group` where there are links inside: readers of the screen would not find them in an image."""
     return (
-        f'<svg class="plot {kind}" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(name)}">'
+        f'<svg class="plot {kind}" viewBox="0 0 {width} {height:g}" role="{role}" aria-label="{escape(name)}">'
         f"<title>{escape(name)}</title>{''.join(parts)}</svg>"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stepscope.analyze.step.device_work import Window
@@ -20,6 +21,8 @@ class Events(NamedTuple):
     name: Any
     """A number for each text."""
     colour: Any
+    row: Any
+    """Of the timeline; −1 where it is no event of its own."""
 
 
 class Blocks(NamedTuple):
@@ -32,6 +35,8 @@ class Blocks(NamedTuple):
     count: Any
     busy: Any
     """Sum of the durations inside."""
+    first: Any
+    """Place of its first event: those up to the next block's are inside."""
 
 
 def join(parts: Sequence[Events]) -> Events:
@@ -42,6 +47,14 @@ def join(parts: Sequence[Events]) -> Events:
     return Events(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
 
 
+def follow(one: Blocks, other: Blocks) -> Blocks:
+    """Blocks of lanes that stand below each other."""
+    import numpy as np
+
+    behind = other._replace(first=other.first + int(one.count.sum()))
+    return Blocks(*(np.concatenate(columns) for columns in zip(one, behind, strict=True)))
+
+
 def clip(events: Events, window: Window) -> Events:
     """Inside the window, in order of lane, then time."""
     import numpy as np
@@ -49,7 +62,9 @@ def clip(events: Events, window: Window) -> Events:
     start, end = np.maximum(events.start, window.start_ns), np.minimum(events.end, window.end_ns)
     kept = np.flatnonzero(end >= start)
     order = kept[np.lexsort((-end[kept], start[kept], events.lane[kept]))]
-    return Events(events.lane[order], start[order], end[order], events.name[order], events.colour[order])
+    return Events(
+        events.lane[order], start[order], end[order], events.name[order], events.colour[order], events.row[order]
+    )
 
 
 def reduce_events(events: Events, window: Window, most: int) -> Blocks:
@@ -71,7 +86,7 @@ def put_together(events: Events, cell: int, window: Window) -> Blocks:
     duration = events.end - events.start
     if cell == 0:
         ones = np.ones(count, np.int64)
-        return Blocks(events.lane, events.start, events.end, events.name, events.colour, ones, duration)
+        return Blocks(*events[:5], ones, duration, np.arange(count))
     begins = _begins(events, cell, window)
     first = np.flatnonzero(begins)
     best = _longest_name(np.cumsum(begins) - 1, events, duration)
@@ -83,6 +98,7 @@ def put_together(events: Events, cell: int, window: Window) -> Blocks:
         events.colour[best],
         np.diff(np.append(first, count)),
         np.add.reduceat(duration, first),
+        first,
     )
 
 
@@ -117,10 +133,41 @@ def _longest_name(group: Any, events: Events, duration: Any) -> Any:
     return leaders[ranked[top]]
 
 
-def flatten(blocks: Blocks, window: Window, *, columns: int = 7) -> list[int]:
-    """One rectangle after the other, only its first columns; times from the start of the window, lengths for ends."""
+def flatten(blocks: Blocks, window: Window, lanes: int, *, columns: int = 4) -> list[list[int]]:
+    """By lane: time since the start of the rectangle before it, duration, name and colour (or only the first of these
+    columns), one rectangle after the other. Differences are short numbers, which keeps the page small."""
     import numpy as np
 
-    values = (blocks.lane, blocks.start - window.start_ns, blocks.end - blocks.start, *blocks[3:])[:columns]
-    flat: list[int] = np.stack(values, axis=1).reshape(-1).tolist() if len(blocks.lane) else []
+    cuts = np.searchsorted(blocks.lane, np.arange(lanes + 1))
+    flat = []
+    for low, high in pairwise(cuts.tolist()):
+        since = np.diff(blocks.start[low:high], prepend=window.start_ns)
+        values = (since, blocks.end[low:high] - blocks.start[low:high], blocks.name[low:high], blocks.colour[low:high])
+        flat.append(np.stack(values[:columns], axis=1).reshape(-1).tolist())
     return flat
+
+
+def list_contents(blocks: Blocks, events: Events, *, most: int) -> list[list[int]]:
+    """For every block of several events: its place, how many it holds, the sum of their durations, and then name and
+    count of those names that take most of it, at most so many."""
+    import numpy as np
+
+    several = blocks.count > 1
+    if not several.any():
+        return []
+    owner = np.repeat(np.arange(len(blocks.lane)), blocks.count)
+    place = np.flatnonzero(several[owner])
+    width = int(events.name.max()) + 1
+    keys, back = np.unique(owner[place] * width + events.name[place], return_inverse=True)
+    spent = np.bincount(back, weights=(events.end - events.start)[place])
+    count = np.bincount(back)
+    block, name = keys // width, keys % width
+    order = np.lexsort((name, -spent, block))
+    block, name, count = block[order], name[order], count[order]
+    starts = np.flatnonzero(np.r_[True, block[1:] != block[:-1]])
+    contents = []
+    for first, last in pairwise([*starts.tolist(), len(block)]):
+        one, listed = int(block[first]), slice(first, min(last, first + most))
+        named = np.stack((name[listed], count[listed]), axis=1).reshape(-1).tolist()
+        contents.append([one, int(blocks.count[one]), int(blocks.busy[one]), *named])
+    return contents

@@ -10,7 +10,7 @@ from stepscope.analyze.job import RankSummary
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.memory import DeviceMemory
 from stepscope.report.axes import Axis, linear_axis, time_ticks
-from stepscope.report.svg_parts import draw_text, draw_tick_below, shorten
+from stepscope.report.svg_parts import draw_text, draw_tick_below, shorten, wrap_svg
 from stepscope.report.trace_words import by_step_time, median_rank, share_values
 from stepscope.units import format_bytes, format_duration, format_share
 
@@ -65,7 +65,7 @@ def draw_bars(bars: Sequence[Bar], words: dict[str, str], name: str) -> str:
     ticks, scale = time_ticks(axis)
     parts += [draw_tick_below(tick, axis, bottom) for tick in ticks]
     parts.append(draw_text(WIDTH - 2, bottom + 16, scale.unit, "", "end"))
-    return _wrap("bars", name, parts, height)
+    return wrap_svg("bars", name, parts, height=height, width=WIDTH)
 
 
 def _draw_bar(bar: Bar, top: float, axis: Axis, words: dict[str, str]) -> str:
@@ -105,7 +105,7 @@ def draw_memory(memory: DeviceMemory, name: str) -> str:
     ticks, scale = time_ticks(x)
     parts += [draw_tick_below(tick, x, MEMORY_HEIGHT) for tick in ticks]
     parts.append(draw_text(WIDTH - 2, MEMORY_HEIGHT + 16, scale.unit, "", "end"))
-    return _wrap("memory", name, parts, MEMORY_HEIGHT + AXIS)
+    return wrap_svg("memory", name, parts, height=MEMORY_HEIGHT + AXIS, width=WIDTH)
 
 
 def _grid(x: Axis, y: Axis, value: float) -> str:
@@ -121,10 +121,3 @@ def _step_line(kind: str, points: Sequence[tuple[float, float]], x: Axis, y: Axi
     places = [(x.place(at), y.place(value)) for at, value in points]
     path = f"M{places[0][0]:.1f} {places[0][1]:.1f}" + "".join(f"H{at:.1f}V{up:.1f}" for at, up in places[1:])
     return f'<path class="{kind}" d="{path}"/>'
-
-
-def _wrap(kind: str, name: str, parts: Sequence[str], height: float) -> str:
-    return (
-        f'<svg class="plot {kind}" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(name)}">'
-        f"<title>{escape(name)}</title>{''.join(parts)}</svg>"
-    )

@@ -7,16 +7,15 @@ how long they ran, which took most) goes along.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import CriticalPath
-from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.report.trace_blocks import Blocks, Events, clip, flatten, join, reduce_events
+from stepscope.report.trace_blocks import Blocks, Events, clip, flatten, follow, join, list_contents, reduce_events
 from stepscope.report.trace_words import short_on_path, spell_path_kind
 from stepscope.traces.classify import CATEGORIES
 from stepscope.traces.kernel_names import short_name
@@ -25,12 +24,18 @@ from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATO
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers
 
-MOST_RECTANGLES = 4000
+MOST_RECTANGLES = 8000
+"""Of one rank: five eighths are events, a quarter the lane of the critical path, the rest its marks in other lanes."""
 MOST_THREADS = 4
 MOST_STREAMS = 12
-LEVELS = {ANNOTATION: 2, OPERATOR: 3, RUNTIME: 1, PYTHON: 3}
+LEVELS = {ANNOTATION: 2, OPERATOR: 5, RUNTIME: 1, PYTHON: 3}
 """Rows of a thread: so many levels of nesting of each kind."""
 LONGEST_NAME = 120
+NAMES_INSIDE = 4
+"""A block of several events lists so many of their names, those that take most of it."""
+MOST_UNPLACED = 300
+PATH = "path"
+"""Group of the lane with the critical path."""
 
 COLOURS = (
     "matrix", "elementwise", "compute", "communication", "copy", "annotation", "operator", "runtime", "host", "delay",
@@ -57,24 +62,56 @@ class Lane(NamedTuple):
 
 
 class Overview(NamedTuple):
+    """One rank's step as rectangles."""
+
     window: Window
     lanes: list[Lane]
-    names: list[str]
     blocks: Blocks
+    contents: list[list[int]]
+    """What blocks of several events hold."""
     marks: Blocks
     """Where the critical path runs in the lanes."""
+    launches: list[int]
+    """Pairs of a device block and the block that launched it, as differences to the pair before."""
     events: int
-    """In the window, before they were put together."""
+    """Drawn, before they were put together."""
+    hidden: int
+    """Host events of the window that have no rectangle: nested too deep, or on a thread that is not shown."""
+    unplaced: list[tuple[int, int]]
+    """Names and counts of events that a search knows of, but cannot find among the rectangles."""
+    unsearched: int
+    """Events beyond those, whose names are not on the page."""
 
-    def to_data(self) -> dict[str, Any]:
-        """Plain lists: lane, start, length, name, colour, count, busy time of one rectangle after the other; in ns."""
+    def count_rectangles(self) -> tuple[int, int]:
+        """Of events, and how many of these hold several; the lane of the critical path does not count."""
+        shown = [lane.group != PATH for lane in self.lanes]
+        mine = [shown[lane] for lane in self.blocks.lane.tolist()]
+        return sum(mine), sum(mine[place] for place, *_ in self.contents)
+
+    def with_fewer_names(self) -> Overview:
+        """Blocks of several events list only the name that takes most of each."""
+        contents = [entry[:5] for entry in self.contents]
+        dropped = sum(sum(entry[6::2]) for entry in self.contents) + sum(count for _, count in self.unplaced)
+        return self._replace(contents=contents, unplaced=[], unsearched=self.unsearched + dropped)
+
+    def to_data(self, used: list[int]) -> dict[str, Any]:
+        """Plain lists; times in nanoseconds from the start of the window, names as places in `used`."""
+        import numpy as np
+
+        lanes, new = len(self.lanes), {name: place for place, name in enumerate(used)}
+        blocks = self.blocks._replace(name=np.searchsorted(used, self.blocks.name))
         return {
             "length": self.window.length_ns,
             "lanes": [[lane.label, lane.group] for lane in self.lanes],
-            "names": self.names,
-            "colours": list(COLOURS),
-            "blocks": flatten(self.blocks, self.window),
-            "marks": flatten(self.marks, self.window, columns=3),
+            "blocks": flatten(blocks, self.window, lanes),
+            "contents": [
+                [*entry[:3], *(number if place % 2 else new[number] for place, number in enumerate(entry[3:]))]
+                for entry in self.contents
+            ],
+            "marks": flatten(self.marks, self.window, lanes, columns=2),
+            "launches": self.launches,
+            "unsearched": self.unsearched,
+            "unplaced": [number for name, count in self.unplaced for number in (new[name], count)],
         }
 
 
@@ -103,30 +140,84 @@ class Names:
         return table[trace.name[rows]] if len(rows) else np.zeros(0, np.int64)
 
 
-def draw_overview(timeline: Timeline, job: JobReport, *, most: int = MOST_RECTANGLES) -> Overview:
-    """The explained step of the telling rank; `timeline` must be that rank's."""
+def draw_overview(
+    timeline: Timeline, window: Window, path: CriticalPath | None, names: Names, *, most: int = MOST_RECTANGLES
+) -> Overview:
+    """A step of one rank; `path` must be the critical path of that rank alone."""
     trace = view(timeline)
-    breakdown = job.detail.breakdown
-    window = Window(breakdown.window_start_ns, breakdown.window_end_ns)
-    names, lanes = Names(), _Lanes(len(trace.start))
-    if job.critical is not None and job.critical.segments:
-        lanes.listed.append(Lane("critical path", "path"))
-        lanes.parts.append(_path_events(job.critical, names))
+    lanes, on_path = _Lanes(len(trace.start)), join([])
+    if path is not None and path.segments:
+        lanes.listed.append(Lane("critical path of this rank", PATH))
+        on_path = clip(_path_events(path, names), window)
     for lane, found in chain(_host_lanes(trace, window, names), _device_lanes(trace, window, names)):
         lanes.add(lane, found)
-    events = clip(join(lanes.parts), window)
-    marks = clip(_path_marks(job.critical, lanes.of_row, trace), window)
-    merged = reduce_events(marks, window, most // 4)
-    blocks, used = _used_names(reduce_events(events, window, most - most // 4), names)
-    return Overview(window, lanes.listed, used, blocks, merged, len(events.lane))
+    drawn = clip(join(lanes.parts), window)
+    marks = reduce_events(clip(_path_marks(path, lanes.of_row, trace), window), window, most // 8)
+    # The path has a segment for every piece of host time: put together apart, it takes no room from the events.
+    events = join([on_path, drawn])
+    blocks = follow(reduce_events(on_path, window, most // 4), reduce_events(drawn, window, most * 5 // 8))
+    contents = list_contents(blocks, events, most=NAMES_INSIDE)
+    hidden = _hidden_rows(trace, window, lanes.of_row)
+    unplaced = _find_unplaced(events, blocks, contents, names.of_rows(trace, hidden, short=False))
+    return Overview(
+        window=window,
+        lanes=lanes.listed,
+        blocks=blocks,
+        contents=contents,
+        marks=marks,
+        launches=_find_launches(trace, events, blocks),
+        events=len(drawn.lane),
+        hidden=len(hidden),
+        unplaced=unplaced[:MOST_UNPLACED],
+        unsearched=sum(count for _, count in unplaced[MOST_UNPLACED:]),
+    )
 
 
-def _used_names(blocks: Blocks, names: Names) -> tuple[Blocks, list[str]]:
-    """Only names that are still shown, numbered anew."""
+def _find_launches(trace: TraceView, events: Events, blocks: Blocks) -> list[int]:
+    """From the first event of each device block to the block of the call that launched it, or of what encloses it."""
     import numpy as np
 
-    used, place = np.unique(blocks.name, return_inverse=True)
-    return blocks._replace(name=place.reshape(-1)), [names.texts[code] for code in used.tolist()]
+    is_first = blocks.first
+    row = events.row[is_first]
+    device = np.flatnonzero((row >= 0) & trace.is_kind(*DEVICE_KINDS)[row])
+    block_of_row = np.full(len(trace.start), MISSING, np.int64)
+    owner = np.repeat(np.arange(len(is_first)), blocks.count)
+    block_of_row[events.row[events.row >= 0]] = owner[events.row >= 0]
+    caller = trace.enclosing(trace.parent[row[device]], block_of_row >= 0)
+    known = np.flatnonzero(caller >= 0)
+    pairs = np.stack((device[known], block_of_row[caller[known]]), axis=1)
+    flat: list[int] = np.diff(pairs, axis=0, prepend=np.zeros((1, 2), np.int64)).reshape(-1).tolist()
+    return flat
+
+
+def _hidden_rows(trace: TraceView, window: Window, lane_of_row: Any) -> Integers:
+    """Host events inside the window without a lane. Python frames hide nothing where operators were recorded."""
+    rows = _inside(trace, trace.rows(ANNOTATION, OPERATOR, RUNTIME), window)
+    hidden: Integers = rows[lane_of_row[rows] == MISSING]
+    return hidden
+
+
+def _find_unplaced(events: Events, blocks: Blocks, contents: list[list[int]], hidden: Any) -> list[tuple[int, int]]:
+    """Names in blocks that list other names, and those of events without a rectangle; the most frequent first."""
+    import numpy as np
+
+    inside = np.repeat(blocks.count > 1, blocks.count) & (events.row >= 0)
+    missing = np.bincount(np.concatenate((events.name[inside], hidden)).astype(np.int64))
+    for one, _, _, *named in contents:
+        if events.row[blocks.first[one]] >= 0:
+            np.subtract.at(missing, named[::2], named[1::2])
+    order = np.argsort(-missing, kind="stable")
+    return [(int(name), int(missing[name])) for name in order if missing[name] > 0]
+
+
+def used_names(overviews: Sequence[Overview]) -> list[int]:
+    """Numbers of the names that any of them still shows."""
+    import numpy as np
+
+    listed = [name for one in overviews for entry in one.contents for name in entry[3::2]]
+    listed += [name for one in overviews for name, _ in one.unplaced]
+    found: list[int] = np.unique(np.concatenate([*(one.blocks.name for one in overviews), listed])).astype(int).tolist()
+    return found
 
 
 class _LaneEvents(NamedTuple):
@@ -153,7 +244,7 @@ class _Lanes:
         self.of_row[events.rows] = len(self.listed)
         place = np.full(len(events.rows), len(self.listed), np.int64)
         self.listed.append(lane)
-        self.parts.append(Events(place, events.start, events.end, events.name, events.colour))
+        self.parts.append(Events(place, events.start, events.end, events.name, events.colour, events.rows))
 
 
 # Host
@@ -272,6 +363,7 @@ def _path_events(path: CriticalPath, names: Names) -> Events:
         np.array([one.end_ns for one in segments], np.int64),
         np.array([names.code(_describe_segment(one.name, one.kind)) for one in segments], np.int64),
         np.array([COLOURS.index(_OF_COST.get(one.kind, "delay")) for one in segments], np.int64),
+        np.full(len(segments), MISSING, np.int64),
     )
 
 
@@ -290,4 +382,4 @@ def _path_marks(path: CriticalPath | None, lane_of_row: Any, trace: TraceView) -
     start = np.array([one.start_ns for one in found], np.int64)[kept]
     end = np.array([one.end_ns for one in found], np.int64)[kept]
     zeros = np.zeros(len(kept), np.int64)
-    return Events(lane_of_row[shown[kept]].astype(np.int64), start, end, zeros, zeros)
+    return Events(lane_of_row[shown[kept]].astype(np.int64), start, end, zeros, zeros, zeros)

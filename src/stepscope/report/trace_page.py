@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,14 +18,17 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.analyze.answers.compose import Answer
-from stepscope.analyze.answers.facts import compare_ranks, own_path
+from stepscope.analyze.answers.facts import compare_ranks, is_cpu
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES
+from stepscope.analyze.step.rescale import rescale
 from stepscope.report import trace_tables as tables
 from stepscope.report.trace_charts import MOST_BARS, Bar, draw_bars, draw_memory, rank_bars
-from stepscope.report.trace_overview import COLOURS, Overview, draw_overview
+from stepscope.report.trace_overview import COLOURS
+from stepscope.report.trace_ranks import NAMED_RANK, RankTimeline, TimelineOf, draw_timelines
 from stepscope.report.trace_roofline import TraceRoofline, make_roofline
 from stepscope.report.trace_tables import PageTable
+from stepscope.report.trace_waiting import caption_waiting, draw_waiting, table_of_waiting
 from stepscope.report.trace_words import (
     all_notes,
     describe_choice,
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 MOST_NOTES = 60
 MOST_FILES = 12
+SCRIPTS = ("trace.js", "timeline_data.js", "timeline_draw.js", "timeline.js")
+"""In the order in which they build on each other."""
 
 _COLOUR_WORDS = {
     "matrix": "matrix products, convolutions, attention",
@@ -78,15 +85,16 @@ class Section(NamedTuple):
         return bool(self.lead or self.figures or self.facts or self.open or self.folded)
 
 
-def write_page(job: JobReport, answer: Answer, timeline: Timeline, path: Path) -> int:
-    """Writes the page and gives its size in bytes. `timeline` is that of the telling rank."""
-    content = render_page(job, answer, timeline).encode()
+def write_page(job: JobReport, answer: Answer, timeline_of: TimelineOf, path: Path) -> int:
+    """Writes the page and gives its size in bytes. `timeline_of` reads the timeline of a rank; few ranks are asked
+    for, one after the other."""
+    content = render_page(job, answer, timeline_of).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return len(content)
 
 
-def render_page(job: JobReport, answer: Answer, timeline: Timeline) -> str:
+def render_page(job: JobReport, answer: Answer, timeline_of: TimelineOf) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -94,19 +102,21 @@ def render_page(job: JobReport, answer: Answer, timeline: Timeline) -> str:
         loader=PackageLoader("stepscope.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["keep_units"] = keep_units
-    # The timeline is that of one rank: so is the path drawn on it, and so are the numbers of its steps.
-    alone = msgspec.structs.replace(job, critical=own_path(job), step=job.detail.step)
-    overview = draw_overview(timeline, alone)
-    script = _read_asset("trace.js")
+    timeline = timeline_of(job.telling_rank)
+    ranks, data = draw_timelines(job, answer, timeline_of, timeline)
+    shown = {one.rank for one in ranks} if len(ranks) > 1 else set()
+    environment.filters["prose"] = partial(_format_prose, shown=shown)
+    script = "".join(map(_read_asset, SCRIPTS))
     return environment.get_template("trace.html.j2").render(
         name=name_source(job),
         chips=_chips(job),
         answer=answer,
-        sections=_sections(job, timeline),
-        timeline_caption=_caption_timeline(job, overview),
-        timeline_legend=_legend(overview),
-        overview=Markup(embed_json(overview.to_data())),
+        sections=_sections(job, timeline, shown),
+        ranks=ranks,
+        telling=next(one for one in ranks if one.rank == job.telling_rank),
+        rank_remark=_remark_ranks(job, ranks),
+        timeline_legend=_legend(ranks),
+        overview=Markup(embed_json(data)),
         notes=all_notes(job)[:MOST_NOTES],
         provenance=_provenance(job, timeline),
         style=Markup(_read_asset("report.css") + _read_asset("trace.css")),
@@ -114,6 +124,16 @@ def render_page(job: JobReport, answer: Answer, timeline: Timeline) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
     )
+
+
+def _format_prose(text: str, shown: Collection[int]) -> Markup:
+    """Escaped; numbers stay with their units, and a rank that has a timeline is a link to it."""
+    from markupsafe import Markup, escape
+
+    def link(found: re.Match[str]) -> str:
+        return f'<a href="#rank-{found[1]}">{found[0]}</a>' if int(found[1]) in shown else found[0]
+
+    return Markup(NAMED_RANK.sub(link, str(escape(keep_units(text)))))
 
 
 def _read_asset(name: str) -> str:
@@ -130,21 +150,23 @@ def embed_json(data: object) -> str:
 def _chips(job: JobReport) -> list[str]:
     ranks = len(job.ranks)
     of = f" of {job.world_size}" if job.world_size is not None and job.world_size != ranks else ""
-    told = f"shown: rank {job.telling_rank}" if ranks > 1 else ""
+    told = f"representative: rank {job.telling_rank}" if ranks > 1 else ""
     devices = ", ".join(job.devices[:3])
     parts = [job.format, devices, f"{ranks} rank{'s' if ranks != 1 else ''}{of}", told, describe_choice(job)]
     return [part for part in parts if part]
 
 
-def _caption_timeline(job: JobReport, overview: Overview) -> str:
-    drawn = len(overview.blocks.lane)
-    put = f", {overview.events} events put together to {drawn}" if drawn < overview.events else f", {drawn} events"
-    where = f"step {job.step}, rank {job.telling_rank}" if job.detail.step_marker != "none" else "the whole trace"
-    return f"{where}{put}"
+def _remark_ranks(job: JobReport, ranks: Sequence[RankTimeline]) -> str:
+    if len(ranks) == len(job.ranks):
+        return ""
+    return (
+        f"{len(ranks)} of {len(job.ranks)} ranks have a timeline here: the representative one, stragglers, those that "
+        "the text names, and the longest, median and shortest step."
+    )
 
 
-def _legend(overview: Overview) -> list[tuple[str, str]]:
-    used = {COLOURS[code] for code in set(overview.blocks.colour.tolist())}
+def _legend(ranks: Sequence[RankTimeline]) -> list[tuple[str, str]]:
+    used = {COLOURS[code] for one in ranks for code in set(one.overview.blocks.colour.tolist())}
     return [(name, _COLOUR_WORDS[name]) for name in COLOURS if name in used]
 
 
@@ -159,7 +181,7 @@ def _provenance(job: JobReport, timeline: Timeline) -> list[tuple[str, str]]:
         ("Format", job.format),
         ("Step", describe_choice(job)),
         ("Steps found by", job.detail.step_marker),
-        ("Rank shown", str(job.telling_rank) + compare_ranks(job).removeprefix(f" on rank {job.telling_rank}")),
+        ("Representative rank", compare_ranks(job).removeprefix(" on rank ") or str(job.telling_rank)),
         ("Devices", ", ".join(job.devices) or "not named"),
         ("Events of this rank", str(len(timeline))),
         ("Clocks of ranks", describe_clocks(job)),
@@ -172,14 +194,14 @@ def _provenance(job: JobReport, timeline: Timeline) -> list[tuple[str, str]]:
 # Sections
 
 
-def _sections(job: JobReport, timeline: Timeline) -> list[Section]:
+def _sections(job: JobReport, timeline: Timeline, shown: Collection[int]) -> list[Section]:
     made = [
         _breakdown(job),
         _path(job),
         _device(job),
         _roofline(make_roofline(msgspec.structs.replace(job, step=job.detail.step), timeline)),
         _idle(job),
-        _collectives(job),
+        _collectives(job, shown),
         _host(job),
         _memory(job),
         _counters(job),
@@ -197,7 +219,11 @@ def _breakdown(job: JobReport) -> Section:
     caption = "Profiled step of each rank; lengths are times"
     if many:
         caption = "Profiled steps: the slowest, median and fastest rank, then means of neighbouring ranks"
-    figures = [_bars(rank_bars(job.ranks), words, caption, "Breakdown of the profiled step by rank")]
+    figures = []
+    if len(job.ranks) > 1 or not job.unprofiled_step_s:
+        figures.append(_bars(rank_bars(job.ranks), words, caption, "Breakdown of the profiled step by rank"))
+    if job.unprofiled_step_s:
+        figures.append(_without_profiler(job, job.unprofiled_step_s))
     steps = job.detail.variation.steps
     if len(steps) > 1:
         shown = steps[:MOST_BARS]
@@ -212,6 +238,26 @@ def _breakdown(job: JobReport) -> Section:
         open=ranks if len(job.ranks) > 1 else (),
         folded=_kept(tables.table_of_steps(job)) if len(steps) > 1 else (),
     )
+
+
+def _without_profiler(job: JobReport, unprofiled_s: float) -> Figure:
+    """The profiled step and an estimate of the one without the profiler, on one axis."""
+    # Where the host runs ahead, only the exclusive time of a step compares with one that was measured alone.
+    steps = {one.step: one for one in job.detail.variation.steps}
+    profiled = steps.get(job.detail.step) or job.detail.breakdown
+    on_device = not is_cpu(job.detail)
+    estimate = rescale(profiled.breakdown_s, unprofiled_s, on_device=on_device)
+    bars = [
+        Bar("profiled", profiled.step_s, share_values(profiled.breakdown_s)),
+        Bar("unprofiled", unprofiled_s, share_values(estimate)),
+    ]
+    how = "the device's busy time as profiled, idle time scaled to fit" if on_device else "all parts scaled alike"
+    whose = f" of rank {job.telling_rank}" if len(job.ranks) > 1 else ""
+    caption = (
+        f"Exclusive time of the step{whose} with and without the profiler: {format_duration(unprofiled_s)} were "
+        f"measured without it; how they divide is an estimate ({how})"
+    )
+    return _bars(bars, share_words(job), caption, "Breakdown with and without the profiler")
 
 
 def _bars(bars: Sequence[Bar], words: dict[str, str], caption: str, name: str) -> Figure:
@@ -291,10 +337,16 @@ def _idle(job: JobReport) -> Section | None:
     return Section(id="idle", title="Idle time", open=_kept(reasons, responsible), folded=_kept(longest))
 
 
-def _collectives(job: JobReport) -> Section | None:
+def _collectives(job: JobReport, shown: Collection[int]) -> Section | None:
+    from markupsafe import Markup
+
     if job.across is None:
         return None
-    found = _kept(*tables.tables_of_collectives(job))
+    found, figures, waiting = _kept(*tables.tables_of_collectives(job)), [], job.across.waiting_map
+    if waiting is not None:
+        plot = Markup(draw_waiting(waiting, shown, "Waiting by rank and collective"))
+        figures.append(Figure(caption_waiting(waiting), plot, []))
+        found.append(table_of_waiting(waiting))
     over = job.across.over_steps
     facts = []
     if over.wait_s is not None:
@@ -306,7 +358,9 @@ def _collectives(job: JobReport) -> Section | None:
     late = job.across.stragglers.stragglers
     if len(job.ranks) > 1:
         facts.append(("Stragglers", ", ".join(f"rank {rank}" for rank in late[:8]) or "none"))
-    return Section(id="collectives", title="Collectives", facts=facts, open=found[:1], folded=found[1:])
+    return Section(
+        id="collectives", title="Collectives", figures=figures, facts=facts, open=found[:1], folded=found[1:]
+    )
 
 
 def _host(job: JobReport) -> Section:

@@ -152,7 +152,9 @@ def _join(
     digests = [answer.digest for answer in answers]
     has_collectives = any(item.calls for item in digests)
     only = chosen.number if asked else None
-    across = explain_ranks(digests, step=only, clocks=clocks) if has_collectives or len(answers) > 1 else None
+    across = None
+    if has_collectives or len(answers) > 1:
+        across = explain_ranks(digests, step=only, clocks=clocks, map_step=chosen.number)
     steps = list_steps(answers)
     number = report.step if chosen.number is None else chosen.number
     through_all, path_notes = _path_of_job(traces, chosen, telling, across)

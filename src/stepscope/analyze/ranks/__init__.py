@@ -17,6 +17,7 @@ from stepscope.analyze.ranks.ranks_report import (
 )
 from stepscope.analyze.ranks.stragglers import LoadBalance, RankLateness, Stragglers
 from stepscope.analyze.ranks.waiting import Waiting, find_waiting
+from stepscope.analyze.ranks.waiting_map import MapColumn, MapRow, WaitingMap
 
 __all__ = [
     "COLLECTIVES",
@@ -28,6 +29,8 @@ __all__ = [
     "CollectiveRow",
     "GroupTotals",
     "LoadBalance",
+    "MapColumn",
+    "MapRow",
     "Matching",
     "MatchingSummary",
     "OverSteps",
@@ -40,6 +43,7 @@ __all__ = [
     "StepRanks",
     "Stragglers",
     "Waiting",
+    "WaitingMap",
     "bus_factor",
     "digest",
     "explain_ranks",

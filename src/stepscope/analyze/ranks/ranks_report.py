@@ -23,6 +23,7 @@ from stepscope.analyze.ranks.stragglers import (
     step_tables,
 )
 from stepscope.analyze.ranks.waiting import Waiting, find_waiting
+from stepscope.analyze.ranks.waiting_map import WaitingMap, map_waiting
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import Timeline
 from stepscope.units import format_duration, format_share
@@ -118,6 +119,8 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[GroupTotals]
     steps: list[StepRanks]
     over_steps: OverSteps
+    waiting_map: WaitingMap | None = None
+    """By rank and collective; None where no synchronising collective was matched."""
     left_out: dict[str, int]
     """Records that are no collectives of their own, over all ranks."""
     notes: list[str]
@@ -127,11 +130,13 @@ def explain_ranks(
     timelines: Sequence[Timeline] | Iterable[RankDigest],
     step: int | None = None,
     clocks: ClockChoice = "auto",
+    *,
+    map_step: int | None = None,
 ) -> RanksReport:
     """From timelines or from digests made elsewhere; neither their order nor where they were made matters.
 
     One rank is enough for the table; whatever needs two says so. `step` narrows everything to one step but clocks and
-    stragglers, which need all there are.
+    stragglers, which need all there are. `map_step` is the step of the waiting map; None: all steps.
     """
     if clocks not in get_args(ClockChoice):
         raise UsageError(f"{clocks!r} is no way to compare clocks", hint=f"one of: {', '.join(get_args(ClockChoice))}")
@@ -169,6 +174,7 @@ def explain_ranks(
         groups=total_groups(matching, entries),
         steps=steps,
         over_steps=_over_steps(steps),
+        waiting_map=map_waiting(whole, over_all, step if map_step is None else map_step),
         left_out=_sum_counts(item.left_out for item in digests),
         notes=[
             *_notes_on_matching(matching),
