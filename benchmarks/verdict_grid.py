@@ -16,7 +16,8 @@ import csv
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
@@ -89,7 +90,8 @@ class Bank(NamedTuple):
     """(processes, statistics)"""
 
 
-def fill_bank(rng: np.random.Generator) -> Bank:
+def fill_bank() -> Bank:
+    rng = np.random.default_rng(7)
     samples = np.exp(rng.normal(0, 0.01, (BANK, SAMPLES)))
     samples *= 1 + (rng.random(samples.shape) < 0.05) * rng.random(samples.shape)
     quantiles = [np.quantile(samples, statistic.quantile, axis=1) for statistic in STATISTICS]
@@ -195,12 +197,19 @@ def most_allowed(families: int, cells: int) -> int:
     return math.floor(expected + z * math.sqrt(expected * (1 - DEFAULT_FAMILY_LEVEL)))
 
 
-def run_grid(bank: Bank, families: dict[int, int]) -> Iterator[Cell]:
-    for distribution in DISTRIBUTIONS:
-        for sd in SPREADS:
-            for counts in PROCESSES:
-                for cases in CASES:
-                    yield simulate(bank, distribution, sd, counts=counts, cases=cases, families=families[cases])
+def simulate_row(distribution: str, sd: float, families: dict[int, int]) -> list[Cell]:
+    """Every number of processes and cases for one distribution and spread."""
+    bank = fill_bank()
+    return [
+        simulate(bank, distribution, sd, counts=counts, cases=cases, families=families[cases])
+        for counts in PROCESSES
+        for cases in CASES
+    ]
+
+
+def measure_power_row(sd: float, pairs: int) -> list[Power]:
+    bank = fill_bank()
+    return [measure_power(bank, sd, k, effect, pairs) for k in (2, 3, 5, 10, 20) for effect in EFFECTS]
 
 
 def format_grid(cells: list[Cell], powers: list[Power]) -> str:
@@ -231,15 +240,15 @@ def main() -> int:
     options = parser.parse_args()
     scale = 0.1 if options.quick else 1.0
     families = {1: int(20_000 * scale), 10: int(5_000 * scale), 50: int(2_000 * scale)}
-    bank = fill_bank(np.random.default_rng(7))
-    cells = []
-    for cell in run_grid(bank, families):
-        cells.append(cell)
-        if cell.cases == CASES[-1] and cell.processes == PROCESSES[-1]:
-            done = [c for c in cells if (c.distribution, c.spread) == (cell.distribution, cell.spread)]
-            print(f"{cell.distribution}, spread {cell.spread:.1%}: at most {max(c.rate for c in done):.2%}", flush=True)
-    pairs = int(1000 * scale)
-    powers = [measure_power(bank, sd, k, e, pairs) for sd in SPREADS for k in (2, 3, 5, 10, 20) for e in EFFECTS]
+    cells: list[Cell] = []
+    with ProcessPoolExecutor() as pool:
+        rows = [pool.submit(simulate_row, name, sd, families) for name in DISTRIBUTIONS for sd in SPREADS]
+        power_rows = [pool.submit(measure_power_row, sd, int(1000 * scale)) for sd in SPREADS]
+        for row in rows:
+            cells += (done := row.result())
+            worst = max(cell.rate for cell in done)
+            print(f"{done[0].distribution}, spread {done[0].spread:.1%}: at most {worst:.2%}", flush=True)
+        powers = [power for row in power_rows for power in row.result()]
     tables = format_grid(cells, powers)
     print(tables)
     if options.markdown:
