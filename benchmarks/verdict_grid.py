@@ -134,12 +134,10 @@ def might_alarm(a: Array, b: Array) -> NDArray[np.bool_]:
     """(families, cases): whether the case could raise its family's first alarm, at most degrees of freedom."""
     counts = (a.shape[2], b.shape[2])
     weight, df = max(statistic.weight for statistic in STATISTICS), sum(counts) - 2.0 or math.inf
-    variances = [side.var(axis=2, ddof=1) for side in (a, b) if side.shape[2] > 1]
-    if len(variances) == 2:
-        error = np.sqrt(variances[0] / counts[0] + variances[1] / counts[1])
-    else:  # the one side that has a variance gives it to both; without any it is assumed
-        shared = variances[0] if variances else np.full(a.shape[:2] + a.shape[3:], ASSUMED_BETWEEN_SD**2)
-        error = np.sqrt(shared * (1 / counts[0] + 1 / counts[1]))
+    if min(counts) > 1:
+        error = np.sqrt(a.var(axis=2, ddof=1) / counts[0] + b.var(axis=2, ddof=1) / counts[1])
+    else:
+        error = np.full_like(a[:, :, 0], ASSUMED_BETWEEN_SD * math.sqrt(1 / counts[0] + 1 / counts[1]))
     t = np.abs(b.mean(axis=2) - a.mean(axis=2)) / error
     found: NDArray[np.bool_] = (t > t_quantile(DEFAULT_FAMILY_LEVEL * weight / a.shape[1], df)).any(axis=2)
     return found
@@ -185,7 +183,7 @@ def measure_power(bank: Bank, sd: float, count: int, effect: float, pairs: int) 
         after = [[value * (1 + effect) for value in process] for process in b.processes(bank, pair, 0)]
         found += lead_estimate(estimate_ratios(before, after)).p_value <= DEFAULT_FAMILY_LEVEL
         plain = compare_processes(before, after)
-        plain = msgspec.structs.replace(plain, noise=msgspec.structs.replace(plain.noise, shifts=()))
+        plain = msgspec.structs.replace(plain, noise=msgspec.structs.replace(plain.noise, shifts=(), tail_factor=1.0))
         welch += plain.p_value <= DEFAULT_FAMILY_LEVEL
     return Power(sd, count, effect, found / pairs, welch / pairs)
 

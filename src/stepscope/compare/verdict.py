@@ -253,9 +253,10 @@ def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseCo
 
 
 def _estimate_sides(a: Side, b: Side, slow_chance: float, *, paired: bool) -> list[Estimate]:
+    # Sides that take turns meet what happens around them alike; how much it varies shows between the pairs.
     explained = {
         statistic.name: (explain_slowness(a, b, statistic.quantile), explain_slowness(b, a, statistic.quantile))
-        for statistic in STATISTICS
+        for statistic in (() if paired else STATISTICS)
     }
     return estimate_ratios(a.seconds, b.seconds, slow_chance=slow_chance, paired=paired, explained=explained)
 
@@ -273,13 +274,8 @@ def estimate_ratios(
     for statistic in STATISTICS:
         explained_a, explained_b = (explained or {}).get(statistic.name, (0.0, 0.0))
         if paired:
-            ratio = compare_paired(
-                list(zip(a, b, strict=True)),
-                quantile=statistic.quantile,
-                slow_chance=slow_chance,
-                explained_a=explained_a,
-                explained_b=explained_b,
-            )
+            pairs = list(zip(a, b, strict=True))
+            ratio = compare_paired(pairs, quantile=statistic.quantile, slow_chance=slow_chance)
         else:
             ratio = compare_processes(
                 a,

@@ -17,12 +17,11 @@ import msgspec
 from stepscope.stats.summary import quantile_sorted
 
 ASSUMED_BETWEEN_SD = 0.15
-"""Relative standard deviation between processes where neither side has two of them to show it: the largest for which
-error rates were simulated."""
+"""Least relative standard deviation between processes where a side has only one: the largest for which error rates
+were simulated."""
 
-SINGLE_DF = 5.0
-"""Most degrees of freedom of a comparison with a single process: how far one may stray depends on tails that no
-standard deviation tells."""
+SINGLE_DF = 4.0
+"""Degrees of freedom of such a comparison: how far a single process may stray depends on tails that nothing shows."""
 
 SLOW_PHASE_LOG = math.log(1.5)
 """How much slower a whole process may run for its whole life without a visible cause, as a logarithm: 50 %."""
@@ -40,9 +39,12 @@ chance of one half, as a logarithm."""
 PLANNED_POWER = 0.9
 """Chance that the planned number of processes finds a change of the planned size."""
 
+LIGHT_TAIL_FACTOR, LIGHT_TAIL_COUNT = 1.5, 7
+"""Processes that are in one of two states by halves have lighter tails than normal ones, and their t reaches far
+values up to this many times more often, from so many processes on."""
+
 NEGLIGIBLE_CHANCE = 1e-9
 MOST_PLANNED = 1000
-TINY = 1e-300
 LARGEST_LOG = 300.0
 """Beyond it an interval has no upper end."""
 
@@ -62,13 +64,15 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     log_se: float
     df: float
     shifts: tuple[Shift, ...] = ()
+    tail_factor: float = 1.0
+    """How many times likelier the far tails may be than Student's."""
 
     def p_value(self, log_ratio: float) -> float:
         """Chance of straying at least this far to either side; falls as the distance grows."""
         distance = abs(log_ratio)
         # A shift may explain any distance up to its full size: it is that large at worst, not always.
         hidden = (shift.chance * self._beyond(max(0.0, distance - shift.log_size)) for shift in self.shifts)
-        return min(1.0, self._beyond(distance) + math.fsum(hidden))
+        return min(1.0, self.tail_factor * (self._beyond(distance) + math.fsum(hidden)))
 
     def _beyond(self, distance: float) -> float:
         """Chance that noise without shifts strays so far to either side."""
@@ -81,15 +85,9 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         low, high = 0.0, self.log_se or 1e-9
         while self.p_value(high) > level:
             low, high = high, 2 * high
-        above, below = (math.log(max(self.p_value(at), TINY) / level) for at in (low, high))
-        while high - low > 1e-6 * high:
-            # False position on the logarithm, which is nearly straight; halves the weight of an end that stays.
-            middle = min(max(low + (high - low) * above / (above - below), low + 1e-7 * high), high * (1 - 1e-7))
-            found = math.log(max(self.p_value(middle), TINY) / level)
-            if found > 0:
-                low, above, below = middle, found, below / 2
-            else:
-                high, below, above = middle, found, above / 2
+        while high - low > max(1e-6 * high, 1e-12):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.p_value(middle) > level else (low, middle)
         return high
 
 
@@ -177,13 +175,13 @@ def compare_processes(
     """Ratio B over A from one or more fresh processes per side (a list of seconds each).
 
     Welch's t on the logarithms of one quantile per process, plus an allowance for slow phases, which hold a whole
-    process without a trace inside it: a side is misjudged when all its processes were in one. A side of one process is
-    given the other's variance; two single processes an assumed one. Swapping the sides inverts everything.
+    process without a trace inside it: a side is misjudged when all its processes were in one. Where a side has
+    one process, an assumed variance is used, at least. Swapping the sides inverts everything.
     """
     sides = [_read_side(side, quantile) for side in (a, b)]
     counts = [len(side.logs) for side in sides]
     log_se, df, between = _welch(sides, counts)
-    noise = Noise(log_se=log_se, df=df, shifts=_find_shifts(counts[0], counts[1], slow_chance))
+    noise = _make_noise(log_se, df, counts, slow_chance)
     return RatioEstimate(
         ratio=math.exp(fmean(sides[1].logs) - fmean(sides[0].logs)),
         noise=noise,
@@ -193,24 +191,28 @@ def compare_processes(
     )
 
 
-def _find_shifts(count_a: int, count_b: int, slow_chance: float) -> tuple[Shift, ...]:
-    """What may have hit every process of one side and none of the other, whichever of the two."""
+def _make_noise(log_se: float, df: float, counts: Sequence[int], slow_chance: float) -> Noise:
+    """With what may have hit every process of one side and none of the other, whichever of the two."""
 
     def chance(of_one: float) -> float:
-        return of_one**count_a * (1 - of_one) ** count_b + of_one**count_b * (1 - of_one) ** count_a
+        a, b = counts
+        return of_one**a * (1 - of_one) ** b + of_one**b * (1 - of_one) ** a
 
-    found = Shift(SLOW_PHASE_LOG, chance(slow_chance)), Shift(STATE_LOG, chance(0.5))
-    return tuple(shift for shift in found if shift.chance > NEGLIGIBLE_CHANCE)
+    shifts = Shift(SLOW_PHASE_LOG, chance(slow_chance)), Shift(STATE_LOG, chance(0.5))
+    return Noise(
+        log_se=log_se,
+        df=df,
+        shifts=tuple(shift for shift in shifts if shift.chance > NEGLIGIBLE_CHANCE),
+        tail_factor=LIGHT_TAIL_FACTOR if min(counts) >= LIGHT_TAIL_COUNT else 1.0,
+    )
 
 
 def _welch(sides: Sequence[_Side], counts: Sequence[int]) -> tuple[float, float, float]:
     """Standard error, degrees of freedom (Welch and Satterthwaite) and the standard deviation between processes."""
-    repeated = [side for side in sides if len(side.logs) > 1]
-    if len(repeated) < 2:
-        shared = max([side.variance() for side in sides] + ([] if repeated else [ASSUMED_BETWEEN_SD**2]))
-        df = min(len(repeated[0].logs) - 1.0, SINGLE_DF) if repeated else SINGLE_DF
-        return math.sqrt(shared * math.fsum(1 / count for count in counts)), df, math.sqrt(shared)
     variances = [side.variance() for side in sides]
+    if min(counts) == 1:
+        shared = max(*variances, ASSUMED_BETWEEN_SD**2)
+        return math.sqrt(shared * math.fsum(1 / count for count in counts)), SINGLE_DF, math.sqrt(shared)
     squares = math.fsum(one * (count - 1) for one, count in zip(variances, counts, strict=True))
     pooled = squares / (sum(counts) - len(counts))
     # Welch's degrees of freedom trust a small side whose few processes agree by luck: it has at least what both have.
@@ -226,8 +228,6 @@ def compare_paired(
     *,
     quantile: float = 0.1,
     slow_chance: float = SLOW_PHASE_CHANCE,
-    explained_a: float = 0.0,
-    explained_b: float = 0.0,
 ) -> RatioEstimate:
     """Ratio B over A from pairs of fresh processes that ran one after the other (the samples of A, of B).
 
@@ -240,14 +240,8 @@ def compare_paired(
     differences = [after - before for before, after in zip(a.logs, b.logs, strict=True)]
     count = len(differences)
     between = max(variance(differences), a.within + b.within)
-    noise = Noise(log_se=math.sqrt(between / count), df=count - 1.0, shifts=_find_shifts(count, count, slow_chance))
-    return RatioEstimate(
-        ratio=math.exp(fmean(differences)),
-        noise=noise,
-        between_sd=math.sqrt(between),
-        explained_a=explained_a,
-        explained_b=explained_b,
-    )
+    noise = _make_noise(math.sqrt(between / count), count - 1.0, [count, count], slow_chance)
+    return RatioEstimate(ratio=math.exp(fmean(differences)), noise=noise, between_sd=math.sqrt(between))
 
 
 def plan_processes(
@@ -271,11 +265,8 @@ def plan_processes(
         counts = [count, count if other is None else other]
         shares = [1 / count] if paired else [1 / one for one in counts]
         freedom = math.fsum(share**2 / (1 / share - 1) for share in shares)
-        noise = Noise(
-            log_se=between_sd * math.sqrt(math.fsum(shares)),
-            df=math.fsum(shares) ** 2 / freedom,
-            shifts=_find_shifts(counts[0], counts[1], slow_chance),
-        )
+        log_se = between_sd * math.sqrt(math.fsum(shares))
+        noise = _make_noise(log_se, math.fsum(shares) ** 2 / freedom, counts, slow_chance)
         missed = power_z * noise.log_se
         return missed < log_effect and noise.p_value(log_effect - missed) <= level
 
@@ -340,21 +331,17 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast only below this point
         return 1 - _incomplete_beta(b, a, 1 - x)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    tiny = 1e-300
-    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1), tiny)
+    tiny = 1e-300  # instead of an exact zero, which would end the recurrence
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
     fraction = d
     for m in range(1, 500):
         for factor in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
         ):
-            d = 1 / _away_from_zero(1 + factor * d, tiny)
-            c = _away_from_zero(1 + factor / c, tiny)
+            d = 1 / (1 + factor * d or tiny)
+            c = 1 + factor / c or tiny
             fraction *= c * d
-        if abs(c * d - 1) < 1e-14:
+        if abs(c * d - 1) < 1e-13:
             break
     return math.exp(log_front) * fraction / a
-
-
-def _away_from_zero(value: float, tiny: float) -> float:
-    return value if abs(value) > tiny else tiny
