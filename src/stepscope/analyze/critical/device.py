@@ -55,7 +55,8 @@ def add_launches(draft: Draft) -> Whole:
     ready = np.full(len(devices), NEVER, np.int64)
     place = np.flatnonzero(devices.call >= 0)
     call = start_of[devices.call[place]]
-    place, call = place[call >= 0], call[call >= 0]
+    inside = (call >= 0) & (devices.called[place] >= 0)
+    place, call = place[inside], call[inside]
     delay = launch_latencies(draft.timeline, draft.constants, devices.call[place])
     ready[place] = devices.called[place] + delay
     targets = draft.begins(place)
@@ -71,7 +72,7 @@ def add_launches(draft: Draft) -> Whole:
     row = devices.rows[place[late]]
     draft.edges.add(call[late] + 1, targets[late], 0, kind=kinds.LAUNCH, cost=kinds.C_LAUNCH, row=row)
     # Launched before the window began: it was waiting then.
-    waiting = (devices.call >= 0) & (start_of[devices.call] < 0)
+    waiting = (devices.call >= 0) & ((start_of[devices.call] < 0) | (devices.called < 0))
     waiting |= (devices.call < 0) & (devices.start == 0)
     early = draft.begins(np.flatnonzero(waiting))
     draft.edges.add(draft.rows.source, early, 0, kind=kinds.WINDOW, cost=kinds.C_STREAM)

@@ -84,9 +84,9 @@ class Side:
         self.timeline = timeline
         self.trace = view(timeline)
         self.numbers = complete_steps(self.trace) if steps is None else known_steps(self.trace, steps)
-        own = turns(self.trace.windows)
-        self.windows = [own[number] for number in self.numbers]
-        self.overlapping = any(own[number] != self.trace.windows[number] for number in self.numbers)
+        self.windows = [self.trace.windows[number] for number in self.numbers]
+        whole = self.trace.completion_windows
+        self.overlapping = any(self.trace.windows[number] != whole[number] for number in self.numbers)
         self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
         self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
         self.work = _cpu_work(self.trace) if self._device is None else _device_work(self._device)
@@ -149,21 +149,6 @@ def known_steps(trace: TraceView, steps: Sequence[int]) -> list[int]:
     if not steps:
         raise UsageError("no steps to compare were given", where=trace.source)
     return [trace.span(number).number for number in dict.fromkeys(steps)]
-
-
-def turns(windows: dict[int, Window]) -> dict[int, Window]:
-    """The windows without what still belongs to the step before.
-
-    Where the host runs ahead, the device works on one step while the next is already being launched: their windows
-    overlap, and the sum of them would count that time twice.
-    """
-    own: dict[int, Window] = {}
-    reached: int | None = None
-    for number, window in windows.items():
-        start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
-        own[number] = Window(start, window.end_ns)
-        reached = window.end_ns if reached is None else max(reached, window.end_ns)
-    return own
 
 
 def _device_work(device: DeviceWork) -> Work:

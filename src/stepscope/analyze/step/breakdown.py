@@ -37,9 +37,10 @@ CPU_NOTE = (
     "communication is time inside collectives on the host, and idle time has no reason"
 )
 _SEVERAL_NOTE = "the rank has {count} devices; these are the values of device {device}, which was busy longest"
-_OTHER_STEPS_NOTE = (
-    "for {spent} of the window the device still ran work of other steps: windows of neighbouring steps overlap, and "
-    "the time from one step to the next is shorter than the window"
+_OTHER_STEPS_NOTE = "for {spent} of the step the device ran only work of other steps"
+_RUN_AHEAD_NOTE = (
+    "the host runs ahead of the device: from its first launch to the end of its last device activity the step takes "
+    "{whole} (launch to completion), of which the device spends {before} on the steps before"
 )
 _OTHER_STEPS_SHARE = 0.01
 
@@ -113,9 +114,14 @@ class Breakdown(DeviceBreakdown, frozen=True, kw_only=True):
     step: int | None
     """None: the whole trace."""
     step_s: float
-    """Length of the window: profiled time, which is longer than a step without the profiler."""
+    """Step time: from the end of the device work of the steps before (from the start on the host where that is later)
+    to the end of the step's own. In steady state the period of the loop. Profiled time, which is longer than a step
+    without the profiler."""
     host_s: float
     """Length of the step on the host, without device work that ran on after it."""
+    launch_to_completion_s: float
+    """From the start of the step on the host to the end of its device work: longer than step_s where the host runs
+    ahead of the device."""
     window_start_ns: int
     window_end_ns: int
     profiled: bool = True
@@ -143,15 +149,9 @@ def measure_overlap(timeline: Timeline, step: int | None) -> Overlap:
 
 
 def break_down_steps(timeline: Timeline) -> list[Breakdown]:
-    """Every step, in order of time."""
+    """Every step, in order of time: they add up."""
     trace = view(timeline)
     return [_break_down(trace, number, window) for number, window in trace.windows.items()]
-
-
-def break_down_turns(timeline: Timeline) -> list[Breakdown]:
-    """Every step without the time in which the device still worked on the step before: these add up."""
-    trace = view(timeline)
-    return [_break_down(trace, number, window) for number, window in trace.turns.items()]
 
 
 def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
@@ -172,11 +172,16 @@ def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown
     if rank.other_steps_s > _OTHER_STEPS_SHARE * step_s:
         notes.append(_OTHER_STEPS_NOTE.format(spent=format_duration(rank.other_steps_s)))
     span = None if step is None else trace.span(step)
+    whole_s = step_s if step is None else seconds(trace.completion_windows[step].length_ns)
+    if whole_s > (1 + _OTHER_STEPS_SHARE) * step_s:
+        before = format_duration(whole_s - step_s)
+        notes.append(_RUN_AHEAD_NOTE.format(whole=format_duration(whole_s), before=before))
     return Breakdown(
         **{name: getattr(rank, name) for name in DeviceBreakdown.__struct_fields__},
         step=step,
         step_s=step_s,
         host_s=step_s if span is None else seconds(span.end_ns - span.start_ns),
+        launch_to_completion_s=whole_s,
         window_start_ns=window.start_ns,
         window_end_ns=window.end_ns,
         devices=devices,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_turns
+from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_steps
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
 from stepscope.stats import quantile_sorted
@@ -25,7 +25,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     step_s: float
-    """Length of its turn: its window without what still belongs to the step before."""
+    """Step time, see Breakdown."""
     host_s: float
     """Length of its marker on the host."""
     period_s: float | None
@@ -76,7 +76,7 @@ def compare_steps(timeline: Timeline) -> StepVariation:
     """All steps of a trace."""
     trace = view(timeline)
     judged = set(trace.judged_steps())
-    found = break_down_turns(timeline)
+    found = break_down_steps(timeline)
     chosen = [one for one in found if one.step in judged]
     ordered = sorted(one.step_s for one in chosen)
     median = quantile_sorted(ordered, 0.5) if ordered else None

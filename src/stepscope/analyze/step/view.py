@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns
+from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
 from stepscope.analyze.step.host_stacks import HostStack, stack_up
 from stepscope.analyze.step.intervals import Intervals, union
 from stepscope.analyze.step.numbers import distinct, is_any
@@ -46,6 +46,8 @@ _FEW_TEXTS = 2000
 """So many texts are asked sooner than it is found out which of them are names of the rows in question."""
 COMPILED_FROM, COMPILED_WHEN_LOADED_FROM = 4_000_000, 50_000
 """Rows from which compiled passes pay, by whether the process has loaded the compiler already."""
+EMPTY = 0.1
+"""A step with less than this fraction of the events of the fullest step is empty."""
 _Kept = TypeVar("_Kept")
 
 
@@ -208,7 +210,7 @@ class TraceView:
             self.span(step)
 
     def window(self, step: int | None) -> Window:
-        """The step on the host, extended to the end of the device work it launched. None: the whole trace."""
+        """The exclusive window of the step, see `windows`. None: the whole trace."""
         self.check(step)
         return self._whole_window if step is None else self.windows[step]
 
@@ -235,7 +237,16 @@ class TraceView:
 
     @cached_property
     def windows(self) -> dict[int, Window]:
-        """Step → its window, in order of time."""
+        """Step → its exclusive window, in order of time: from its start on the host, or from the end of the device
+        work of the steps before where that is later, to the end of the last device work that it launched."""
+        return exclusive_windows(self.completion_windows)
+
+    @cached_property
+    def completion_windows(self) -> dict[int, Window]:
+        """Step → from its start on the host to the end of the device work it launched: launch to completion.
+
+        Longer than a step takes where the host runs ahead: it includes the time in the queue.
+        """
         import numpy as np
 
         last = {span.number: span.end_ns for span in self.timeline.steps}
@@ -248,29 +259,26 @@ class TraceView:
                     last[number] = max(end, int(ends[number - lowest]))
         return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
 
-    @cached_property
-    def turns(self) -> dict[int, Window]:
-        """Step → its window without what still belongs to the step before.
-
-        Where the host runs ahead, the device works on one step while the next is already being launched: their windows
-        overlap, and only the turns add up to the time that the steps took.
-        """
-        turns: dict[int, Window] = {}
-        reached: int | None = None
-        for number, window in self.windows.items():
-            start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
-            turns[number] = Window(start, window.end_ns)
-            reached = window.end_ns if reached is None else max(reached, window.end_ns)
-        return turns
-
     def judged_steps(self) -> list[int]:
-        """Steps that stand for the rest: without the first and the last where more than two remain."""
+        """Steps that stand for the rest: without the first and the last where more than two remain, and without empty
+        ones (a profiler that is stopped late leaves one behind)."""
         numbers = [span.number for span in self.timeline.steps]
-        return numbers[1:-1] if len(numbers) > 4 else numbers
+        judged = numbers[1:-1] if len(numbers) > 4 else numbers
+        return [one for one in judged if one not in self.empty_steps] or judged
+
+    @cached_property
+    def empty_steps(self) -> frozenset[int]:
+        """Steps to which far fewer operators, calls and device activities belong than to the fullest."""
+        import numpy as np
+
+        numbers = np.array([span.number for span in self.timeline.steps], np.int64)
+        own = self.step[self.rows(OPERATOR, RUNTIME, *DEVICE_KINDS)]
+        events = np.bincount(np.searchsorted(numbers, own[own >= 0]), minlength=len(numbers))[: len(numbers)]
+        return frozenset(numbers[events < EMPTY * events.max(initial=0)].tolist())
 
     def median_step(self) -> int | None:
-        """The judged step whose turn is of median length (the shorter of two middle ones); None without steps."""
-        ordered = sorted(self.judged_steps(), key=lambda number: self.turns[number].length_ns)
+        """The judged step nearest to the median step time (the shorter of two middle ones); None without steps."""
+        ordered = sorted(self.judged_steps(), key=lambda number: self.windows[number].length_ns)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
     # Devices
