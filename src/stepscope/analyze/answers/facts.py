@@ -30,13 +30,39 @@ from stepscope.analyze.ranks.conventions import (
     kernel_collective,
 )
 from stepscope.analyze.ranks.stragglers import RankLateness
+from stepscope.analyze.step.breakdown import CPU, UNRECORDED
+from stepscope.analyze.step.host_activity import HostActivity
 from stepscope.analyze.step.report import StepReport
 from stepscope.units import format_share
 
-CLASSES = ("compute", "communication", "copies", "host", "synchronisation", "stragglers")
+ON_CPU = ("data_loading", "sleeping", "python")
+"""Classes of a program without a device: what its thread does beside operators."""
+CLASSES = ("compute", "communication", "copies", "host", "synchronisation", "stragglers", *ON_CPU)
 """What a step can be bound by. Communication: moving data that nothing hides. Stragglers: the same collectives, but
 waiting in them for ranks that came later. Synchronisation: the device was idle while the host was inside a blocking
-call, a stream waited for an event, or the host was inside a collective."""
+call, a stream waited for an event, or the host was inside a collective; without a device: the program waited in a
+call for something else than a collective."""
+
+SHARE_WORDS = {
+    "compute": "compute",
+    "exposed_comm": "exposed communication",
+    "exposed_copy": "copies that nothing hides",
+    "host_idle": "waiting for the host",
+    "sync_idle": "waiting in synchronisation",
+    "other_idle": "idle for other reasons",
+}
+CPU_SHARE_WORDS = {
+    **SHARE_WORDS,
+    "compute": "inside operators",
+    "host_idle": "data loading, sleeping and Python code",
+    "other_idle": "outside recorded calls",
+}
+ACTIVITY_WORDS = {
+    "data_loading": "data loading",
+    "sleeping": "sleeping",
+    "synchronisation": "waiting in synchronisation",
+    "python": "Python code",
+}
 
 NO_COLLECTIVE = "communication"
 """Where no better name is known; also the class of such kernels."""
@@ -77,7 +103,28 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_cpu(detail: StepReport) -> bool:
-    return detail.breakdown.device == "cpu"
+    """Whether the trace has no device work."""
+    return detail.breakdown.device in (CPU, UNRECORDED)
+
+
+def is_unrecorded(detail: StepReport) -> bool:
+    """Whether it has none though a device was used: operators do not tell where the time went then."""
+    return detail.breakdown.device == UNRECORDED
+
+
+def share_words(detail: StepReport) -> dict[str, str]:
+    return CPU_SHARE_WORDS if is_cpu(detail) else SHARE_WORDS
+
+
+def find_activity(job: JobReport, name: str) -> HostActivity | None:
+    """What a program without a device did beside operators, by kind."""
+    return next((one for one in job.detail.breakdown.host_activities if one.activity == name), None)
+
+
+def profiler_cost_s(job: JobReport) -> float:
+    """By how much the profiled step is longer than one without the profiler; 0 where that is not known."""
+    known = job.unprofiled_step_s
+    return max(job.detail.breakdown.step_s - known, 0.0) if known else 0.0
 
 
 def share_of_step(job: JobReport, time_s: float) -> float:
@@ -104,13 +151,17 @@ def class_times(job: JobReport) -> list[ClassTime]:
 def _by_device(job: JobReport) -> dict[str, float]:
     shares = job.detail.breakdown.breakdown_s
     waiting = (wait_share(job) or 0.0) * shares.exposed_comm
+    beside = {one.activity: one.time_s for one in job.detail.breakdown.host_activities}
+    # The profiler's own cost is time of the host: it holds no step up that runs without it.
+    host = shares.host_idle - (0.0 if is_cpu(job.detail) else profiler_cost_s(job))
     return {
         "compute": shares.compute,
         "communication": shares.exposed_comm - waiting,
         "copies": shares.exposed_copy,
-        "host": shares.host_idle,
+        "host": max(host - sum(beside.get(name, 0.0) for name in ON_CPU), 0.0),
         "synchronisation": shares.sync_idle,
         "stragglers": waiting,
+        **{name: beside.get(name, 0.0) for name in ON_CPU},
     }
 
 

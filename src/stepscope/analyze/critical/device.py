@@ -29,12 +29,13 @@ def work_costs(draft: Draft) -> Whole:
     """What each piece of device work counts as."""
     import numpy as np
 
-    from stepscope.traces.classify import COMMUNICATION
+    from stepscope.traces import classify
 
     rows = draft.devices.rows
     kind, category = core(draft.timeline, "kind")[rows], core(draft.timeline, "category")[rows]
-    cost = np.where((kind == COPY) | (kind == SET), kinds.C_COPY, kinds.C_COMPUTE)
-    return np.where(category == COMMUNICATION, kinds.C_COMMUNICATION, cost).astype(np.int64)
+    copies = np.isin(kind, (COPY, SET)) | np.isin(category, (classify.COPY, classify.SET))
+    cost = np.where(copies, kinds.C_COPY, kinds.C_COMPUTE)
+    return np.where(category == classify.COMMUNICATION, kinds.C_COMMUNICATION, cost).astype(np.int64)
 
 
 def add_work(draft: Draft, cost: Whole) -> None:

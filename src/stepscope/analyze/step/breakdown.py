@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.analyze.step.device_work import COMMUNICATION, COMPUTE, TRANSFER, DeviceWork, Window, device_label
+from stepscope.analyze.step.host_activity import CpuTimes, HostActivity, describe_activities, divide_cpu_time, join
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, Gaps, find_gaps
 from stepscope.analyze.step.intervals import (
     Intervals,
@@ -21,7 +22,7 @@ from stepscope.analyze.step.intervals import (
 )
 from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
+from stepscope.traces.timeline import KERNEL, MISSING, Timeline
 from stepscope.units import format_duration
 
 if TYPE_CHECKING:
@@ -32,9 +33,17 @@ if TYPE_CHECKING:
 SHARES = ("compute", "exposed_comm", "exposed_copy", "host_idle", "sync_idle", "other_idle")
 """In the order in which time is given away: what two kinds of work cover at once belongs to the first of them."""
 
+CPU = "cpu"
+UNRECORDED = "not recorded"
+"""The label of the device where the trace has no device work: none was used, or it was left out."""
 CPU_NOTE = (
     "no device rows in this trace: the CPU is the device; compute is time in which any thread was inside an operator, "
-    "communication is time inside collectives on the host, and idle time has no reason"
+    "communication is time inside collectives on the host; beside these, what the program's thread did counts: "
+    "loading data, sleeping, waiting, Python code"
+)
+UNRECORDED_NOTE = (
+    "no device rows in this trace, though {evidence}: operators show what the host takes to launch, and nothing shows "
+    "what the device takes"
 )
 _SEVERAL_NOTE = "the rank has {count} devices; these are the values of device {device}, which was busy longest"
 _OTHER_STEPS_NOTE = "for {spent} of the step the device ran only work of other steps"
@@ -127,6 +136,8 @@ class Breakdown(DeviceBreakdown, frozen=True, kw_only=True):
     profiled: bool = True
     devices: list[DeviceBreakdown] = []
     """Every device of the rank, where it has several."""
+    host_activities: list[HostActivity] = []
+    """What the program did beside operators, longest first; only in a trace without device work."""
     note: str | None = None
 
 
@@ -141,7 +152,7 @@ def measure_overlap(timeline: Timeline, step: int | None) -> Overlap:
     trace = view(timeline)
     window = trace.window(step)
     if not trace.works:
-        return _break_down_cpu(trace, window).overlap
+        return _break_down_cpu(divide_cpu_time(trace, window), trace, window).overlap
     work = trace.busiest(window)
     sets = _device_sets(work, window)
     groups, sum_ns = _communication(trace, work, window, sets[COMPUTE])
@@ -157,9 +168,12 @@ def break_down_steps(timeline: Timeline) -> list[Breakdown]:
 def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
     notes = []
     devices: list[DeviceBreakdown] = []
+    activities: list[HostActivity] = []
     if not trace.works:
-        rank = _break_down_cpu(trace, window)
-        notes.append(CPU_NOTE)
+        times = divide_cpu_time(trace, window)
+        rank, activities = _break_down_cpu(times, trace, window), describe_activities(trace, window, times)
+        unrecorded = trace.launch_evidence
+        notes.append(CPU_NOTE if unrecorded is None else UNRECORDED_NOTE.format(evidence=unrecorded))
     else:
         chosen = trace.busiest(window)
         rank = _break_down_device(trace, chosen, step, window)
@@ -185,6 +199,7 @@ def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown
         window_start_ns=window.start_ns,
         window_end_ns=window.end_ns,
         devices=devices,
+        host_activities=activities,
         note="; ".join(notes) or None,
     )
 
@@ -353,38 +368,20 @@ def _group_overlaps(trace: TraceView, rows: Integers, window: Window, compute: I
     return overlaps
 
 
-def _break_down_cpu(trace: TraceView, window: Window) -> DeviceBreakdown:
-    """A thread inside a collective does not compute, whatever operator encloses the collective."""
-    import numpy as np
-
-    from stepscope.traces.classify import classify_lone_communication
-
-    rows = trace.rows(OPERATOR)
-    rows = rows[(trace.end[rows] > window.start_ns) & (trace.start[rows] < window.end_ns)]
-    collectives = trace.named(rows, classify_lone_communication)
-    others = np.setdiff1d(rows, collectives, assume_unique=True)
-    compute: list[Intervals] = []
-    for thread in np.unique(trace.thread[rows]).tolist():
-        working = trace.spans(others[trace.thread[others] == thread])
-        talking = trace.spans(collectives[trace.thread[collectives] == thread])
-        compute.append(subtract(working, talking) if len(talking.start) else working)
-    sets = (clip(_union_of(compute), *window), clip(trace.spans(collectives), *window), no_intervals())
-    gaps = complement(_union_of(sets), *window)
+def _break_down_cpu(times: CpuTimes, trace: TraceView, window: Window) -> DeviceBreakdown:
+    sets = (times.compute, times.communication, no_intervals())
+    gaps = complement(join(sets), *window)
+    spent = {activity: length(spans) for activity, spans in times.beside.items()}
+    waiting = spent["synchronisation"]
+    host = sum(spent.values()) - waiting
+    rows = times.communication_rows
     return _assemble(
-        device="cpu",
+        device=CPU if trace.launch_evidence is None else UNRECORDED,
         sets=sets,
-        idle=(0, 0, length(gaps)),
+        idle=(host, waiting, length(gaps) - host - waiting),
         positions=_idle_positions(gaps, sets, window),
         counts=(0, 0),
         other_steps_ns=0,
         groups=[],
-        sum_ns=_clipped_sum(trace.start[collectives], trace.end[collectives], window),
+        sum_ns=_clipped_sum(trace.start[rows], trace.end[rows], window),
     )
-
-
-def _union_of(sets: Sequence[Intervals]) -> Intervals:
-    import numpy as np
-
-    if not sets:
-        return no_intervals()
-    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))

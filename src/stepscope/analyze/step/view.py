@@ -21,6 +21,7 @@ from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import (
     ANNOTATION,
+    COUNTER,
     DEVICE_KINDS,
     HOST_KINDS,
     MISSING,
@@ -307,6 +308,18 @@ class TraceView:
         if len(self.works) == 1:
             return self.works[0]
         return max(self.works, key=lambda work: (busy_ns(work, window), -work.device))
+
+    @cached_property
+    def launch_evidence(self) -> str | None:
+        """How a trace without device work shows that a device was used all the same; None: it does not."""
+        from stepscope.traces.runtime_calls import is_launch_name
+
+        launches = len(self.named_of(RUNTIME, is_launch_name))
+        if launches:
+            return f"{launches} calls launch device work"
+        ranges = len(self.rows(COUNTER))
+        devices = self.timeline.metadata.get("devices")
+        return f"{ranges} counters of a device were recorded" if ranges and devices else None
 
     # The host
 
