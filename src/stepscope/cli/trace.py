@@ -45,7 +45,7 @@ def command() -> None:
 def summary(*, as_json: bool, **options: Any) -> int:
     """Say where a step of the traced job went: the answer first, then the evidence.
 
-    PATH is a trace, a folder with one trace a rank, or a quoted pattern. Without --step the step of median length is
+    PATH is a trace, a folder with one trace a rank, or a quoted pattern. Without --step the median step is
     explained. Step times from a trace are profiled times.
 
     Example: stepscope trace summary traces/ --json

@@ -32,6 +32,7 @@ from stepscope.ops.traced_arguments import (
 )
 from stepscope.ops.traced_call import make_call_arguments
 from stepscope.records import Case
+from stepscope.traces.operator_names import does_no_work
 
 if TYPE_CHECKING:
     from stepscope.traces.graphs.graph import Graph, Node

@@ -110,7 +110,8 @@ def draw_overview(timeline: Timeline, job: JobReport, *, most: int = MOST_RECTAN
     window = Window(breakdown.window_start_ns, breakdown.window_end_ns)
     names, lanes = Names(), _Lanes(len(trace.start))
     if job.critical is not None and job.critical.segments:
-        lanes.listed.append(Lane("critical path", "path"))
+        of = f" of rank {job.telling_rank}" if len(job.ranks) > 1 else ""
+        lanes.listed.append(Lane(f"critical path{of}", "path"))
         lanes.parts.append(_path_events(job.critical, names))
     for lane, found in chain(_host_lanes(trace, window, names), _device_lanes(trace, window, names)):
         lanes.add(lane, found)

@@ -151,8 +151,10 @@ def _for_long_gaps(job: JobReport, held_by: IdleOf) -> Advice:
 
 
 def longest_runtime_call(job: JobReport) -> PathShare | None:
-    """The runtime call that takes most of the representative rank's critical path. Launches are none: a step needs them,
-    and fewer of them is another advice."""
+    """The runtime call that takes most of the representative rank's critical path.
+
+    Launches are left out: a step needs them, and that it makes too many is another advice.
+    """
     path = own_path(job)
     named = path.by_name if path is not None else []
     calls = (one for one in named if one.kind == "runtime" and not is_launch_name(one.name))
@@ -173,7 +175,7 @@ def _for_runtime_call(job: JobReport, call: PathShare) -> Advice:
 
 
 def _for_launching(job: JobReport, limits: Sequence[Limit]) -> Advice:
-    step_s, launches = job.detail.breakdown.step_s, job.detail.launches
+    step_s, launches = step_without_profiler_s(job), job.detail.launches
     because, limit_s = _describe_device_alone(job, limits)
     if launches.calls:
         often = format_duration(step_s / launches.calls)

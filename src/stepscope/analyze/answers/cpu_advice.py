@@ -59,13 +59,17 @@ def _for_sleeping(job: JobReport) -> Advice:
 
 def _for_waiting(job: JobReport) -> Advice:
     activity = find_activity(job, "synchronisation")
-    where = "" if activity is None else f" in {activity.caller or activity.longest}"
+    where = "" if activity is None else f" in {activity.caller or activity.call}"
     return _for_activity(job, "synchronisation", f"find out what the program waits for{where}")
 
 
 def _for_python(job: JobReport) -> Advice:
     activity = find_activity(job, "python")
-    where = "its Python code" if activity is None else activity.longest
+    where = "its Python code"
+    if activity is not None:
+        # What is built in is fast: its caller asks too much of it.
+        is_built_in = activity.caller is not None and (activity.function or "").startswith("<")
+        where = (activity.caller if is_built_in else activity.function) or activity.call
     return _for_activity(job, "python", f"make {where} faster, or move it out of the step")
 
 
@@ -77,10 +81,11 @@ def _for_activity(job: JobReport, name: str, action: str) -> Advice:
         f"{ACTIVITY_WORDS[name]} takes {format_duration(activity.time_s)} "
         f"({format_share(share_of_step(job, activity.time_s))} of the profiled step)"
     )
-    if name == "python":
-        because += f"; {activity.longest} {format_duration(activity.longest_s)} itself"
-    else:
-        because += f", in {count_of(activity.count, 'call')} of {activity.longest}"
+    if name != "python":
+        because += f", in {count_of(activity.count, 'call')} of {activity.call}"
+    if activity.function is not None and activity.function != activity.call:
+        by = "" if activity.caller is None else f", called by {activity.caller}"
+        because += f"; {activity.function} takes {format_duration(activity.function_s)} of it{by}"
     return Advice(action=action, because=because, limit_s=job.detail.breakdown.step_s - activity.time_s)
 
 

@@ -79,7 +79,8 @@ class ClassTime(msgspec.Struct, frozen=True, kw_only=True):
     path_s: float | None
     """Of the critical path; None where there is none or where the path does not tell this class from others."""
     time_s: float
-    """What both show, the smaller of the two: less of it cannot shorten the step by more."""
+    """What both show, the smaller of the two: less of it cannot shorten the step by more. Of the host without what the
+    profiler added, where the recording has steps without it."""
     share: float
     """Of the step."""
 
@@ -143,6 +144,9 @@ def class_times(job: JobReport) -> list[ClassTime]:
     for name in CLASSES:
         on_path = path.get(name)
         time_s = device[name] if on_path is None else min(device[name], on_path)
+        if name == "host":
+            # The profiler's own cost is time of the host: it holds no step up that runs without it.
+            time_s = max(time_s - profiler_cost_s(job), 0.0)
         share = share_of_step(job, time_s)
         found.append(ClassTime(name=name, device_s=device[name], path_s=on_path, time_s=time_s, share=share))
     return sorted(found, key=lambda one: (-one.time_s, -one.device_s))
@@ -152,13 +156,11 @@ def _by_device(job: JobReport) -> dict[str, float]:
     shares = job.detail.breakdown.breakdown_s
     waiting = (wait_share(job) or 0.0) * shares.exposed_comm
     beside = {one.activity: one.time_s for one in job.detail.breakdown.host_activities}
-    # The profiler's own cost is time of the host: it holds no step up that runs without it.
-    host = shares.host_idle - (0.0 if is_cpu(job.detail) else profiler_cost_s(job))
     return {
         "compute": shares.compute,
         "communication": shares.exposed_comm - waiting,
         "copies": shares.exposed_copy,
-        "host": max(host - sum(beside.get(name, 0.0) for name in ON_CPU), 0.0),
+        "host": max(shares.host_idle - sum(beside.get(name, 0.0) for name in ON_CPU), 0.0),
         "synchronisation": shares.sync_idle,
         "stragglers": waiting,
         **{name: beside.get(name, 0.0) for name in ON_CPU},

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from stepscope.analyze.step.device_work import Window
-from stepscope.analyze.step.intervals import Intervals, clip, length, no_intervals, subtract, union
+from stepscope.analyze.step.intervals import Intervals, clip, length, measure_within, no_intervals, subtract, union
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView
 from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stepscope.analyze.step.numbers import Mask
     from stepscope.traces.timeline import Integers
 
 ACTIVITIES = ("data_loading", "sleeping", "synchronisation", "python")
@@ -37,6 +35,14 @@ _COMMUNICATING = re.compile(
 """Python functions of torch.distributed: they return when the collective has ended."""
 
 
+_PATTERNS: dict[str, Callable[[str], object]] = {
+    "data_loading": DATA_LOADING.search,
+    "sleeping": _SLEEPING.search,
+    "synchronisation": _WAITING.search,
+    "python": bool,
+}
+
+
 class HostActivity(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of what the program's thread did outside operators and collectives."""
 
@@ -44,12 +50,15 @@ class HostActivity(msgspec.Struct, frozen=True, kw_only=True):
     """One of ACTIVITIES."""
     time_s: float
     count: int
-    """Calls that took part; of Python code: functions by name."""
-    longest: str
-    """The call or function that took most of it."""
-    longest_s: float
+    """Calls that were this activity; of Python code: calls of functions."""
+    call: str
+    """The name that took most of these calls' time."""
+    function: str | None
+    """The Python function that took most of it itself; None where stacks were not recorded."""
+    function_s: float
+    """What that function took itself, without what it called."""
     caller: str | None
-    """The Python function that made the longest call; None where stacks were not recorded."""
+    """The Python function that called it."""
 
 
 class CpuTimes(NamedTuple):
@@ -69,7 +78,7 @@ def divide_cpu_time(trace: TraceView, window: Window) -> CpuTimes:
 
     rows = _inside(trace, trace.rows(OPERATOR), window)
     collectives = find_host_collectives(trace, window)
-    loading = clip(trace.spans(_program_rows(trace, window, DATA_LOADING.search)), *window)
+    loading = trace.spans(_program_rows(trace, window, DATA_LOADING.search))
     compute: list[Intervals] = []
     for thread in np.unique(trace.thread[rows]).tolist():
         working = trace.spans(rows[trace.thread[rows] == thread])
@@ -79,13 +88,9 @@ def divide_cpu_time(trace: TraceView, window: Window) -> CpuTimes:
     busy = clip(join(compute), *window)
     communication = clip(trace.spans(collectives), *window)
     taken, beside = join((busy, communication)), {}
-    for activity, found in (
-        ("data_loading", loading),
-        ("sleeping", trace.spans(_program_rows(trace, window, _SLEEPING.search))),
-        ("synchronisation", trace.spans(_program_rows(trace, window, _WAITING.search))),
-        ("python", trace.spans(_program_rows(trace, window, bool, PYTHON))),
-    ):
-        beside[activity] = subtract(clip(found, *window), taken)
+    for activity in ACTIVITIES:
+        found = clip(trace.spans(_program_rows(trace, window, _PATTERNS[activity])), *window)
+        beside[activity] = subtract(found, taken)
         taken = join((taken, beside[activity]))
     return CpuTimes(busy, communication, collectives, beside)
 
@@ -97,74 +102,89 @@ def find_host_collectives(trace: TraceView, window: Window) -> Integers:
     from stepscope.traces.classify import classify_lone_communication
 
     found = _inside(trace, trace.rows(OPERATOR), window)
-    waits = _program_rows(trace, window, _COMMUNICATING.search, PYTHON)
+    waits = _program_rows(trace, window, _COMMUNICATING.search)
     return np.union1d(trace.named(found, classify_lone_communication), waits)
 
 
 def describe_activities(trace: TraceView, window: Window, times: CpuTimes) -> list[HostActivity]:
     """Those that took any time, longest first."""
-    patterns: dict[str, Callable[[str], object]] = {
-        "data_loading": DATA_LOADING.search,
-        "sleeping": _SLEEPING.search,
-        "synchronisation": _WAITING.search,
-        "python": bool,
-    }
+    functions = _own_times(trace, window)
     found = [
-        _describe(trace, activity, times.beside[activity], _program_rows(trace, window, wanted))
-        for activity, wanted in patterns.items()
-        if len(times.beside[activity].start)
+        _describe(trace, window, activity, spans, functions)
+        for activity, spans in times.beside.items()
+        if len(spans.start)
     ]
     return sorted(found, key=lambda one: -one.time_s)
 
 
-def _describe(trace: TraceView, activity: str, spans: Intervals, rows: Integers) -> HostActivity:
+class _Functions(NamedTuple):
+    """Python functions of the program's thread in a window."""
+
+    rows: Integers
+    own: Integers
+    """Time in the window without what they call."""
+    caller: Integers
+    """Row of the Python function around each; −1 without one."""
+
+
+def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals, functions: _Functions) -> HostActivity:
     import numpy as np
 
+    calls = _program_rows(trace, window, _PATTERNS[activity])
+    inside = measure_within(trace.spans(calls), trace.start[functions.rows], trace.start[functions.rows] + 1) > 0
     if activity == "python":
-        rows = rows[trace.kind[rows] == PYTHON]
-        taken = _own_times(trace, rows)
-    else:
-        rows = rows[trace.enclosing(trace.parent[rows], _marked(trace, rows)) == MISSING]  # the outermost of each
-        taken = trace.end[rows] - trace.start[rows]
-    codes, place = np.unique(trace.name[rows], return_inverse=True)
-    sums = np.bincount(place, weights=taken, minlength=len(codes))
-    most = int(sums.argmax())
-    one = rows[place == most][int(taken[place == most].argmax())]
-    caller = int(trace.enclosing(trace.parent[one : one + 1], trace.is_kind(PYTHON))[0])
+        calls = functions.rows
+        named = trace.has_name(calls, lambda name: _SLEEPING.search(name) or _WAITING.search(name))
+        inside = ~named
+    longest, _ = _longest(trace, calls, trace.end[calls] - trace.start[calls])
+    function, own_ns = _longest(trace, functions.rows[inside], functions.own[inside])
+    caller = functions.caller[np.flatnonzero(functions.rows == function)[0]] if function >= 0 else MISSING
     return HostActivity(
         activity=activity,
         time_s=seconds(length(spans)),
-        count=len(codes) if activity == "python" else len(rows),
-        longest=trace.text(int(codes[most])),
-        longest_s=seconds(float(sums[most])),
-        caller=trace.text(int(trace.name[caller])) if caller >= 0 and activity != "python" else None,
+        count=len(calls),
+        call=trace.text(int(trace.name[longest])),
+        function=trace.text(int(trace.name[function])) if function >= 0 else None,
+        function_s=seconds(own_ns),
+        caller=trace.text(int(trace.name[caller])) if caller >= 0 else None,
     )
 
 
-def _marked(trace: TraceView, rows: Integers) -> Mask:
+def _longest(trace: TraceView, rows: Integers, taken: Integers) -> tuple[int, float]:
+    """Of the name that took most together, the longest row, and what the name took; −1 without rows."""
     import numpy as np
 
-    mask: Mask = np.zeros(len(trace.start), bool)
-    mask[rows] = True
-    return mask
+    if not len(rows):
+        return MISSING, 0.0
+    codes, place = np.unique(trace.name[rows], return_inverse=True)
+    sums = np.bincount(place, weights=taken, minlength=len(codes))
+    mine = np.flatnonzero(place == int(sums.argmax()))
+    return int(rows[mine[int(taken[mine].argmax())]]), float(sums.max())
 
 
-def _own_times(trace: TraceView, rows: Integers) -> Integers:
-    """Of each Python function, without what it calls."""
+def _own_times(trace: TraceView, window: Window) -> _Functions:
+    """Annotations are left out: one of a profiler's step begins inside one function and ends inside another."""
     import numpy as np
 
-    parent = trace.parent[trace.rows(OPERATOR, RUNTIME, ANNOTATION, PYTHON)]
-    children = trace.rows(OPERATOR, RUNTIME, ANNOTATION, PYTHON)[parent >= 0]
-    inner = np.bincount(
-        parent[parent >= 0], weights=trace.end[children] - trace.start[children], minlength=len(trace.start)
-    )
-    own: Integers = np.maximum(trace.end[rows] - trace.start[rows] - inner[rows], 0)
-    return own
+    from stepscope.traces.nesting import fill_parents
+
+    rows = trace.rows(OPERATOR, RUNTIME, PYTHON)
+    rows = _inside(trace, rows[trace.thread[rows] == trace.main_thread], window)
+    start, end, kind = trace.start[rows], trace.end[rows], trace.kind[rows]
+    above = np.full(len(rows), MISSING, np.int32)
+    places, index = np.arange(len(rows), dtype=np.int32), trace.column("event_index")[rows]
+    fill_parents(places, thread=trace.thread[rows], start=start, end=end, index=index, parent=above)
+    taken = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
+    inner = np.bincount(above[above >= 0], weights=taken[above >= 0], minlength=len(rows))
+    own = np.maximum(taken - inner, 0).astype(np.int64)
+    caller = np.where((above >= 0) & (kind[above] == PYTHON), rows[above], MISSING)
+    functions = kind == PYTHON
+    return _Functions(rows[functions], own[functions], caller[functions])
 
 
-def _program_rows(trace: TraceView, window: Window, is_wanted: Callable[[str], object], *kinds: int) -> Integers:
+def _program_rows(trace: TraceView, window: Window, is_wanted: Callable[[str], object]) -> Integers:
     """Annotations and Python functions of the program's thread that reach into the window, by name."""
-    rows = trace.rows(*(kinds or (ANNOTATION, PYTHON)))
+    rows = trace.rows(PYTHON) if is_wanted is bool else trace.rows(ANNOTATION, PYTHON)
     rows = _inside(trace, rows[trace.thread[rows] == trace.main_thread], window)
     return trace.named(rows, is_wanted)
 

@@ -17,7 +17,7 @@ from stepscope.analyze.step.view import view
 from stepscope.errors import BadInputError
 from stepscope.traces.timeline import Timeline
 
-CHOSEN = "step {step} of {count}: the one of median length"
+CHOSEN = "step {step} of {count}: the one nearest to the median step time"
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
-    """One step; without a number the one of median length, first and last left out where more than two remain."""
+    """One step; without a number the one nearest to the median step time, without the first and last of many."""
     trace = view(timeline)
     number = trace.median_step() if step is None else step
     if number is None:
