@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, align_clocks: bool = True) -> StepGraph:
-    """One step (the one of median length of the first rank, among those that all have, unless named).
+    """One step (the median step of the first rank, among those that all have, unless named).
 
     Ranks that number their steps differently are paired by order; `step` counts as the first rank does then. Several
     ranks are put on one clock where their collectives allow it; `align_clocks` False takes their times as they stand.

@@ -316,10 +316,9 @@ class TraceView:
 
         launches = len(self.named_of(RUNTIME, is_launch_name))
         if launches:
-            return f"{launches} calls launch device work"
-        ranges = len(self.rows(COUNTER))
-        devices = self.timeline.metadata.get("devices")
-        return f"{ranges} counters of a device were recorded" if ranges and devices else None
+            return f"{launches} call{'s launch' if launches > 1 else ' launches'} device work"
+        ranges = len(self.rows(COUNTER)) if self.timeline.metadata.get("devices") else 0
+        return f"{ranges} counter{'s' if ranges > 1 else ''} of a device were recorded" if ranges else None
 
     # The host
 
