@@ -11,7 +11,6 @@ import msgspec
 
 from stepscope.analyze.answers.advice import advise
 from stepscope.analyze.answers.facts import (
-    ACTIVITY_WORDS,
     CLASSES,
     Advice,
     ClassTime,
@@ -31,6 +30,7 @@ from stepscope.analyze.answers.points import list_points
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES
+from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
 from stepscope.units import format_duration, format_ratio, format_share
 
 __all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "Point", "answer"]

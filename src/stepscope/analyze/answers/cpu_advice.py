@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepscope.analyze.answers.facts import (
-    ACTIVITY_WORDS,
     Advice,
     count_of,
     find_activity,
@@ -13,6 +12,7 @@ from stepscope.analyze.answers.facts import (
     share_of_step,
 )
 from stepscope.analyze.job import JobReport
+from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
 from stepscope.traces.classify import classify_lone_communication
 from stepscope.traces.operator_names import does_no_work
 from stepscope.units import format_duration, format_share

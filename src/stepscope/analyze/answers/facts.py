@@ -57,12 +57,6 @@ CPU_SHARE_WORDS = {
     "host_idle": "data loading, sleeping and Python code",
     "other_idle": "outside recorded calls",
 }
-ACTIVITY_WORDS = {
-    "data_loading": "data loading",
-    "sleeping": "sleeping",
-    "synchronisation": "waiting in synchronisation",
-    "python": "Python code",
-}
 
 NO_COLLECTIVE = "communication"
 """Where no better name is known; also the class of such kernels."""

@@ -17,7 +17,13 @@ from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUN
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers
 
-ACTIVITIES = ("data_loading", "sleeping", "synchronisation", "python")
+ACTIVITY_WORDS = {
+    "data_loading": "data loading",
+    "sleeping": "sleeping",
+    "synchronisation": "waiting in synchronisation",
+    "python": "Python code",
+}
+ACTIVITIES = tuple(ACTIVITY_WORDS)
 """In the order in which time is given away: a DataLoader that sleeps loads data."""
 DATA_LOADING = re.compile(
     r"enumerate\(DataLoader\)|_BaseDataLoaderIter|_(?:Multi|Single)ProcessingDataLoaderIter|data ?loading",
