@@ -162,3 +162,25 @@ def test_an_empty_step_is_not_the_one_explained() -> None:
         report = explain_step(timeline)
         assert report.breakdown.kernels == 20
         assert counted not in compare_steps(timeline).slow_steps
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_work_that_never_ends_holds_no_step_up(streams: int) -> None:
+    """A kernel that runs beside all steps, launched in the first of them."""
+    loop = Loop(kernels=10, host_ns=10_000, device_ns=40_000, streams=streams, ahead=2)
+    steps = simulate(loop, 8)
+    end = steps[-1].done
+    persistent = Launch(steps[0].start + 100, steps[0].start + 5_000, end + 1_000_000, 99)
+    timeline = draw_trace([steps[0]._replace(launches=[*steps[0].launches, persistent]), *steps[1:]], "profiler")
+    assert explain_step(timeline).breakdown.step_s == pytest.approx(400e-6 / streams, rel=0.01)
+
+
+def test_time_between_marked_steps_is_said() -> None:
+    sketch = Sketch()
+    for number in range(6):
+        sketch.step(number, 100_000 * number, 100_000 * number + 60_000)
+        sketch.operator("aten::mm", 100_000 * number + 1_000, 100_000 * number + 59_000)
+    report = explain_step(sketch.build())
+    assert report.breakdown.step_s == pytest.approx(60e-6)
+    expected = "one step ends every 100.0 µs, and takes 60.00 µs: the rest lies between the marked steps"
+    assert expected in report.notes

@@ -29,6 +29,7 @@ from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step.idle import IdleGap, IdleOf
 from stepscope.analyze.step.kernels import Transfer
 from stepscope.traces.kernel_names import short_name
+from stepscope.traces.operator_names import does_no_work
 from stepscope.traces.runtime_calls import is_launch_name
 from stepscope.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
 
@@ -132,7 +133,9 @@ def _for_host(job: JobReport, limits: Sequence[Limit]) -> Advice:
 def _long_gaps(job: JobReport) -> IdleOf | None:
     """What the host does in few and long gaps, where those are much of the idle time: no launch takes so long."""
     first = next(iter(job.detail.idle.by_operator), None)
-    if first is None or first.share < MUCH_IDLE or first.total_s < LONG_GAP_S * first.gaps:
+    if first is None or is_launch_name(first.operator) or does_no_work(first.operator):
+        return None
+    if first.share < MUCH_IDLE or first.total_s < LONG_GAP_S * first.gaps:
         return None
     return first
 

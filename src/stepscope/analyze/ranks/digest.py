@@ -110,19 +110,17 @@ def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[Step
     numbers = np.array([span.number for span in spans], np.int64)
     place = _place_of(core["step"][device], numbers)
     device, place = device[place >= 0], place[place >= 0]
-    last = np.array([span.end_ns for span in spans], np.int64)
-    np.maximum.at(last, place, core["end_ns"][device])
     working = core["category"][device] != COMMUNICATION
     busy = _union_by_device(timeline, device[working], place[working], len(spans))
     called = _place_of(calls["step"], numbers)
     inside = called >= 0
     communicated = union_lengths(calls["start_ns"][inside], calls["end_ns"][inside], called[inside], len(spans))
-    empty = view(timeline).empty_steps
+    empty, windows = view(timeline).empty_steps, view(timeline).completion_windows
     return [
         StepDigest(
             number=span.number,
             start_ns=span.start_ns,
-            end_ns=int(last[index]),
+            end_ns=windows[span.number].end_ns,
             busy_ns=int(busy[index]) if len(device) else None,
             communication_ns=int(communicated[index]),
             is_empty=span.number in empty,

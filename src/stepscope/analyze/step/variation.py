@@ -32,7 +32,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """From its start to the start of the next; None for the last."""
     breakdown_s: Shares
     is_judged: bool
-    """False for the first and the last, where more than two others are there."""
+    """False for the first and the last, where more than two others are there, and for empty ones."""
     is_slow: bool
 
 

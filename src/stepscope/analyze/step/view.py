@@ -246,7 +246,8 @@ class TraceView:
     def completion_windows(self) -> dict[int, Window]:
         """Step → from its start on the host to the end of the device work it launched: launch to completion.
 
-        Longer than a step takes where the host runs ahead: it includes the time in the queue.
+        Longer than a step takes where the host runs ahead: it includes the time in the queue. Work that outlasts all of
+        the next step (a kernel that never ends, a copy of a checkpoint) holds no step up and counts for none.
         """
         import numpy as np
 
@@ -258,7 +259,17 @@ class TraceView:
             for number, end in last.items():
                 if 0 <= number - lowest < len(ends):
                     last[number] = max(end, int(ends[number - lowest]))
+        limit: int | None = None
+        for span in reversed(self.timeline.steps):
+            if limit is not None and last[span.number] > limit:
+                last[span.number] = max(span.end_ns, self._last_end(span.number, limit))
+            limit = last[span.number]
         return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
+
+    def _last_end(self, step: int, limit: int) -> int:
+        """When the last of the step's device work ended, of that which ended by the limit."""
+        ends = [work.end[(work.step == step) & (work.end <= limit)] for work in self.works]
+        return max((int(end.max()) for end in ends if len(end)), default=LONG_AGO)
 
     def judged_steps(self) -> list[int]:
         """Steps that stand for the rest: without the first and the last where more than two remain, and without empty
