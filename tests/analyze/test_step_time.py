@@ -7,13 +7,16 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_samples import Sketch
+from trace_samples import TRACES, Sketch, read_public
 
+from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.critical import build_graph, describe_path, find_limits
+from stepscope.analyze.job import explain_job
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.analyze.step.report import explain_step
 from stepscope.analyze.step.variation import compare_steps
 from stepscope.analyze.step.view import view
+from stepscope.traces.read import read_traces
 from stepscope.traces.timeline import Timeline
 
 LATENCY = 5_000
@@ -184,3 +187,34 @@ def test_time_between_marked_steps_is_said() -> None:
     assert report.breakdown.step_s == pytest.approx(60e-6)
     expected = "one step ends every 100.0 µs, and takes 60.00 µs: the rest lies between the marked steps"
     assert expected in report.notes
+
+
+def test_a_recorded_loop_whose_host_runs_ahead() -> None:
+    """Launch to completion takes 94.6 ms; a step takes 66.9 ms without the profiler, on average 88.1 ms with it."""
+    folder = TRACES / "h200_runahead" / "convnext_tiny_b64"
+    if not folder.exists():
+        pytest.skip("the recording is kept outside the project")
+    job = explain_job(read_traces(folder, cache=False))
+    found = answer(job, limits=job.limits)
+    assert found.sentence.startswith("Without the profiler a step takes 66.86 ms. Profiled step 12 takes 80.71 ms: ")
+    assert job.detail.breakdown.launch_to_completion_s == pytest.approx(94.64e-3, rel=1e-3)
+    assert sum(step.step_s for step in job.steps) / len(job.steps) == pytest.approx(88.1e-3, rel=1e-3)
+    device_bound = next(limit for limit in job.limits if limit.name == "device-bound")
+    assert device_bound.step_s == pytest.approx(66.9e-3, rel=0.01)
+    assert found.caution == "The profiled step is 1.207× as long as one without the profiler."
+
+
+@pytest.mark.parametrize("name", ["public/param/resnet_kineto.json.gz", "public/param/linear_kineto.json.gz"])
+def test_public_loops_agree_with_themselves(name: str) -> None:
+    timeline = read_public(name)
+    report = explain_step(timeline)
+    step_s, variation = report.breakdown.step_s, report.variation
+    assert variation.median_s == pytest.approx(step_s, rel=0.05)
+    spans = timeline.steps
+    whole_s = (spans[-1].end_ns - spans[0].end_ns) / 1e9
+    assert sum(one.step_s for one in variation.steps[1:]) == pytest.approx(whole_s, rel=0.02)
+    path = describe_path(build_graph(timeline, report.step))
+    assert path.length_s == pytest.approx(step_s)
+    totals = {row.name: row.total_s for row in report.kernels.by_name.rows}
+    for one in path.by_name:
+        assert one.kind != "compute" or one.time_s <= totals[one.name] * 1.0001
