@@ -87,7 +87,7 @@ def test_a_recording_is_read_as_a_folder() -> None:
 def test_a_recording_knows_the_step_without_profiler() -> None:
     job = explain("recording")
     assert job.unprofiled_step_s == pytest.approx(4.149e-3, rel=1e-3)
-    found = answer(job)
+    found = answer(job, limits=job.limits)
     assert found.sentence.startswith("Without the profiler a step takes 4.149 ms. Profiled step 10 takes 21.96 ms: ")
     assert found.caution is not None
     assert "17.81 ms of the waiting for the host above is the profiler's" in found.caution
