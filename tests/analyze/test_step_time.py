@@ -147,7 +147,8 @@ def test_launch_to_completion_is_told_apart(ahead: int) -> None:
     assert "launch to completion" in found.note
 
 
-def test_an_empty_step_is_not_the_one_explained() -> None:
+@pytest.mark.parametrize("operators", [0, 1, 30])
+def test_an_empty_step_is_not_the_one_explained(operators: int) -> None:
     """A step that was cut off by the end of the profiler is shorter than any, and would be the lower of two."""
     loop = Loop(kernels=20, host_ns=10_000, device_ns=400_000, streams=1, ahead=0)
     for counted in (1, 2, 3, 4, 6):
@@ -159,7 +160,8 @@ def test_an_empty_step_is_not_the_one_explained() -> None:
             for launch in step.launches:
                 sketch.kernel("gemm", launch.start, launch.end, call=(launch.call, launch.call + CALL))
         sketch.step(counted, end, end + 49_000)
-        sketch.operator("aten::zeros", end + 1_000, end + 2_000)
+        for place in range(operators):
+            sketch.operator("aten::zeros", end + 1_000 * place, end + 1_000 * place + 500)
         timeline = sketch.build()
         assert view(timeline).empty_steps == {counted}
         report = explain_step(timeline)

@@ -280,13 +280,16 @@ class TraceView:
 
     @cached_property
     def empty_steps(self) -> frozenset[int]:
-        """Steps to which far fewer operators, calls and device activities belong than to the fullest."""
+        """Steps to which far fewer operators and calls, or far fewer device activities, belong than to the fullest."""
         import numpy as np
 
         numbers = np.array([span.number for span in self.timeline.steps], np.int64)
-        own = self.step[self.rows(OPERATOR, RUNTIME, *DEVICE_KINDS)]
-        events = np.bincount(np.searchsorted(numbers, own[own >= 0]), minlength=len(numbers))[: len(numbers)]
-        return frozenset(numbers[events < EMPTY * events.max(initial=0)].tolist())
+        is_empty = np.zeros(len(numbers), bool)
+        for kinds in ((OPERATOR, RUNTIME), DEVICE_KINDS):
+            own = self.step[self.rows(*kinds)]
+            events = np.bincount(np.searchsorted(numbers, own[own >= 0]), minlength=len(numbers))[: len(numbers)]
+            is_empty |= events < EMPTY * events.max(initial=0)
+        return frozenset(numbers[is_empty].tolist())
 
     def median_step(self) -> int | None:
         """The judged step nearest to the median step time (the shorter of two middle ones); None without steps."""
