@@ -231,3 +231,35 @@ def test_waits_of_devices_by_name() -> None:
     ] == []
     assert not is_device_wait("put_signal_kernel")
     assert not is_device_wait("wait_for_all_blocks_kernel")
+
+
+@pytest.mark.parametrize(
+    ("name", "activity"),
+    [
+        ("<built-in function sleep>", "sleeping"),
+        ("<built-in method sleep of module object at 0x7f>", "sleeping"),
+        ("<method 'acquire' of '_thread.lock' objects>", "synchronisation"),
+        ("<built-in method acquire of _thread.lock object at 0x7f>", "synchronisation"),
+        ("<method 'poll' of 'select.poll' objects>", "synchronisation"),
+        ("<built-in function waitpid>", "synchronisation"),
+        ("threading.py(1080): join", "synchronisation"),
+        ("concurrent/futures/_base.py(428): result", "synchronisation"),
+        ("multiprocessing/connection.py(917): wait", "synchronisation"),
+        ("torch/utils/data/dataloader.py(720): __next__", "data_loading"),
+        ("<method 'join' of 'str' objects>", "python"),
+        ("<built-in method select of Tensor object at 0x7f>", "python"),
+        ("train.py(3): sleepless", "python"),
+        ("queue_model.py(3): get", "python"),
+    ],
+)
+def test_python_functions_by_name(name: str, activity: str) -> None:
+    sketch = Sketch()
+    sketch.annotation("ProfilerStep#0", 0, 1_000)
+    sketch.python("train.py(1): <module>", 0, 1_000)
+    sketch.operator("aten::mm", 0, 100)
+    sketch.python(name, 200, 900)
+    found = {one.activity: one for one in break_down(sketch.build(), 0).host_activities}
+    expected = {"python": 900e-9} if activity == "python" else {activity: 700e-9, "python": 200e-9}
+    assert {name: one.time_s for name, one in found.items()} == pytest.approx(expected)
+    assert found[activity].function == name
+    assert found[activity].caller == "train.py(1): <module>"

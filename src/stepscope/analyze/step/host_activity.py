@@ -26,21 +26,23 @@ ACTIVITY_WORDS = {
 ACTIVITIES = tuple(ACTIVITY_WORDS)
 """In the order in which time is given away: a DataLoader that sleeps loads data."""
 DATA_LOADING = re.compile(
-    r"enumerate\(DataLoader\)|_BaseDataLoaderIter|_(?:Multi|Single)ProcessingDataLoaderIter|data ?loading",
+    r"enumerate\(DataLoader\)|_(?:Base|MultiProcessing|SingleProcess)DataLoaderIter|dataloader\.py\(\d+\): __next__"
+    r"|data ?loading",
     re.IGNORECASE,
 )
 _SLEEPING = re.compile(r"<built-in (?:method|function) \w*sleep\b|\btime\.sleep\b")
 _WAITING = re.compile(
-    r"<(?:built-in )?(?:method|function) '?(?:acquire|wait|waitpid|wait4|join|select|poll|recv\w*|accept)\b"
+    r"<built-in (?:method|function) (?:acquire|wait|waitpid|wait4|select|accept|recv\w*)(?:>| of (?!Tensor|Parameter))"
+    r"|<method '(?:acquire|wait|poll|get|recv\w*|accept)' of '(?:_thread|select|_socket|_queue|_multiprocessing)\."
+    r"|<built-in method (?:poll|get) of (?:select|_queue)\."
     r"|\b(?:threading|queue|selectors|subprocess|connection|popen_fork|_base|synchronize)\.py\(\d+\): "
     r"(?:wait|join|acquire|get|select|poll|_?recv\w*|result)\b"
 )
+"""Calls of the standard library that return when something else has happened; tensors have a `select` too."""
 _COMMUNICATING = re.compile(
     r"distributed_c10d\.py\(\d+\): (?:all_|reduce|broadcast|gather|scatter|barrier|monitored_barrier|send|recv)"
 )
 """Python functions of torch.distributed: they return when the collective has ended."""
-
-
 _PATTERNS: dict[str, Callable[[str], object]] = {
     "data_loading": DATA_LOADING.search,
     "sleeping": _SLEEPING.search,
