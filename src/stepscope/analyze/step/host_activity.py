@@ -139,11 +139,15 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
     import numpy as np
 
     calls = _program_rows(trace, window, _PATTERNS[activity])
-    inside = measure_within(trace.spans(calls), trace.start[functions.rows], trace.start[functions.rows] + 1) > 0
+    began = trace.start[functions.rows]
     if activity == "python":
         calls = functions.rows
-        named = trace.has_name(calls, lambda name: _SLEEPING.search(name) or _WAITING.search(name))
-        inside = ~named
+        inside = (measure_within(spans, began, began + 1) > 0) | (began <= window.start_ns)
+    else:
+        inside = measure_within(trace.spans(calls), began, began + 1) > 0
+        is_call = np.zeros(len(trace.start), bool)
+        is_call[calls] = True
+        calls = calls[trace.enclosing(trace.parent[calls], is_call) == MISSING]  # inside another it is the same call
     longest, _ = _longest(trace, calls, trace.end[calls] - trace.start[calls])
     function, own_ns = _longest(trace, functions.rows[inside], functions.own[inside])
     caller = functions.caller[np.flatnonzero(functions.rows == function)[0]] if function >= 0 else MISSING
