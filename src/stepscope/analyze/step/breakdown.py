@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.analyze.step.device_work import COMMUNICATION, COMPUTE, TRANSFER, DeviceWork, Window, device_label
-from stepscope.analyze.step.host_activity import CpuTimes, HostActivity, describe_activities, divide_cpu_time, join
+from stepscope.analyze.step.host_activity import HostActivity, describe_activities, divide_cpu_time, join
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, Gaps, find_gaps
 from stepscope.analyze.step.intervals import (
     Intervals,
@@ -137,14 +137,20 @@ class Breakdown(DeviceBreakdown, frozen=True, kw_only=True):
     devices: list[DeviceBreakdown] = []
     """Every device of the rank, where it has several."""
     host_activities: list[HostActivity] = []
-    """What the program did beside operators, longest first; only in a trace without device work."""
+    """What the program did beside operators, longest first; only in a trace without device work, and only from
+    `break_down`."""
     note: str | None = None
 
 
 def break_down(timeline: Timeline, step: int | None) -> Breakdown:
     """The shares of one step; None: of the whole trace."""
     trace = view(timeline)
-    return _break_down(trace, step, trace.window(step))
+    found = _break_down(trace, step, trace.window(step))
+    if trace.works:
+        return found
+    window = trace.window(step)
+    activities = describe_activities(trace, window, divide_cpu_time(trace, window))
+    return msgspec.structs.replace(found, host_activities=activities)
 
 
 def measure_overlap(timeline: Timeline, step: int | None) -> Overlap:
@@ -152,7 +158,7 @@ def measure_overlap(timeline: Timeline, step: int | None) -> Overlap:
     trace = view(timeline)
     window = trace.window(step)
     if not trace.works:
-        return _break_down_cpu(divide_cpu_time(trace, window), trace, window).overlap
+        return _break_down_cpu(trace, window).overlap
     work = trace.busiest(window)
     sets = _device_sets(work, window)
     groups, sum_ns = _communication(trace, work, window, sets[COMPUTE])
@@ -168,10 +174,8 @@ def break_down_steps(timeline: Timeline) -> list[Breakdown]:
 def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
     notes = []
     devices: list[DeviceBreakdown] = []
-    activities: list[HostActivity] = []
     if not trace.works:
-        times = divide_cpu_time(trace, window)
-        rank, activities = _break_down_cpu(times, trace, window), describe_activities(trace, window, times)
+        rank = _break_down_cpu(trace, window)
         unrecorded = trace.launch_evidence
         notes.append(CPU_NOTE if unrecorded is None else UNRECORDED_NOTE.format(evidence=unrecorded))
     else:
@@ -199,7 +203,6 @@ def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown
         window_start_ns=window.start_ns,
         window_end_ns=window.end_ns,
         devices=devices,
-        host_activities=activities,
         note="; ".join(notes) or None,
     )
 
@@ -368,7 +371,8 @@ def _group_overlaps(trace: TraceView, rows: Integers, window: Window, compute: I
     return overlaps
 
 
-def _break_down_cpu(times: CpuTimes, trace: TraceView, window: Window) -> DeviceBreakdown:
+def _break_down_cpu(trace: TraceView, window: Window) -> DeviceBreakdown:
+    times = divide_cpu_time(trace, window)
     sets = (times.compute, times.communication, no_intervals())
     gaps = complement(join(sets), *window)
     spent = {activity: length(spans) for activity, spans in times.beside.items()}

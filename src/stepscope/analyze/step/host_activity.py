@@ -196,9 +196,12 @@ def _own_times(trace: TraceView, window: Window) -> _Functions:
 
 def _program_rows(trace: TraceView, window: Window, is_wanted: Callable[[str], object]) -> Integers:
     """Annotations and Python functions of the program's thread that reach into the window, by name."""
-    rows = trace.rows(PYTHON) if is_wanted is bool else trace.rows(ANNOTATION, PYTHON)
-    rows = _inside(trace, rows[trace.thread[rows] == trace.main_thread], window)
-    return trace.named(rows, is_wanted)
+
+    def find() -> Integers:
+        rows = trace.rows(PYTHON) if is_wanted is bool else trace.rows(ANNOTATION, PYTHON)
+        return trace.named(rows[trace.thread[rows] == trace.main_thread], is_wanted)
+
+    return _inside(trace, trace.keep(("program rows", is_wanted), find), window)
 
 
 def _inside(trace: TraceView, rows: Integers, window: Window) -> Integers:
