@@ -68,12 +68,28 @@ def test_the_window_reaches_to_the_end_of_the_launched_work() -> None:
     first, second = break_down_steps(sketch.build())
     assert (first.step_s, first.host_s) == (70e-9, 50e-9)
     assert (first.window_start_ns, first.window_end_ns) == (0, 70)
-    # The device is not idle while it still runs the step before.
-    assert shares(second) == {"compute": 30, "host_idle": 5 + 5}
-    assert second.kernels == 1
-    assert second.other_steps_s == 20e-9
+    # While the device still runs the step before, the time is that step's.
+    assert (second.window_start_ns, second.window_end_ns) == (70, 90)
+    assert shares(second) == {"compute": 10, "host_idle": 5 + 5}
+    assert (second.kernels, second.other_steps_s) == (1, 0.0)
+    assert (second.step_s, second.launch_to_completion_s) == (20e-9, 40e-9)
     assert second.note is not None
-    assert "other steps" in second.note
+    assert "40.00 ns (launch to completion), of which the device spends 20.00 ns on the steps before" in second.note
+
+
+def test_work_of_a_later_step_on_another_stream_is_told_apart() -> None:
+    sketch = Sketch()
+    sketch.step(1, 0, 50)
+    sketch.step(2, 50, 90)
+    sketch.kernel("gemm", 40, 50, call=(10, 15))
+    sketch.kernel("gemm", 70, 80, call=(20, 25))
+    sketch.kernel("copy", 55, 65, call=(51, 52), stream=8)
+    first, second = break_down_steps(sketch.build())
+    assert first.step_s == 80e-9
+    assert first.other_steps_s == 10e-9
+    assert first.note is not None
+    assert "only work of other steps" in first.note
+    assert second.step_s == 10e-9
 
 
 def test_sync_rows_and_device_annotations_are_never_busy() -> None:

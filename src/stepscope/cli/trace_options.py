@@ -28,7 +28,12 @@ def step_options(function: F) -> F:
     for option in (
         click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing."),
         click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step."),
-        click.option("--step", type=int, metavar="N", help="The step to look at [default: the one of median length]."),
+        click.option(
+            "--step",
+            type=int,
+            metavar="N",
+            help="The step to look at [default: the median step].",
+        ),
     ):
         function = option(function)
     return function

@@ -19,7 +19,7 @@ from stepscope.ops.arguments import write_json
 from stepscope.ops.call import OPERATOR
 from stepscope.ops.call_targets import ATEN
 from stepscope.ops.language import CaseRequest
-from stepscope.ops.trace_units import NO_WORK, find_units, is_idle, is_recorded
+from stepscope.ops.trace_units import NO_WORK, find_units, is_recorded
 from stepscope.ops.traced_arguments import (
     BoundCall,
     CannotRebuildError,
@@ -32,6 +32,7 @@ from stepscope.ops.traced_arguments import (
 )
 from stepscope.ops.traced_call import make_call_arguments
 from stepscope.records import Case
+from stepscope.traces.operator_names import does_no_work
 
 if TYPE_CHECKING:
     from stepscope.traces.graphs.graph import Graph, Node
@@ -181,7 +182,7 @@ def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
     """The top-most operators of an execution trace, which has no times."""
     gathered = _Gathered()
     for node in graph.topmost_operators():
-        refusal = NO_WORK if all(is_idle(one.name) for one in graph.subtree(node)) else None
+        refusal = NO_WORK if all(does_no_work(one.name) for one in graph.subtree(node)) else None
         _, shapes, types = node.inputs.texts()
         key = (node.name, node.op_schema, shapes, types, _numbers(node), node.tensor_range)
         gathered.add(key, None, lambda node=node: _read_node(node, device), refusal, [])

@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.traces.operator_names import does_no_work
 from stepscope.traces.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
@@ -19,16 +20,6 @@ HOST_COPY = "it moves data between host and device"
 
 _OPERATOR = re.compile(r"(?!autograd::|torch::|c10d::|nccl:|gloo:|profiler::)\w+::\w+(?:\.\w+)?$")
 _HOST_COPY = re.compile(r"\b(?:HtoD|DtoH|HtoH)\b|Host", re.IGNORECASE)
-_WITHOUT_WORK = frozenset({
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "as_strided", "t", "transpose", "permute", "expand",
-    "expand_as", "detach", "detach_", "alias", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
-    "unbind", "unsqueeze", "squeeze", "unflatten", "flatten", "contiguous", "to", "diagonal", "unfold", "real",
-    "imag", "view_as", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
-    "resize_", "resolve_conj", "resolve_neg", "result_type", "is_same_size", "size", "stride", "set_data",
-    "requires_grad_", "retain_grad", "resize_output_", "_resize_output_", "swapaxes", "movedim", "numpy_T",
-    "is_complex", "is_floating_point",
-})  # fmt: skip
-"""On the host these are rows like others; on a device they launch nothing."""
 
 
 class Units(NamedTuple):
@@ -189,13 +180,8 @@ def _host_units(timeline: Timeline, rows: Integers, above: Integers) -> Units:
 def _are_idle(timeline: Timeline, rows: Integers) -> Integers:
     import numpy as np
 
-    codes = [code for code, text in enumerate(timeline.texts) if is_idle(text)]
+    codes = [code for code, text in enumerate(timeline.texts) if does_no_work(text)]
     return np.isin(timeline.core["name"][rows], codes)
-
-
-def is_idle(name: str) -> bool:
-    """Whether an operator of this name makes views or takes memory, and computes nothing."""
-    return name.partition("::")[2] in _WITHOUT_WORK
 
 
 @cache

@@ -282,7 +282,7 @@ def _path(job: JobReport) -> Section | None:
     ]
     return Section(
         id="path",
-        title="Critical path",
+        title="Critical path through all ranks" if len(path.ranks) > 1 else "Critical path",
         lead="What the step could not do without: only what is on it makes the step shorter when it gets faster.",
         facts=facts,
         open=_kept(by_name),

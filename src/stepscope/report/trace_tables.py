@@ -144,7 +144,11 @@ def table_of_steps(job: JobReport) -> PageTable:
     variation = job.detail.variation
     fields = [
         _number("Step", lambda one: one.step, lambda value: f"{value:.0f}"),
-        _time("Profiled step", lambda one: one.step_s, "Until the end of the work it launched"),
+        _time(
+            "Profiled step",
+            lambda one: one.step_s,
+            "Without device work of the steps before",
+        ),
         _time("On the host", lambda one: one.host_s),
         _time("To the next", lambda one: one.period_s),
         *(_time(words[name], lambda one, name=name: getattr(one.breakdown_s, name)) for name in SHARES),  # type: ignore[misc]

@@ -303,8 +303,10 @@ def _steps(job: JobReport) -> Iterator[str]:
     if variation.judged > 1 and variation.median_s is not None and variation.min_s is not None and variation.max_s:
         slow = f", {len(variation.slow_steps)} over 5 % slower than the median" if variation.slow_steps else ""
         why = f" ({share_words(job)[variation.explained_by]})" if variation.explained_by else ""
+        left_out = len(variation.steps) - variation.judged
+        of = f"{variation.judged} of {len(variation.steps)}" if left_out else str(variation.judged)
         yield from _wrap(
-            f"{variation.judged} profiled steps: median {format_duration(variation.median_s)}, "
+            f"{of} profiled steps: median step time {format_duration(variation.median_s)}, "
             f"{format_duration(variation.min_s)} to {format_duration(variation.max_s)}{slow}{why}"
         )
     for device in job.detail.memory.devices if job.detail.memory is not None else []:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from stepscope.analyze.answers.facts import is_cpu
 from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.ranks.collective_table import CollectiveRow
 from stepscope.analyze.step.breakdown import SHARES, Shares
@@ -19,7 +20,12 @@ SHARE_WORDS = {
     "sync_idle": "synchronisation",
     "other_idle": "other idle",
 }
-CPU_WORDS = {**SHARE_WORDS, "compute": "inside operators", "other_idle": "outside operators"}
+CPU_WORDS = {
+    **SHARE_WORDS,
+    "compute": "inside operators",
+    "host_idle": "data loading, sleeping, Python",
+    "other_idle": "outside recorded calls",
+}
 REASON_WORDS = {
     "host_launch": "not launched yet",
     "sync": "host in a blocking call",
@@ -45,7 +51,7 @@ def spell_path_kind(kind: str) -> str:
 
 
 def share_words(job: JobReport) -> dict[str, str]:
-    return CPU_WORDS if job.detail.breakdown.device == "cpu" else SHARE_WORDS
+    return CPU_WORDS if is_cpu(job.detail) else SHARE_WORDS
 
 
 def share_values(shares: Shares) -> list[float]:
@@ -126,7 +132,7 @@ def describe_choice(job: JobReport) -> str:
     if len(job.steps) <= 1:
         return f"step {job.step}, the only one" if job.steps else f"step {job.step}"
     if job.chosen.startswith("step "):
-        return f"step {job.step}, of median length among {len(job.steps)}"
+        return f"step {job.step}, nearest to the median step time among {len(job.steps)}"
     return f"step {job.step} of {len(job.steps)}, {job.chosen}"
 
 

@@ -40,7 +40,7 @@ CATEGORIES = (
 COMMUNICATION, COPY, SET, MOE, ATTENTION, CONVOLUTION, GEMM, EMBEDDING = range(8)
 NORM, SOFTMAX, OPTIMIZER, SORT, REDUCTION, ELEMENTWISE, OTHER = range(8, 15)
 
-CLASSIFIER_VERSION = 1
+CLASSIFIER_VERSION = 2
 """Raised whenever a rule changes what a kernel is: results of different versions are not comparable class by class."""
 
 CLASSIFIER_VARIABLE = "STEPSCOPE_CLASSIFIER"
@@ -195,6 +195,17 @@ def _compile(pattern: object, where: str) -> re.Pattern[str] | None:
         raise BadInputError(f"{pattern!r} is not a regular expression: {error}", where=where) from error
 
 
+_DEVICE_WAIT = re.compile(r"(?:event|semaphore|fence)_(?:wait|record|signal)|(?:wait|record)_event", re.IGNORECASE)
+
+
+def is_device_wait(name: str) -> bool:
+    """Whether a row that a device recorded among its work is a wait, or marks a place in a queue: no work.
+
+    MTIA writes such rows (`event_wait`) beside its kernels.
+    """
+    return _DEVICE_WAIT.fullmatch(name) is not None
+
+
 _HOST_WORK = re.compile(r"^(?:gloo|mpi|ucc):(\w+)$")
 _DEVICE_WORK = re.compile(r"^(?:nccl|rccl|xccl):(\w+)(?: .*)?$")
 _HOST_CALL = re.compile(r"^c10d::_?(\w+?)_?$")
@@ -223,6 +234,11 @@ def classify_host_communication(name: str) -> str | None:
         return None
     word = found[1]
     return _HOST_NAMES.get(word, word)
+
+
+def is_host_work(name: str) -> bool:
+    """Whether a row is the work of a collective on the host (`gloo:all_reduce`), however the profiler files it."""
+    return _HOST_WORK.match(name) is not None
 
 
 def classify_lone_communication(name: str) -> str | None:

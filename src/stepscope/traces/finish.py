@@ -6,13 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepscope.traces.timeline import (
+    ANNOTATION,
     COPY,
     DEVICE_KINDS,
     HOST_KINDS,
     KERNEL,
     MISSING,
+    OPERATOR,
+    OTHER,
     RUNTIME,
     SET,
+    SYNC,
     Timeline,
 )
 
@@ -26,6 +30,8 @@ def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
 
     repairs = dict(timeline.repairs)
     core: dict[str, Array] = dict(timeline.core)
+    core["kind"] = _kinds(timeline)
+    timeline = replace(timeline, core=core)
     core["category"] = _categories(timeline)
     core["parent"], crossing = _parents(timeline)
     if crossing:
@@ -38,6 +44,21 @@ def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
         repairs |= mended
     core["step"] = assign_steps(timeline, spans)
     return replace(timeline, core=core, steps=tuple(spans), step_marker=marker, repairs=repairs)
+
+
+def _kinds(timeline: Timeline) -> Array:
+    """What a name says better than the category: a wait of a device keeps no device busy, and a collective on the host
+    is an operator, whatever either was recorded as."""
+    import numpy as np
+
+    from stepscope.traces.classify import is_device_wait, is_host_work
+
+    kind, name = timeline.core["kind"], timeline.core["name"]
+    for is_meant, wrong, right in ((is_device_wait, (KERNEL,), SYNC), (is_host_work, (ANNOTATION, OTHER), OPERATOR)):
+        codes = [code for code, text in enumerate(timeline.texts) if is_meant(text)]
+        if codes:
+            kind = np.where(np.isin(name, codes) & np.isin(kind, wrong), right, kind).astype(kind.dtype)
+    return kind
 
 
 def _categories(timeline: Timeline) -> Array:

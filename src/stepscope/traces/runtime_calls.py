@@ -38,5 +38,13 @@ def classify_call(name: str) -> int:
     return PLAIN
 
 
+_LAUNCH = re.compile(r"Launch|EnqueueKernel|(cu|hip)\w*Graph\w*Launch", re.IGNORECASE)
+
+
+def is_launch_name(name: str) -> bool:
+    """Whether a runtime call hands work to a device (cudaLaunchKernel, hipExtModuleLaunchKernel, cudaGraphLaunch)."""
+    return _LAUNCH.search(name) is not None
+
+
 HOST_WAITS = frozenset({DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC, BLOCKING_COPY})
 """Roles of calls that return only when device work has ended."""

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze.critical import Constants, StepGraph, build_graph, critical_path, retime, what_if
+from stepscope.analyze.critical import (
+    Constants,
+    StepGraph,
+    build_graph,
+    critical_path,
+    find_limits,
+    retime,
+    what_if,
+)
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.errors import UsageError
 from stepscope.traces.finish import finish
@@ -256,11 +264,15 @@ def two_steps() -> Timeline:
     return trace.build()
 
 
-def test_a_step_carries_the_work_that_was_still_queued() -> None:
+def test_a_step_begins_when_the_device_has_done_the_one_before() -> None:
     timeline = two_steps()
     path = critical_path(timeline, 1, constants=FIXED)
-    assert path.length_s == pytest.approx((94 + 270 - 100) * 1e-6)
-    assert path.by_kind_s["compute"] == pytest.approx((84 + 89 + 89) * 1e-6)  # what was left of the one before, own two
+    assert path.length_s == pytest.approx((94 + 270 - 184) * 1e-6)
+    assert path.by_kind_s["compute"] == pytest.approx((89 + 89) * 1e-6)
+    graph = build_graph(timeline, 1, constants=FIXED)
+    limits = {limit.name: limit.step_s for limit in find_limits(graph)}
+    assert limits["host-bound"] == pytest.approx(100e-6)  # its launches lie before the window, and take their time
+    assert limits["device-bound"] == pytest.approx(180e-6)
     assert critical_path(timeline, 0, constants=FIXED).length_s == pytest.approx(184e-6)
     with pytest.raises(UsageError, match="no step 7") as caught:
         critical_path(timeline, 7)

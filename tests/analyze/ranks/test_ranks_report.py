@@ -10,7 +10,7 @@ import pytest
 from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, simulate
 
 from stepscope.analyze.ranks import RankDigest, RanksReport, StepDigest, digest, explain_ranks, shift
-from stepscope.analyze.ranks.digest import calls_of, turns_ns
+from stepscope.analyze.ranks.digest import calls_of, step_times_ns
 from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER
 from stepscope.errors import UsageError
 from stepscope.traces.finish import finish
@@ -218,7 +218,7 @@ def test_steps_that_overlap_on_the_device_are_counted_once() -> None:
     spans = [(0, 200), (100, 400), (200, 600), (700, 800)]
     steps = [StepDigest(number=number, start_ns=start, end_ns=end) for number, (start, end) in enumerate(spans)]
     item = msgspec.structs.replace(digest(simulate(_plan())[0]), steps=steps)
-    assert turns_ns(item) == {0: 200, 1: 200, 2: 200, 3: 100}
+    assert step_times_ns(item) == {0: 200, 1: 200, 2: 200, 3: 100}
 
 
 def test_many_sizes_are_put_together() -> None:

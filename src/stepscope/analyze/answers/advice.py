@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope.analyze.answers.cpu_advice import LOAD_DATA, ON_CPU, for_unknown, for_unrecorded
 from stepscope.analyze.answers.facts import (
     Advice,
     begins_late_s,
@@ -13,6 +14,7 @@ from stepscope.analyze.answers.facts import (
     find_limit,
     host_path_s,
     is_cpu,
+    is_unrecorded,
     latest_rank,
     own_path,
     share_of_step,
@@ -27,6 +29,8 @@ from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step.idle import IdleGap, IdleOf
 from stepscope.analyze.step.kernels import Transfer
 from stepscope.traces.kernel_names import short_name
+from stepscope.traces.operator_names import does_no_work
+from stepscope.traces.runtime_calls import is_launch_name
 from stepscope.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
 
 MUCH = 0.5
@@ -40,6 +44,8 @@ MUCH_IDLE, LONG_GAP_S = 0.3, 0.5e-3
 """Gaps that are so much of the idle time and so long on average have another reason than launching."""
 OUTSIDE, BETWEEN = "outside recorded calls", "between operators in "
 """How the idle report calls time of the host in which it did nothing recorded."""
+LEAST_GAIN = 1.05
+"""An advice that makes the step less than so many times faster is within noise."""
 START_UP_S = 0.1
 """A runtime call does not take longer than this in a step that has warmed up."""
 
@@ -70,8 +76,10 @@ _CATEGORY = {
 def advise(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Advice:
     if telling_rank_is_late(job, bound_by):
         return _for_stragglers(job)
-    if is_cpu(job.detail) and bound_by == "compute":
-        return _for_cpu(job)
+    if is_unrecorded(job.detail):
+        return for_unrecorded(job)
+    if is_cpu(job.detail) and bound_by in ON_CPU:
+        return ON_CPU[bound_by](job)
     if bound_by == "host":
         return _for_host(job, limits)
     if bound_by == "stragglers":
@@ -82,7 +90,7 @@ def advise(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Adv
         "copies": _for_copies,
         "synchronisation": _for_synchronisation,
     }
-    return makers[bound_by](job) if bound_by in makers else _for_unknown(job)
+    return makers[bound_by](job) if bound_by in makers else for_unknown(job)
 
 
 def telling_rank_is_late(job: JobReport, bound_by: str | None) -> bool:
@@ -107,7 +115,7 @@ def _for_host(job: JobReport, limits: Sequence[Limit]) -> Advice:
     loading = host_path_s(job, "data_loading")
     if whole and loading >= DATA_LOADING * whole:
         return Advice(
-            action="load data beside the step: more DataLoader workers (num_workers), pin_memory, prefetch",
+            action=f"{LOAD_DATA}, pin_memory, prefetch",
             because=f"loading data takes {format_duration(loading)} of the critical path "
             f"({format_share(share_of_step(job, loading))} of the profiled step)",
             limit_s=job.detail.breakdown.step_s - loading,
@@ -115,6 +123,9 @@ def _for_host(job: JobReport, limits: Sequence[Limit]) -> Advice:
     call = longest_runtime_call(job)
     if call is not None and call.time_s >= MUCH * whole:
         return _for_runtime_call(job, call)
+    limit = find_limit(limits, "device-bound")
+    if limit is not None and limit.step_s * LEAST_GAIN > step_without_profiler_s(job):
+        return _for_compute(job)
     held_by = _long_gaps(job)
     return _for_launching(job, limits) if held_by is None else _for_long_gaps(job, held_by)
 
@@ -122,7 +133,9 @@ def _for_host(job: JobReport, limits: Sequence[Limit]) -> Advice:
 def _long_gaps(job: JobReport) -> IdleOf | None:
     """What the host does in few and long gaps, where those are much of the idle time: no launch takes so long."""
     first = next(iter(job.detail.idle.by_operator), None)
-    if first is None or first.share < MUCH_IDLE or first.total_s < LONG_GAP_S * first.gaps:
+    if first is None or is_launch_name(first.operator) or does_no_work(first.operator):
+        return None
+    if first.share < MUCH_IDLE or first.total_s < LONG_GAP_S * first.gaps:
         return None
     return first
 
@@ -141,9 +154,13 @@ def _for_long_gaps(job: JobReport, held_by: IdleOf) -> Advice:
 
 
 def longest_runtime_call(job: JobReport) -> PathShare | None:
-    """The runtime call that takes most of the telling rank's critical path."""
+    """The runtime call that takes most of the representative rank's critical path.
+
+    Launches are left out: a step needs them, and that it makes too many is another advice.
+    """
     path = own_path(job)
-    calls = (one for one in (path.by_name if path is not None else []) if one.kind in ("runtime", "launch_call"))
+    named = path.by_name if path is not None else []
+    calls = (one for one in named if one.kind == "runtime" and not is_launch_name(one.name))
     return max(calls, key=lambda one: one.time_s, default=None)
 
 
@@ -161,7 +178,7 @@ def _for_runtime_call(job: JobReport, call: PathShare) -> Advice:
 
 
 def _for_launching(job: JobReport, limits: Sequence[Limit]) -> Advice:
-    step_s, launches = job.detail.breakdown.step_s, job.detail.launches
+    step_s, launches = step_without_profiler_s(job), job.detail.launches
     because, limit_s = _describe_device_alone(job, limits)
     if launches.calls:
         often = format_duration(step_s / launches.calls)
@@ -176,17 +193,26 @@ def _for_launching(job: JobReport, limits: Sequence[Limit]) -> Advice:
 
 def _describe_device_alone(job: JobReport, limits: Sequence[Limit]) -> tuple[str, float | None]:
     """The what-if gives a bound; without it the time that the device was busy says about as much."""
-    step_s, busy_s = job.detail.breakdown.step_s, job.detail.breakdown.device_busy_s
+    busy_s, step_s = job.detail.breakdown.device_busy_s, step_without_profiler_s(job)
+    of = f"the profiled {format_duration(job.detail.breakdown.step_s)}"
+    if job.unprofiled_step_s:
+        of = f"the {format_duration(step_s)} that a step takes without the profiler"
     limit = find_limit(limits, "device-bound")
     if limit is not None and limit.step_s > 0:
         faster = format_significant(step_s / limit.step_s, 3)
-        alone = format_duration(limit.step_s)
-        of = format_duration(step_s)
-        return f"device work alone takes {alone} of the profiled {of}: at most {faster}× faster", limit.step_s
-    text = f"the device is busy for {format_duration(busy_s)} of the profiled {format_duration(step_s)}"
+        return (
+            f"device work alone takes {format_duration(limit.step_s)} of {of}: at most {faster}× faster",
+            limit.step_s,
+        )
+    text = f"the device is busy for {format_duration(busy_s)} of {of}"
     if busy_s > 0:
         text += f": about {format_significant(step_s / busy_s, 3)}× faster if the host cost nothing"
     return text, None
+
+
+def step_without_profiler_s(job: JobReport) -> float:
+    """As recorded, else the profiled step: what an improvement is measured by."""
+    return job.unprofiled_step_s or job.detail.breakdown.step_s
 
 
 # Ranks
@@ -262,6 +288,8 @@ def _longest_row(job: JobReport, collective: str) -> CollectiveRow | None:
 
 
 def _describe_rate(row: CollectiveRow) -> str:
+    if row.size_bytes is None and row.busbw_bytes_per_s is None:
+        return ""
     text = f"; the longest {spell_collective(row.collective)}: {row.count} ×"
     if row.size_bytes is not None:
         text += f" {format_bytes(row.size_bytes)}"
@@ -355,7 +383,7 @@ def _for_compute(job: JobReport) -> Advice:
     kernels = job.detail.kernels
     rows = [row for row in kernels.by_category.rows if row.name not in ("communication", "copy", "set")]
     if not rows:
-        return _for_unknown(job)
+        return for_unknown(job)
     first = rows[0]
     named = next((row for row in kernels.by_name.rows if kernels.names[row.name].category == first.name), None)
     because = f"{first.name} kernels take {format_duration(first.total_s)} ({format_share(first.share)} of device work)"
@@ -363,24 +391,6 @@ def _for_compute(job: JobReport) -> Advice:
         count = count_of(named.count, "launch", "launches")
         because += f", the most of it {short_name(named.name)}: {format_duration(named.total_s)} in {count}"
     action = _CATEGORY.get(first.name, f"make its {first.name} kernels faster, or run fewer of them")
+    if first.name == "other" and named is not None:
+        action = f"make {short_name(named.name)} faster, or run it less often"
     return Advice(action=action, because=because)
-
-
-def _for_cpu(job: JobReport) -> Advice:
-    operators = job.detail.kernels.host_operators
-    if not operators:
-        return _for_unknown(job)
-    first = operators[0]
-    return Advice(
-        action=f"start with {first.name}: more threads, a lower precision, torch.compile",
-        because=f"{first.name} takes {format_duration(first.self_s)} itself ({format_share(first.share)} of all "
-        f"operators' own time) in {count_of(first.count, 'call')}",
-    )
-
-
-def _for_unknown(job: JobReport) -> Advice:
-    unknown_s = job.detail.breakdown.breakdown_s.other_idle
-    return Advice(
-        action="record the step again with CPU and device activities, so that launches are in the trace",
-        because=f"{format_duration(unknown_s)} of the step have no reason in this trace",
-    )

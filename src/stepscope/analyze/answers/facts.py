@@ -30,13 +30,33 @@ from stepscope.analyze.ranks.conventions import (
     kernel_collective,
 )
 from stepscope.analyze.ranks.stragglers import RankLateness
+from stepscope.analyze.step.breakdown import CPU, UNRECORDED
+from stepscope.analyze.step.host_activity import HostActivity
 from stepscope.analyze.step.report import StepReport
 from stepscope.units import format_share
 
-CLASSES = ("compute", "communication", "copies", "host", "synchronisation", "stragglers")
+ON_CPU = ("data_loading", "sleeping", "python")
+"""Classes of a program without a device: what its thread does beside operators."""
+CLASSES = ("compute", "communication", "copies", "host", "synchronisation", "stragglers", *ON_CPU)
 """What a step can be bound by. Communication: moving data that nothing hides. Stragglers: the same collectives, but
 waiting in them for ranks that came later. Synchronisation: the device was idle while the host was inside a blocking
-call, a stream waited for an event, or the host was inside a collective."""
+call, a stream waited for an event, or the host was inside a collective; without a device: the program waited in a
+call for something else than a collective."""
+
+SHARE_WORDS = {
+    "compute": "compute",
+    "exposed_comm": "exposed communication",
+    "exposed_copy": "copies that nothing hides",
+    "host_idle": "waiting for the host",
+    "sync_idle": "waiting in synchronisation",
+    "other_idle": "idle for other reasons",
+}
+CPU_SHARE_WORDS = {
+    **SHARE_WORDS,
+    "compute": "inside operators",
+    "host_idle": "data loading, sleeping and Python code",
+    "other_idle": "outside recorded calls",
+}
 
 NO_COLLECTIVE = "communication"
 """Where no better name is known; also the class of such kernels."""
@@ -53,7 +73,8 @@ class ClassTime(msgspec.Struct, frozen=True, kw_only=True):
     path_s: float | None
     """Of the critical path; None where there is none or where the path does not tell this class from others."""
     time_s: float
-    """What both show, the smaller of the two: less of it cannot shorten the step by more."""
+    """What both show, the smaller of the two: less of it cannot shorten the step by more. Of the host without what the
+    profiler added, where the recording has steps without it."""
     share: float
     """Of the step."""
 
@@ -77,7 +98,28 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_cpu(detail: StepReport) -> bool:
-    return detail.breakdown.device == "cpu"
+    """Whether the trace has no device work."""
+    return detail.breakdown.device in (CPU, UNRECORDED)
+
+
+def is_unrecorded(detail: StepReport) -> bool:
+    """Whether it has none though a device was used: operators do not tell where the time went then."""
+    return detail.breakdown.device == UNRECORDED
+
+
+def share_words(detail: StepReport) -> dict[str, str]:
+    return CPU_SHARE_WORDS if is_cpu(detail) else SHARE_WORDS
+
+
+def find_activity(job: JobReport, name: str) -> HostActivity | None:
+    """What a program without a device did beside operators, by kind."""
+    return next((one for one in job.detail.breakdown.host_activities if one.activity == name), None)
+
+
+def profiler_cost_s(job: JobReport) -> float:
+    """By how much the profiled step is longer than one without the profiler; 0 where that is not known."""
+    known = job.unprofiled_step_s
+    return max(job.detail.breakdown.step_s - known, 0.0) if known else 0.0
 
 
 def share_of_step(job: JobReport, time_s: float) -> float:
@@ -96,6 +138,9 @@ def class_times(job: JobReport) -> list[ClassTime]:
     for name in CLASSES:
         on_path = path.get(name)
         time_s = device[name] if on_path is None else min(device[name], on_path)
+        if name == "host":
+            # The profiler's own cost is time of the host: it holds no step up that runs without it.
+            time_s = max(time_s - profiler_cost_s(job), 0.0)
         share = share_of_step(job, time_s)
         found.append(ClassTime(name=name, device_s=device[name], path_s=on_path, time_s=time_s, share=share))
     return sorted(found, key=lambda one: (-one.time_s, -one.device_s))
@@ -104,13 +149,15 @@ def class_times(job: JobReport) -> list[ClassTime]:
 def _by_device(job: JobReport) -> dict[str, float]:
     shares = job.detail.breakdown.breakdown_s
     waiting = (wait_share(job) or 0.0) * shares.exposed_comm
+    beside = {one.activity: one.time_s for one in job.detail.breakdown.host_activities}
     return {
         "compute": shares.compute,
         "communication": shares.exposed_comm - waiting,
         "copies": shares.exposed_copy,
-        "host": shares.host_idle,
+        "host": max(shares.host_idle - sum(beside.get(name, 0.0) for name in ON_CPU), 0.0),
         "synchronisation": shares.sync_idle,
         "stragglers": waiting,
+        **{name: beside.get(name, 0.0) for name in ON_CPU},
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stepscope.analyze.answers.advice import BETWEEN, OUTSIDE, describe_pageable, pageable, telling_rank_is_late
+from stepscope.analyze.answers.cpu_advice import is_work
 from stepscope.analyze.answers.facts import (
     Point,
     count_of,
@@ -13,6 +14,7 @@ from stepscope.analyze.answers.facts import (
     latest_rank,
     name_communication,
     share_of_step,
+    share_words,
     wait_share,
 )
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
@@ -118,8 +120,8 @@ def _kernels(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) ->
             f"{format_duration(first.total_s)} in {first.count} × ({format_share(first.share)} of device work)",
             time_s=first.total_s,
         )
-    elif kernels.host_operators and is_cpu(job.detail):
-        operator = kernels.host_operators[0]
+    operator = next((one for one in kernels.host_operators if is_work(one.name)), None)
+    if operator is not None and is_cpu(job.detail):
         yield Point(
             text=f"longest operator: {shorten(operator.name)} {format_duration(operator.self_s)} itself in "
             f"{count_of(operator.count, 'call')}",
@@ -202,7 +204,7 @@ def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -
 def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
     variation = job.detail.variation
     if variation.slow_steps and variation.max_s is not None and variation.median_s is not None:
-        why = "" if variation.explained_by is None else f", mostly by {variation.explained_by.replace('_', ' ')}"
+        why = "" if variation.explained_by is None else f", mostly by {share_words(job.detail)[variation.explained_by]}"
         yield Point(
             text=f"{len(variation.slow_steps)} of {variation.judged} steps are over 5 % slower than the median of "
             f"{format_duration(variation.median_s)}; the slowest takes {format_duration(variation.max_s)}{why}",

@@ -36,5 +36,5 @@ def codes_in(timeline: Timeline, rows: Whole | Mask) -> list[int]:
 
 
 def step_window(timeline: Timeline, step: int | None) -> Window:
-    """The step on the host, extended to the end of the device work it launched. None: all host and device events."""
+    """The exclusive window of the step, as long as its step time. None: all host and device events."""
     return view(timeline).window(step)

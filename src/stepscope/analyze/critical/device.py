@@ -29,12 +29,13 @@ def work_costs(draft: Draft) -> Whole:
     """What each piece of device work counts as."""
     import numpy as np
 
-    from stepscope.traces.classify import COMMUNICATION
+    from stepscope.traces import classify
 
     rows = draft.devices.rows
     kind, category = core(draft.timeline, "kind")[rows], core(draft.timeline, "category")[rows]
-    cost = np.where((kind == COPY) | (kind == SET), kinds.C_COPY, kinds.C_COMPUTE)
-    return np.where(category == COMMUNICATION, kinds.C_COMMUNICATION, cost).astype(np.int64)
+    copies = np.isin(kind, (COPY, SET)) | np.isin(category, (classify.COPY, classify.SET))
+    cost = np.where(copies, kinds.C_COPY, kinds.C_COMPUTE)
+    return np.where(category == classify.COMMUNICATION, kinds.C_COMMUNICATION, cost).astype(np.int64)
 
 
 def add_work(draft: Draft, cost: Whole) -> None:
@@ -55,7 +56,8 @@ def add_launches(draft: Draft) -> Whole:
     ready = np.full(len(devices), NEVER, np.int64)
     place = np.flatnonzero(devices.call >= 0)
     call = start_of[devices.call[place]]
-    place, call = place[call >= 0], call[call >= 0]
+    inside = (call >= 0) & (devices.called[place] >= 0)
+    place, call = place[inside], call[inside]
     delay = launch_latencies(draft.timeline, draft.constants, devices.call[place])
     ready[place] = devices.called[place] + delay
     targets = draft.begins(place)
@@ -71,7 +73,7 @@ def add_launches(draft: Draft) -> Whole:
     row = devices.rows[place[late]]
     draft.edges.add(call[late] + 1, targets[late], 0, kind=kinds.LAUNCH, cost=kinds.C_LAUNCH, row=row)
     # Launched before the window began: it was waiting then.
-    waiting = (devices.call >= 0) & (start_of[devices.call] < 0)
+    waiting = (devices.call >= 0) & ((start_of[devices.call] < 0) | (devices.called < 0))
     waiting |= (devices.call < 0) & (devices.start == 0)
     early = draft.begins(np.flatnonzero(waiting))
     draft.edges.add(draft.rows.source, early, 0, kind=kinds.WINDOW, cost=kinds.C_STREAM)

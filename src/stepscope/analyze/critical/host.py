@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.columns import codes_in, core
 from stepscope.analyze.critical.draft import Draft
-from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME
+from stepscope.analyze.step.host_activity import DATA_LOADING
+from stepscope.analyze.step.host_waits import host_waits
+from stepscope.analyze.step.intervals import clip, length
+from stepscope.analyze.step.launches import BLOCKED_TIMES
+from stepscope.analyze.step.view import TraceView, view
+from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole
@@ -16,9 +20,6 @@ if TYPE_CHECKING:
 IDLE_NS = 20_000
 """A thread that did nothing recorded for longer may have waited for another; between calls of one loop it is less."""
 _ENGINE = "autograd::engine::evaluate_function"
-_DATA_LOADING = re.compile(
-    r"enumerate\(DataLoader\)|_BaseDataLoaderIter|_MultiProcessingDataLoaderIter|data ?loading", re.IGNORECASE
-)
 
 
 def host_costs(draft: Draft) -> Whole:
@@ -31,7 +32,7 @@ def host_costs(draft: Draft) -> Whole:
     by_kind[[OPERATOR, RUNTIME, PYTHON, ANNOTATION]] = (kinds.C_OPERATOR, kinds.C_RUNTIME, kinds.C_PYTHON, kinds.C_GAP)
     cost: Whole = by_kind[kind]
     cost[draft.launches[rows]] = kinds.C_LAUNCH_CALL
-    loading = [code for code in codes_in(timeline, rows) if _DATA_LOADING.search(timeline.texts[code])]
+    loading = [code for code in codes_in(timeline, rows) if DATA_LOADING.search(timeline.texts[code])]
     if loading:
         named = np.isin(core(timeline, "name")[rows], loading)
         cost[named & (kind != RUNTIME)] = kinds.C_DATA_LOADING
@@ -71,6 +72,36 @@ def _add_borders(draft: Draft) -> None:
     latest = max(int(ends.max()), int(draft.devices.end.max()) if len(draft.devices) else 0)
     rest = np.where(ends == ends.max(), draft.rows.window.length_ns - latest, 0)
     draft.edges.add(chains.nodes[last], source + 1, rest, kind=kinds.WINDOW, cost=kinds.C_GAP)
+
+
+def add_host_pace(draft: Draft, step: int | None) -> None:
+    """Where the host runs ahead, its work for the step lies before the window, beside device work of earlier steps.
+
+    In steady state it takes that long in every period all the same: the step cannot become shorter.
+    """
+    trace = view(draft.timeline)
+    if step is None or trace.span(step).start_ns >= draft.rows.window.start_ns:
+        return
+    own = _own_host_time(trace, step)
+    source = draft.rows.source
+    draft.edges.add(source, [source + 1], own, kind=kinds.WINDOW, cost=kinds.C_OPERATOR)
+
+
+def _own_host_time(trace: TraceView, step: int) -> int:
+    """What the program's thread takes for a step without waiting: in blocking calls, or for room in a full queue."""
+    import numpy as np
+
+    span, thread = trace.span(step), trace.main_thread
+    waited = length(clip(host_waits(trace).synchronising(thread), span.start_ns, span.end_ns))
+    launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
+    calls = np.unique(launch[launch >= 0])
+    calls = calls[(trace.thread[calls] == thread) & ~host_waits(trace).is_blocking(calls)]
+    taken, names = trace.end[calls] - trace.start[calls], trace.name[calls]
+    for code in np.unique(names).tolist():
+        mine = taken[names == code]
+        usual = np.median(mine)
+        waited += int((mine[mine >= BLOCKED_TIMES * usual] - usual).sum())
+    return max(span.end_ns - span.start_ns - waited, 0)
 
 
 def add_handovers(draft: Draft, cost_of: Whole) -> None:

@@ -108,6 +108,7 @@ def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Co
     host.add_handovers(draft, costs)
     host.add_helpers(draft, np.isin(costs, (kinds.C_OPERATOR, kinds.C_LAUNCH_CALL, kinds.C_PYTHON)))
     host.add_chains(draft, costs)
+    host.add_host_pace(draft, step)
     if not rows.source:
         draft.edges.add(0, 1, [rows.window.length_ns], kind=kinds.WINDOW, cost=kinds.C_GAP)
     draft.counts["device_events"] = len(rows.devices)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, align_clocks: bool = True) -> StepGraph:
-    """One step (the one of median length of the first rank, among those that all have, unless named).
+    """One step (the median step of the first rank, among those that all have, unless named).
 
     Ranks that number their steps differently are paired by order; `step` counts as the first rank does then. Several
     ranks are put on one clock where their collectives allow it; `align_clocks` False takes their times as they stand.
@@ -74,8 +74,9 @@ def _choose_step(timelines: Sequence[Timeline], asked: int | None) -> int | None
         raise UsageError(f"rank {lacking} has no step {asked}", hint=f"steps of all ranks: {list_numbers(common)}")
     if not common:
         raise UsageError("the ranks have no step in common", hint="give one of them alone with --rank N")
-    windows = view(timelines[0]).windows
-    return sorted(common, key=lambda one: windows[one].length_ns)[(len(common) - 1) // 2]
+    trace = view(timelines[0])
+    filled = [one for one in common if one not in trace.empty_steps] or list(common)
+    return sorted(filled, key=lambda one: trace.windows[one].length_ns)[(len(filled) - 1) // 2]
 
 
 def _meetings(matching: Matching, order: Sequence[int]) -> list[list[tuple[int, int]]]:

@@ -138,7 +138,8 @@ def _first_of_call(call: Whole, start: Whole) -> Mask:
 
 
 def step_rows(timeline: Timeline, step: int | None, queues: Devices) -> StepRows:
-    """What belongs to the window of a step: its host events, what they launched, earlier work that was still queued.
+    """What belongs to the exclusive window of a step: its host events and what they launched, as far as they reach into
+    it, and work launched before that was still running.
 
     Work of later steps is left out: on a stream it comes after all of this step, so it cannot have held it up.
     """
@@ -147,6 +148,7 @@ def step_rows(timeline: Timeline, step: int | None, queues: Devices) -> StepRows
     window = step_window(timeline, step)
     hosts = _hosts(timeline, step, window)
     own = np.ones(len(queues), bool) if step is None else core(timeline, "step")[queues.rows] == step
+    own &= queues.end > window.start_ns
     before = queues.called if step is not None else queues.start
     carried = (before < window.start_ns) & (queues.end > window.start_ns) & (queues.start < window.end_ns)
     devices = queues.take(own | carried).shifted(window)
@@ -161,7 +163,7 @@ def _hosts(timeline: Timeline, step: int | None, window: Window) -> Hosts:
 
     wanted = is_kind(timeline, *HOST_KINDS) & (core(timeline, "thread") >= 0)
     if step is not None:
-        wanted &= core(timeline, "step") == step
+        wanted &= (core(timeline, "step") == step) & (core(timeline, "end_ns") > window.start_ns)
     rows = _nested_order(timeline, np.flatnonzero(wanted))
     place = np.full(len(timeline) + 1, -1, np.int64)
     place[rows] = np.arange(len(rows))

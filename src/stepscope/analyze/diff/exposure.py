@@ -20,8 +20,9 @@ from stepscope.analyze.step.device_work import (
     busy_ns,
     device_label,
 )
+from stepscope.analyze.step.host_activity import ACTIVITY_WORDS, divide_cpu_time
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
-from stepscope.analyze.step.intervals import Intervals, complement, measure_within, union
+from stepscope.analyze.step.intervals import Intervals, complement, length, measure_within, subtract, union
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
@@ -84,9 +85,9 @@ class Side:
         self.timeline = timeline
         self.trace = view(timeline)
         self.numbers = complete_steps(self.trace) if steps is None else known_steps(self.trace, steps)
-        own = turns(self.trace.windows)
-        self.windows = [own[number] for number in self.numbers]
-        self.overlapping = any(own[number] != self.trace.windows[number] for number in self.numbers)
+        self.windows = [self.trace.windows[number] for number in self.numbers]
+        whole = self.trace.completion_windows
+        self.overlapping = any(self.trace.windows[number] != whole[number] for number in self.numbers)
         self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
         self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
         self.work = _cpu_work(self.trace) if self._device is None else _device_work(self._device)
@@ -107,10 +108,7 @@ class Side:
         import numpy as np
 
         if self._device is None:
-            part = self.work.part(window)
-            busy = union(self.work.start[part], self.work.end[part])
-            free = complement(busy, *window)
-            return IdleTime([OUTSIDE], np.array([[0, 0, int((free.end - free.start).sum())]]))
+            return self._cpu_idle(window)
         gaps = find_gaps(self.trace, self._device, window)
         if not len(gaps.spans.start):
             return IdleTime([], np.zeros((0, len(IDLE_SHARES)), np.int64))
@@ -121,6 +119,23 @@ class Side:
         sums = np.zeros((len(different), len(IDLE_SHARES)), np.int64)
         np.add.at(sums, place.reshape(-1), spent)
         return IdleTime([OUTSIDE if c == MISSING else self.timeline.texts[c] for c in different.tolist()], sums)
+
+    def _cpu_idle(self, window: Window) -> IdleTime:
+        """Time outside operators by what the program did."""
+        import numpy as np
+
+        part = self.work.part(window)
+        busy = union(self.work.start[part], self.work.end[part])
+        beside = divide_cpu_time(self.trace, window).beside
+        spent = {ACTIVITY_WORDS[name]: length(subtract(spans, busy)) for name, spans in beside.items()}
+        spent[OUTSIDE] = length(complement(busy, *window)) - sum(spent.values())
+        sums = np.zeros((len(spent), len(IDLE_SHARES)), np.int64)
+        sums[:, 0] = list(spent.values())
+        for label, share in ((ACTIVITY_WORDS["synchronisation"], 1), (OUTSIDE, 2)):
+            place = list(spent).index(label)
+            sums[place, [0, share]] = sums[place, [share, 0]]
+        kept = np.flatnonzero(sums.any(axis=1))
+        return IdleTime([list(spent)[place] for place in kept.tolist()], sums[kept])
 
     def _doing(self, thread: Integers, time: Integers) -> Integers:
         """Name of the innermost operator or Python function on the thread; else of its annotation or call."""
@@ -149,21 +164,6 @@ def known_steps(trace: TraceView, steps: Sequence[int]) -> list[int]:
     if not steps:
         raise UsageError("no steps to compare were given", where=trace.source)
     return [trace.span(number).number for number in dict.fromkeys(steps)]
-
-
-def turns(windows: dict[int, Window]) -> dict[int, Window]:
-    """The windows without what still belongs to the step before.
-
-    Where the host runs ahead, the device works on one step while the next is already being launched: their windows
-    overlap, and the sum of them would count that time twice.
-    """
-    own: dict[int, Window] = {}
-    reached: int | None = None
-    for number, window in windows.items():
-        start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
-        own[number] = Window(start, window.end_ns)
-        reached = window.end_ns if reached is None else max(reached, window.end_ns)
-    return own
 
 
 def _device_work(device: DeviceWork) -> Work:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.analyze.diff.exposure import complete_steps, known_steps, turns
+from stepscope.analyze.diff.exposure import complete_steps, known_steps
 from stepscope.analyze.diff.noise import middle_steps
 from stepscope.analyze.diff.records import RankSteps
 from stepscope.analyze.step.numbers import seconds
@@ -33,8 +33,7 @@ def step_time_s(timeline: Timeline, steps: Sequence[int] | None = None) -> float
     if not timeline.steps:
         raise UsageError("the trace has no events to compare", where=trace.source)
     numbers = complete_steps(trace) if steps is None else known_steps(trace, steps)
-    windows = turns(trace.windows)
-    lengths = np.array([windows[number].length_ns for number in numbers], np.int64)
+    lengths = np.array([trace.windows[number].length_ns for number in numbers], np.int64)
     return seconds(float(lengths[middle_steps(lengths)].mean()))
 
 

@@ -14,7 +14,7 @@ from stepscope.analyze.job.steps import ChosenSteps, StepTime, choose_steps, lis
 from stepscope.analyze.job.tasks import RankAnswer, RankTask, explain_rank
 from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, explain_ranks
 from stepscope.analyze.step.breakdown import Shares
-from stepscope.analyze.step.report import StepReport
+from stepscope.analyze.step.report import CHOSEN, StepReport
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.traces.read import TraceSet
 
@@ -91,7 +91,7 @@ def explain_job(
     workers: int | None = None,
     on_done: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> JobReport:
-    """Explain one step of all ranks: the one named, else the one of median length among those that all ranks have.
+    """Explain one step of all ranks: the one named, else the median step of those that all have.
 
     Each rank is read and reduced in a process of its own (see `run_tasks` for engines); only small answers come
     together, so that memory does not grow with the size of the traces.
@@ -165,7 +165,7 @@ def _join(
         world_size=telling.digest.world_size,
         steps=steps,
         step=number,
-        chosen="named by the user" if asked else f"step {number} of {len(steps)}: the one of median length",
+        chosen="named by the user" if asked else CHOSEN.format(step=number, count=len(steps)),
         ranks=[_summarise(answer) for answer in answers],
         telling_rank=telling.rank,
         detail=report,

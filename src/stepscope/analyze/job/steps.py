@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.analyze.job.tasks import RankAnswer
-from stepscope.analyze.ranks.digest import turns_ns
+from stepscope.analyze.ranks.digest import step_times_ns
 from stepscope.analyze.ranks.step_numbers import (
     PAIRED_BY_ORDER,
     common_numbers,
@@ -76,16 +76,21 @@ def _by_order(answers: Sequence[RankAnswer], listed: Sequence[list[int]], asked:
 
 
 def _median_of(answer: RankAnswer, numbers: Sequence[int]) -> int:
-    """The step of median length (the shorter of two middle ones); first and last do not count where there are more."""
+    """The step nearest to the median step time (the shorter of two middle ones).
+
+    First and last do not count where there are more, nor do empty ones.
+    """
+    empty = {entry.number for entry in answer.digest.steps if entry.is_empty}
     judged = list(numbers[1:-1] if len(numbers) > 4 else numbers)
-    lengths = turns_ns(answer.digest)
+    judged = [number for number in judged if number not in empty] or judged
+    lengths = step_times_ns(answer.digest)
     return sorted(judged, key=lambda number: lengths[number])[(len(judged) - 1) // 2]
 
 
 def list_steps(answers: Sequence[RankAnswer]) -> list[StepTime]:
     """Steps that every rank has, each with its slowest rank."""
     digests, _ = pair_steps([answer.digest for answer in answers])
-    by_rank = [{number: length / 1e9 for number, length in turns_ns(item).items()} for item in digests]
+    by_rank = [{number: length / 1e9 for number, length in step_times_ns(item).items()} for item in digests]
     steps = []
     for number in sorted(common_numbers([list(times) for times in by_rank])):
         length_s, place = max((times[number], -place) for place, times in enumerate(by_rank))

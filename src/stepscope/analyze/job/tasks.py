@@ -25,7 +25,7 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     step: int | None
     or_another: bool = False
-    """Whether a rank without that step explains the one of median length that it has; else that is an error."""
+    """Whether a rank without that step explains its own median step; else that is an error."""
     step_marker: str | None = None
     cache: bool = True
     in_full: bool = True

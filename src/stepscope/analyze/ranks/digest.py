@@ -12,6 +12,8 @@ import msgspec
 from stepscope.analyze.ranks.collectives import CALL_FIELDS, collective_calls
 from stepscope.analyze.ranks.groups import ProcessGroup
 from stepscope.analyze.ranks.unions import union_lengths
+from stepscope.analyze.step.device_work import Window, exclusive_windows
+from stepscope.analyze.step.view import view
 from stepscope.traces.timeline import DEVICE_KINDS, Timeline
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """Union of computing, copying and setting; several devices are added up. None: no device work in the trace."""
     communication_ns: int = 0
     """Union of the collectives' intervals, waiting included."""
+    is_empty: bool = False
+    """Whether it holds far fewer events than the fullest step of the rank."""
 
 
 class RankDigest(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,18 +67,10 @@ def calls_of(digest: RankDigest) -> Any:
     return np.frombuffer(digest.calls, np.dtype(list(CALL_FIELDS)))
 
 
-def turns_ns(digest: RankDigest) -> dict[int, int]:
-    """Step → its length without the time in which the device still worked on the step before.
-
-    Where the host runs ahead, the intervals of neighbouring steps overlap; these lengths add up.
-    """
-    lengths: dict[int, int] = {}
-    reached: int | None = None
-    for entry in digest.steps:
-        start = entry.start_ns if reached is None else min(max(entry.start_ns, reached), entry.end_ns)
-        lengths[entry.number] = entry.end_ns - start
-        reached = entry.end_ns if reached is None else max(reached, entry.end_ns)
-    return lengths
+def step_times_ns(digest: RankDigest) -> dict[int, int]:
+    """Step → its step time: without the time in which the device still worked on the steps before."""
+    windows = {entry.number: Window(entry.start_ns, entry.end_ns) for entry in digest.steps}
+    return {number: window.length_ns for number, window in exclusive_windows(windows).items()}
 
 
 def digest(timeline: Timeline, step: int | None = None) -> RankDigest:
@@ -114,20 +110,20 @@ def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[Step
     numbers = np.array([span.number for span in spans], np.int64)
     place = _place_of(core["step"][device], numbers)
     device, place = device[place >= 0], place[place >= 0]
-    last = np.array([span.end_ns for span in spans], np.int64)
-    np.maximum.at(last, place, core["end_ns"][device])
     working = core["category"][device] != COMMUNICATION
     busy = _union_by_device(timeline, device[working], place[working], len(spans))
     called = _place_of(calls["step"], numbers)
     inside = called >= 0
     communicated = union_lengths(calls["start_ns"][inside], calls["end_ns"][inside], called[inside], len(spans))
+    empty, windows = view(timeline).empty_steps, view(timeline).completion_windows
     return [
         StepDigest(
             number=span.number,
             start_ns=span.start_ns,
-            end_ns=int(last[index]),
+            end_ns=windows[span.number].end_ns,
             busy_ns=int(busy[index]) if len(device) else None,
             communication_ns=int(communicated[index]),
+            is_empty=span.number in empty,
         )
         for index, span in enumerate(spans)
         if step is None or span.number == step

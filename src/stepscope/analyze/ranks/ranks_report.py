@@ -11,7 +11,7 @@ from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.clock_choice import choose_clocks
 from stepscope.analyze.ranks.clocks import Clocks, find_clocks, usable_offsets_ns
 from stepscope.analyze.ranks.collective_table import CollectiveRow, GroupTotals, make_entries, tabulate, total_groups
-from stepscope.analyze.ranks.digest import RankDigest, digest, turns_ns
+from stepscope.analyze.ranks.digest import RankDigest, digest, step_times_ns
 from stepscope.analyze.ranks.matching import Matching, MatchingSummary, match, order_digests, summarize_matching
 from stepscope.analyze.ranks.segments import run_sums
 from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER, list_numbers, pair_steps
@@ -321,9 +321,9 @@ def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, floa
     lengths: dict[int, list[int]] = {}
     communicated: dict[int, list[int]] = {}
     for item in digests:
-        turns = turns_ns(item)
+        step_times = step_times_ns(item)
         for entry in item.steps:
-            lengths.setdefault(entry.number, []).append(turns[entry.number])
+            lengths.setdefault(entry.number, []).append(step_times[entry.number])
             communicated.setdefault(entry.number, []).append(entry.communication_ns)
     return {
         number: (float(np.median(lengths[number])) / 1e9, float(np.median(communicated[number])) / 1e9)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.analyze.step.device_work import COMMUNICATION, COMPUTE, TRANSFER, DeviceWork, Window, device_label
+from stepscope.analyze.step.host_activity import HostActivity, describe_activities, divide_cpu_time, join
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, Gaps, find_gaps
 from stepscope.analyze.step.intervals import (
     Intervals,
@@ -21,7 +22,7 @@ from stepscope.analyze.step.intervals import (
 )
 from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
+from stepscope.traces.timeline import KERNEL, MISSING, Timeline
 from stepscope.units import format_duration
 
 if TYPE_CHECKING:
@@ -32,14 +33,23 @@ if TYPE_CHECKING:
 SHARES = ("compute", "exposed_comm", "exposed_copy", "host_idle", "sync_idle", "other_idle")
 """In the order in which time is given away: what two kinds of work cover at once belongs to the first of them."""
 
+CPU = "cpu"
+UNRECORDED = "not recorded"
+"""The label of the device where the trace has no device work: none was used, or it was left out."""
 CPU_NOTE = (
     "no device rows in this trace: the CPU is the device; compute is time in which any thread was inside an operator, "
-    "communication is time inside collectives on the host, and idle time has no reason"
+    "communication is time inside collectives on the host; beside these, what the program's thread did counts: "
+    "loading data, sleeping, waiting, Python code"
+)
+UNRECORDED_NOTE = (
+    "no device rows in this trace, though {evidence}: operators show what the host takes to launch, and nothing shows "
+    "what the device takes"
 )
 _SEVERAL_NOTE = "the rank has {count} devices; these are the values of device {device}, which was busy longest"
-_OTHER_STEPS_NOTE = (
-    "for {spent} of the window the device still ran work of other steps: windows of neighbouring steps overlap, and "
-    "the time from one step to the next is shorter than the window"
+_OTHER_STEPS_NOTE = "for {spent} of the step the device ran only work of other steps"
+_RUN_AHEAD_NOTE = (
+    "the host runs ahead of the device: from its first launch to the end of its last device activity the step takes "
+    "{whole} (launch to completion), of which the device spends {before} on the steps before"
 )
 _OTHER_STEPS_SHARE = 0.01
 
@@ -113,21 +123,34 @@ class Breakdown(DeviceBreakdown, frozen=True, kw_only=True):
     step: int | None
     """None: the whole trace."""
     step_s: float
-    """Length of the window: profiled time, which is longer than a step without the profiler."""
+    """Step time: from the end of the device work of the steps before (from the start on the host where that is later)
+    to the end of the step's own. In steady state the period of the loop. Profiled time, which is longer than a step
+    without the profiler."""
     host_s: float
     """Length of the step on the host, without device work that ran on after it."""
+    launch_to_completion_s: float
+    """From the start of the step on the host to the end of its device work: longer than step_s where the host runs
+    ahead of the device."""
     window_start_ns: int
     window_end_ns: int
     profiled: bool = True
     devices: list[DeviceBreakdown] = []
     """Every device of the rank, where it has several."""
+    host_activities: list[HostActivity] = []
+    """What the program did beside operators, longest first; only in a trace without device work, and only from
+    `break_down`."""
     note: str | None = None
 
 
 def break_down(timeline: Timeline, step: int | None) -> Breakdown:
     """The shares of one step; None: of the whole trace."""
     trace = view(timeline)
-    return _break_down(trace, step, trace.window(step))
+    found = _break_down(trace, step, trace.window(step))
+    if trace.works:
+        return found
+    window = trace.window(step)
+    activities = describe_activities(trace, window, divide_cpu_time(trace, window))
+    return msgspec.structs.replace(found, host_activities=activities)
 
 
 def measure_overlap(timeline: Timeline, step: int | None) -> Overlap:
@@ -143,15 +166,9 @@ def measure_overlap(timeline: Timeline, step: int | None) -> Overlap:
 
 
 def break_down_steps(timeline: Timeline) -> list[Breakdown]:
-    """Every step, in order of time."""
+    """Every step, in order of time: they add up."""
     trace = view(timeline)
     return [_break_down(trace, number, window) for number, window in trace.windows.items()]
-
-
-def break_down_turns(timeline: Timeline) -> list[Breakdown]:
-    """Every step without the time in which the device still worked on the step before: these add up."""
-    trace = view(timeline)
-    return [_break_down(trace, number, window) for number, window in trace.turns.items()]
 
 
 def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
@@ -159,7 +176,8 @@ def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown
     devices: list[DeviceBreakdown] = []
     if not trace.works:
         rank = _break_down_cpu(trace, window)
-        notes.append(CPU_NOTE)
+        unrecorded = trace.launch_evidence
+        notes.append(CPU_NOTE if unrecorded is None else UNRECORDED_NOTE.format(evidence=unrecorded))
     else:
         chosen = trace.busiest(window)
         rank = _break_down_device(trace, chosen, step, window)
@@ -172,11 +190,16 @@ def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown
     if rank.other_steps_s > _OTHER_STEPS_SHARE * step_s:
         notes.append(_OTHER_STEPS_NOTE.format(spent=format_duration(rank.other_steps_s)))
     span = None if step is None else trace.span(step)
+    whole_s = step_s if step is None else seconds(trace.completion_windows[step].length_ns)
+    if whole_s > (1 + _OTHER_STEPS_SHARE) * step_s:
+        before = format_duration(whole_s - step_s)
+        notes.append(_RUN_AHEAD_NOTE.format(whole=format_duration(whole_s), before=before))
     return Breakdown(
         **{name: getattr(rank, name) for name in DeviceBreakdown.__struct_fields__},
         step=step,
         step_s=step_s,
         host_s=step_s if span is None else seconds(span.end_ns - span.start_ns),
+        launch_to_completion_s=whole_s,
         window_start_ns=window.start_ns,
         window_end_ns=window.end_ns,
         devices=devices,
@@ -349,37 +372,20 @@ def _group_overlaps(trace: TraceView, rows: Integers, window: Window, compute: I
 
 
 def _break_down_cpu(trace: TraceView, window: Window) -> DeviceBreakdown:
-    """A thread inside a collective does not compute, whatever operator encloses the collective."""
-    import numpy as np
-
-    from stepscope.traces.classify import classify_lone_communication
-
-    rows = trace.rows(OPERATOR)
-    rows = rows[(trace.end[rows] > window.start_ns) & (trace.start[rows] < window.end_ns)]
-    collectives = trace.named(rows, classify_lone_communication)
-    others = np.setdiff1d(rows, collectives, assume_unique=True)
-    compute: list[Intervals] = []
-    for thread in np.unique(trace.thread[rows]).tolist():
-        working = trace.spans(others[trace.thread[others] == thread])
-        talking = trace.spans(collectives[trace.thread[collectives] == thread])
-        compute.append(subtract(working, talking) if len(talking.start) else working)
-    sets = (clip(_union_of(compute), *window), clip(trace.spans(collectives), *window), no_intervals())
-    gaps = complement(_union_of(sets), *window)
+    times = divide_cpu_time(trace, window)
+    sets = (times.compute, times.communication, no_intervals())
+    gaps = complement(join(sets), *window)
+    spent = {activity: length(spans) for activity, spans in times.beside.items()}
+    waiting = spent["synchronisation"]
+    host = sum(spent.values()) - waiting
+    rows = times.communication_rows
     return _assemble(
-        device="cpu",
+        device=CPU if trace.launch_evidence is None else UNRECORDED,
         sets=sets,
-        idle=(0, 0, length(gaps)),
+        idle=(host, waiting, length(gaps) - host - waiting),
         positions=_idle_positions(gaps, sets, window),
         counts=(0, 0),
         other_steps_ns=0,
         groups=[],
-        sum_ns=_clipped_sum(trace.start[collectives], trace.end[collectives], window),
+        sum_ns=_clipped_sum(trace.start[rows], trace.end[rows], window),
     )
-
-
-def _union_of(sets: Sequence[Intervals]) -> Intervals:
-    import numpy as np
-
-    if not sets:
-        return no_intervals()
-    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))

@@ -30,6 +30,22 @@ class Window(NamedTuple):
         return self.end_ns - self.start_ns
 
 
+def exclusive_windows(windows: Mapping[int, Window]) -> dict[int, Window]:
+    """Windows of steps, in order of time, each without what still belongs to the steps before.
+
+    Where the host runs ahead, the device works on one step while the next is already being launched: from launch to
+    completion the steps overlap, and only these windows add up to the time that the steps took. In steady state each is
+    as long as the period of the loop, whether the host or the device decides it.
+    """
+    own: dict[int, Window] = {}
+    reached: int | None = None
+    for number, window in windows.items():
+        start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
+        own[number] = Window(start, window.end_ns)
+        reached = window.end_ns if reached is None else max(reached, window.end_ns)
+    return own
+
+
 class DeviceWork:
     """What one device did, in order of start. Columns are taken from the timeline when they are asked for."""
 

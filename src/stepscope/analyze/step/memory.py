@@ -81,7 +81,9 @@ def trace_memory(timeline: Timeline, step: int | None) -> MemoryReport:
     import numpy as np
 
     trace = view(timeline)
-    window = trace.window(step)
+    trace.check(step)
+    # Memory is taken and given back by the host: what the step itself allocates lies before its device work.
+    window = trace.window(None) if step is None else trace.completion_windows[step]
     rows = trace.rows(MEMORY)
     if not len(rows):
         return MemoryReport(step=step, devices=[], note=NOT_RECORDED)

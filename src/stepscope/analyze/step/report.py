@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 
 from stepscope.analyze.step.breakdown import Breakdown, break_down
@@ -13,11 +15,14 @@ from stepscope.analyze.step.memory import MemoryReport, trace_memory
 from stepscope.analyze.step.overheads import OverheadReport, measure_overheads
 from stepscope.analyze.step.sequences import SequenceReport, find_sequences
 from stepscope.analyze.step.variation import StepVariation, compare_steps
-from stepscope.analyze.step.view import view
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.errors import BadInputError
 from stepscope.traces.timeline import Timeline
+from stepscope.units import format_duration
 
-CHOSEN = "step {step} of {count}: the one of median length"
+BETWEEN_STEPS = 1.05
+"""Steps that end further apart than so many times their length leave time between them."""
+CHOSEN = "step {step} of {count}: the one nearest to the median step time"
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +52,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
-    """One step; without a number the one of median length, first and last left out where more than two remain."""
+    """One step; without a number the one nearest to the median step time, without the first and last of many."""
     trace = view(timeline)
     number = trace.median_step() if step is None else step
     if number is None:
@@ -62,7 +67,8 @@ def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
         find_sequences(timeline, number),
     )
     kernels = list_kernels(timeline, number)
-    notes = [part.note for part in (*parts, memory) if part.note is not None]
+    notes = [*_found_steps(timeline), *_between_steps(trace)]
+    notes += [part.note for part in (*parts, memory) if part.note is not None]
     if has_counters and counters.note is not None:
         notes.append(counters.note)
     breakdown, idle, launches, overheads, sequences = parts
@@ -82,7 +88,7 @@ def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
         variation=compare_steps(timeline),
         counters=counters if has_counters else None,
         memory=memory if memory.devices else None,
-        notes=list(dict.fromkeys([*_found_steps(timeline), *notes, *kernels.notes, *_repairs(timeline)])),
+        notes=list(dict.fromkeys([*notes, *kernels.notes, *_repairs(timeline)])),
     )
 
 
@@ -92,6 +98,19 @@ def _found_steps(timeline: Timeline) -> list[str]:
     if timeline.step_marker == "optimizer":
         return ["no ProfilerStep: a step is the time from the end of one optimizer step to the end of the next"]
     return []
+
+
+def _between_steps(trace: TraceView) -> list[str]:
+    """Marks of a user need not follow each other: a loop has a longer period then than its marked steps."""
+    from statistics import median
+
+    ends = [window.end_ns for window in trace.windows.values()]
+    periods = [later - earlier for earlier, later in pairwise(ends)]
+    times = [window.length_ns for window in trace.windows.values()]
+    if not periods or median(periods) <= BETWEEN_STEPS * median(times):
+        return []
+    period, time = format_duration(median(periods) / 1e9), format_duration(median(times) / 1e9)
+    return [f"one step ends every {period}, and takes {time}: the rest lies between the marked steps"]
 
 
 def _repairs(timeline: Timeline) -> list[str]:

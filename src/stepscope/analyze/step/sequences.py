@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.analyze.step.device_work import COMPUTE, DeviceWork
+from stepscope.analyze.step.device_work import COMPUTE, DeviceWork, busy_spans
+from stepscope.analyze.step.intervals import Intervals, common_length, complement, union
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
@@ -34,7 +35,7 @@ class KernelSequence(msgspec.Struct, frozen=True, kw_only=True):
     kernel_s: float
     """Time in the kernels of all of them."""
     gap_s: float
-    """Time on the stream between the kernels of a sequence: what fusion would save at most."""
+    """Time between the kernels of a sequence in which the device did nothing: what fusion would save at most."""
     launches_saved: int
     """Launches fewer if each became one kernel."""
     share: float
@@ -75,14 +76,16 @@ def find_sequences(
 ) -> SequenceReport:
     """Sequences in one step; None: in the whole trace."""
     trace = view(timeline)
-    trace.window(step)
+    window = trace.window(step)
     found: list[KernelSequence] = []
     kernels = short = 0
     for work in trace.works:
         row, is_short = _line_up(trace, work, step, short_ns)
         mine = int((trace.kind[work.rows[row.place]] == KERNEL).sum())
         candidates = _repeated(row, is_short, longest)
-        found += [_describe(trace, work, row, one, mine) for one in _choose(row, candidates, top)]
+        busy, _ = busy_spans(work, work.part(window))
+        idle = complement(busy, *window)
+        found += [_describe(trace, work, row, one, idle, kernels=mine) for one in _choose(row, candidates, top)]
         kernels, short = kernels + mine, short + int(is_short.sum())
     return SequenceReport(
         step=step,
@@ -199,13 +202,16 @@ def _without_taken(one: _Found, taken: Any) -> _Found:
     return _Found(one.length, places)
 
 
-def _describe(trace: TraceView, work: DeviceWork, row: _Row, one: _Found, kernels: int) -> KernelSequence:
+def _describe(
+    trace: TraceView, work: DeviceWork, row: _Row, one: _Found, idle: Intervals, *, kernels: int
+) -> KernelSequence:
     import numpy as np
 
     from stepscope.traces.kernel_names import short_name
 
     members = one.places[:, None] + np.arange(one.length)
-    gaps = np.maximum(row.start[members[:, 1:]] - row.end[members[:, :-1]], 0)
+    # On several streams gaps overlap each other and other work: time counts once, and only where the device is idle.
+    gaps = union(row.end[members[:, :-1]].ravel(), row.start[members[:, 1:]].ravel())
     first = members[0]
     operators = trace.enclosing(work.launch[row.place[first]], trace.is_kind(OPERATOR)).tolist()
     return KernelSequence(
@@ -213,7 +219,7 @@ def _describe(trace: TraceView, work: DeviceWork, row: _Row, one: _Found, kernel
         operators=[trace.text(int(trace.name[operator])) if operator >= 0 else None for operator in operators],
         count=len(one.places),
         kernel_s=seconds(int((row.end[members] - row.start[members]).sum())),
-        gap_s=seconds(int(gaps.sum())),
+        gap_s=seconds(common_length(gaps, idle)),
         launches_saved=len(one.places) * (one.length - 1),
         share=share_of(members.size, kernels),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_turns
+from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_steps
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
 from stepscope.stats import quantile_sorted
@@ -25,14 +25,14 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     step_s: float
-    """Length of its turn: its window without what still belongs to the step before."""
+    """Step time, see Breakdown."""
     host_s: float
     """Length of its marker on the host."""
     period_s: float | None
     """From its start to the start of the next; None for the last."""
     breakdown_s: Shares
     is_judged: bool
-    """False for the first and the last, where more than two others are there."""
+    """False for the first and the last, where more than two others are there, and for empty ones."""
     is_slow: bool
 
 
@@ -76,7 +76,7 @@ def compare_steps(timeline: Timeline) -> StepVariation:
     """All steps of a trace."""
     trace = view(timeline)
     judged = set(trace.judged_steps())
-    found = break_down_turns(timeline)
+    found = break_down_steps(timeline)
     chosen = [one for one in found if one.step in judged]
     ordered = sorted(one.step_s for one in chosen)
     median = quantile_sorted(ordered, 0.5) if ordered else None

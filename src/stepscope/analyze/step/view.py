@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns
+from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
 from stepscope.analyze.step.host_stacks import HostStack, stack_up
 from stepscope.analyze.step.intervals import Intervals, union
 from stepscope.analyze.step.numbers import distinct, is_any
@@ -21,6 +21,7 @@ from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
 from stepscope.errors import UsageError
 from stepscope.traces.timeline import (
     ANNOTATION,
+    COUNTER,
     DEVICE_KINDS,
     HOST_KINDS,
     MISSING,
@@ -46,6 +47,8 @@ _FEW_TEXTS = 2000
 """So many texts are asked sooner than it is found out which of them are names of the rows in question."""
 COMPILED_FROM, COMPILED_WHEN_LOADED_FROM = 4_000_000, 50_000
 """Rows from which compiled passes pay, by whether the process has loaded the compiler already."""
+EMPTY = 0.1
+"""A step with less than this fraction of the events of the fullest step is empty."""
 _Kept = TypeVar("_Kept")
 
 
@@ -208,7 +211,7 @@ class TraceView:
             self.span(step)
 
     def window(self, step: int | None) -> Window:
-        """The step on the host, extended to the end of the device work it launched. None: the whole trace."""
+        """The exclusive window of the step, see `windows`. None: the whole trace."""
         self.check(step)
         return self._whole_window if step is None else self.windows[step]
 
@@ -235,7 +238,17 @@ class TraceView:
 
     @cached_property
     def windows(self) -> dict[int, Window]:
-        """Step → its window, in order of time."""
+        """Step → its exclusive window, in order of time: from its start on the host, or from the end of the device
+        work of the steps before where that is later, to the end of the last device work that it launched."""
+        return exclusive_windows(self.completion_windows)
+
+    @cached_property
+    def completion_windows(self) -> dict[int, Window]:
+        """Step → from its start on the host to the end of the device work it launched: launch to completion.
+
+        Longer than a step takes where the host runs ahead: it includes the time in the queue. Work that outlasts all of
+        the next step (a kernel that never ends, a copy of a checkpoint) holds no step up and counts for none.
+        """
         import numpy as np
 
         last = {span.number: span.end_ns for span in self.timeline.steps}
@@ -246,31 +259,41 @@ class TraceView:
             for number, end in last.items():
                 if 0 <= number - lowest < len(ends):
                     last[number] = max(end, int(ends[number - lowest]))
+        limit: int | None = None
+        for span in reversed(self.timeline.steps):
+            if limit is not None and last[span.number] > limit:
+                last[span.number] = max(span.end_ns, self._last_end(span.number, limit))
+            limit = last[span.number]
         return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
 
-    @cached_property
-    def turns(self) -> dict[int, Window]:
-        """Step → its window without what still belongs to the step before.
-
-        Where the host runs ahead, the device works on one step while the next is already being launched: their windows
-        overlap, and only the turns add up to the time that the steps took.
-        """
-        turns: dict[int, Window] = {}
-        reached: int | None = None
-        for number, window in self.windows.items():
-            start = window.start_ns if reached is None else min(max(window.start_ns, reached), window.end_ns)
-            turns[number] = Window(start, window.end_ns)
-            reached = window.end_ns if reached is None else max(reached, window.end_ns)
-        return turns
+    def _last_end(self, step: int, limit: int) -> int:
+        """When the last of the step's device work ended, of that which ended by the limit."""
+        ends = [work.end[(work.step == step) & (work.end <= limit)] for work in self.works]
+        return max((int(end.max()) for end in ends if len(end)), default=LONG_AGO)
 
     def judged_steps(self) -> list[int]:
-        """Steps that stand for the rest: without the first and the last where more than two remain."""
+        """Steps that stand for the rest: without the first and the last where more than two remain, and without empty
+        ones (a profiler that is stopped late leaves one behind)."""
         numbers = [span.number for span in self.timeline.steps]
-        return numbers[1:-1] if len(numbers) > 4 else numbers
+        judged = numbers[1:-1] if len(numbers) > 4 else numbers
+        return [one for one in judged if one not in self.empty_steps] or judged
+
+    @cached_property
+    def empty_steps(self) -> frozenset[int]:
+        """Steps to which far fewer operators and calls, or far fewer device activities, belong than to the fullest."""
+        import numpy as np
+
+        numbers = np.array([span.number for span in self.timeline.steps], np.int64)
+        is_empty = np.zeros(len(numbers), bool)
+        for kinds in ((OPERATOR, RUNTIME), DEVICE_KINDS):
+            own = self.step[self.rows(*kinds)]
+            events = np.bincount(np.searchsorted(numbers, own[own >= 0]), minlength=len(numbers))[: len(numbers)]
+            is_empty |= events < EMPTY * events.max(initial=0)
+        return frozenset(numbers[is_empty].tolist())
 
     def median_step(self) -> int | None:
-        """The judged step whose turn is of median length (the shorter of two middle ones); None without steps."""
-        ordered = sorted(self.judged_steps(), key=lambda number: self.turns[number].length_ns)
+        """The judged step nearest to the median step time (the shorter of two middle ones); None without steps."""
+        ordered = sorted(self.judged_steps(), key=lambda number: self.windows[number].length_ns)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
     # Devices
@@ -299,6 +322,17 @@ class TraceView:
         if len(self.works) == 1:
             return self.works[0]
         return max(self.works, key=lambda work: (busy_ns(work, window), -work.device))
+
+    @cached_property
+    def launch_evidence(self) -> str | None:
+        """How a trace without device work shows that a device was used all the same; None: it does not."""
+        from stepscope.traces.runtime_calls import is_launch_name
+
+        launches = len(self.named_of(RUNTIME, is_launch_name))
+        if launches:
+            return f"{launches} call{'s launch' if launches > 1 else ' launches'} device work"
+        ranges = len(self.rows(COUNTER)) if self.timeline.metadata.get("devices") else 0
+        return f"{ranges} counter{'s' if ranges > 1 else ''} of a device were recorded" if ranges else None
 
     # The host
 

@@ -1,0 +1,119 @@
+"""What to try first where the trace has no device work: the program runs on the CPU, or its device was not recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stepscope.analyze.answers.facts import (
+    Advice,
+    count_of,
+    find_activity,
+    is_cpu,
+    share_of_step,
+)
+from stepscope.analyze.job import JobReport
+from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
+from stepscope.traces.classify import classify_lone_communication
+from stepscope.traces.operator_names import does_no_work
+from stepscope.units import format_duration, format_share
+
+LOAD_DATA = "load data beside the step: more DataLoader workers (num_workers)"
+SMALL_OPERATOR_S = 10e-6
+"""Operators that take less on average are mostly the cost of calling them, which recording them doubles."""
+
+
+def _for_operators(job: JobReport) -> Advice:
+    """Views and allocations do nothing: their time is that of the call, and of the profiler."""
+    operators = [one for one in job.detail.kernels.host_operators if is_work(one.name)]
+    if not operators:
+        return for_unknown(job)
+    first, count = operators[0], sum(one.count for one in operators)
+    each = sum(one.self_s for one in operators) / count
+    if each < SMALL_OPERATOR_S:
+        return Advice(
+            action="run fewer and larger operators: a larger batch, or torch.compile, which fuses them",
+            because=f"{count} operators take {format_duration(each)} each on average: about what calling and recording "
+            "one costs",
+        )
+    return Advice(
+        action=f"start with {first.name}: more threads, a lower precision, torch.compile",
+        because=f"{first.name} takes {format_duration(first.self_s)} itself ({format_share(first.share)} of all "
+        f"operators' own time) in {count_of(first.count, 'call')}",
+    )
+
+
+def is_work(operator: str) -> bool:
+    """Whether an operator computes something itself: no view, no allocation, no collective."""
+    return not does_no_work(operator) and classify_lone_communication(operator) is None
+
+
+def _for_loading(job: JobReport) -> Advice:
+    return _for_activity(job, "data_loading", LOAD_DATA + ", or a faster dataset")
+
+
+def _for_sleeping(job: JobReport) -> Advice:
+    activity = find_activity(job, "sleeping")
+    where = "" if activity is None or activity.caller is None else f" in {activity.caller}"
+    return _for_activity(job, "sleeping", f"take the sleep{where} out of the step")
+
+
+def _for_waiting(job: JobReport) -> Advice:
+    activity = find_activity(job, "synchronisation")
+    where = "" if activity is None else f" in {activity.caller or activity.call}"
+    return _for_activity(job, "synchronisation", f"find out what the program waits for{where}")
+
+
+def _for_python(job: JobReport) -> Advice:
+    activity = find_activity(job, "python")
+    where = "its Python code"
+    if activity is not None:
+        # What is built in is fast: its caller asks too much of it.
+        is_built_in = activity.caller is not None and (activity.function or "").startswith("<")
+        where = (activity.caller if is_built_in else activity.function) or activity.call
+    return _for_activity(job, "python", f"make {where} faster, or move it out of the step")
+
+
+def _for_activity(job: JobReport, name: str, action: str) -> Advice:
+    activity = find_activity(job, name)
+    if activity is None:
+        return for_unknown(job)
+    because = (
+        f"{ACTIVITY_WORDS[name]} takes {format_duration(activity.time_s)} "
+        f"({format_share(share_of_step(job, activity.time_s))} of the profiled step)"
+    )
+    if name != "python":
+        because += f", in {count_of(activity.count, 'call')} of {activity.call}"
+    if activity.function is not None and activity.function != activity.call:
+        by = "" if activity.caller is None else f", called by {activity.caller}"
+        because += f"; {activity.function} takes {format_duration(activity.function_s)} of it{by}"
+    return Advice(action=action, because=because, limit_s=job.detail.breakdown.step_s - activity.time_s)
+
+
+ON_CPU: dict[str | None, Callable[[JobReport], Advice]] = {
+    "compute": _for_operators,
+    "data_loading": _for_loading,
+    "sleeping": _for_sleeping,
+    "synchronisation": _for_waiting,
+    "python": _for_python,
+}
+
+
+def for_unrecorded(job: JobReport) -> Advice:
+    return Advice(
+        action="record the step again with device activities (ProfilerActivity.CUDA, and no counters of kernels)",
+        because=job.detail.breakdown.note or "the trace has no device work",
+    )
+
+
+def for_unknown(job: JobReport) -> Advice:
+    unknown = format_duration(job.detail.breakdown.breakdown_s.other_idle)
+    if is_cpu(job.detail):
+        return Advice(
+            action="record the step again with stacks (trace record --stacks, or with_stack=True): they show the "
+            "Python code",
+            because=f"{unknown} of the step lie outside recorded calls",
+        )
+    return Advice(
+        action="record the step again with CPU and device activities, so that launches are in the trace",
+        because=f"{unknown} of the step have no reason in this trace",
+    )

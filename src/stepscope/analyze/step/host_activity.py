@@ -1,0 +1,218 @@
+"""What a program does on the CPU beside its operators: loading data, sleeping, waiting, running Python code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from stepscope.analyze.step.device_work import Window
+from stepscope.analyze.step.intervals import Intervals, clip, length, measure_within, no_intervals, subtract, union
+from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.view import TraceView
+from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME
+
+if TYPE_CHECKING:
+    from stepscope.traces.timeline import Integers
+
+ACTIVITY_WORDS = {
+    "data_loading": "data loading",
+    "sleeping": "sleeping",
+    "synchronisation": "waiting in synchronisation",
+    "python": "Python code",
+}
+ACTIVITIES = tuple(ACTIVITY_WORDS)
+"""In the order in which time is given away: a DataLoader that sleeps loads data."""
+DATA_LOADING = re.compile(
+    r"enumerate\(DataLoader\)|_(?:Base|MultiProcessing|SingleProcess)DataLoaderIter|dataloader\.py\(\d+\): __next__"
+    r"|data ?loading",
+    re.IGNORECASE,
+)
+_SLEEPING = re.compile(r"<built-in (?:method|function) \w*sleep\b|\btime\.sleep\b")
+_WAITING = re.compile(
+    r"<built-in (?:method|function) (?:acquire|wait|waitpid|wait4|select|accept|recv\w*)(?:>| of (?!Tensor|Parameter))"
+    r"|<method '(?:acquire|wait|poll|get|recv\w*|accept)' of '(?:_thread|select|_socket|_queue|_multiprocessing)\."
+    r"|<built-in method (?:poll|get) of (?:select|_queue)\."
+    r"|\b(?:threading|queue|selectors|subprocess|connection|popen_fork|_base|synchronize)\.py\(\d+\): "
+    r"(?:wait|join|acquire|get|select|poll|_?recv\w*|result)\b"
+)
+"""Calls of the standard library that return when something else has happened; tensors have a `select` too."""
+_COMMUNICATING = re.compile(
+    r"distributed_c10d\.py\(\d+\): (?:all_|reduce|broadcast|gather|scatter|barrier|monitored_barrier|send|recv)"
+)
+"""Python functions of torch.distributed: they return when the collective has ended."""
+_PATTERNS: dict[str, Callable[[str], object]] = {
+    "data_loading": DATA_LOADING.search,
+    "sleeping": _SLEEPING.search,
+    "synchronisation": _WAITING.search,
+    "python": bool,
+}
+
+
+class HostActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of what the program's thread did outside operators and collectives."""
+
+    activity: str
+    """One of ACTIVITIES."""
+    time_s: float
+    count: int
+    """Calls that were this activity; of Python code: calls of functions."""
+    call: str
+    """The name that took most of these calls' time."""
+    function: str | None
+    """The Python function that took most of it itself; None where stacks were not recorded."""
+    function_s: float
+    """What that function took itself, without what it called."""
+    caller: str | None
+    """The Python function that called it."""
+
+
+class CpuTimes(NamedTuple):
+    """A window without device work, as sets of time."""
+
+    compute: Intervals
+    """Any thread was inside an operator that is neither a collective nor part of loading data."""
+    communication: Intervals
+    communication_rows: Integers
+    beside: dict[str, Intervals]
+    """Of each of ACTIVITIES: disjoint, and beside neither compute nor communication."""
+
+
+def divide_cpu_time(trace: TraceView, window: Window) -> CpuTimes:
+    """A thread inside a collective does not compute, whatever operator encloses the collective."""
+    import numpy as np
+
+    rows = _inside(trace, trace.rows(OPERATOR), window)
+    collectives = find_host_collectives(trace, window)
+    loading = trace.spans(_program_rows(trace, window, DATA_LOADING.search))
+    compute: list[Intervals] = []
+    for thread in np.unique(trace.thread[rows]).tolist():
+        working = trace.spans(rows[trace.thread[rows] == thread])
+        talking = trace.spans(collectives[trace.thread[collectives] == thread])
+        working = subtract(working, talking) if len(talking.start) else working
+        compute.append(subtract(working, loading) if thread == trace.main_thread else working)
+    busy = clip(join(compute), *window)
+    communication = clip(trace.spans(collectives), *window)
+    taken, beside = join((busy, communication)), {}
+    for activity in ACTIVITIES:
+        found = clip(trace.spans(_program_rows(trace, window, _PATTERNS[activity])), *window)
+        beside[activity] = subtract(found, taken)
+        taken = join((taken, beside[activity]))
+    return CpuTimes(busy, communication, collectives, beside)
+
+
+def find_host_collectives(trace: TraceView, window: Window) -> Integers:
+    """Collectives that run on the host, and Python functions that wait for them."""
+    import numpy as np
+
+    from stepscope.traces.classify import classify_lone_communication
+
+    found = _inside(trace, trace.rows(OPERATOR), window)
+    waits = _program_rows(trace, window, _COMMUNICATING.search)
+    return np.union1d(trace.named(found, classify_lone_communication), waits)
+
+
+def describe_activities(trace: TraceView, window: Window, times: CpuTimes) -> list[HostActivity]:
+    """Those that took any time, longest first."""
+    functions = _own_times(trace, window)
+    found = [
+        _describe(trace, window, activity, spans, functions)
+        for activity, spans in times.beside.items()
+        if len(spans.start)
+    ]
+    return sorted(found, key=lambda one: -one.time_s)
+
+
+class _Functions(NamedTuple):
+    """Python functions of the program's thread in a window."""
+
+    rows: Integers
+    own: Integers
+    """Time in the window without what they call."""
+    caller: Integers
+    """Row of the Python function around each; −1 without one."""
+
+
+def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals, functions: _Functions) -> HostActivity:
+    import numpy as np
+
+    calls = _program_rows(trace, window, _PATTERNS[activity])
+    began = trace.start[functions.rows]
+    if activity == "python":
+        calls = functions.rows
+        inside = (measure_within(spans, began, began + 1) > 0) | (began <= window.start_ns)
+    else:
+        inside = measure_within(trace.spans(calls), began, began + 1) > 0
+        is_call = np.zeros(len(trace.start), bool)
+        is_call[calls] = True
+        calls = calls[trace.enclosing(trace.parent[calls], is_call) == MISSING]  # inside another it is the same call
+    longest, _ = _longest(trace, calls, trace.end[calls] - trace.start[calls])
+    function, own_ns = _longest(trace, functions.rows[inside], functions.own[inside])
+    caller = functions.caller[np.flatnonzero(functions.rows == function)[0]] if function >= 0 else MISSING
+    return HostActivity(
+        activity=activity,
+        time_s=seconds(length(spans)),
+        count=len(calls),
+        call=trace.text(int(trace.name[longest])),
+        function=trace.text(int(trace.name[function])) if function >= 0 else None,
+        function_s=seconds(own_ns),
+        caller=trace.text(int(trace.name[caller])) if caller >= 0 else None,
+    )
+
+
+def _longest(trace: TraceView, rows: Integers, taken: Integers) -> tuple[int, float]:
+    """Of the name that took most together, the longest row, and what the name took; −1 without rows."""
+    import numpy as np
+
+    if not len(rows):
+        return MISSING, 0.0
+    codes, place = np.unique(trace.name[rows], return_inverse=True)
+    sums = np.bincount(place, weights=taken, minlength=len(codes))
+    mine = np.flatnonzero(place == int(sums.argmax()))
+    return int(rows[mine[int(taken[mine].argmax())]]), float(sums.max())
+
+
+def _own_times(trace: TraceView, window: Window) -> _Functions:
+    """Annotations are left out: one of a profiler's step begins inside one function and ends inside another."""
+    import numpy as np
+
+    from stepscope.traces.nesting import fill_parents
+
+    rows = trace.rows(OPERATOR, RUNTIME, PYTHON)
+    rows = _inside(trace, rows[trace.thread[rows] == trace.main_thread], window)
+    start, end, kind = trace.start[rows], trace.end[rows], trace.kind[rows]
+    above = np.full(len(rows), MISSING, np.int32)
+    places, index = np.arange(len(rows), dtype=np.int32), trace.column("event_index")[rows]
+    fill_parents(places, thread=trace.thread[rows], start=start, end=end, index=index, parent=above)
+    taken = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
+    inner = np.bincount(above[above >= 0], weights=taken[above >= 0], minlength=len(rows))
+    own = np.maximum(taken - inner, 0).astype(np.int64)
+    caller = np.where((above >= 0) & (kind[above] == PYTHON), rows[above], MISSING)
+    functions = kind == PYTHON
+    return _Functions(rows[functions], own[functions], caller[functions])
+
+
+def _program_rows(trace: TraceView, window: Window, is_wanted: Callable[[str], object]) -> Integers:
+    """Annotations and Python functions of the program's thread that reach into the window, by name."""
+
+    def find() -> Integers:
+        rows = trace.rows(PYTHON) if is_wanted is bool else trace.rows(ANNOTATION, PYTHON)
+        return trace.named(rows[trace.thread[rows] == trace.main_thread], is_wanted)
+
+    return _inside(trace, trace.keep(("program rows", is_wanted), find), window)
+
+
+def _inside(trace: TraceView, rows: Integers, window: Window) -> Integers:
+    kept: Integers = rows[(trace.end[rows] > window.start_ns) & (trace.start[rows] < window.end_ns)]
+    return kept
+
+
+def join(sets: tuple[Intervals, ...] | list[Intervals]) -> Intervals:
+    """The union of several sets."""
+    import numpy as np
+
+    if not sets:
+        return no_intervals()
+    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))
