@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from stepscope._version import __version__
-from stepscope.cli.output import LAST_WORD_S, print_error
+from stepscope.cli.output import LAST_WORD_S, narrate, print_error
 from stepscope.errors import ExitCode, InterruptedRunError, StepscopeError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -108,7 +108,7 @@ def _fail(error: StepscopeError, *, as_json: bool) -> int:
     if rank == "0":
         print_error(error, as_json=as_json)
     else:
-        click.echo(f"stepscope, rank {rank}: {error.message}", err=True)
+        narrate(f"stepscope, rank {rank}: {error.message}")
         time.sleep(FIRST_WORD_S)  # launchers end all ranks with the first that fails: let the first one speak
     return error.exit_code
 

@@ -13,13 +13,15 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
-from stepscope.store import StoredRun, find_run, list_runs
+from stepscope.escapes import escape_line
+from stepscope.store import StoredRun, find_run, read_each, run_folders
 
 if TYPE_CHECKING:
     from stepscope.report import Report, ReportRun
 
+UNVERIFIED = "unverified: written without hashes by an older Stepscope, and never completed"
 FORMATS = ("text", "markdown", "csv", "json", "html", "nccl")
 
 
@@ -84,26 +86,26 @@ def render_runs(runs: Sequence[StoredRun], kind: str) -> str:
     return collective_table_of(runs) if kind == "nccl" else render(report_of(runs), kind)
 
 
-def write_text(path: Path, content: str) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        aside.write_text(content, encoding="utf-8")
-        aside.rename(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise StepscopeError(
-            f"cannot write {path}: {error.strerror}", hint="choose another file with --output", where=str(path)
-        ) from error
+def describe_damage(error: StepscopeError) -> str:
+    """One line of a run that cannot be used."""
+    return escape_line(f"{error.message} ({error.where})")
+
+
+def _with_cases(run: StoredRun) -> StoredRun:
+    """Only if everything that a report shows of it can be read."""
+    for report_run in read_report_runs([run]):
+        for case in report_run.cases:
+            case.summary(), case.score()
+    return run
 
 
 def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
     """The runs named, or all of the store."""
     if names:
         return [find_run(store, name) for name in names]
-    runs, damaged = list_runs(store)
+    runs, damaged = read_each(run_folders(store), _with_cases)
     for error in damaged:
-        narrate(f"left out: {error.message} ({error.where})")
+        narrate(f"left out: {describe_damage(error)}")
     if not runs:
         raise RunNotFoundError(f"there are no runs in {store}", hint="stepscope demo makes some", where=str(store))
     return runs
@@ -124,10 +126,9 @@ def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, st
     endings = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
     chosen = kind or (endings.get(output.suffix, "text") if output else "text")
     if output is not None:
-        write_text(output, render_runs(runs, chosen))
-        emit({"output": str(output), "format": chosen}, str(output.resolve()), as_json=as_json)
+        write_text(output, render_runs(runs, chosen), {"format": chosen}, as_json=as_json)
     elif as_json:
         emit(msgspec.Raw(render_runs(runs, "json").encode()), "", as_json=True)
     else:
-        click.echo(render_runs(runs, chosen))
+        show_text(render_runs(runs, chosen))
     return ExitCode.DONE

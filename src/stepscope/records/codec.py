@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,8 +19,15 @@ Document = Plan | Run | System | CaseResult | Communication
 DocumentT = TypeVar("DocumentT", Plan, Run, System, CaseResult, Communication)
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
-UPGRADES: dict[tuple[str, int], Upgrade] = {}
-"""(record, old version) → a function that makes the next version of it. Every released version keeps its step."""
+UPGRADES: dict[tuple[str, int], Upgrade] = {
+    (name, 1): lambda content: content for name in ("plan", "run", "system", "case_result", "communication")
+}
+"""(record, old version) → a function that makes the next version of it. Every released version keeps its step.
+
+Format 2 has the fields of format 1 and the seal behind them."""
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises, by the damage: no JSON or the wrong types; bytes that are no UTF-8; nesting without end."""
 
 _encoder = msgspec.json.Encoder()
 _samples_decoder = msgspec.json.Decoder(RankSamples)
@@ -31,8 +39,26 @@ class _Header(msgspec.Struct):
 
 
 def encode_document(record: msgspec.Struct) -> bytes:
-    """One line, without a newline inside, as journals need it."""
+    """One line, without a newline inside, as journals need it. Raises BadInputError for numbers that JSON lacks."""
+    found = find_not_finite(msgspec.to_builtins(record))
+    if found is not None:
+        raise BadInputError(f"{found} is not a finite number, and cannot be stored", where=found)
     return _encoder.encode(record)
+
+
+def find_not_finite(content: object, name: str = "") -> str | None:
+    """The name of the first number that is infinite or none: the encoder would write null, which no reader takes."""
+    if isinstance(content, float):
+        return None if math.isfinite(content) else name
+    if isinstance(content, dict):
+        parts = ((f"{name}.{key}" if name else str(key), value) for key, value in content.items())
+    elif isinstance(content, list | tuple):
+        if set(map(type, content)) <= {float} and all(map(math.isfinite, content)):
+            return None
+        parts = ((f"{name}[{place}]", value) for place, value in enumerate(content))
+    else:
+        return None
+    return next((found for part, value in parts if (found := find_not_finite(value, part)) is not None), None)
 
 
 def current_version(record_type: type[Document]) -> int:
@@ -44,7 +70,7 @@ def parse_document(data: bytes, record_type: type[DocumentT], *, where: str) -> 
     name = record_type.__struct_config__.tag
     try:
         header = msgspec.json.decode(data, type=_Header)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise _bad(f"not a {name} record: {error}", where) from error
     if header.record != name:
         raise _bad(f"holds a {header.record!r} record where a {name!r} belongs", where)
@@ -59,7 +85,7 @@ def parse_document(data: bytes, record_type: type[DocumentT], *, where: str) -> 
         if header.schema_version == version:
             return msgspec.json.decode(data, type=record_type)
         return msgspec.convert(_upgrade(msgspec.json.decode(data), str(name), version, where), record_type)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise _bad(f"this {name} breaks its format: {error}", where) from error
 
 
@@ -75,7 +101,7 @@ def _upgrade(content: dict[str, Any], name: str, version: int, where: str) -> di
 def parse_samples(data: bytes, *, where: str) -> RankSamples:
     try:
         return _samples_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise _bad(f"these samples break their format: {error}", where) from error
 
 

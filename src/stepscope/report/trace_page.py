@@ -19,6 +19,7 @@ from stepscope.analyze.answers.compose import Answer
 from stepscope.analyze.answers.facts import compare_ranks, own_path
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES
+from stepscope.files import write_output
 from stepscope.report import trace_tables as tables
 from stepscope.report.trace_charts import MOST_BARS, Bar, draw_bars, draw_memory, rank_bars
 from stepscope.report.trace_overview import COLOURS, Overview, draw_overview
@@ -81,8 +82,7 @@ class Section(NamedTuple):
 def write_page(job: JobReport, answer: Answer, timeline: Timeline, path: Path) -> int:
     """Writes the page and gives its size in bytes. `timeline` is that of the telling rank."""
     content = render_page(job, answer, timeline).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    write_output(path, content)
     return len(content)
 
 
