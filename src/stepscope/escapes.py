@@ -9,7 +9,7 @@ _DIRECTIONS = "\u061c\u200e\u200f" + "".join(map(chr, [*range(0x202A, 0x202F), *
 """Marks that change the direction of the text behind them."""
 
 _CONTROLS = {
-    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    code: chr(code).encode("unicode_escape").decode()
     for code in [*range(0x20), *range(0x7F, 0xA0), *map(ord, _BREAKS + _DIRECTIONS), *range(0xD800, 0xE000)]
 }
 _IN_TEXT = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in _LINE_PARTS}

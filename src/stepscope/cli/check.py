@@ -9,6 +9,7 @@ import click
 from stepscope.cli.compare import compare_stored
 from stepscope.cli.options import Share, json_option, store_option
 from stepscope.cli.output import emit
+from stepscope.cli.report import unverified_lines
 from stepscope.errors import RunNotFoundError
 from stepscope.store import StoredRun, find_run, list_runs
 
@@ -32,7 +33,7 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
     before = find_run(store, baseline)
     after = find_run(store, name) if name else _newest(store, before)
     result = check_regression(compare_stored(before, after, level=level), max_regression)
-    lines = [f"# baseline {before.id}, candidate {after.id}"]
+    lines = [f"# baseline {before.id}, candidate {after.id}", *unverified_lines([before, after])]
     lines += [f"{row.outcome:<10}  {row.label}: {row.reason}" for row in result.rows]
     lines.append(f"{result.outcome}: exit code {result.exit_code}")
     data = {"baseline": before.id, "candidate": after.id, "outcome": result.outcome, "exit_code": result.exit_code,

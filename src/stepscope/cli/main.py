@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """The same without leaving the process; returns the exit code."""
     try:
-        code = app.main(args=arguments, prog_name="stepscope", standalone_mode=False)
+        code = app.main(args=arguments, prog_name="stepscope", standalone_mode=False, obj=arguments)
     except BrokenPipeError:
         # The reader of our output went away (`| head`); nothing is wrong and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +50,16 @@ def resume_option(function: F) -> F:
         metavar="[RUN]",
         help="Continue an interrupted run; without RUN the newest one with the same cases, or a new one.",
     )(function)
+
+
+class FiniteRange(click.FloatRange):
+    """A number between bounds. NaN is between any two, and infinity above any: neither is one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class Duration(FloatParameter):

@@ -17,6 +17,7 @@ from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
 from stepscope.escapes import escape_line
 from stepscope.store import StoredRun, find_run, read_each, run_folders
+from stepscope.store.reader import UNSHOWABLE
 
 if TYPE_CHECKING:
     from stepscope.report import Report, ReportRun
@@ -32,7 +33,7 @@ def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
         ReportRun(
             id=run.id,
             created_at=run.plan.created_at,
-            status=run.status,
+            status=run.status if run.is_verified else f"{run.status}, unverified",
             command=run.plan.command,
             system=run.system,
             cases=run.cases(),
@@ -44,9 +45,36 @@ def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
 
 
 def report_of(runs: Sequence[StoredRun]) -> Report:
+    """What one run's values keep from being shown is left out and named, as long as others are left."""
     from stepscope.report import build_report
 
-    return build_report(read_report_runs(runs))
+    try:
+        return build_report(read_report_runs(runs))
+    except UNSHOWABLE:
+        good, damaged = read_each([run.folder for run in runs], _with_report)
+        if not damaged:
+            raise
+        if not good:
+            raise damaged[0] from None
+        tell_left_out(damaged)
+        return build_report(read_report_runs(good))
+
+
+def _with_report(run: StoredRun) -> StoredRun:
+    from stepscope.report import build_report
+
+    build_report(read_report_runs([run]))
+    return run
+
+
+def tell_left_out(damaged: Sequence[StepscopeError]) -> None:
+    for error in damaged:
+        narrate(f"left out: {describe_damage(error)}")
+
+
+def unverified_lines(runs: Sequence[StoredRun]) -> list[str]:
+    """For the head of a table: whose evidence cannot be checked."""
+    return [f"# {escape_line(run.id)}: {UNVERIFIED}" for run in runs if not run.is_verified]
 
 
 def collective_table_of(runs: Sequence[StoredRun]) -> str:
@@ -92,10 +120,8 @@ def describe_damage(error: StepscopeError) -> str:
 
 
 def _with_cases(run: StoredRun) -> StoredRun:
-    """Only if everything that a report shows of it can be read."""
-    for report_run in read_report_runs([run]):
-        for case in report_run.cases:
-            case.summary(), case.score()
+    """With everything that a report shows of it, which is read once."""
+    read_report_runs([run])
     return run
 
 
@@ -104,8 +130,7 @@ def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
     if names:
         return [find_run(store, name) for name in names]
     runs, damaged = read_each(run_folders(store), _with_cases)
-    for error in damaged:
-        narrate(f"left out: {describe_damage(error)}")
+    tell_left_out(damaged)
     if not runs:
         raise RunNotFoundError(f"there are no runs in {store}", hint="stepscope demo makes some", where=str(store))
     return runs

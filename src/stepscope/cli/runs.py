@@ -15,7 +15,7 @@ import click
 from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, write_text
-from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of
+from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
 from stepscope.errors import ExitCode, RunNotFoundError, UsageError
 from stepscope.escapes import escape_line
 from stepscope.store import (
@@ -251,13 +251,18 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 
 @command.command("resume")
 @click.argument("name", metavar="RUN")
+@click.option("--trust", is_flag=True, help="Also run the Python file, or write the table, that its command names.")
 @store_option
 @json_option
-def resume(*, name: str, store: Path, as_json: bool) -> int:
-    """Continue an interrupted run as it was asked for; finished cases are not measured again."""
+def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
+    """Continue an interrupted run as it was asked for; finished cases are not measured again.
+
+    The command that the run shows is planned again, and must ask for the same: a run folder is data, never code.
+    """
     from stepscope.cli.comms import explain_run
     from stepscope.cli.execute import add_nothing, run_stored
     from stepscope.cli.ops import finish_run
+    from stepscope.cli.resume import plan_again
 
     run = find_run(store, name)
     if run.status != "interrupted":
@@ -265,7 +270,8 @@ def resume(*, name: str, store: Path, as_json: bool) -> int:
     if run.plan.verb == IMPORT_VERB:
         hint = f"stepscope runs rm {run.id}, then stepscope runs import FILE again"
         raise UsageError(f"run {run.id} was imported: there is nothing to measure", hint=hint)
-    table = run.plan.request.get("table")
+    table = plan_again(run, trust=trust).get("table")
+    narrate(f"continuing: {escape_line(shlex.join(run.plan.command))}")
     finishes: dict[str, Callable[[StoredRun], Addition]] = {
         "ops": partial(finish_run, table=Path(table) if table else None),
         "comms": explain_run,
@@ -288,8 +294,7 @@ def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
     runs, unread = list_runs(store)
     result = query_runs(runs, query)
     damaged = [*unread, *result.damaged]
-    for error in damaged:
-        narrate(f"left out: {describe_damage(error)}")
+    tell_left_out(damaged)
     data = {"columns": result.columns, "rows": [list(row) for row in result.rows],
             "damaged": [error.as_dict() for error in damaged]}  # fmt: skip
     emit(data, "" if as_json else _format_rows(result.columns, result.rows), as_json=as_json)

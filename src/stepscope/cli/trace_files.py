@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.options import json_option
+from stepscope.cli.options import FiniteRange, json_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.trace_options import open_traces, parse_numbers, require_numpy, step_options
 from stepscope.errors import ExitCode, StoreWriteError, UsageError
@@ -308,7 +308,7 @@ def read_graph(path: Path) -> Graph:
 @click.command("link")
 @click.argument("graph_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="ET")
 @click.argument("source", metavar="KINETO")
-@click.option("--minimum-share", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+@click.option("--minimum-share", type=FiniteRange(0, 1), default=0.5, show_default=True,
               help="Fail where less than this was joined.")  # fmt: skip
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.jsonl",
               help="Write one line a node: id, name, device events, durations.")  # fmt: skip

@@ -1,7 +1,7 @@
 """What the rooms hand to each other: plain, versioned, without torch, numpy or I/O."""
 
 from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar
-from stepscope.records.codec import UNREADABLE, encode_document, find_not_finite, parse_document, parse_samples
+from stepscope.records.codec import UNREADABLE, encode_document, find_unstorable, parse_document, parse_samples
 from stepscope.records.communication import Communication, RankPlace
 from stepscope.records.failure import Failure, Notice, describe_exception, is_out_of_memory
 from stepscope.records.result import CaseResult, KernelUse, LatencyTarget, Reading, SampleSlice, Score, Status
@@ -61,7 +61,7 @@ __all__ = [
     "check_seal",
     "describe_exception",
     "encode_document",
-    "find_not_finite",
+    "find_unstorable",
     "is_out_of_memory",
     "parse_document",
     "parse_samples",

@@ -29,6 +29,7 @@ Format 2 has the fields of format 1 and the seal behind them."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises, by the damage: no JSON or the wrong types; bytes that are no UTF-8; nesting without end."""
 
+_INTEGER_END = 1 << 63
 _encoder = msgspec.json.Encoder()
 _samples_decoder = msgspec.json.Decoder(RankSamples)
 
@@ -40,16 +41,19 @@ class _Header(msgspec.Struct):
 
 def encode_document(record: msgspec.Struct) -> bytes:
     """One line, without a newline inside, as journals need it. Raises BadInputError for numbers that JSON lacks."""
-    found = find_not_finite(msgspec.to_builtins(record))
+    found = find_unstorable(msgspec.to_builtins(record))
     if found is not None:
-        raise BadInputError(f"{found} is not a finite number, and cannot be stored", where=found)
+        raise BadInputError(f"{found} cannot be stored: it is not a finite number of at most 64 bits", where=found)
     return _encoder.encode(record)
 
 
-def find_not_finite(content: object, name: str = "") -> str | None:
-    """The name of the first number that is infinite or none: the encoder would write null, which no reader takes."""
+def find_unstorable(content: object, name: str = "") -> str | None:
+    """The name of the first number that JSON has no place for: of an infinity the encoder would make null, which no
+    reader takes, and integers have 64 bits."""
     if isinstance(content, float):
         return None if math.isfinite(content) else name
+    if isinstance(content, int):
+        return None if -_INTEGER_END <= content < _INTEGER_END else name
     if isinstance(content, dict):
         parts = ((f"{name}.{key}" if name else str(key), value) for key, value in content.items())
     elif isinstance(content, list | tuple):
@@ -58,7 +62,7 @@ def find_not_finite(content: object, name: str = "") -> str | None:
         parts = ((f"{name}[{place}]", value) for place, value in enumerate(content))
     else:
         return None
-    return next((found for part, value in parts if (found := find_not_finite(value, part)) is not None), None)
+    return next((found for part, value in parts if (found := find_unstorable(value, part)) is not None), None)
 
 
 def current_version(record_type: type[Document]) -> int:

@@ -196,8 +196,12 @@ class StoredRun:
     def measured(self, result: CaseResult) -> MeasuredCase:
         return MeasuredCase(result, self.samples(result))
 
-    def cases(self) -> list[MeasuredCase]:
+    @cached_property
+    def _measured(self) -> list[MeasuredCase]:
         return [self.measured(result) for result in self.results]
+
+    def cases(self) -> list[MeasuredCase]:
+        return list(self._measured)
 
     def _document(
         self, name: str, kind: type[DocumentT], *, bound: bool = False

@@ -28,7 +28,7 @@ from stepscope.records import (
     System,
     add_seal,
     encode_document,
-    find_not_finite,
+    find_unstorable,
     read_seal,
 )
 from stepscope.store import folder as layout
@@ -278,11 +278,11 @@ def describe_run(stored: StoredRun, *, finished_at: str, files: dict[str, FileEn
 def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseResult, Sequence[RankSamples]]:
     """JSON has no infinities and no NaN: a time that is none fails its case, another fact is left out with a notice."""
     for rank in samples:
-        odd = find_not_finite(msgspec.to_builtins(rank))
+        odd = find_unstorable(msgspec.to_builtins(rank))
         if odd is not None:
             failure = Failure(kind="not_finite", message=f"{odd} of rank {rank.rank} is not a finite number")
             return msgspec.structs.replace(result, status="failed", failure=failure, observed={}), []
-    odd_facts = [name for name, value in result.observed.items() if find_not_finite(value, name)]
+    odd_facts = [name for name, value in result.observed.items() if find_unstorable(value, name)]
     if not odd_facts:
         return result, samples
     told = ", ".join(f"{name} = {result.observed[name]}" for name in odd_facts)
