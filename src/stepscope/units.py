@@ -97,9 +97,7 @@ def parse_duration(text: str, *, where: str | None = None) -> float:
         raise UsageError(f"{text!r} is not a duration", hint="write for example 500ms, 2s or 5min", where=where)
     seconds = float(match[1]) * _TIME_UNITS[(match[2] or "s").lower()]
     if seconds > MAX_DURATION_S:
-        raise UsageError(
-            f"{text[:40]!r} is longer than {MAX_DURATION_S:.0f} s", hint="write at most 11 days", where=where
-        )
+        raise UsageError(f"{text[:40]!r} is too long a duration", hint="write at most 11 days", where=where)
     return seconds
 
 

@@ -11,7 +11,7 @@ from stepscope.cli.options import Share, json_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.report import unverified_lines
 from stepscope.errors import RunNotFoundError
-from stepscope.store import StoredRun, find_run, list_runs
+from stepscope.store import StoredRun, find_newest, find_run
 
 
 @click.command("check")
@@ -43,9 +43,9 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
 
 
 def _newest(store: Path, baseline: StoredRun) -> StoredRun:
-    complete = [run for run in list_runs(store)[0] if run.run is not None and run.id != baseline.id]
-    if not complete:
+    newest = find_newest(store, beside=baseline.id)
+    if newest is None:
         raise RunNotFoundError(
             f"there is no complete run in {store} beside the baseline", hint="measure one, or name it", where=str(store)
         )
-    return complete[-1]
+    return newest

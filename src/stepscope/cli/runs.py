@@ -48,7 +48,7 @@ def command() -> None:
 
 
 def _describe(run: StoredRun) -> dict[str, Any]:
-    _ = run.communication, run.failures  # whoever lists a run says whether it can be read
+    run.check_records()
     states = [result.status for result in run.results]
     plan = run.plan
     return {

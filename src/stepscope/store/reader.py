@@ -196,8 +196,13 @@ class StoredRun:
     def measured(self, result: CaseResult) -> MeasuredCase:
         return MeasuredCase(result, self.samples(result))
 
+    def check_records(self) -> None:
+        """Read every record but the samples: whoever shows a part of a run vouches for the whole of it."""
+        _ = self.run, self.plan, self.system, self.communication, self.results, self.failures
+
     @cached_property
     def _measured(self) -> list[MeasuredCase]:
+        self.check_records()
         return [self.measured(result) for result in self.results]
 
     def cases(self) -> list[MeasuredCase]:
@@ -310,8 +315,19 @@ def list_runs(store: Path) -> tuple[list[StoredRun], list[StepscopeError]]:
 
 
 def _with_records(run: StoredRun) -> StoredRun:
-    _ = run.plan, run.run, run.results, run.system, run.communication, run.failures
+    run.check_records()
     return run
+
+
+def find_newest(store: Path, *, beside: str) -> StoredRun | None:
+    """The newest complete run but one. Raises what is wrong with it, where it cannot be read: an older one is no
+    substitute for it."""
+    for folder in reversed(run_folders(store)):
+        if folder.name != beside and (folder / layout.RUN_FILE).exists():
+            run = StoredRun(folder)
+            run.check_records()
+            return run
+    return None
 
 
 def remove_run(folder: Path) -> None:
