@@ -78,10 +78,11 @@ def read_evidence(path: Path, *, where: str, offset: int = 0, length: int | None
         return None
     except OSError as error:
         raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise CorruptRunError(f"{path.name} is not a regular file", where=where)
     with open(descriptor, "rb", buffering=0) as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise CorruptRunError(f"{path.name} is not a regular file", where=where)
         available = max(0, found.st_size - offset)
         try:
             file.seek(min(offset, found.st_size))
