@@ -13,7 +13,7 @@ import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
 from stepscope.errors import BadInputError, CorruptRunError, NewerVersionError, StepscopeError, UsageError
-from stepscope.records import Failure, Plan, add_seal, check_seal, encode_document, parse_document
+from stepscope.records import CaseResult, Failure, Plan, System, add_seal, check_seal, encode_document, parse_document
 from stepscope.store import (
     JournalTail,
     RunWriter,
@@ -30,6 +30,10 @@ from stepscope.store import (
 
 CASES = [make_case(m=m) for m in (1, 2, 3)]
 FORMAT_1 = Path(__file__).with_name("data") / "format-1"
+WRITTEN = (
+    "samples/rank-0.jsonl", "begun.json", "writer.lock", "journal.jsonl", "failures.jsonl", "ranks", "ranks/rank-0.log",
+    "run.json",
+)  # fmt: skip
 KILLED = "20261116-154733-gemm-e81190"
 
 
@@ -328,13 +332,11 @@ def test_slices_do_not_lead_out_of_the_run_or_of_memory(tmp_path: Path, piece: d
 def test_records_that_make_no_sense_are_refused_with_the_rule() -> None:
     system = json.loads(encode_document(make_system()))
     result = json.loads(encode_document(make_result(CASES[0])))
-    from stepscope.records import CaseResult, System
-
     with pytest.raises(BadInputError, match="at least one host"):
         parse_document(json.dumps({**system, "hosts": []}).encode(), System, where="x")
+    result["score"] = {"unit": "furlongs", "work": 1.0}
     with pytest.raises(BadInputError, match="no unit 'furlongs'"):
-        score = {"unit": "furlongs", "work": 1.0}
-        parse_document(json.dumps({**result, "score": score}).encode(), CaseResult, where="x")
+        parse_document(json.dumps(result).encode(), CaseResult, where="x")
     for broken in (b'{"record":"plan\xff","schema_version":2}', b"[" * 100_000):
         with pytest.raises(BadInputError):
             parse_document(broken, Plan, where="x")
@@ -392,8 +394,7 @@ def test_a_run_without_its_plan_can_be_removed(tmp_path: Path) -> None:
 # Writing into a folder that leads elsewhere
 
 
-@pytest.mark.parametrize("name", ["samples/rank-0.jsonl", "begun.json", "writer.lock", "journal.jsonl", "failures.jsonl",
-                                  "ranks", "ranks/rank-0.log", "run.json"])  # fmt: skip
+@pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo"])
 def test_a_writer_does_not_follow_links(tmp_path: Path, name: str, kind: str) -> None:
     folder = write_run(tmp_path / "store", finish=False)

@@ -15,7 +15,7 @@ import msgspec
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
-from stepscope.escapes import escape_line
+from stepscope.escapes import escape_controls, escape_json, escape_line
 from stepscope.store import StoredRun, find_run, read_each, run_folders
 from stepscope.store.reader import UNSHOWABLE
 
@@ -92,7 +92,7 @@ def collective_table_of(runs: Sequence[StoredRun]) -> str:
     kept = {run.id for run in found}
     for name in (run.id for run in read if run.id not in kept):
         narrate(f"left out: {name} has no communication cases")
-    return format_collective_table(found)
+    return escape_controls(format_collective_table(found))
 
 
 def render(report: Report, kind: str) -> str:
@@ -107,7 +107,7 @@ def render(report: Report, kind: str) -> str:
         "json": room.render_json,
         "html": room.render_html,
     }
-    return renderers[kind](report)
+    return (escape_json if kind == "json" else escape_controls)(renderers[kind](report))
 
 
 def render_runs(runs: Sequence[StoredRun], kind: str) -> str:

@@ -157,10 +157,17 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
     (require_parquet_name if kind == "parquet" else require_table_name)(output)
     rows: list[KernelRow] = []
     for name in names:
-        is_table = name.endswith((".csv", ".csv.gz"))
-        rows += read_kernel_table(Path(name)) if is_table else rows_of_run(find_run(store, name))
-    for run in [] if names else operator_runs(store):
-        rows += rows_of_run(run)
+        if name.endswith((".csv", ".csv.gz")):
+            rows += read_kernel_table(Path(name))
+            continue
+        found, damaged = read_each([find_run_folder(store, name)], rows_of_run)
+        if damaged:
+            raise damaged[0]
+        rows += found[0]
+    if not names:
+        tables, damaged = read_each([run.folder for run in operator_runs(store)], rows_of_run)
+        tell_left_out(damaged)
+        rows += [row for table in tables for row in table]
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
     emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
