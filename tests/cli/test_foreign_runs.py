@@ -138,15 +138,18 @@ def test_a_file_is_run_only_where_its_user_says_so(here: Stepscope, store: Path,
     assert not trap.exists()
 
 
-def test_a_table_is_written_only_where_its_user_says_so(here: Stepscope, store: Path, tmp_path: Path) -> None:
+def test_a_table_is_replaced_only_where_its_user_says_so(here: Stepscope, store: Path, tmp_path: Path) -> None:
     table = tmp_path / "deep" / "precious.csv"
     folder = plant(store, [*OPS, "--table", str(table)])
     assert not table.parent.exists()
+    table.parent.mkdir()
+    table.write_text("precious")
     answer = here("runs", "resume", folder.name, "--json")
-    assert f"writes the file {table}" in answer.error["message"]
+    assert f"replaces the file {table}" in answer.error["message"]
+    assert table.read_text() == "precious"
     change_plan(folder, lambda plan: plan["request"].update(table=str(tmp_path / "other.csv")))
     assert here("runs", "resume", folder.name, "--trust", "--json").code == 0
-    assert (table.exists(), (tmp_path / "other.csv").exists()) == (True, False)
+    assert (table.read_text().startswith("op,"), (tmp_path / "other.csv").exists()) == (True, False)
 
 
 @pytest.mark.parametrize("name", ["samples/rank-0.jsonl", "begun.json", "ranks", "ranks/rank-0.log", "processes"])

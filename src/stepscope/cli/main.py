@@ -107,7 +107,7 @@ def _as_stepscope_error(error: BaseException) -> StepscopeError:
         return InterruptedRunError("stopped by the user", hint="finished cases are kept: continue with --resume")
     if isinstance(error, OSError) and error.filename is not None:
         message = f"{error.strerror or type(error).__name__}: {error.filename}"
-        return FileError(message, hint=_FILE_HINTS.get(error.errno or 0), where=str(error.filename))
+        return FileError(message, hint=_FILE_HINTS.get(error.errno or 0, "check the path"), where=str(error.filename))
     return StepscopeError(
         f"{type(error).__name__}: {error}",
         hint="this is a defect of Stepscope: set STEPSCOPE_DEBUG=1 for the traceback and report it",

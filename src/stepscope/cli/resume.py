@@ -85,10 +85,11 @@ def _require_same_files(run: StoredRun, job: Job) -> None:
 
 
 def find_effects(job: Job) -> list[str]:
-    """What measuring would do outside the run folder."""
+    """What measuring would do to this user outside the run folder; a table that is new harms nobody."""
     files = dict.fromkeys(str(case.parameters["file"]) for case in job.cases if "function" in case.parameters)
     table = job.request.get("table")
-    return [*(f"runs the file {path}" for path in files), *([f"writes the file {table}"] if table else [])]
+    replaced = [f"replaces the file {table}"] if table and Path(table).exists() else []
+    return [*(f"runs the file {path}" for path in files), *replaced]
 
 
 def _refuse(run: StoredRun, reason: str, hint: str) -> UsageError:

@@ -160,18 +160,22 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
         if name.endswith((".csv", ".csv.gz")):
             rows += read_kernel_table(Path(name))
             continue
-        found, damaged = read_each([find_run_folder(store, name)], rows_of_run)
+        found, damaged = read_each([find_run_folder(store, name)], _table_rows)
         if damaged:
             raise damaged[0]
         rows += found[0]
     if not names:
-        tables, damaged = read_each([run.folder for run in operator_runs(store)], rows_of_run)
+        tables, damaged = read_each([run.folder for run in operator_runs(store)], _table_rows)
         tell_left_out(damaged)
         rows += [row for table in tables for row in table]
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
     emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
     return ExitCode.DONE
+
+
+def _table_rows(run: StoredRun) -> list[KernelRow]:
+    return list(rows_of_run(run))
 
 
 def operator_runs(store: Path) -> list[StoredRun]:
@@ -258,7 +262,7 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 
 @command.command("resume")
 @click.argument("name", metavar="RUN")
-@click.option("--trust", is_flag=True, help="Also run the Python file, or write the table, that its command names.")
+@click.option("--trust", is_flag=True, help="Also run the Python file, or replace the table, that its command names.")
 @store_option
 @json_option
 def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:

@@ -7,7 +7,7 @@ from stepscope.records.failure import Failure, Notice, describe_exception, is_ou
 from stepscope.records.result import CaseResult, KernelUse, LatencyTarget, Reading, SampleSlice, Score, Status
 from stepscope.records.run import FileEntry, Plan, Run, RunKind
 from stepscope.records.sample import RankSamples, Sample, slowest_rank_seconds
-from stepscope.records.seal import add_seal, check_seal, read_seal
+from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_seal
 from stepscope.records.system import (
     Container,
     Cpu,
@@ -61,6 +61,7 @@ __all__ = [
     "check_seal",
     "describe_exception",
     "encode_document",
+    "ends_with_seal",
     "find_unstorable",
     "is_out_of_memory",
     "parse_document",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,8 +20,14 @@ Document = Plan | Run | System | CaseResult | Communication
 DocumentT = TypeVar("DocumentT", Plan, Run, System, CaseResult, Communication)
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
+
+def same_fields(content: dict[str, Any]) -> dict[str, Any]:
+    """The step to a format that differs in nothing that is read."""
+    return content
+
+
 UPGRADES: dict[tuple[str, int], Upgrade] = {
-    (name, 1): lambda content: content for name in ("plan", "run", "system", "case_result", "communication")
+    (name, 1): same_fields for name in ("plan", "run", "system", "case_result", "communication")
 }
 """(record, old version) → a function that makes the next version of it. Every released version keeps its step.
 
@@ -71,14 +78,20 @@ def current_version(record_type: type[Document]) -> int:
 
 def parse_document(data: bytes, record_type: type[DocumentT], *, where: str) -> DocumentT:
     """Raises BadInputError with the place and the rule broken, NewerVersionError for what the future wrote."""
-    name = record_type.__struct_config__.tag
+    name, version = record_type.__struct_config__.tag, current_version(record_type)
+    with suppress(*UNREADABLE):  # which is told below, from the head of the document on
+        record = msgspec.json.decode(data, type=record_type)
+        if record.schema_version == version:
+            return record
+        steps = [UPGRADES.get((str(name), step)) for step in range(record.schema_version, version)]
+        if steps and all(step is same_fields for step in steps):
+            return msgspec.structs.replace(record, schema_version=version)
     try:
         header = msgspec.json.decode(data, type=_Header)
     except UNREADABLE as error:
         raise _bad(f"not a {name} record: {error}", where) from error
     if header.record != name:
         raise _bad(f"holds a {header.record!r} record where a {name!r} belongs", where)
-    version = current_version(record_type)
     if header.schema_version > version:
         raise NewerVersionError(
             f"this {name} was written in format {header.schema_version}; this Stepscope reads up to {version}",

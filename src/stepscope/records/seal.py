@@ -32,6 +32,11 @@ def read_seal(document: bytes) -> str:
     return document[-66:-2].decode()
 
 
+def ends_with_seal(document: bytes) -> bool:
+    """Whether a seal stands at the end, right or not."""
+    return _SEALED.fullmatch(document) is not None
+
+
 def check_seal(document: bytes, *, where: str, after: str = "", lacking_allowed: bool = False) -> str | None:
     """The seal; None for documents of formats that had none. Raises CorruptRunError where it is broken or missing.
 

@@ -83,10 +83,9 @@ def read_evidence(path: Path, *, where: str, offset: int = 0, length: int | None
         os.close(descriptor)
         raise CorruptRunError(f"{path.name} is not a regular file", where=where)
     with open(descriptor, "rb", buffering=0) as file:
-        available = max(0, found.st_size - offset)
         try:
             file.seek(min(offset, found.st_size))
-            return file.readall() if length is None else file.read(min(length, available))
+            return file.readall() if length is None else file.read(min(length, max(0, found.st_size - offset)))
         except OSError as error:
             raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
 

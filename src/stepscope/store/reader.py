@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -29,8 +29,10 @@ from stepscope.records import (
     Plan,
     RankSamples,
     Run,
+    SampleSlice,
     System,
     check_seal,
+    ends_with_seal,
     parse_document,
     parse_samples,
 )
@@ -64,6 +66,7 @@ def read_journal(data: bytes, *, where: str, after: str = "", start: int = 1, vo
     `vouched`: the whole file was compared with its hash already.
     """
     results, seal, sealed = [], after, True
+    require_torn(data, where=where)
     for number, line in whole_lines(data):
         place = f"{where}:{start + number - 1}"
         if not vouched:
@@ -73,9 +76,17 @@ def read_journal(data: bytes, *, where: str, after: str = "", start: int = 1, vo
     return Journal(results, data.rfind(b"\n") + 1, seal, sealed)
 
 
+def require_torn(data: bytes, *, where: str) -> None:
+    """What stands behind the last line end was cut off by a crash, and is not a whole line whose end was changed."""
+    tail = data[data.rfind(b"\n") + 1 :]
+    if ends_with_seal(tail[:-1]):
+        raise CorruptRunError("the end of its last line was changed", where=where)
+
+
 def parse_failures(data: bytes, *, where: str, sealed: bool) -> list[Failure]:
     """`sealed`: the run is of a format in which every line has a seal."""
     failures = []
+    require_torn(data, where=where)
     for number, line in whole_lines(data):
         check_seal(line, where=f"{where}:{number}", lacking_allowed=not sealed)
         try:
@@ -171,22 +182,33 @@ class StoredRun:
 
     def samples(self, result: CaseResult) -> list[RankSamples]:
         """The raw samples of one case, each line checked against the hash the journal has of it."""
-        return [parse_samples(line, where=where) for line, where in self._sample_lines(result)]
+        return self._parse_samples(result, self._read_slice)
 
-    def _sample_lines(self, result: CaseResult) -> Iterator[tuple[bytes, str]]:
+    def _parse_samples(self, result: CaseResult, read: Callable[[SampleSlice], bytes]) -> list[RankSamples]:
+        samples = []
         for piece in result.samples:
-            path = self.folder / piece.file
-            where = f"{path} at byte {piece.offset}"
-            line = layout.read_evidence(path, offset=piece.offset, length=piece.length, where=where)
-            if line is None:
-                raise CorruptRunError("samples are missing: there is no such file", where=where)
-            if hashlib.sha256(line).hexdigest() != piece.sha256:
+            line, end = (content := read(piece))[: piece.length], content[piece.length :]
+            if end != b"\n" or hashlib.sha256(line).hexdigest() != piece.sha256:
                 raise CorruptRunError(
                     f"the samples of {result.case.label} are not what was measured",
                     hint=f"stepscope runs verify {self.id}",
-                    where=where,
+                    where=self._place(piece),
                 )
-            yield line, where
+            samples.append(parse_samples(line, where=str(self.folder / piece.file)))
+        return samples
+
+    def _read_slice(self, piece: SampleSlice) -> bytes:
+        """A line of samples with its end."""
+        return self._read_samples(piece, offset=piece.offset, length=piece.length + 1)
+
+    def _read_samples(self, piece: SampleSlice, **part: int) -> bytes:
+        data = layout.read_evidence(self.folder / piece.file, where=self._place(piece), **part)
+        if data is None:
+            raise CorruptRunError("samples are missing: there is no such file", where=self._place(piece))
+        return data
+
+    def _place(self, piece: SampleSlice) -> str:
+        return f"{self.folder / piece.file} at byte {piece.offset}"
 
     def vouched_bytes(self, name: str) -> int:
         """How far a file of samples is evidence: what lies behind, a crash left there."""
@@ -203,7 +225,14 @@ class StoredRun:
     @cached_property
     def _measured(self) -> list[MeasuredCase]:
         self.check_records()
-        return [self.measured(result) for result in self.results]
+        files: dict[str, bytes] = {}
+
+        def read(piece: SampleSlice) -> bytes:
+            if piece.file not in files:
+                files[piece.file] = self._read_samples(piece)
+            return files[piece.file][piece.offset : piece.offset + piece.length + 1]
+
+        return [MeasuredCase(result, self._parse_samples(result, read)) for result in self.results]
 
     def cases(self) -> list[MeasuredCase]:
         return list(self._measured)
