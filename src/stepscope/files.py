@@ -48,7 +48,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def output_file(path: Path, *, hint: str = "choose another file") -> Iterator[Path]:
+def output_file(path: Path, *, hint: str = "choose another file", make_folders: bool = False) -> Iterator[Path]:
     """A scratch file whose content becomes that of `path`, a file named by the user, when the block ends well.
 
     A regular file appears whole or stays as it was; a symbolic link stays and its target is written. What is not a
@@ -58,7 +58,7 @@ def output_file(path: Path, *, hint: str = "choose another file") -> Iterator[Pa
     try:
         descriptor = _open_special(path)
         target = Path(os.path.realpath(path))
-        if descriptor is None:
+        if descriptor is None and make_folders:
             target.parent.mkdir(parents=True, exist_ok=True)
         scratch = _beside(target) if descriptor is None else _somewhere()
         try:
@@ -75,12 +75,12 @@ def output_file(path: Path, *, hint: str = "choose another file") -> Iterator[Pa
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise StoreWriteError(f"cannot write {path}: {error.strerror or error}", hint=hint, where=str(path)) from error
+        raise StoreWriteError(f"cannot be written: {error.strerror or error}", hint=hint, where=str(path)) from error
 
 
-def write_output(path: Path, data: bytes, *, hint: str = "choose another file") -> None:
+def write_output(path: Path, data: bytes, *, hint: str = "choose another file", make_folders: bool = False) -> None:
     """`data` as the content of a file that the user named; see `output_file`."""
-    with output_file(path, hint=hint) as scratch:
+    with output_file(path, hint=hint, make_folders=make_folders) as scratch:
         scratch.write_bytes(data)
 
 

@@ -16,8 +16,11 @@ from stepscope.errors import StoreWriteError
 from stepscope.files import output_file, write_file_atomically, write_output
 
 
-def test_a_new_file_and_its_folders_are_made(tmp_path: Path) -> None:
-    write_output(tmp_path / "a" / "b.txt", b"content")
+def test_a_new_file_is_made_and_its_folders_where_that_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(StoreWriteError, match="No such file"):
+        write_output(tmp_path / "a" / "b.txt", b"content")
+    assert list(tmp_path.iterdir()) == []
+    write_output(tmp_path / "a" / "b.txt", b"content", make_folders=True)
     assert (tmp_path / "a" / "b.txt").read_bytes() == b"content"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.txt"]
 
@@ -107,7 +110,7 @@ def test_names_that_cannot_be_written_are_said(tmp_path: Path, name: str) -> Non
     if name == "x" * 255:  # as long as a name may be, with the scratch file beside it
         write_output(tmp_path / name, b"content")
         return
-    with pytest.raises(StoreWriteError, match="cannot write"):
+    with pytest.raises(StoreWriteError, match="cannot be written"):
         write_output(tmp_path / name, b"content")
 
 

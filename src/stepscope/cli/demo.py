@@ -51,7 +51,7 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
     explained = explain_training(store)
     page = output or store / "demo.html"
     report = report_of(runs)
-    write_output(page, render(report, "html").encode())
+    write_output(page, render(report, "html").encode(), make_folders=True)
     failed = [result.case.label for run in runs for result in run.results if result.status == "failed"]
     place = str(page.resolve())
     data = {

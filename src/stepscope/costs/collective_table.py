@@ -38,7 +38,7 @@ def write_collective_table(path: Path, costs: Sequence[CollectiveCost]) -> Colle
     """By rename: the file is as it was, or whole."""
     require_table_name(path)
     table = CollectiveTable(created_at=utc_now(), costs=list(costs))
-    write_output(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
+    write_output(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n", make_folders=True)
     return table
 
 

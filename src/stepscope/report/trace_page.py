@@ -82,7 +82,7 @@ class Section(NamedTuple):
 def write_page(job: JobReport, answer: Answer, timeline: Timeline, path: Path) -> int:
     """Writes the page and gives its size in bytes. `timeline` is that of the telling rank."""
     content = render_page(job, answer, timeline).encode()
-    write_output(path, content)
+    write_output(path, content, make_folders=True)
     return len(content)
 
 

@@ -167,7 +167,7 @@ def write_kernel_table(path: Path, rows: Iterable[KernelRow]) -> int:
     data = text.getvalue().encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    write_output(path, data, hint="the run itself is kept; choose another file")
+    write_output(path, data, hint="the run itself is kept; choose another file", make_folders=True)
     return len(listed)
 
 
@@ -349,7 +349,7 @@ def write_parquet(path: Path, rows: Iterable[KernelRow]) -> int:
         lines = Path(scratch) / "table.json"
         try:
             lines.write_bytes(msgspec.json.Encoder().encode_lines([_json_row(row, kinds) for row in listed]))
-            with output_file(path) as made, duckdb.connect(":memory:") as connection:
+            with output_file(path, make_folders=True) as made, duckdb.connect(":memory:") as connection:
                 connection.execute(
                     f"CREATE TABLE t AS SELECT * FROM read_json(?, format='newline_delimited', columns={{{columns}}})",
                     [str(lines)],
