@@ -84,6 +84,12 @@ class BadInputError(StepscopeError):
     exit_code = ExitCode.USAGE
 
 
+class FileError(BadInputError):
+    """The system refuses a file that the command needs, for a reason of its own."""
+
+    kind = "file"
+
+
 class CorruptRunError(BadInputError):
     """A run folder lost or changed part of its evidence."""
 

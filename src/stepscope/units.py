@@ -19,6 +19,8 @@ SCORE_SCALES = {"TFLOP/s": 1e12, "GB/s": 1e9, "ex/s": 1.0, "op/s": 1.0, "step/s"
 """Work per second is stored in the base unit; a score is shown divided by this."""
 
 MAX_RANGE_POINTS = 100_000
+MAX_DURATION_S = 1e6
+"""No measurement is longer, and every clock and timer takes it."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -31,6 +33,8 @@ def parse_size(text: str, *, where: str | None = None) -> int:
     if match is None:
         raise UsageError(f"{text!r} is not a size", hint="write a number such as 512, 4K, 64M or 1G", where=where)
     value = float(match[1]) * BINARY_SUFFIXES[match[2].upper()]
+    if not math.isfinite(value):
+        raise UsageError(f"{text[:40]!r} is too large for a size", hint="write a number such as 64M or 1G", where=where)
     if value != int(value):
         raise UsageError(f"{text!r} is not a whole number", hint="use a smaller suffix", where=where)
     return int(value)
@@ -89,7 +93,10 @@ def parse_duration(text: str, *, where: str | None = None) -> float:
     match = _TIME.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a duration", hint="write for example 500ms, 2s or 5min", where=where)
-    return float(match[1]) * _TIME_UNITS[(match[2] or "s").lower()]
+    seconds = float(match[1]) * _TIME_UNITS[(match[2] or "s").lower()]
+    if seconds > MAX_DURATION_S:
+        raise UsageError(f"{text[:40]!r} is too long a duration", hint="write at most 11 days", where=where)
+    return seconds
 
 
 def parse_share(text: str, *, where: str | None = None) -> float:

@@ -99,7 +99,9 @@ def test_runs_list_show_export_verify_sql_rm(here: Stepscope, run_id: str, store
     assert json.loads(exported.read_text())
     assert "| gemm" in here("runs", "export", first, "--format", "markdown").out
 
-    assert here("runs", "verify", "--json").data["runs"] == [{"id": first, "intact": True, "damage": []}]
+    assert here("runs", "verify", "--json").data["runs"] == [
+        {"id": first, "intact": True, "verified": True, "damage": []}
+    ]
     query = "SELECT benchmark, count(*) FROM cases JOIN samples USING (run, case_key) GROUP BY 1"
     assert here("runs", "sql", query, "--json").data["rows"][0][0] == "gemm/micro/forward/custom"
     assert "samples(" in here("runs", "sql", "--tables").out
@@ -221,7 +223,7 @@ def test_a_corrupted_and_a_newer_run(here: Stepscope, run_id: str, store: Path) 
     assert "upgrade" in newer.error["hint"]
     path.write_bytes(b"\x00garbage")
     broken = here("runs", "show", run, "--json")
-    assert (broken.code, broken.error["kind"]) == (2, "bad_input")
+    assert (broken.code, broken.error["kind"]) == (2, "corrupt_run")
     assert broken.error["where"] == str(path)
     listed = here("runs", "list", "--json")
     assert listed.code == 0

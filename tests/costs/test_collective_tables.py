@@ -203,7 +203,7 @@ def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.json"):
         write_collective_table(tmp_path / "costs.csv", [])
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreWriteError, match="cannot write"):
+    with pytest.raises(StoreWriteError, match="cannot be written"):
         write_collective_table(tmp_path / "file" / "costs.json", [])
 
 

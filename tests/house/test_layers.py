@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "stepscope"
 
 FLOORS: list[set[str]] = [
     {"_version", "errors"},
-    {"units"},
+    {"units", "escapes", "files"},
     {"records"},
     {"stats"},
     {"store"},
@@ -54,7 +54,7 @@ HEAVY = {
     "zstandard",
     "google",
 }
-PLAIN = {"errors", "units", "records"}
+PLAIN = {"errors", "units", "escapes", "files", "records"}
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

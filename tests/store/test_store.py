@@ -121,7 +121,7 @@ def test_only_one_process_writes_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     with RunWriter(folder), pytest.raises(RunBusyError):
         RunWriter(folder)
     with RunWriter(folder), pytest.raises(RunBusyError):
-        remove_run(StoredRun(folder))
+        remove_run(folder)
 
 
 def test_a_resumed_run_stays_on_its_system(tmp_path: Path) -> None:
@@ -246,13 +246,13 @@ def test_lists_go_on_past_damaged_and_newer_runs(tmp_path: Path) -> None:
     (tmp_path / "not-a-run").mkdir()
     runs, damaged = list_runs(tmp_path)
     assert [run.id for run in runs] == [good.name]
-    assert {type(error) for error in damaged} == {BadInputError, NewerVersionError}
+    assert {type(error) for error in damaged} == {CorruptRunError, NewerVersionError}
     with pytest.raises(CorruptRunError, match="not a run folder"):
         StoredRun(tmp_path / "not-a-run")
 
 
 def test_removal(complete: StoredRun) -> None:
-    remove_run(complete)
+    remove_run(complete.folder)
     assert run_folders(complete.folder.parent) == []
     assert list(complete.folder.parent.iterdir()) == []
 

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from suite_runs import measure
 
 from stepscope.cli.main import run
+from stepscope.cli.resume import rehearse
 from stepscope.errors import BadInputError, UsageError
-from stepscope.measure import QUICK, open_device
+from stepscope.measure import open_device
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
 from stepscope.traces.timeline import OPERATOR
@@ -331,11 +331,17 @@ def test_a_run_goes_on_with_the_file_it_was_planned_with(
 ) -> None:
     """And is left as it was, if that is not there."""
     file.write_text(PLAIN)
-    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
-    request = {"device": "cpu", "settings": msgspec.to_builtins(QUICK)}
+    command = ["stepscope", "bench", "workload", f"{file}:build", "--quick"]
+    job = rehearse(command)
+    assert job is not None
     store = tmp_path / "runs"
-    folder = create_run(store, verb="workload", name="own", command=["test"], request=request, cases=[case])
+    folder = create_run(store, verb=job.verb, name="own", command=command, request=job.request, cases=job.cases)
     resume = ["runs", "resume", folder.name, "--store", str(store), "--json"]
+    assert run(resume) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert f"runs the file {file}" in error["message"]
+    assert error["hint"].endswith("--trust")
+    resume.append("--trust")
     file.write_text(PLAIN + "# another\n")
     assert run(resume) == 2
     error = json.loads(capsys.readouterr().out)["error"]

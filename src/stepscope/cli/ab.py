@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
+from stepscope.cli.execute import command_line
 from stepscope.cli.options import Duration, Share, json_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.errors import ExitCode
@@ -53,7 +53,7 @@ def command(
         sides,
         pairs=pairs,
         store=store,
-        command=["stepscope", *sys.argv[1:]],
+        command=command_line(),
         extra=() if limited else ("--max-time", f"{max_time}s"),
         on_pair=lambda done, total: narrate(f"[{done}/{total}] pairs"),
     )

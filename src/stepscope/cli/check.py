@@ -9,8 +9,9 @@ import click
 from stepscope.cli.compare import compare_stored
 from stepscope.cli.options import Share, json_option, store_option
 from stepscope.cli.output import emit
+from stepscope.cli.report import unverified_lines
 from stepscope.errors import RunNotFoundError, UsageError
-from stepscope.store import StoredRun, find_run, list_runs
+from stepscope.store import StoredRun, find_newest, find_run
 
 
 @click.command("check")
@@ -35,7 +36,7 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
         raise UsageError("--max-regression must be above 0 %", hint="write for example 5%", where="--max-regression")
     comparison = compare_stored(before, after, level=level, resolution=max_regression)
     result = check_regression(comparison, max_regression)
-    lines = [f"# baseline {before.id}, candidate {after.id}"]
+    lines = [f"# baseline {before.id}, candidate {after.id}", *unverified_lines([before, after])]
     lines += [f"{row.outcome:<10}  {row.label}: {row.reason}" for row in result.rows]
     lines.append(f"{result.outcome}: exit code {result.exit_code}")
     data = {"baseline": before.id, "candidate": after.id, "outcome": result.outcome, "exit_code": result.exit_code,
@@ -45,9 +46,9 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
 
 
 def _newest(store: Path, baseline: StoredRun) -> StoredRun:
-    complete = [run for run in list_runs(store)[0] if run.run is not None and run.id != baseline.id]
-    if not complete:
+    newest = find_newest(store, beside=baseline.id)
+    if newest is None:
         raise RunNotFoundError(
             f"there is no complete run in {store} beside the baseline", hint="measure one, or name it", where=str(store)
         )
-    return complete[-1]
+    return newest

@@ -12,9 +12,10 @@ from typing import Any
 import click
 import msgspec
 
-from stepscope.cli.execute import COMMS_WORKER, Addition, Job, add_nothing, open_job, run_stored, show_run
+from stepscope.cli.execute import Addition, Job, add_nothing, find_worker, open_job, run_stored, show_run
 from stepscope.cli.options import (
     Duration,
+    FiniteRange,
     json_option,
     make_settings,
     measure_options,
@@ -65,7 +66,7 @@ def world_options(function: Any) -> Any:
               help="Pieces in one tensor or as a list of tensors.")  # fmt: skip
 @click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong.")
 @click.option("--window", type=click.IntRange(1), default=1, show_default=True, help="Messages of send_recv in a row.")
-@click.option("--skew", type=click.FloatRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
+@click.option("--skew", type=FiniteRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
 @click.option("--splits", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Of all_to_allv: a matrix of proportions, one line a sender.")  # fmt: skip
 @click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True)
@@ -298,7 +299,7 @@ def run_as_rank(
     try:
         asked = {**job.request, "cases": describe_cases(job.cases)}
         with rank_session(folder, request=asked, hang_limit_s=hang_limit_s) as session:
-            load_worker(str(job.request.get("worker", COMMS_WORKER)))(session)
+            load_worker(find_worker(job.verb, job.request))(session)
     except Exception as error:
         if folder is not None:
             record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))

@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.cli.options import Share, json_option, store_option
 from stepscope.cli.output import emit
+from stepscope.cli.report import unverified_lines
 from stepscope.errors import ExitCode, UsageError
 from stepscope.store import StoredRun, find_run
 
@@ -124,6 +125,7 @@ def _reach(run: StoredRun) -> str:
 def _heading(runs: list[StoredRun]) -> list[str]:
     names = [run.system.name if run.system else "unknown system" for run in runs]
     lines = [f"# {letter}: {run.id} on {name}" for letter, run, name in zip("AB", runs, names, strict=False)]
+    lines += unverified_lines(runs)
     lines += [f"# scale: {told}" for told in dict.fromkeys(_reach(run) for run in runs) if told]
     if len(runs) == 2 and _place(runs[0]) != _place(runs[1]):
         lines.append("# the ratio is between two systems, which differ in")

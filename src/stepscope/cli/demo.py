@@ -11,8 +11,9 @@ import msgspec
 from stepscope.cli.execute import Job, open_job
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
-from stepscope.cli.report import render, report_of, write_text
+from stepscope.cli.report import render, report_of
 from stepscope.errors import ExitCode, StepscopeError
+from stepscope.files import write_output
 from stepscope.measure import MeasureSettings
 from stepscope.records import Case
 from stepscope.store import StoredRun
@@ -48,12 +49,23 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
         runs.append(StoredRun(stored.folder))
     narrate("== three steps of it, recorded and explained")
     explained = explain_training(store)
-    page = (output or store / "demo.html").resolve()
+    page = output or store / "demo.html"
     report = report_of(runs)
-    write_text(page, render(report, "html"))
+    write_output(page, render(report, "html").encode(), make_folders=True)
     failed = [result.case.label for run in runs for result in run.results if result.status == "failed"]
-    data = {"report": str(page), "runs": [str(run.folder) for run in runs], "failed": failed, "trace": explained}
-    lines = [render(report, "text"), explained["sentence"], f"report: {page}", f"the step: {explained['page']}"]
+    place = str(page.resolve())
+    data = {
+        "report": place,
+        "runs": [str(run.folder) for run in runs],
+        "failed": failed,
+        "trace": explained,
+    }
+    lines = [
+        render(report, "text"),
+        explained["sentence"],
+        f"report: {place}",
+        f"the step: {explained['page']}",
+    ]
     emit(data, "\n".join(lines), as_json=as_json)
     if failed and not as_json:
         raise StepscopeError(f"failed: {', '.join(failed)}", hint=f"stepscope runs show {runs[0].id}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 
 from stepscope.cli.options import NEWEST
@@ -26,10 +29,17 @@ from stepscope.store import (
     list_runs,
     rate_case,
 )
+from stepscope.store.folder import require_plain_folder
 
-NOT_MEASURING = frozenset({"table"})
-"""Of a request: what is done with the results, which may differ when a run is continued."""
-COMMS_WORKER = "stepscope.comms.worker:run"
+NOT_MEASURING = frozenset({"table", "worker", "cluster"})
+"""Of a request: what may differ when a run is continued, as it does not decide what is measured."""
+WORKERS = {
+    "comms": "stepscope.comms.worker:run",
+    "bisect": "stepscope.cli.pairs:run_bisection",
+    "workload": "stepscope.workloads.ranks:run",
+}
+"""What each rank calls. Never read from a run: a run folder is data."""
+_rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
 
 
 class Job(NamedTuple):
@@ -44,10 +54,46 @@ class Job(NamedTuple):
     world_size: int = 1
 
 
+class RehearsedError(Exception):
+    """A command got as far as it may while it is only planned: to its job."""
+
+    def __init__(self, job: Job | None) -> None:
+        super().__init__("planned")
+        self.job = job
+
+
+@contextmanager
+def rehearsing() -> Iterator[None]:
+    """Commands inside are planned and no more: `open_job` raises RehearsedError."""
+    token = _rehearsal.set(True)
+    try:
+        yield
+    finally:
+        _rehearsal.reset(token)
+
+
+def is_rehearsal() -> bool:
+    return _rehearsal.get()
+
+
+def find_worker(verb: str, request: Mapping[str, Any]) -> str:
+    return WORKERS["bisect" if "bisect" in request else verb]
+
+
+def command_line() -> list[str]:
+    """As typed, for the plan."""
+    context = click.get_current_context(silent=True)
+    typed = context.find_root().obj if context is not None else None
+    return ["stepscope", *(typed if typed is not None else sys.argv[1:])]
+
+
 def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> StoredRun:
     """The run to measure into: a new one, or the interrupted one that `--resume` means."""
+    if is_rehearsal():
+        raise RehearsedError(job)
     if resume is not None and resume != NEWEST:
         stored = find_run(store, resume)
+        require_plain_folder(stored.folder)
         if stored.plan.verb != verb:
             raise UsageError(
                 f"run {stored.id} was made by `bench {stored.plan.verb}`, not `bench {verb}`",
@@ -60,6 +106,10 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
                 hint=f"stepscope runs resume {stored.id} continues it as it was asked",
                 where="--resume",
             )
+        if job is None:
+            from stepscope.cli.resume import plan_again
+
+            plan_again(stored, trust=False)
         return stored
     if job is None:
         raise UsageError("nothing to measure was named", hint=f"stepscope bench {verb} --help")
@@ -67,6 +117,7 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
         found = [run for run in list_runs(store)[0] if run.status == "interrupted" and _is_same(run, job)]
         if found:
             narrate(f"continuing {found[-1].id}")
+            require_plain_folder(found[-1].folder)
             return found[-1]
         narrate("no interrupted run with these cases: starting a new one")
     _find_baseline(store, job.request)  # a wrong name is said before anything is measured
@@ -74,7 +125,7 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
         store,
         verb=job.verb,
         name=job.name,
-        command=["stepscope", *sys.argv[1:]],
+        command=command_line(),
         request=job.request,
         cases=job.cases,
         launcher=job.launcher,
@@ -84,13 +135,29 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
 
 
 def _is_same(stored: StoredRun, job: Job) -> bool:
-    plan = stored.plan
-    keys = [case.key for case in plan.cases]
-    asked, stored_request = (
-        {name: value for name, value in request.items() if name not in NOT_MEASURING}
-        for request in (msgspec.json.decode(msgspec.json.encode(job.request)), plan.request)
-    )
-    return plan.verb == job.verb and stored_request == asked and keys == [case.key for case in job.cases]
+    """Whoever starts the ranks: the same number of them."""
+    return set(find_differences(stored, job)) <= {"launcher"}
+
+
+def find_differences(run: StoredRun, job: Job) -> list[str]:
+    """What of the stored plan a command does not ask for; a plan says more about a case than its key does."""
+    plan = run.plan
+    asked = msgspec.json.decode(msgspec.json.encode(job.request))
+    names = (asked.keys() | plan.request.keys()) - NOT_MEASURING
+    pairs = {
+        "verb": (plan.verb, job.verb),
+        "launcher": (plan.launcher, job.launcher),
+        "ranks": (plan.world_size, job.world_size),
+        "cases": (_measured_parts(plan.cases), _measured_parts(job.cases)),
+        **{name: (plan.request.get(name), asked.get(name)) for name in sorted(names)},
+    }
+    return [name for name, (stored, wanted) in pairs.items() if stored != wanted]
+
+
+def _measured_parts(cases: Sequence[Case]) -> list[tuple[Any, ...]]:
+    return [
+        (case.benchmark.id, case.benchmark.version, case.parameters, case.batch_size, case.world_size) for case in cases
+    ]
 
 
 class Addition(NamedTuple):
@@ -190,7 +257,7 @@ def measure_ranks(stored: StoredRun) -> None:
         try:
             launch_local(
                 folder=stored.folder,
-                target=str(plan.request.get("worker", COMMS_WORKER)),
+                target=find_worker(plan.verb, plan.request),
                 ranks=plan.world_size,
                 hang_limit_s=float(plan.request["hang_timeout_s"]),
                 on_poll=show_finished,

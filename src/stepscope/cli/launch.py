@@ -14,8 +14,8 @@ import click
 
 from stepscope.cli.options import Duration, json_option
 from stepscope.cli.output import emit, print_error
-from stepscope.cli.report import write_text
 from stepscope.errors import ExitCode, LaunchError, RankDiedError, RankHungError, StepscopeError, UsageError
+from stepscope.files import write_output
 
 if TYPE_CHECKING:
     from stepscope.launch.evidence import Evidence
@@ -58,7 +58,7 @@ def sbatch(
         raise UsageError(str(error), hint="stepscope launch sbatch --help") from error
     script = format_sbatch(job, list(arguments), python)
     if output is not None:
-        write_text(output, script)
+        write_output(output, script.encode())
     job_id = submit(script) if submitting else None
     text = f"submitted job {job_id}" if job_id else str(output) if output else script
     emit({"script": script, "output": str(output) if output else None, "job": job_id}, text, as_json=as_json)

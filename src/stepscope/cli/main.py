@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -12,8 +13,8 @@ from typing import NoReturn
 import click
 
 from stepscope._version import __version__
-from stepscope.cli.output import LAST_WORD_S, print_error
-from stepscope.errors import ExitCode, InterruptedRunError, StepscopeError, UsageError
+from stepscope.cli.output import LAST_WORD_S, narrate, print_error
+from stepscope.errors import ExitCode, FileError, InterruptedRunError, StepscopeError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("stepscope.cli.demo", "Run the whole loop on this machine and end with a page to open."),
@@ -36,6 +37,14 @@ RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RA
 
 
 FIRST_WORD_S = 1.0
+
+_FILE_HINTS = {
+    errno.EACCES: "ls -ld shows who may use it",
+    errno.EROFS: "the file system can only be read: choose another place",
+    errno.ENOSPC: "make room on the disk",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
+"""By the reason the system gives."""
 
 
 class LazyGroup(click.Group):
@@ -73,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """The same without leaving the process; returns the exit code."""
     try:
-        code = app.main(args=arguments, prog_name="stepscope", standalone_mode=False)
+        code = app.main(args=arguments, prog_name="stepscope", standalone_mode=False, obj=arguments)
     except BrokenPipeError:
         # The reader of our output went away (`| head`); nothing is wrong and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,6 +105,9 @@ def _as_stepscope_error(error: BaseException) -> StepscopeError:
         return UsageError(error.format_message())
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return InterruptedRunError("stopped by the user", hint="finished cases are kept: continue with --resume")
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.strerror or type(error).__name__}: {error.filename}"
+        return FileError(message, hint=_FILE_HINTS.get(error.errno or 0, "check the path"), where=str(error.filename))
     return StepscopeError(
         f"{type(error).__name__}: {error}",
         hint="this is a defect of Stepscope: set STEPSCOPE_DEBUG=1 for the traceback and report it",
@@ -108,7 +120,7 @@ def _fail(error: StepscopeError, *, as_json: bool) -> int:
     if rank == "0":
         print_error(error, as_json=as_json)
     else:
-        click.echo(f"stepscope, rank {rank}: {error.message}", err=True)
+        narrate(f"stepscope, rank {rank}: {error.message}")
         time.sleep(FIRST_WORD_S)  # launchers end all ranks with the first that fails: let the first one speak
     return error.exit_code
 

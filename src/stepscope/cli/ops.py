@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from stepscope.cli.execute import Addition, Job, measure_stored, open_job, run_stored
+from stepscope.cli.execute import Addition, Job, is_rehearsal, measure_stored, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
     json_option,
@@ -328,6 +328,8 @@ def require_table_path(table: Path) -> None:
     from stepscope.store.kernel_table import require_table_name
 
     require_table_name(table)
+    if is_rehearsal():
+        return
     try:
         table.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=table.parent):

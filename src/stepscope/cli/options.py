@@ -52,6 +52,16 @@ def resume_option(function: F) -> F:
     )(function)
 
 
+class FiniteRange(click.FloatRange):
+    """A number between bounds. NaN is between any two, and infinity above any: neither is one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 class Duration(FloatParameter):
     name = "duration"
 

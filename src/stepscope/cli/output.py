@@ -13,6 +13,8 @@ import click
 import msgspec
 
 from stepscope.errors import StepscopeError
+from stepscope.escapes import escape_controls, escape_json
+from stepscope.files import is_stdout, write_output
 
 ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
 """As in `launch.mpi`, which is not imported for it."""
@@ -25,7 +27,20 @@ def emit(data: Any, text: str, *, as_json: bool) -> None:
     if as_json:
         _answer(msgspec.json.encode({"ok": True, "data": data}))
     elif text:
-        click.echo(text)
+        show_text(text)
+
+
+def show_text(text: str) -> None:
+    """On stdout. Names and messages in it may come from somebody else's files: they do not control the terminal."""
+    click.echo(escape_controls(text), nl=not text.endswith("\n"))
+
+
+def write_text(path: Path, content: str, about: dict[str, Any], *, as_json: bool) -> None:
+    """`content` as the file that the user named; then say where it is."""
+    write_output(path, content.encode("utf-8", "backslashreplace"), hint="choose another file with --output")
+    if is_stdout(path) and not as_json:
+        return
+    emit({"output": str(path), **about}, str(path.resolve()), as_json=as_json)
 
 
 def _answer(line: bytes) -> None:
@@ -33,7 +48,7 @@ def _answer(line: bytes) -> None:
     if asked := os.environ.get(ANSWER_VARIABLE):
         with contextlib.suppress(OSError):
             Path(asked).write_bytes(line + b"\n")
-    click.echo(line.decode())
+    click.echo(escape_json(line.decode()))
     if os.environ.get("OMPI_COMM_WORLD_RANK") and sys.stdout.isatty():
         # Open MPI reads from a terminal that it made, and was seen to lose the end when a rank ended at once.
         time.sleep(LAST_WORD_S)
@@ -41,7 +56,7 @@ def _answer(line: bytes) -> None:
 
 def narrate(message: str) -> None:
     """A word to the person watching; stdout belongs to the result."""
-    click.echo(message, err=True)
+    click.echo(escape_controls(message), err=True)
 
 
 def print_error(error: StepscopeError, *, as_json: bool) -> None:
@@ -52,4 +67,4 @@ def print_error(error: StepscopeError, *, as_json: bool) -> None:
     lines += [f"  where: {error.where}"] if error.where else []
     lines += [f"  next: {error.hint}"] if error.hint else []
     sys.stdout.flush()
-    click.echo("\n".join(lines), err=True)
+    narrate("\n".join(lines))

@@ -11,15 +11,13 @@ import msgspec
 
 from stepscope.cli.comms import Ranks, find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition, Job
-from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.launch import RankSession
     from stepscope.records import Case
     from stepscope.store import MeasuredCase, StoredRun
-
-BISECT_WORKER = "stepscope.cli.pairs:run_bisection"
 
 
 @click.command("pairs")
@@ -80,7 +78,7 @@ def explain_pairs(run: StoredRun) -> Addition:
 @click.command("bisect")
 @click.option("--collective", default="all_reduce", show_default=True, help="What the subsets run.")
 @click.option("--size", default="1M", show_default=True, help="Of a message.")
-@click.option("--threshold", type=click.FloatRange(1.01), default=1.4, show_default=True,
+@click.option("--threshold", type=FiniteRange(1.01), default=1.4, show_default=True,
               help="A subset this many times slower than the fastest of its size is slow.")  # fmt: skip
 @world_options
 @measure_options
@@ -97,7 +95,7 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
     if choices["processes"] > 1:
         raise UsageError("a search decides as it goes: it has one process a rank", where="--processes")
     search = {"collective": collective, "size_bytes": parse_size(size, where="--size"), "threshold": threshold}
-    request = {**make_request(ranks, choices), "worker": BISECT_WORKER, "bisect": search}
+    request = {**make_request(ranks, choices), "bisect": search}
     cases = next_round(request, [])
     job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
     return run_ranks(job, ranks, store=store, resume=None, as_json=as_json)

@@ -13,13 +13,16 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
-from stepscope.store import StoredRun, find_run, list_runs
+from stepscope.escapes import escape_controls, escape_json, escape_line
+from stepscope.store import StoredRun, find_run, read_each, run_folders
+from stepscope.store.reader import UNSHOWABLE
 
 if TYPE_CHECKING:
     from stepscope.report import Report, ReportRun
 
+UNVERIFIED = "unverified: written without hashes by an older Stepscope, and never completed"
 FORMATS = ("text", "markdown", "csv", "json", "html", "nccl")
 
 
@@ -30,7 +33,7 @@ def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
         ReportRun(
             id=run.id,
             created_at=run.plan.created_at,
-            status=run.status,
+            status=run.status if run.is_verified else f"{run.status}, unverified",
             command=run.plan.command,
             system=run.system,
             cases=run.cases(),
@@ -42,9 +45,36 @@ def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
 
 
 def report_of(runs: Sequence[StoredRun]) -> Report:
+    """What one run's values keep from being shown is left out and named, as long as others are left."""
     from stepscope.report import build_report
 
-    return build_report(read_report_runs(runs))
+    try:
+        return build_report(read_report_runs(runs))
+    except UNSHOWABLE:
+        good, damaged = read_each([run.folder for run in runs], _with_report)
+        if not damaged:
+            raise
+        if not good:
+            raise damaged[0] from None
+        tell_left_out(damaged)
+        return build_report(read_report_runs(good))
+
+
+def _with_report(run: StoredRun) -> StoredRun:
+    from stepscope.report import build_report
+
+    build_report(read_report_runs([run]))
+    return run
+
+
+def tell_left_out(damaged: Sequence[StepscopeError]) -> None:
+    for error in damaged:
+        narrate(f"left out: {describe_damage(error)}")
+
+
+def unverified_lines(runs: Sequence[StoredRun]) -> list[str]:
+    """For the head of a table: whose evidence cannot be checked."""
+    return [f"# {escape_line(run.id)}: {UNVERIFIED}" for run in runs if not run.is_verified]
 
 
 def collective_table_of(runs: Sequence[StoredRun]) -> str:
@@ -62,7 +92,7 @@ def collective_table_of(runs: Sequence[StoredRun]) -> str:
     kept = {run.id for run in found}
     for name in (run.id for run in read if run.id not in kept):
         narrate(f"left out: {name} has no communication cases")
-    return format_collective_table(found)
+    return escape_controls(format_collective_table(found))
 
 
 def render(report: Report, kind: str) -> str:
@@ -77,33 +107,30 @@ def render(report: Report, kind: str) -> str:
         "json": room.render_json,
         "html": room.render_html,
     }
-    return renderers[kind](report)
+    return (escape_json if kind == "json" else escape_controls)(renderers[kind](report))
 
 
 def render_runs(runs: Sequence[StoredRun], kind: str) -> str:
     return collective_table_of(runs) if kind == "nccl" else render(report_of(runs), kind)
 
 
-def write_text(path: Path, content: str) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        aside.write_text(content, encoding="utf-8")
-        aside.rename(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise StepscopeError(
-            f"cannot write {path}: {error.strerror}", hint="choose another file with --output", where=str(path)
-        ) from error
+def describe_damage(error: StepscopeError) -> str:
+    """One line of a run that cannot be used."""
+    return escape_line(f"{error.message} ({error.where})")
+
+
+def _with_cases(run: StoredRun) -> StoredRun:
+    """With everything that a report shows of it, which is read once."""
+    read_report_runs([run])
+    return run
 
 
 def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
     """The runs named, or all of the store."""
     if names:
         return [find_run(store, name) for name in names]
-    runs, damaged = list_runs(store)
-    for error in damaged:
-        narrate(f"left out: {error.message} ({error.where})")
+    runs, damaged = read_each(run_folders(store), _with_cases)
+    tell_left_out(damaged)
     if not runs:
         raise RunNotFoundError(f"there are no runs in {store}", hint="stepscope demo makes some", where=str(store))
     return runs
@@ -124,10 +151,9 @@ def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, st
     endings = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
     chosen = kind or (endings.get(output.suffix, "text") if output else "text")
     if output is not None:
-        write_text(output, render_runs(runs, chosen))
-        emit({"output": str(output), "format": chosen}, str(output.resolve()), as_json=as_json)
+        write_text(output, render_runs(runs, chosen), {"format": chosen}, as_json=as_json)
     elif as_json:
         emit(msgspec.Raw(render_runs(runs, "json").encode()), "", as_json=True)
     else:
-        click.echo(render_runs(runs, chosen))
+        show_text(render_runs(runs, chosen))
     return ExitCode.DONE

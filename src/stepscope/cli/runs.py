@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,20 +14,25 @@ import click
 
 from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit, narrate
-from stepscope.cli.report import chosen_runs, render, report_of, write_text
-from stepscope.errors import ExitCode, UsageError
+from stepscope.cli.output import emit, narrate, show_text, write_text
+from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
+from stepscope.errors import ExitCode, RunNotFoundError, UsageError
+from stepscope.escapes import escape_line
 from stepscope.store import (
     TABLES,
+    Damage,
     KernelRow,
     StoredRun,
     find_run,
+    find_run_folder,
     list_runs,
     prepare_import,
     query_runs,
+    read_each,
     read_kernel_table,
     remove_run,
     rows_of_run,
+    run_folders,
     verify_run,
     write_import,
     write_kernel_table,
@@ -42,12 +48,14 @@ def command() -> None:
 
 
 def _describe(run: StoredRun) -> dict[str, Any]:
+    run.check_records()
     states = [result.status for result in run.results]
     plan = run.plan
     return {
         "id": run.id,
         "path": str(run.folder),
         "status": run.status,
+        "verified": run.is_verified,
         "kind": plan.kind,
         "verb": plan.verb,
         "created_at": plan.created_at,
@@ -69,16 +77,16 @@ def _describe(run: StoredRun) -> dict[str, Any]:
 @json_option
 def list_command(*, store: Path, as_json: bool) -> int:
     """List the runs of the store, oldest first; interrupted ones are named as such."""
-    runs, damaged = list_runs(store)
-    rows = [_describe(run) for run in runs]
+    rows, damaged = read_each(run_folders(store), _describe)
     lines = [
-        f"{row['id']:<46} {row['status']:<12} {row['cases_ok']}/{row['cases_planned']} ok"
+        f"{escape_line(row['id']):<46} {row['status']:<12} {row['cases_ok']}/{row['cases_planned']} ok"
         + (f", {row['cases_failed']} failed" if row["cases_failed"] else "")
         + (f", {row['cases_skipped']} skipped" if row["cases_skipped"] else "")
         + f"  {row['system'] or ''}"
+        + ("" if row["verified"] else f"  ({UNVERIFIED})")
         for row in rows
     ]
-    lines += [f"damaged: {error.message} ({error.where})" for error in damaged]
+    lines += [f"damaged: {describe_damage(error)}" for error in damaged]
     text = "\n".join(lines) or f"no runs in {store}"
     emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text, as_json=as_json)
     return ExitCode.DONE
@@ -104,8 +112,11 @@ def show(*, name: str, store: Path, as_json: bool) -> int:
 
 def _format_show(run: StoredRun) -> str:
     about = _describe(run)
-    lines = [f"{key}: {about[key]}" for key in ("id", "status", "created_at", "launcher", "world_size", "path")]
-    lines.append(f"command: {' '.join(run.plan.command)}")
+    keys = ("id", "status", "created_at", "launcher", "world_size", "path")
+    lines = [f"{key}: {escape_line(str(about[key]))}" for key in keys]
+    lines.append(f"command: {escape_line(shlex.join(run.plan.command))}")
+    if not run.is_verified:
+        lines.append(f"evidence: {UNVERIFIED}")
     if run.results:
         lines += ["", render(report_of([run]), "text")]
     for failure in run.failures:
@@ -131,12 +142,11 @@ def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Pat
         return export_table(names, kind, output, store, as_json)
     content = render(report_of(chosen_runs(names, store)), kind)
     if output is not None:
-        write_text(output, content)
-        emit({"output": str(output), "format": kind}, str(output.resolve()), as_json=as_json)
+        write_text(output, content, {"format": kind}, as_json=as_json)
     elif as_json:
         emit({"format": kind, "content": content}, "", as_json=True)
     else:
-        click.echo(content, nl=not content.endswith("\n"))
+        show_text(content)
     return ExitCode.DONE
 
 
@@ -147,14 +157,25 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
     (require_parquet_name if kind == "parquet" else require_table_name)(output)
     rows: list[KernelRow] = []
     for name in names:
-        is_table = name.endswith((".csv", ".csv.gz"))
-        rows += read_kernel_table(Path(name)) if is_table else rows_of_run(find_run(store, name))
-    for run in [] if names else operator_runs(store):
-        rows += rows_of_run(run)
+        if name.endswith((".csv", ".csv.gz")):
+            rows += read_kernel_table(Path(name))
+            continue
+        found, damaged = read_each([find_run_folder(store, name)], _table_rows)
+        if damaged:
+            raise damaged[0]
+        rows += found[0]
+    if not names:
+        tables, damaged = read_each([run.folder for run in operator_runs(store)], _table_rows)
+        tell_left_out(damaged)
+        rows += [row for table in tables for row in table]
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
     emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
     return ExitCode.DONE
+
+
+def _table_rows(run: StoredRun) -> list[KernelRow]:
+    return list(rows_of_run(run))
 
 
 def operator_runs(store: Path) -> list[StoredRun]:
@@ -202,21 +223,27 @@ def _format_imported(run: StoredRun, path: Path) -> str:
 @json_option
 def verify(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
     """Check every file and every sample against the hashes taken when they were written."""
-    runs = [find_run(store, name) for name in names] if names else _all_folders(store)
-    found = {run.id: verify_run(run) for run in runs}
+    folders = [find_run_folder(store, name) for name in names] if names else run_folders(store)
+    if not folders:
+        raise RunNotFoundError(f"there are no runs in {store}", hint="name the store with --store", where=str(store))
+    rows = [_verify(folder) for folder in folders]
     lines = []
-    for run_id, damage in found.items():
-        lines.append(f"{run_id}: {'intact' if not damage else f'{len(damage)} damaged'}")
-        lines += [f"    {one.file}: {one.message}" for one in damage]
-    rows = [{"id": run_id, "intact": not damage, "damage": damage} for run_id, damage in found.items()]
+    for row in rows:
+        state = f"{len(row['damage'])} damaged" if row["damage"] else "intact" if row["verified"] else UNVERIFIED
+        lines.append(f"{escape_line(row['id'])}: {state}")
+        lines += [f"    {one.file}: {one.message}" for one in row["damage"]]
     emit({"runs": rows}, "\n".join(lines), as_json=as_json)
-    return ExitCode.FAILED if any(found.values()) else ExitCode.DONE
+    return ExitCode.FAILED if any(row["damage"] for row in rows) else ExitCode.DONE
 
 
-def _all_folders(store: Path) -> list[StoredRun]:
-    from stepscope.store import run_folders
-
-    return [StoredRun(folder) for folder in run_folders(store)]
+def _verify(folder: Path) -> dict[str, Any]:
+    """One run, however damaged it is: what keeps it from being checked is a damage too."""
+    checked, failed = read_each([folder], lambda run: (verify_run(run), run))
+    if failed:
+        damage = [Damage(file=failed[0].where or folder.name, message=failed[0].message)]
+        return {"id": folder.name, "intact": False, "verified": False, "damage": damage}
+    damage, run = checked[0]
+    return {"id": run.id, "intact": not damage, "verified": not damage and run.is_verified, "damage": damage}
 
 
 @command.command("rm")
@@ -225,22 +252,28 @@ def _all_folders(store: Path) -> list[StoredRun]:
 @json_option
 def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
     """Remove runs for good."""
-    runs = [find_run(store, name) for name in names]
-    for run in runs:
-        remove_run(run)
-    emit({"removed": [run.id for run in runs]}, "\n".join(f"removed {run.id}" for run in runs), as_json=as_json)
+    folders = [find_run_folder(store, name) for name in names]
+    lines = [f"removed {path.name}" + (", a link; the run is kept" if path.is_symlink() else "") for path in folders]
+    for path in folders:
+        remove_run(path)
+    emit({"removed": [path.name for path in folders]}, "\n".join(lines), as_json=as_json)
     return ExitCode.DONE
 
 
 @command.command("resume")
 @click.argument("name", metavar="RUN")
+@click.option("--trust", is_flag=True, help="Also run the Python file, or replace the table, that its command names.")
 @store_option
 @json_option
-def resume(*, name: str, store: Path, as_json: bool) -> int:
-    """Continue an interrupted run as it was asked for; finished cases are not measured again."""
+def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
+    """Continue an interrupted run as it was asked for; finished cases are not measured again.
+
+    The command that the run shows is planned again, and must ask for the same: a run folder is data, never code.
+    """
     from stepscope.cli.comms import explain_run
     from stepscope.cli.execute import add_nothing, run_stored
     from stepscope.cli.ops import finish_run
+    from stepscope.cli.resume import plan_again
 
     run = find_run(store, name)
     if run.status != "interrupted":
@@ -248,7 +281,8 @@ def resume(*, name: str, store: Path, as_json: bool) -> int:
     if run.plan.verb == IMPORT_VERB:
         hint = f"stepscope runs rm {run.id}, then stepscope runs import FILE again"
         raise UsageError(f"run {run.id} was imported: there is nothing to measure", hint=hint)
-    table = run.plan.request.get("table")
+    table = plan_again(run, trust=trust).get("table")
+    narrate(f"continuing: {escape_line(shlex.join(run.plan.command))}")
     finishes: dict[str, Callable[[StoredRun], Addition]] = {
         "ops": partial(finish_run, table=Path(table) if table else None),
         "comms": explain_run,
@@ -264,15 +298,16 @@ def resume(*, name: str, store: Path, as_json: bool) -> int:
 @json_option
 def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
     """Ask the stored runs in SQL (DuckDB). Tables: runs, systems, cases, samples."""
-    if tables or not query:
+    if tables or not query or not query.strip():
         lines = [f"{table}({', '.join(f'{n} {t}' for n, t in columns.items())})" for table, columns in TABLES.items()]
         emit({"tables": TABLES}, "\n".join(lines), as_json=as_json)
         return ExitCode.DONE
-    runs, damaged = list_runs(store)
-    for error in damaged:
-        narrate(f"left out: {error.message} ({error.where})")
+    runs, unread = list_runs(store)
     result = query_runs(runs, query)
-    data = {"columns": result.columns, "rows": [list(row) for row in result.rows]}
+    damaged = [*unread, *result.damaged]
+    tell_left_out(damaged)
+    data = {"columns": result.columns, "rows": [list(row) for row in result.rows],
+            "damaged": [error.as_dict() for error in damaged]}  # fmt: skip
     emit(data, "" if as_json else _format_rows(result.columns, result.rows), as_json=as_json)
     return ExitCode.DONE
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.options import json_option
+from stepscope.cli.options import FiniteRange, json_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.trace_options import open_traces, parse_numbers, require_numpy, step_options
 from stepscope.errors import ExitCode, StoreWriteError, UsageError
+from stepscope.files import output_file
 from stepscope.units import format_bytes, format_duration, format_share, parse_size
 
 if TYPE_CHECKING:
@@ -230,14 +231,13 @@ def _write_parquet(timelines: Sequence[Timeline], target: Path) -> dict[str, Any
 
     frames = [make_table(timeline).with_columns(pl.col(pl.Enum).cast(pl.String)) for timeline in timelines]
     frame = pl.concat(frames, how="vertical_relaxed")
-    aside = target.with_name(f".{target.name}.part")
     try:
-        frame.write_parquet(aside, compression="zstd")
-        aside.replace(target)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        aside.unlink(missing_ok=True)
+        with output_file(target) as aside:
+            frame.write_parquet(aside, compression="zstd")
+            size_bytes = aside.stat().st_size
+    except pl.exceptions.PolarsError as error:
         raise StoreWriteError(f"cannot be written: {error}", where=str(target)) from error
-    return {"path": str(target), "size_bytes": target.stat().st_size, "events": len(frame), "columns": frame.columns}
+    return {"path": str(target), "size_bytes": size_bytes, "events": len(frame), "columns": frame.columns}
 
 
 def _write_chakra(
@@ -327,7 +327,7 @@ def read_graph(path: Path) -> Graph:
 @click.command("link")
 @click.argument("graph_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="ET")
 @click.argument("source", metavar="KINETO")
-@click.option("--minimum-share", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+@click.option("--minimum-share", type=FiniteRange(0, 1), default=0.5, show_default=True,
               help="Fail where less than this was joined.")  # fmt: skip
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.jsonl",
               help="Write one line a node: id, name, device events, durations.")  # fmt: skip
@@ -377,16 +377,13 @@ def _describe_row(timeline: Timeline, row: int) -> dict[str, Any]:
 
 
 def _write_nodes(found: Any, output: Path) -> None:
-    try:
-        with output.open("wb") as file:
-            for place, node in enumerate(found.graph.nodes):
-                line = {
-                    "id": node.id,
-                    "name": node.name,
-                    "host_s": found.host_s(place),
-                    "device_s": found.device_s(place),
-                    "device_events": [_describe_row(found.timeline, row) for row in found.rows_of(place).tolist()],
-                }
-                file.write(msgspec.json.encode(line) + b"\n")
-    except OSError as error:
-        raise StoreWriteError(f"cannot be written: {error.strerror}", where=str(output)) from error
+    with output_file(output) as scratch, scratch.open("wb") as file:
+        for place, node in enumerate(found.graph.nodes):
+            line = {
+                "id": node.id,
+                "name": node.name,
+                "host_s": found.host_s(place),
+                "device_s": found.device_s(place),
+                "device_events": [_describe_row(found.timeline, row) for row in found.rows_of(place).tolist()],
+            }
+            file.write(msgspec.json.encode(line) + b"\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,6 +14,7 @@ from stepscope.cli.execute import Addition, Job, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
     Duration,
+    FiniteRange,
     json_option,
     make_settings,
     measure_options,
@@ -54,19 +54,6 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class Rate(click.FloatRange):
-    """Of requests: above nothing, and a number."""
-
-    def __init__(self) -> None:
-        super().__init__(0, min_open=True)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        rate = super().convert(value, param, ctx)
-        if not math.isfinite(rate):
-            self.fail(f"{value} is no number of requests a second.", param, ctx)
-        return float(rate)
-
-
 def workload_options(function: F) -> F:
     for option in reversed(_OPTIONS):
         function = option(function)
@@ -82,14 +69,14 @@ def workload_options(function: F) -> F:
 )
 @click.option("--largest-batch", type=click.IntRange(1), help="The search tries none above this.")
 @click.option(
-    "--resolution", type=click.FloatRange(1e-9, 1), default=1 / 16, show_default=True,
+    "--resolution", type=FiniteRange(1e-9, 1), default=1 / 16, show_default=True,
     help="How close to the best size the search ends, as a share of it.",
 )  # fmt: skip
 @click.option(
     "--accumulate", type=click.IntRange(1), metavar="N",
     help="Training: add up the gradients of N batches for each update [default: the benchmark's].",
 )  # fmt: skip
-@click.option("--rate", type=Rate(), help="Of decoders: requests a second that come in.")
+@click.option("--rate", type=FiniteRange(0, min_open=True), help="Of decoders: requests a second that come in.")
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="How many come with --rate.")
 @click.option("--ranks", type=click.IntRange(1), help="Start so many ranks here, which share the batch.")
 @click.option(
@@ -293,7 +280,6 @@ def _make_shared_job(
     accumulate: int | None,
 ) -> Job:
     from stepscope.workloads import find_workload
-    from stepscope.workloads.ranks import WORKER
 
     found = find_workload(benchmark_id)
     way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
@@ -314,9 +300,7 @@ def _make_shared_job(
             )
     further = {"parallel": way, "accumulate": accumulate, "world_size": ranks.world_size}
     cases = [_make_case(found, size, how, **further) for size in sizes]
-    request = make_request(
-        how, backend=ranks.backend, world_size=ranks.world_size, hang_timeout_s=ranks.hang_timeout_s, worker=WORKER
-    )
+    request = make_request(how, backend=ranks.backend, world_size=ranks.world_size, hang_timeout_s=ranks.hang_timeout_s)
     return Job("workload", found.model.model, cases, request, ranks.launcher, ranks.world_size)
 
 

@@ -11,6 +11,9 @@ from stepscope.errors import UsageError
 DEFAULT_SKEW = 0.5
 """Of the uneven operations, where nothing else is asked for."""
 
+MAX_PROPORTION = 1e100
+"""Sums and quotients of proportions stay numbers."""
+
 
 def deal(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Whole numbers in the proportion of the weights that add up to `total`; the largest remainders are rounded up."""
@@ -39,8 +42,8 @@ def parse_matrix(text: str, members: int, *, where: str) -> list[list[float]]:
             row = [float(word) for word in words]
         except ValueError:
             raise UsageError(f"line {number} is no row of numbers: {line.strip()!r}", where=where) from None
-        if any(not math.isfinite(value) or value < 0 for value in row):
-            raise UsageError(f"line {number} has a share that is negative or no number", where=where)
+        if any(value != 0 and not 1 / MAX_PROPORTION < value < MAX_PROPORTION for value in row):
+            raise UsageError(f"line {number} has a share that is negative, out of range or no number", where=where)
         rows.append(row)
     if len(rows) != members or any(len(row) != members for row in rows):
         shape = "×".join(str(n) for n in (len(rows), max((len(row) for row in rows), default=0)))

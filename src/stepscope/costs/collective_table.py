@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from stepscope.costs.collective import CollectiveCost
-from stepscope.errors import BadInputError, NewerVersionError, StoreWriteError, UsageError
+from stepscope.errors import BadInputError, NewerVersionError, UsageError
+from stepscope.files import write_output
 from stepscope.store import utc_now
-from stepscope.store.folder import write_file_atomically
 
 FORMAT_VERSION = 1
 _RECORD = "collective_table"
@@ -38,13 +38,7 @@ def write_collective_table(path: Path, costs: Sequence[CollectiveCost]) -> Colle
     """By rename: the file is as it was, or whole."""
     require_table_name(path)
     table = CollectiveTable(created_at=utc_now(), costs=list(costs))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file_atomically(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
-    except OSError as error:
-        raise StoreWriteError(
-            f"cannot write the table: {error.strerror}", hint="choose another file", where=str(path)
-        ) from error
+    write_output(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n", make_folders=True)
     return table
 
 

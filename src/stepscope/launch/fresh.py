@@ -22,6 +22,8 @@ from stepscope.store import TRACES_FOLDER, MeasuredCase, RunWriter, StoredRun, c
 PROCESSES_FOLDER = "processes"
 """Inside the run while it is measured: one run a process, so that an interruption keeps those that are done."""
 TIMEOUT_S = 3600.0
+OWN_PLAN_VARIABLE = "STEPSCOPE_OWN_PLAN"
+"""Seal of the plan that the starting process wrote itself, and that the started one may therefore follow."""
 
 
 class ChildError(StepscopeError):
@@ -86,7 +88,8 @@ def measure_in_processes(
             children.append(StoredRun(folder))
         if children[number].run is None:
             folder = children[number].folder
-            children[number] = call_stepscope(["runs", "resume", str(folder)], name=f"process {number}")
+            mine, name = {OWN_PLAN_VARIABLE: children[number].plan_seal}, f"process {number}"
+            children[number] = call_stepscope(["runs", "resume", str(folder)], environment=mine, name=name)
         number += 1
         on_done(number, processes)
         if number == processes:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from stepscope.escapes import escape_controls
 from stepscope.measure.loop import Estimate
 from stepscope.records import Case, CaseResult, RankSamples
 from stepscope.store import MeasuredCase
@@ -19,12 +20,13 @@ def format_case_line(result: CaseResult, samples: Sequence[RankSamples]) -> str:
     measured = MeasuredCase(result, list(samples))
     summary = measured.summary()
     if summary is None:
-        return f"{label}: {result.status}: {result.failure.message if result.failure else 'no samples'}"
+        reason = result.failure.message if result.failure else "no samples"
+        return escape_controls(f"{label}: {result.status}: {reason}")
     score = measured.score()
     scored = f", {format_significant(score)} {result.score.unit}" if score is not None and result.score else ""
     width = format_share(summary.relative_half_width)
     line = f"{label}: {format_duration(summary.median_s)} ± {width} (n={summary.n}){scored}"
-    return line + "".join(f"\n    {notice.message}" for notice in result.notices)
+    return escape_controls(line + "".join(f"\n    {notice.message}" for notice in result.notices))
 
 
 class LineProgress:

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from stepscope.escapes import escape_line
+
 Implementation = Literal["ootb", "optimized", "micro"]
 
 Scalar = bool | int | float | str
@@ -70,7 +72,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """What a person sees: the benchmark and the parameters that set this case apart."""
         parameters = ",".join(f"{name}={_plain(value)}" for name, value in self.parameters.items())
-        return f"{self.benchmark.id}[{parameters}]" if parameters else self.benchmark.id
+        return escape_line(f"{self.benchmark.id}[{parameters}]") if parameters else self.benchmark.id
 
 
 def _plain(value: Parameter) -> str:

@@ -20,7 +20,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 class Communication(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="communication"):
     """Written by rank 0 when all have joined."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     backend: str
     library: dict[str, str]
     """As loaded: `name`, `version`, and `file` where it is known."""

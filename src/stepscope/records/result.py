@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
 from stepscope.records.benchmark import Case, Scalar
 from stepscope.records.failure import Failure, Notice
+from stepscope.units import SCORE_SCALES
+
+_SAMPLES_NAME = re.compile(r"samples/rank-\d+\.jsonl")
+"""A path of any other kind could lead out of the run."""
 
 Status = Literal["ok", "failed", "skipped"]
 ReadingMoment = Literal["start", "during", "end"]
@@ -23,6 +28,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """One of `stepscope.units.SCORE_SCALES`."""
     work: float
     """Per iteration and over all ranks that take part, in the base unit: flop, bytes, examples."""
+
+    def __post_init__(self) -> None:
+        if self.unit not in SCORE_SCALES:
+            raise ValueError(f"there is no unit {self.unit!r} for scores; there are {', '.join(SCORE_SCALES)}")
 
 
 class LatencyTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +75,17 @@ class SampleSlice(msgspec.Struct, frozen=True, kw_only=True):
     length: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        if not _SAMPLES_NAME.fullmatch(self.file):
+            raise ValueError(f"samples lie in samples/rank-N.jsonl, not in {self.file!r}")
+        if self.offset < 0 or self.length < 0:
+            raise ValueError(f"a slice of {self.length} bytes at byte {self.offset} cannot be")
+
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="case_result"):
     """One line of the journal."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     case: Case
     status: Status
     started_at: str

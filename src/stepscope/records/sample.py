@@ -56,7 +56,7 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
         lengths |= {len(self.device_s)} if self.device_s is not None else set()
         if len(lengths) != 1:
             raise ValueError(f"the columns of samples differ in length: {sorted(lengths)}")
-        if any(count < 1 for count in self.iterations):
+        if min(self.iterations, default=1) < 1:
             raise ValueError("a sample must cover at least one iteration")
 
     def __len__(self) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stepscope.escapes import escape_line
+
 CORE_LIBRARIES = frozenset({"torch", "cuda", "cudnn", "nccl", "hip", "rocm"})
 """Those that every measuring process of one installation has loaded alike."""
 
@@ -115,7 +117,7 @@ class Git(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="system"):
-    schema_version: int = 1
+    schema_version: int = 2
     collected_at: str
     """UTC, ISO 8601."""
     hosts: list[Host]
@@ -128,6 +130,10 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
     """What the libraries say they do: threads, tf32, deterministic mode …"""
     git: Git | None = None
     """Of the working folder, where it is a checkout."""
+
+    def __post_init__(self) -> None:
+        if not self.hosts:
+            raise ValueError("a system has at least one host")
 
     @property
     def fingerprint(self) -> str:
@@ -183,7 +189,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
         devices = f"{len(host.gpus)}× {host.gpus[0].name}" if host.gpus else host.cpu.model
         count = f"{len(self.hosts)} hosts, " if len(self.hosts) > 1 else ""
         threads = f", {host.cpu.usable_threads} threads" if not host.gpus else ""
-        return f"{count}{devices}{threads}"
+        return escape_line(f"{count}{devices}{threads}")
 
 
 def _flatten(content: object, name: str = "") -> Iterator[tuple[str, str]]:

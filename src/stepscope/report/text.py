@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope.escapes import escape_line
 from stepscope.records import Notice
 from stepscope.report.columns import Column, choose_columns, explain
 from stepscope.report.heatmap import (
@@ -176,6 +177,4 @@ def text_width(text: str) -> int:
 
 def plain(text: str) -> str:
     """On one line and harmless to a terminal: control characters are written out."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return text if text.isprintable() else escape_line(text)

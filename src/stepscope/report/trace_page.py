@@ -22,6 +22,7 @@ from stepscope.analyze.answers.facts import compare_ranks, is_cpu
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.rescale import rescale
+from stepscope.files import write_output
 from stepscope.report import trace_tables as tables
 from stepscope.report.trace_charts import MOST_BARS, Bar, draw_bars, draw_memory, rank_bars
 from stepscope.report.trace_overview import COLOURS
@@ -89,8 +90,7 @@ def write_page(job: JobReport, answer: Answer, timeline_of: TimelineOf, path: Pa
     """Writes the page and gives its size in bytes. `timeline_of` reads the timeline of a rank; few ranks are asked
     for, one after the other."""
     content = render_page(job, answer, timeline_of).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    write_output(path, content, make_folders=True)
     return len(content)
 
 

@@ -18,17 +18,19 @@ from stepscope.store.nccl_tests import (
     write_import,
 )
 from stepscope.store.reader import (
-    Damage,
     JournalTail,
     RunStatus,
     StoredRun,
+    find_newest,
     find_run,
+    find_run_folder,
     list_runs,
+    read_each,
     remove_run,
     run_folders,
-    verify_run,
 )
 from stepscope.store.sql import TABLES, QueryResult, format_tables_markdown, query_runs
+from stepscope.store.verify import Damage, verify_run
 from stepscope.store.view import TPOT, TTFT, MeasuredCase
 from stepscope.store.writer import RunWriter, create_run, record_failure
 
@@ -51,7 +53,9 @@ __all__ = [
     "StoredRun",
     "create_run",
     "find_ceilings",
+    "find_newest",
     "find_run",
+    "find_run_folder",
     "format_tables_markdown",
     "import_nccl_tests",
     "is_ceiling",
@@ -61,6 +65,7 @@ __all__ = [
     "prepare_import",
     "query_runs",
     "rate_case",
+    "read_each",
     "read_kernel_table",
     "record_failure",
     "remove_run",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stepscope.errors import RunBusyError, StoreNotWritableError
+from stepscope.errors import CorruptRunError, RunBusyError, StoreNotWritableError, UsageError
 
 STORE_VARIABLE = "STEPSCOPE_STORE"
 DEFAULT_STORE = "stepscope-runs"
@@ -27,6 +29,9 @@ RANKS_FOLDER = "ranks"
 """What each rank wrote to its terminal, and its heartbeat."""
 TRACES_FOLDER = "traces"
 """Recordings of cases; results name theirs relative to the run."""
+
+NAME_LIMIT = 255
+"""Characters of a file name on every file system in use."""
 
 LOCK_WAIT_S = 5.0
 """How long a resume waits for the last writer to let go: ranks need a moment to die after their parent."""
@@ -61,28 +66,67 @@ def make_run_folder(store: Path, name: str) -> Path:
         ) from error
 
 
-def write_file_atomically(path: Path, data: bytes) -> None:
-    """The file is either as it was or complete: written aside, flushed to disk, renamed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+def read_evidence(path: Path, *, where: str, offset: int = 0, length: int | None = None) -> bytes | None:
+    """The content of a regular file, or a slice of it; None where there is none.
 
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename or a new name last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    A folder may come from somebody else: what is no regular file (a FIFO would wait for ever, a device has no end) is
+    refused, and a length is believed only as far as the file reaches.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
+        raise CorruptRunError(f"{path.name} is not a regular file", where=where)
+    with open(descriptor, "rb", buffering=0) as file:
+        try:
+            file.seek(min(offset, found.st_size))
+            return file.readall() if length is None else file.read(min(length, max(0, found.st_size - offset)))
+        except OSError as error:
+            raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
+
+
+def require_plain_folder(folder: Path) -> None:
+    """Refuse to write into a run folder that could lead the writing elsewhere, or is somebody else's.
+
+    Its own place may be reached by a link; inside it are only folders and files, each with one name.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as mine:  # file systems may give files another owner than the user
+            reason = _find_odd(folder, os.fstat(mine.fileno()).st_uid)
+    except OSError as error:
+        raise StoreNotWritableError(
+            f"cannot write into {folder}: {error.strerror}",
+            hint="copy the run to a place that is yours",
+            where=str(folder),
+        ) from error
+    if reason is not None:
+        raise UsageError(
+            f"run {folder.name} is not written to: {reason}",
+            hint="reading it is safe; to go on with it, copy its files to a store of your own",
+            where=str(folder),
+        )
+
+
+def _find_odd(folder: Path, owner: int) -> str | None:
+    for place, folders, files in os.walk(folder):
+        for name in ("", *folders, *files):
+            path = Path(place, name)
+            found = path.stat() if path == folder else path.lstat()
+            told = f"{path.relative_to(folder)} " if path != folder else "the folder "
+            if found.st_uid != owner:
+                return f"{told}belongs to another user (number {found.st_uid})"
+            if stat.S_ISLNK(found.st_mode):
+                return f"{told}is a symbolic link"
+            if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+                return f"{told}is neither a file nor a folder"
+            if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                return f"{told}has a second name elsewhere (a hard link)"
+    return None
 
 
 def is_locked(folder: Path) -> bool:
@@ -90,13 +134,15 @@ def is_locked(folder: Path) -> bool:
     import fcntl
 
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
-    except FileNotFoundError:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:  # a file system without locks, or no file to lock
+        return False
     finally:
         os.close(descriptor)
     return False
@@ -108,7 +154,14 @@ def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     import fcntl
     import time
 
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise StoreNotWritableError(
+            f"cannot write into {folder}: {error.strerror}",
+            hint="copy the run to a place that is yours",
+            where=str(folder),
+        ) from error
     deadline = time.monotonic() + wait_s
     try:
         while True:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepscope.errors import StoreWriteError
+from stepscope.files import sync_folder
 
 
 class AppendFile:
@@ -15,11 +16,9 @@ class AppendFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         existed = path.exists()
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         self.size = os.lseek(self._descriptor, 0, os.SEEK_END)
         if not existed:
-            from stepscope.store.folder import sync_folder
-
             sync_folder(path.parent)
 
     def append(self, line: bytes) -> int:

@@ -10,7 +10,6 @@ import csv
 import gzip
 import io
 import math
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from stepscope.errors import BadInputError, MissingDependencyError, StoreWriteError, UsageError
+from stepscope.files import output_file, write_output
 from stepscope.records import Parameter, Scalar, System
 from stepscope.stats import median, summarize
 from stepscope.store.reader import StoredRun
@@ -167,16 +167,7 @@ def write_kernel_table(path: Path, rows: Iterable[KernelRow]) -> int:
     data = text.getvalue().encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    scratch = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_bytes(data)
-        os.replace(scratch, path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise StoreWriteError(
-            f"cannot write the table: {error.strerror}", hint="the run itself is kept", where=str(path)
-        ) from error
+    write_output(path, data, hint="the run itself is kept; choose another file", make_folders=True)
     return len(listed)
 
 
@@ -354,21 +345,17 @@ def write_parquet(path: Path, rows: Iterable[KernelRow]) -> int:
     listed = list(rows)
     kinds = _column_types(listed)
     columns = ", ".join(f"{_quote(name)}: {_quote(kind)}" for name, kind in kinds.items())
-    made = path.with_name(path.name + ".tmp")
     with tempfile.TemporaryDirectory(prefix="stepscope-table-") as scratch:
         lines = Path(scratch) / "table.json"
         try:
             lines.write_bytes(msgspec.json.Encoder().encode_lines([_json_row(row, kinds) for row in listed]))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with duckdb.connect(":memory:") as connection:
+            with output_file(path, make_folders=True) as made, duckdb.connect(":memory:") as connection:
                 connection.execute(
                     f"CREATE TABLE t AS SELECT * FROM read_json(?, format='newline_delimited', columns={{{columns}}})",
                     [str(lines)],
                 )
                 connection.execute(f"COPY t TO {_quote(str(made))} (FORMAT parquet)")
-            os.replace(made, path)
         except (OSError, duckdb.Error) as error:
-            made.unlink(missing_ok=True)
             raise StoreWriteError(f"cannot write Parquet: {error}", where=str(path)) from error
     return len(listed)
 

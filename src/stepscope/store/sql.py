@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.errors import MissingDependencyError, UsageError
-from stepscope.store.reader import StoredRun
+from stepscope.errors import MissingDependencyError, StepscopeError, UsageError
+from stepscope.store.reader import StoredRun, read_each
 
 TABLES: dict[str, dict[str, str]] = {
     "runs": {
@@ -38,10 +39,14 @@ TABLES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Table → column → type; the documentation's list is made from this."""
 
+_LIMITS = {"INTEGER": 1 << 31, "BIGINT": 1 << 63}
+
 
 class QueryResult(NamedTuple):
     columns: list[str]
     rows: list[tuple[Any, ...]]
+    damaged: list[StepscopeError]
+    """What is wrong with the runs that are in no table."""
 
 
 def query_runs(runs: Iterable[StoredRun], query: str) -> QueryResult:
@@ -51,11 +56,10 @@ def query_runs(runs: Iterable[StoredRun], query: str) -> QueryResult:
     except ImportError:
         raise MissingDependencyError("SQL needs duckdb", hint="pip install 'stepscope[read]'") from None
     with tempfile.TemporaryDirectory(prefix="stepscope-sql-") as scratch, duckdb.connect(":memory:") as connection:
-        _fill_tables(connection, runs, Path(scratch))
-        connection.execute("SET enable_external_access = false")
         try:
-            cursor = connection.execute(query)
-            return QueryResult([column[0] for column in cursor.description or []], cursor.fetchall())
+            damaged = _fill_tables(connection, runs, Path(scratch))
+            connection.execute("SET enable_external_access = false")
+            return QueryResult(*_execute(connection, query), damaged)
         except duckdb.Error as error:
             raise UsageError(
                 f"the query failed: {error}",
@@ -64,13 +68,28 @@ def query_runs(runs: Iterable[StoredRun], query: str) -> QueryResult:
             ) from error
 
 
-def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> None:
+def _execute(connection: Any, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    cursor = connection.execute(query)
+    if cursor is None:
+        raise UsageError("there is no query in it", hint="write SELECT … FROM runs", where="SQL")
+    columns = [column[0] for column in cursor.description or []]
+    if any("TIME ZONE" in str(column[1]) for column in cursor.description or []):
+        # As Python objects these need a library of time zones; as text they do not.
+        cursor = connection.execute(f"SELECT CAST(COLUMNS(*) AS VARCHAR) FROM ({query.strip().rstrip(';')}\n)")
+    return columns, cursor.fetchall()
+
+
+def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> list[StepscopeError]:
+    """Returns what is wrong with the runs that are in none of them."""
     encoder = msgspec.json.Encoder()
+    damaged: list[StepscopeError] = []
     files = {table: (scratch / f"{table}.jsonl").open("wb") for table in TABLES}
     try:
         for stored in runs:
-            for table, row in _rows(stored):
-                files[table].write(encoder.encode(dict(zip(TABLES[table], row, strict=True))) + b"\n")
+            rows, wrong = read_each([stored.folder], _checked_rows)
+            damaged += wrong
+            for table, row in rows[0] if rows else []:
+                files[table].write(encoder.encode(row) + b"\n")
     finally:
         for file in files.values():
             file.close()
@@ -81,6 +100,20 @@ def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> N
             f"read_json(?, format='newline_delimited', columns={{{typed}}})",
             [str(scratch / f"{table}.jsonl")],
         )
+    return damaged
+
+
+def _checked_rows(stored: StoredRun) -> list[tuple[str, dict[str, Any]]]:
+    """Raises ValueError for values that their column does not hold: one run must not keep the others out."""
+    rows = [(table, dict(zip(TABLES[table], row, strict=True))) for table, row in _rows(stored)]
+    for table, row in rows:
+        for name, value in row.items():
+            kind = TABLES[table][name]
+            if kind in _LIMITS and value is not None and not -_LIMITS[kind] <= value < _LIMITS[kind]:
+                raise ValueError(f"{name} = {value} is too large for a table")
+            if kind == "TIMESTAMP" and value is not None:
+                datetime.fromisoformat(value)
+    return rows
 
 
 def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:

@@ -13,23 +13,27 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.errors import CorruptRunError, StoreWriteError, UsageError
+from stepscope.files import write_file_atomically
 from stepscope.records import (
     Case,
     CaseResult,
     Communication,
     Failure,
     FileEntry,
+    Notice,
     Plan,
     RankSamples,
     Run,
     SampleSlice,
     System,
+    add_seal,
     encode_document,
-    parse_document,
+    find_unstorable,
+    read_seal,
 )
 from stepscope.store import folder as layout
 from stepscope.store.journal import AppendFile
-from stepscope.store.reader import StoredRun, parse_failures, read_journal
+from stepscope.store.reader import StoredRun
 
 
 def create_run(
@@ -48,9 +52,8 @@ def create_run(
     if len(set(keys)) != len(keys):
         doubled = next(case for i, case in enumerate(cases) if case.key in keys[:i])
         raise UsageError(f"the case {doubled.label} is asked for twice", hint="remove one of them")
-    folder = layout.make_run_folder(store, name)
     plan = Plan(
-        run_id=folder.name,
+        run_id="",
         created_at=layout.utc_now(),
         tool_version=__version__,
         command=list(command),
@@ -60,8 +63,11 @@ def create_run(
         launcher=launcher,
         world_size=world_size,
     )
+    encode_document(plan)  # refuses what cannot be stored, before there is a folder
+    folder = layout.make_run_folder(store, name)
+    plan = msgspec.structs.replace(plan, run_id=folder.name)
     try:
-        layout.write_file_atomically(folder / layout.PLAN_FILE, encode_document(plan))
+        write_file_atomically(folder / layout.PLAN_FILE, add_seal(encode_document(plan)))
     except OSError as error:
         raise _cannot_write(folder / layout.PLAN_FILE, error) from error
     return folder
@@ -77,29 +83,28 @@ class RunWriter:
             raise UsageError(
                 f"run {folder.name} is complete", hint="start a new one without --resume", where=str(folder)
             )
+        layout.require_plain_folder(folder)
         self._open.enter_context(layout.hold_lock(folder))
-        self.plan = StoredRun(folder).plan
-        self._results: dict[str, CaseResult] = {}
+        stored = StoredRun(folder)
+        self.plan, self._plan_seal = stored.plan, stored.plan_seal
         continued = (folder / layout.JOURNAL_FILE).exists()
         self._journal = self._open_append(layout.JOURNAL_FILE)
         self._samples: dict[str, AppendFile] = {}
-        self._take_up()
+        self._take_up(stored)
         self._keeps_note = False
         self._deaths = _read_deaths(folder / layout.BEGUN_FILE)
         if continued:
             message = f"continued after an interruption, {len(self._results)} of {len(self.plan.cases)} cases done"
             record_failure(folder, Failure(kind="interrupted", message=message, where=layout.utc_now()))
 
-    def _take_up(self) -> None:
+    def _take_up(self, stored: StoredRun) -> None:
         """Continue behind the last whole line; what a crash left after it was never evidence."""
-        data = (self.folder / layout.JOURNAL_FILE).read_bytes()
-        results, end = read_journal(data, where=str(self.folder / layout.JOURNAL_FILE))
-        self._journal.cut(end)
-        self._results = {result.case.key: result for result in results}
+        self._journal.cut(stored.journal.end)
+        self._seal = stored.journal.seal or self._plan_seal
+        self._results = {result.case.key: result for result in stored.results}
         for path in sorted((self.folder / layout.SAMPLES_FOLDER).glob("*.jsonl")):
             name = f"{layout.SAMPLES_FOLDER}/{path.name}"
-            slices = [piece for result in results for piece in result.samples if piece.file == name]
-            vouched = max((piece.offset + piece.length + 1 for piece in slices), default=0)
+            vouched = stored.vouched_bytes(name)
             if path.stat().st_size < vouched:
                 raise CorruptRunError(
                     f"{name} is shorter than the journal says",
@@ -144,7 +149,7 @@ class RunWriter:
         """On resume the machine must be the same one: cases of two systems never share a run."""
         path = self.folder / layout.SYSTEM_FILE
         if path.exists():
-            before = parse_document(path.read_bytes(), System, where=str(path))
+            before = StoredRun(self.folder).system or system
             then, now = (f"{one.fingerprint}/{one.configuration}" for one in (before, system))
             if then != now and self._results:
                 raise UsageError(
@@ -154,7 +159,7 @@ class RunWriter:
                 )
             return
         try:
-            layout.write_file_atomically(path, encode_document(system))
+            write_file_atomically(path, add_seal(encode_document(system), self._plan_seal))
         except OSError as error:
             raise _cannot_write(path, error) from error
 
@@ -162,15 +167,18 @@ class RunWriter:
         """Of the ranks that are here now: a resumed run has others than before."""
         path = self.folder / layout.COMMUNICATION_FILE
         try:
-            layout.write_file_atomically(path, encode_document(communication))
+            write_file_atomically(path, add_seal(encode_document(communication), self._plan_seal))
         except OSError as error:
             raise _cannot_write(path, error) from error
 
     def append(self, result: CaseResult, samples: Sequence[RankSamples] = ()) -> CaseResult:
         """Put one finished case on disk; when this returns, it survives anything."""
+        result, samples = _storable(result, samples)
         slices = [self._append_samples(rank) for rank in samples]
-        stored = CaseResult(**{**_fields(result), "samples": slices})
-        self._journal.append(encode_document(stored))
+        stored = msgspec.structs.replace(result, samples=slices)
+        line = add_seal(encode_document(stored), self._seal)
+        self._journal.append(line)
+        self._seal = read_seal(line)
         self._results[result.case.key] = stored
         return stored
 
@@ -182,31 +190,10 @@ class RunWriter:
 
     def finish(self) -> Run:
         """Seal the run: hash every file, then write run.json by rename."""
-        counts = [result.status for result in self._results.values()]
-        system_path = self.folder / layout.SYSTEM_FILE
-        system = parse_document(system_path.read_bytes(), System, where=str(system_path))
-        failures = parse_failures(self.folder)
-        run = Run(
-            id=self.folder.name,
-            kind=self.plan.kind,
-            created_at=self.plan.created_at,
-            finished_at=layout.utc_now(),
-            tool_version=self.plan.tool_version,
-            verb=self.plan.verb,
-            command=self.plan.command,
-            launcher=self.plan.launcher,
-            world_size=self.plan.world_size,
-            system_fingerprint=system.fingerprint,
-            cases_ok=counts.count("ok"),
-            cases_failed=counts.count("failed"),
-            cases_skipped=counts.count("skipped"),
-            resumed=sum(failure.kind == "interrupted" for failure in failures),
-            failures=failures,
-            files=hash_files(self.folder),
-        )
+        run = describe_run(StoredRun(self.folder), finished_at=layout.utc_now(), files=hash_files(self.folder))
         path = self.folder / layout.RUN_FILE
         try:
-            layout.write_file_atomically(path, encode_document(run))
+            write_file_atomically(path, add_seal(encode_document(run)))
         except OSError as error:
             raise _cannot_write(path, error) from error
         return run
@@ -243,7 +230,7 @@ def record_failure(folder: Path, failure: Failure) -> None:
     """Keep why a run ended early beside its evidence; called by whoever survived."""
     file = AppendFile(folder / layout.FAILURES_FILE)
     try:
-        file.append(encode_document(failure))
+        file.append(add_seal(encode_document(failure)))
     finally:
         file.close()
 
@@ -262,8 +249,46 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
     return entries
 
 
-def _fields(result: CaseResult) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in result.__struct_fields__}
+def describe_run(stored: StoredRun, *, finished_at: str, files: dict[str, FileEntry]) -> Run:
+    """The record of a run that is complete, from its other records."""
+    plan, system, failures = stored.plan, stored.system, stored.failures
+    if system is None:
+        raise CorruptRunError(f"{layout.SYSTEM_FILE} is missing", where=str(stored.folder / layout.SYSTEM_FILE))
+    states = [result.status for result in {result.case.key: result for result in stored.results}.values()]
+    return Run(
+        id=plan.run_id,
+        kind=plan.kind,
+        created_at=plan.created_at,
+        finished_at=finished_at,
+        tool_version=plan.tool_version,
+        verb=plan.verb,
+        command=plan.command,
+        launcher=plan.launcher,
+        world_size=plan.world_size,
+        system_fingerprint=system.fingerprint,
+        cases_ok=states.count("ok"),
+        cases_failed=states.count("failed"),
+        cases_skipped=states.count("skipped"),
+        resumed=sum(failure.kind == "interrupted" for failure in failures),
+        failures=failures,
+        files=files,
+    )
+
+
+def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseResult, Sequence[RankSamples]]:
+    """JSON has no infinities and no NaN: a time that is none fails its case, another fact is left out with a notice."""
+    for rank in samples:
+        odd = find_unstorable(msgspec.to_builtins(rank))
+        if odd is not None:
+            failure = Failure(kind="not_finite", message=f"{odd} of rank {rank.rank} is not a finite number")
+            return msgspec.structs.replace(result, status="failed", failure=failure, observed={}), []
+    odd_facts = [name for name, value in result.observed.items() if find_unstorable(value, name)]
+    if not odd_facts:
+        return result, samples
+    told = ", ".join(f"{name} = {result.observed[name]}" for name in odd_facts)
+    notice = Notice(kind="not_finite", message=f"not stored, as these are not finite numbers: {told}")
+    kept = {name: value for name, value in result.observed.items() if name not in odd_facts}
+    return msgspec.structs.replace(result, observed=kept, notices=[*result.notices, notice]), samples
 
 
 def _cannot_write(path: Path, error: OSError) -> StoreWriteError:

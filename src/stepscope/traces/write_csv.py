@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.errors import StoreWriteError, UsageError, unknown_name
+from stepscope.errors import UsageError, unknown_name
+from stepscope.files import output_file
 from stepscope.traces.chrome.rows import PIECE_ROWS
 from stepscope.traces.chrome.write import packed
 from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
@@ -47,18 +46,12 @@ def write_csv(
     if not ranks:
         raise UsageError("there is no trace to write", where=str(path))
     chosen = _known(columns) if columns is not None else _used(ranks)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with output_file(path) as part:
         with part.open("wb") as file, packed(file, path) as stream:
             for piece in _pieces(ranks, chosen):
                 stream.write(piece)
-        part.replace(path)
-    except OSError as error:
-        raise StoreWriteError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
-    return WrittenTable(path=str(path), size_bytes=path.stat().st_size, rows=sum(map(len, ranks)), columns=chosen)
+        size_bytes = part.stat().st_size
+    return WrittenTable(path=str(path), size_bytes=size_bytes, rows=sum(map(len, ranks)), columns=chosen)
 
 
 def _known(columns: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import BadInputError
+from stepscope.files import output_file
 from stepscope.traces.chakra.schema import ATTRIBUTE_FIELDS, COMPUTE, messages
 from stepscope.traces.chakra.wire import encode_number
 from stepscope.traces.gc_pause import gc_paused
@@ -315,18 +316,9 @@ def write_frames(path: Path, metadata: bytes, nodes: Iterable[bytes]) -> None:
 
 def write_blocks(path: Path, metadata: bytes, blocks: Iterable[bytes]) -> None:
     """The same of nodes that stand behind their lengths already, any number of them in a block."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb", buffering=1 << 20) as file:
-            file.write(with_length(metadata))
-            file.writelines(blocks)
-        partial.replace(path)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot be written: {error.strerror}", hint="give a file in a folder that can be written", where=str(path)
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with output_file(path) as partial, partial.open("wb", buffering=1 << 20) as file:
+        file.write(with_length(metadata))
+        file.writelines(blocks)
 
 
 def with_length(message: bytes) -> bytes:

@@ -7,16 +7,16 @@ all their nanoseconds, counted from `baseTimeNanoseconds`; reading the file of o
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.errors import StoreWriteError, UsageError
+from stepscope.errors import UsageError
+from stepscope.files import output_file
 from stepscope.traces.chrome.arrows import FLOWS, Arrow, arrow_lines, arrows_of_edges, flow_lines
 from stepscope.traces.chrome.bound import DropOrder, count_left_out, write_within
 from stepscope.traces.chrome.places import Places, plan_places
@@ -109,7 +109,7 @@ class _Plan:
     def __init__(self, ranks: Sequence[Timeline], path: Path, *, flows: tuple[str, ...], arrows: list[Arrow]) -> None:
         self.ranks = ranks
         self.path = path
-        self.part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self.part = path
         self.flows = flows
         self.arrows = arrows
         self.base_ns = _base(ranks)
@@ -118,14 +118,8 @@ class _Plan:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is written last inside takes the name of the file at the end; an error leaves what was there."""
-        try:
+        with output_file(self.path) as self.part:
             yield
-            self.part.replace(self.path)
-        except OSError as error:
-            raise StoreWriteError(f"cannot be written: {error.strerror or error}", where=str(self.path)) from error
-        finally:
-            with suppress(OSError):
-                self.part.unlink()
 
     def write(self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
         """One try, beside the file."""

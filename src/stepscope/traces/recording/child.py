@@ -13,7 +13,7 @@ from types import FrameType
 import msgspec
 
 from stepscope.errors import StepscopeError, first_line
-from stepscope.store.folder import write_file_atomically
+from stepscope.files import write_file_atomically
 from stepscope.traces.recording.api import set_current
 from stepscope.traces.recording.marks import install
 from stepscope.traces.recording.recorder import Recorder

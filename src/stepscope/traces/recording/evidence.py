@@ -11,8 +11,9 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.errors import BadInputError
+from stepscope.files import write_file_atomically
 from stepscope.records import System
-from stepscope.store.folder import hold_lock, utc_now, write_file_atomically
+from stepscope.store.folder import hold_lock, utc_now
 from stepscope.traces.link import LinkSummary
 from stepscope.traces.recording.plan import When
 from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings

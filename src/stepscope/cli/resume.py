@@ -1,0 +1,96 @@
+"""What `stepscope runs resume` may do: a run folder is data, and only a command line makes it work.
+
+The plan in the folder is never believed. The command that it shows is planned again by the same parser that planned it
+first, without measuring; the run goes on if both plans are the same. Which function measures is looked up by the verb.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stepscope.cli.execute import Job, RehearsedError, find_differences, rehearsing
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.launch.fresh import OWN_PLAN_VARIABLE
+from stepscope.store import StoredRun
+from stepscope.store.folder import require_plain_folder
+
+INNER_LAUNCHERS = ("inline", "self")
+"""Those that need nobody else to start the ranks."""
+
+
+def plan_again(run: StoredRun, *, trust: bool) -> dict[str, Any]:
+    """The request that the run's own command makes. Raises UsageError with the reason where the run must not go on."""
+    require_plain_folder(run.folder)
+    if run.plan_seal and os.environ.get(OWN_PLAN_VARIABLE) == run.plan_seal:
+        return run.plan.request  # the process that started this one wrote the plan
+    command = run.plan.command
+    shown = shlex.join(command)
+    if run.plan.launcher not in INNER_LAUNCHERS:
+        ranks = f"{run.plan.launcher} started its {run.plan.world_size} ranks"
+        raise _refuse(run, ranks, f"start them the same way: … {shown} --resume {run.id}")
+    try:
+        job = rehearse(command)
+    except (StepscopeError, click.ClickException) as error:
+        message = error.message if isinstance(error, StepscopeError) else error.format_message()
+        raise _refuse(run, f"its command cannot be planned here ({message})", f"the command was: {shown}") from error
+    if job is None:
+        raise _refuse(run, "its command measures nothing", f"the command was: {shown}")
+    _require_same_files(run, job)
+    differences = find_differences(run, job)
+    if differences:
+        raise _refuse(
+            run,
+            f"its plan is not what its command asks for: {', '.join(differences)} differ",
+            f"start anew, in the folder where it was started: {shown}",
+        )
+    effects = find_effects(job)
+    if effects and not trust:
+        raise _refuse(
+            run,
+            f"its command {' and '.join(effects)}",
+            f"if that is what you want: stepscope runs resume {shlex.quote(str(run.folder))} --trust",
+        )
+    return job.request
+
+
+def rehearse(command: Sequence[str]) -> Job | None:
+    """What a `bench` command would measure; None for one that measures nothing. Nothing is written or shown."""
+    from stepscope.cli.main import app
+
+    if list(command[:2]) != ["stepscope", "bench"]:
+        raise UsageError("it was not made by `stepscope bench`")
+    with rehearsing(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            app.main(args=list(command[1:]), prog_name="stepscope", standalone_mode=False)
+        except RehearsedError as planned:
+            return planned.job
+    return None
+
+
+def _require_same_files(run: StoredRun, job: Job) -> None:
+    """Said apart from other differences, as files of users change often."""
+    from stepscope.workloads.files import require_unchanged
+
+    for stored, asked in zip(run.plan.cases, job.cases, strict=False):
+        if "function" in asked.parameters and asked.parameters["file"] == stored.parameters.get("file"):
+            require_unchanged(Path(str(asked.parameters["file"])), str(stored.parameters.get("sha256")))
+
+
+def find_effects(job: Job) -> list[str]:
+    """What measuring would do to this user outside the run folder; a table that is new harms nobody."""
+    files = dict.fromkeys(str(case.parameters["file"]) for case in job.cases if "function" in case.parameters)
+    table = job.request.get("table")
+    replaced = [f"replaces the file {table}"] if table and Path(table).exists() else []
+    return [*(f"runs the file {path}" for path in files), *replaced]
+
+
+def _refuse(run: StoredRun, reason: str, hint: str) -> UsageError:
+    return UsageError(f"run {run.id} is not continued: {reason}", hint=hint, where=str(run.folder))
