@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STORE ?= stepscope-runs
+# Tests that start ranks wait much of their time: one worker more than cores keeps the cores busy.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PIP_FLAGS := --quiet --disable-pip-version-check
 
 # Some virtual machines advertise AMX but trap on it; this keeps bfloat16 on the CPU to what they run.
@@ -38,7 +40,7 @@ services: # Slurm and Chromium for the tests that need them, where they may be i
 # The type checker works beside the first tests, which mostly wait for ranks. One thread each: see docs/testing.md.
 test: $(STAMP) services ## set up, run all tests, lint and type-check
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & linting=$$!; \
-		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations=10; tested=$$?; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=10; tested=$$?; \
 		wait $$linting; linted=$$?; cat $(VENV)/lint.log; exit $$((tested | linted))
 
 lint: $(STAMP) ## ruff and mypy --strict

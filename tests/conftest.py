@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +39,12 @@ def order(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=order)
+
+
+def pytest_collection_finish() -> None:
+    """What libraries and collected tests hold stays: a collection that a test asks for need not walk through it."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def light_garbage_collection() -> None:
-    """A measurement collects garbage before each case: what pytest and the libraries hold need not be walked again."""
-    gc.freeze()
-
-
 @pytest.fixture
-def here(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Stepscope:
-    """For calls whose process is not the question: what is killed, or starts others, is called through `stepscope`."""
+def here(store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Stepscope:
+    """For calls whose process is not the question: what is killed, or plays a fake group, is called through `stepscope`."""
     monkeypatch.setenv("STEPSCOPE_STORE", str(store))
-    return stepscope_here(capsys)
+    return stepscope_here(capfd)
