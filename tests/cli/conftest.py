@@ -24,6 +24,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def here(store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Stepscope:
-    """For calls whose process is not the question: what is killed, or plays a fake group, is called through `stepscope`."""
+    """For calls whose process is not the question: what is killed or plays a fake group goes through `stepscope`."""
     monkeypatch.setenv("STEPSCOPE_STORE", str(store))
     return stepscope_here(capfd)

@@ -161,7 +161,7 @@ def test_a_backend_that_was_not_built_is_named(here: Stepscope, store: Path) -> 
 
 
 SWEPT = [1024 * 2**i for i in range(8)]
-SWEEP = (*COMMS, "--dtype", "float16", "--sizes", "1K:128K:x2", "--ranks", "3", "--min-time", "400ms",
+SWEEP = (*COMMS, "--dtype", "float16", "--sizes", "1K:128K:x2", "--ranks", "2", "--min-time", "400ms",
          "--max-time", "400ms", "--json")  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def read_keys(folder: Path) -> list[str]:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    return [psutil.Process(beat.pid) for rank in range(3) if (beat := read_beat(folder / "ranks", rank))]
+    return [psutil.Process(beat.pid) for rank in range(2) if (beat := read_beat(folder / "ranks", rank))]
 
 
 def test_ranks_go_on_after_a_killed_rank_an_interrupt_and_a_killed_command(here: Stepscope, store: Path) -> None:
@@ -203,7 +203,7 @@ def test_ranks_go_on_after_a_killed_rank_an_interrupt_and_a_killed_command(here:
     assert keys[: len(after_command)] == after_command
     assert len(keys) == len(set(keys)) == len(SWEPT)
     assert verify_run(StoredRun(folder)) == []
-    check_rows(done.data["cases"], SWEPT, 3)
+    check_rows(done.data["cases"], SWEPT, 2)
 
 
 def check_that_a_killed_rank_ends_the_run_within_thirty_seconds(folder: Path, process: subprocess.Popen[bytes]) -> None:
@@ -227,7 +227,7 @@ def check_that_an_interrupt_stops_all_ranks(folder: Path, process: subprocess.Po
     assert process.returncode == 130
     assert json.loads(out)["error"]["kind"] == "interrupted"
     gone, _ = psutil.wait_procs(ranks, timeout=10)
-    assert len(gone) == 3
+    assert len(gone) == 2
 
 
 def check_that_a_killed_command_takes_its_ranks_with_it(folder: Path, process: subprocess.Popen[bytes]) -> None:
@@ -235,7 +235,7 @@ def check_that_a_killed_command_takes_its_ranks_with_it(folder: Path, process: s
     process.kill()
     process.communicate()
     gone, _ = psutil.wait_procs(ranks, timeout=15)
-    assert len(gone) == 3
+    assert len(gone) == 2
 
 
 # The same command under other launchers
@@ -316,7 +316,7 @@ def test_every_operation_over_mpi(store: Path) -> None:
 
 
 def test_a_rank_killed_under_mpirun_ends_the_job_and_keeps_the_cases(store: Path) -> None:
-    launcher = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable, "-m", "stepscope"]
+    launcher = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-m", "stepscope"]
     process = subprocess.Popen(
         [*launcher, *COMMS, "--sizes", "1K:32K:x2", "--min-time", "600ms", "--max-time", "600ms"],
         env={**os.environ, "STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1"},

@@ -43,8 +43,8 @@ def test_srun_and_the_generated_script_give_the_same_rows(
 
 def test_a_killed_rank_ends_the_step(slurm_cluster: SlurmCluster, store: Path) -> None:
     process = subprocess.Popen(
-        ["srun", "-N2", "-n4", "--kill-on-bad-exit=1", sys.executable, "-m", "stepscope", *COMMS,
+        ["srun", "-N2", "-n2", "--kill-on-bad-exit=1", sys.executable, "-m", "stepscope", *COMMS,
          "--sizes", "1K:32K:x2", "--min-time", "600ms", "--max-time", "600ms", "--store", str(store)],
         env=slurm_cluster.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    check_that_killing_ends_the_job(store, process, rank=2)
+    check_that_killing_ends_the_job(store, process, rank=1)
