@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def stepscope(store: Path) -> Stepscope:
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """For commands whose threads are not the question: they would spin beside the tests of other workers."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light_garbage_collection() -> None:
+    """A measurement collects garbage before each case: what pytest and the libraries hold need not be walked again."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_the_micro_suite_gives_one_score_a_row(here: Stepscope) -> None:
         assert here("bench", "suite", "micro", *wrong, "--json").code == 2
 
 
-def test_a_killed_sweep_resumes_and_its_table_is_whole(here: Stepscope, store: Path, tmp_path: Path) -> None:
+def test_a_killed_sweep_resumes_and_its_table_is_whole(stepscope: Stepscope, store: Path, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     sweep = [
         *OPS,
@@ -186,7 +186,7 @@ def test_a_killed_sweep_resumes_and_its_table_is_whole(here: Stepscope, store: P
     assert 20 <= kept < 150
     assert not table.exists()
     run = run_folders(store)[0].name
-    answer = here("runs", "resume", run, "--json")
+    answer = stepscope("runs", "resume", run, "--json")
     assert answer.code == 0
     assert len(run_folders(store)) == 1
     assert len(read_kernel_table(table)) == 150
