@@ -23,11 +23,15 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 LONGEST_FIRST = (
-    "cli/test_bench_slurm.py",
-    "cli/test_bench_comms.py",
     "workloads/test_ranks.py",
-    "launch/test_several_hosts.py",
+    "cli/test_bench_comms.py",
+    "workloads/test_suite.py",
     "cli/test_launch_hosts.py",
+    "cli/test_bench_slurm.py",
+    "comms/test_gloo_ranks.py",
+    "cli/test_verdict_commands.py",
+    "launch/test_local.py",
+    "analyze/test_pairs.py",
 )
 """Files that take most of the time: begun last, one of them would keep one worker busy after the others are done."""
 
