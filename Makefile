@@ -37,16 +37,16 @@ demo: $(STAMP) ## run the whole loop on this machine; ends with a report to open
 services: # Slurm and Chromium for the tests that need them, where they may be installed
 	@bash tools/setup_services.sh
 
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
 # The type checker works beside the first tests, which mostly wait for ranks. One thread each: see docs/testing.md.
 test: $(STAMP) services ## set up, run all tests, lint and type-check
-	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & linting=$$!; \
+	@{ $(LINT); } >$(VENV)/lint.log 2>&1 & linting=$$!; \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=10; tested=$$?; \
 		wait $$linting; linted=$$?; cat $(VENV)/lint.log; exit $$((tested | linted))
 
 lint: $(STAMP) ## ruff and mypy --strict
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(LINT)
 
 bench: $(STAMP) ## run the benchmarks of Stepscope itself
 	@for name in cli_startup measure_overhead self_comparison sweep_rate independent_clock ceilings tiny_preset comms_overhead; do \
