@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STORE ?= stepscope-runs
+# Tests that start ranks wait much of their time: one worker more than cores keeps the cores busy.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PIP_FLAGS := --quiet --disable-pip-version-check
 
 # Some virtual machines advertise AMX but trap on it; this keeps bfloat16 on the CPU to what they run.
@@ -11,11 +13,8 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 # The checkout's own code, not another installation's.
 unexport PYTHONPATH
 
-# Two files at once: tests that start ranks wait most of their time, and the others run on one thread each. The longest
-# are begun first, so that none is left to one worker at the end. Two Slurm clusters would fight for their ports.
-WAITING := tests/house tests/cli tests/launch tests/comms
-LONGEST := tests/workloads
-ALONE := tests/cli/test_bench_slurm.py tests/launch/test_slurm.py
+# Tests start hundreds of interpreters, and each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench docs schemas services clean
@@ -38,18 +37,16 @@ demo: $(STAMP) ## run the whole loop on this machine; ends with a report to open
 services: # Slurm and Chromium for the tests that need them, where they may be installed
 	@bash tools/setup_services.sh
 
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# The type checker works beside the first tests, which mostly wait for ranks. One thread each: see docs/testing.md.
 test: $(STAMP) services ## set up, run all tests, lint and type-check
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(WAITING) $(addprefix --ignore=,$(ALONE))
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal \
-		$(LONGEST) $(filter-out $(WAITING) $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/))) tests/test_units.py
-	@$(MAKE) --no-print-directory lint & linting=$$!; \
-		$(BIN)/python -m pytest $(ALONE); tested=$$?; \
-		wait $$linting && exit $$tested  # Slurm's tests wait most of their time; the type checker does not
+	@{ $(LINT); } >$(VENV)/lint.log 2>&1 & linting=$$!; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=10; tested=$$?; \
+		wait $$linting; linted=$$?; cat $(VENV)/lint.log; exit $$((tested | linted))
 
 lint: $(STAMP) ## ruff and mypy --strict
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(LINT)
 
 bench: $(STAMP) ## run the benchmarks of Stepscope itself
 	@for name in cli_startup measure_overhead self_comparison sweep_rate independent_clock ceilings tiny_preset comms_overhead; do \

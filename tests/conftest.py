@@ -2,11 +2,74 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+from rank_reports import plain_environ
+from slurm_cluster import SlurmCluster, running_cluster, why_no_cluster
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("STEPSCOPE_TRACE_CACHE", tempfile.mkdtemp(prefix="stepscope-test-traces-"))
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+LONGEST_FIRST = (
+    "workloads/test_ranks.py",
+    "cli/test_bench_comms.py",
+    "workloads/test_suite.py",
+    "cli/test_launch_hosts.py",
+    "cli/test_bench_slurm.py",
+    "comms/test_gloo_ranks.py",
+    "cli/test_verdict_commands.py",
+    "launch/test_local.py",
+    "analyze/test_pairs.py",
+)
+"""Files that take most of the time: begun last, one of them would keep one worker busy after the others are done."""
+
+
+def order(item: pytest.Item) -> int:
+    path = item.path.as_posix()
+    return next((place for place, name in enumerate(LONGEST_FIRST) if path.endswith(name)), len(LONGEST_FIRST))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=order)
+
+
+def pytest_collection_finish() -> None:
+    """What libraries and collected tests hold stays: a collection that a test asks for need not walk through it."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """A file stays on one worker, as its tests share what they measured."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FileScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", maxsplit=1)[0]
+            return "slurm" if "slurm" in file else file  # one cluster serves them all
+
+    config.option.loadscopereorder = False  # or the files with most tests would go first
+    return FileScheduling(config, log)
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    """One for all files that need it."""
+    reason = why_no_cluster()
+    if reason is not None:
+        pytest.skip(reason)
+    with running_cluster(plain_environ()) as cluster:
+        yield cluster

@@ -55,13 +55,13 @@ def stepscope_in(store: Path) -> Stepscope:
     return call
 
 
-def stepscope_here(capsys: pytest.CaptureFixture[str]) -> Stepscope:
-    """The command in this process: the same words and exit codes, without loading everything again for each call."""
+def stepscope_here(capfd: pytest.CaptureFixture[str]) -> Stepscope:
+    """The command in this process, which loads nothing again; what its own children print is caught too."""
 
     def call(*arguments: str) -> Answer:
-        capsys.readouterr()
+        capfd.readouterr()
         code = run(list(arguments))
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         assert "Traceback" not in out + err, err
         return Answer(code, out, err)
 

@@ -30,7 +30,7 @@ def light_garbage_collection() -> None:
 
 
 @pytest.fixture
-def here(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Stepscope:
-    """For calls whose process is not the question: what is killed, or starts others, is called through `stepscope`."""
+def here(store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Stepscope:
+    """For calls whose process is not the question: what is killed or plays a fake group goes through `stepscope`."""
     monkeypatch.setenv("STEPSCOPE_STORE", str(store))
-    return stepscope_here(capsys)
+    return stepscope_here(capfd)

@@ -32,8 +32,8 @@ def test_the_list_tells_programs_what_there_is(here: Stepscope) -> None:
     assert all("tiny" in one["presets"] for one in ops.values())
 
 
-def test_every_operator_has_the_tiny_preset_and_it_runs(stepscope: Stepscope, here: Stepscope) -> None:
-    answer = stepscope(*OPS, "--op", "all", "--preset", "tiny", "--quick", "--json", timeout=280)
+def test_every_operator_has_the_tiny_preset_and_it_runs(here: Stepscope) -> None:
+    answer = here(*OPS, "--op", "all", "--preset", "tiny", "--quick", "--json")
     assert answer.code == 0
     states = {case["benchmark"].split("/")[0]: case["status"] for case in answer.data["cases"]}
     assert set(states.values()) == {"ok"}
@@ -90,9 +90,8 @@ def test_a_sweep_becomes_a_table_and_parquet(here: Stepscope, tmp_path: Path) ->
         ]
 
 
-def test_ceilings_give_shares_and_a_roofline(stepscope: Stepscope, here: Stepscope, tmp_path: Path) -> None:
-    answer = stepscope(*OPS, "--op", "gemm", "--shape", "m=256,n=256,k=256", "--ceilings", "--quick", "--json",
-                       timeout=200)  # fmt: skip
+def test_ceilings_give_shares_and_a_roofline(here: Stepscope, tmp_path: Path) -> None:
+    answer = here(*OPS, "--op", "gemm", "--shape", "m=256,n=256,k=256", "--ceilings", "--quick", "--json")
     ceilings = answer.data["ceilings"]["cpu"]
     assert ceilings["bytes_per_s"].keys() == {"read", "write", "copy"}
     case = answer.data["cases"][-1]

@@ -290,7 +290,7 @@ def wait_for_cases(store: Path, count: int, process: subprocess.Popen[bytes], li
     raise AssertionError(f"no {count} cases within {limit_s} s")
 
 
-def test_a_killed_run_keeps_its_cases_and_resumes_each_once(stepscope: Stepscope, here: Stepscope, store: Path) -> None:
+def test_a_killed_run_keeps_its_cases_and_resumes_each_once(here: Stepscope, store: Path) -> None:
     sweep = (*GEMM, *SWEEP, "--min-time", "300ms", "--max-time", "300ms")
     process = start(store, *sweep)
     folder = wait_for_cases(store, 2, process)
@@ -302,7 +302,7 @@ def test_a_killed_run_keeps_its_cases_and_resumes_each_once(stepscope: Stepscope
     assert (row["status"], row["cases_ok"], row["cases_planned"]) == ("interrupted", len(kept), 6)
     assert "runs resume" in here("runs", "show", folder.name).out
 
-    answer = stepscope(*sweep, "--resume", "--json")
+    answer = here(*sweep, "--resume", "--json")
     assert answer.code == 0
     assert Path(answer.data["run"]) == folder
     after = [(result.case.key, result.samples[0].sha256) for result in StoredRun(folder).results]
@@ -314,7 +314,7 @@ def test_a_killed_run_keeps_its_cases_and_resumes_each_once(stepscope: Stepscope
     assert here("runs", "verify", "--json").code == 0
 
 
-def test_resuming_by_name_and_with_other_cases(stepscope: Stepscope, here: Stepscope, store: Path) -> None:
+def test_resuming_by_name_and_with_other_cases(here: Stepscope, store: Path) -> None:
     sweep = (*GEMM, *SWEEP[:4], "--min-time", "300ms", "--max-time", "300ms")
     process = start(store, *sweep)
     folder = wait_for_cases(store, 1, process)
@@ -323,14 +323,14 @@ def test_resuming_by_name_and_with_other_cases(stepscope: Stepscope, here: Steps
     other = here(*GEMM, "--shape", "m=999", "--resume", folder.name, "--json")
     assert (other.code, other.error["kind"]) == (2, "usage")
     assert "runs resume" in other.error["hint"]
-    done = stepscope("runs", "resume", folder.name, "--json")
+    done = here("runs", "resume", folder.name, "--json")
     assert done.code == 0
     assert len(done.data["cases"]) == 2
     again = here("runs", "resume", folder.name, "--json")
     assert (again.code, again.error["kind"]) == (2, "usage")
 
 
-def test_an_interrupt_keeps_what_is_done_and_exits_with_130(stepscope: Stepscope, store: Path) -> None:
+def test_an_interrupt_keeps_what_is_done_and_exits_with_130(store: Path) -> None:
     process = start(store, *GEMM, *SWEEP, "--min-time", "1s", "--max-time", "1s", "--json")
     folder = wait_for_cases(store, 1, process)
     process.send_signal(signal.SIGINT)

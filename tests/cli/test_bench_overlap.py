@@ -15,9 +15,9 @@ OVERLAP = ("bench", "overlap", "--collective")
 FAST = ("--quick", "--max-time", "50ms", "--check", "all", "--json")
 
 
-def test_a_kernel_beside_a_collective_on_two_ranks(stepscope: Stepscope, here: Stepscope) -> None:
+def test_a_kernel_beside_a_collective_on_two_ranks(here: Stepscope) -> None:
     compute = ("--compute", "gemm:m=64,n=64,k=64", "--compute", "embedding:rows=1000,dim=16,batch=32,pooling=4")
-    answer = stepscope(*OVERLAP, "all_reduce", "--sizes", "4K,64K", *compute, "--ranks", "2", *FAST)
+    answer = here(*OVERLAP, "all_reduce", "--sizes", "4K,64K", *compute, "--ranks", "2", *FAST)
     assert answer.code == 0
     cases, overlaps = answer.data["cases"], answer.data["overlaps"]
     assert [case["size_bytes"] for case in cases] == [4096, 65536] * 2
@@ -41,9 +41,9 @@ def test_a_kernel_beside_a_collective_on_two_ranks(stepscope: Stepscope, here: S
     assert shown.data["overlaps"] == overlaps
 
 
-def test_collectives_beside_each_other_on_groups_of_their_own(stepscope: Stepscope) -> None:
+def test_collectives_beside_each_other_on_groups_of_their_own(here: Stepscope) -> None:
     beside = ("--beside", "all_gather:8K", "--beside", "all_to_all:4K:split:2")
-    answer = stepscope(*OVERLAP, "all_reduce", "--sizes", "16K", *beside, "--ranks", "4", *FAST)
+    answer = here(*OVERLAP, "all_reduce", "--sizes", "16K", *beside, "--ranks", "4", *FAST)
     assert answer.code == 0
     (case,), (overlap,) = answer.data["cases"], answer.data["overlaps"]
     assert case["wrong"] == 0
@@ -51,8 +51,8 @@ def test_collectives_beside_each_other_on_groups_of_their_own(stepscope: Stepsco
     assert sum(side["bus_bytes"] for side in overlap["sides"]) == case["size_bytes"] * case["bus_factor"]
 
 
-def test_a_copy_beside_a_kernel_needs_one_rank(stepscope: Stepscope) -> None:
-    answer = stepscope(
+def test_a_copy_beside_a_kernel_needs_one_rank(here: Stepscope) -> None:
+    answer = here(
         *OVERLAP, "device_copy", "--sizes", "64K", "--compute", "copy:size=64K", "--repeat", "2", "--ranks", "1", *FAST
     )
     assert answer.code == 0

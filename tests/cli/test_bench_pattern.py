@@ -19,8 +19,8 @@ FAST = ("--quick", "--max-time", "50ms", "--check", "all", "--json")
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("ranks", "more"), [(2, ("--no-overlap",)), (4, ("--set", "ep.flops=1e5"))])
-def test_every_pattern_is_right(stepscope: Stepscope, here: Stepscope, ranks: int, more: tuple[str, ...]) -> None:
-    answer = stepscope("bench", "pattern", *ALL, "--ranks", str(ranks), *SMALL, *more, *FAST)
+def test_every_pattern_is_right(here: Stepscope, ranks: int, more: tuple[str, ...]) -> None:
+    answer = here("bench", "pattern", *ALL, "--ranks", str(ranks), *SMALL, *more, *FAST)
     assert answer.code == 0
     cases = answer.data["cases"]
     assert [case["benchmark"] for case in cases] == [f"pattern_{name}/micro/gloo/{ranks}ranks" for name in ALL]

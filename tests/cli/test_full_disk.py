@@ -38,14 +38,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_keeps_finished_cases_and_the_run_resumes_after_making_room(
-    stepscope: Stepscope, disk: Path
-) -> None:
+def test_a_full_disk_keeps_finished_cases_and_the_run_resumes_after_making_room(here: Stepscope, disk: Path) -> None:
     ballast = disk / "ballast"
     ballast.write_bytes(b"x" * 20_000)
     shapes = [word for m in range(8, 8 + 30) for word in ("--shape", f"m={m},n=8,k=8")]
     sweep = (*GEMM, *shapes, "--store", str(disk / "runs"))
-    full = stepscope(*sweep, "--json")
+    full = here(*sweep, "--json")
     assert full.code == 1
     assert full.error["kind"] == "store_write"
     assert "No space left" in full.error["message"]
@@ -58,7 +56,7 @@ def test_a_full_disk_keeps_finished_cases_and_the_run_resumes_after_making_room(
 
     ballast.unlink()
     subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-    done = stepscope(*sweep, "--resume", "--json")
+    done = here(*sweep, "--resume", "--json")
     assert done.code == 0
     keys = [result.case.key for result in StoredRun(folder).results]
     assert keys[: len(kept)] == kept
@@ -66,8 +64,8 @@ def test_a_full_disk_keeps_finished_cases_and_the_run_resumes_after_making_room(
     assert verify_run(StoredRun(folder)) == []
 
 
-def test_a_read_only_store(stepscope: Stepscope, disk: Path) -> None:
+def test_a_read_only_store(here: Stepscope, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    answer = stepscope(*GEMM, "--store", str(disk / "runs"), "--json")
+    answer = here(*GEMM, "--store", str(disk / "runs"), "--json")
     assert (answer.code, answer.error["kind"]) == (2, "store_not_writable")
     assert "--store" in answer.error["hint"]

@@ -64,8 +64,7 @@ def room_of(path: Path) -> str:
     return part.removesuffix(".py")
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+MODULES = sorted(SOURCE.rglob("*.py"))
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -86,18 +85,33 @@ def imports(tree: ast.AST, *, inside: bool = False) -> Iterator[tuple[str, int, 
             yield from imports(node, inside=deeper)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_point_down(path: Path) -> None:
-    room = room_of(path)
-    assert room in FLOOR_OF, f"{room} is not a room of the plan"
-    for name, line, _ in imports(ast.parse(path.read_text())):
-        if name == "stepscope" or not name.startswith("stepscope."):
-            continue
-        other = name.split(".")[1]
-        place = f"{path.relative_to(SOURCE)}:{line} imports {name}"
-        assert other == room or FLOOR_OF[other] < FLOOR_OF[room], place
-        if room in READERS:
-            assert other not in PRODUCERS, f"{place}: readers never need producers"
+@cache
+def imports_of(path: Path) -> list[tuple[str, int, bool]]:
+    return list(imports(ast.parse(path.read_text())))
+
+
+def every_import() -> Iterator[tuple[Path, str, bool, str]]:
+    """Module, what it imports, whether inside a function, and the place as a message names it."""
+    for path in MODULES:
+        for name, line, inside in imports_of(path):
+            yield path, name, inside, f"{path.relative_to(SOURCE)}:{line} imports {name}"
+
+
+def test_every_module_is_in_a_room_of_the_plan() -> None:
+    assert len(MODULES) > 100
+    assert not {room_of(path) for path in MODULES} - FLOOR_OF.keys()
+
+
+def test_imports_point_down() -> None:
+    upward = []
+    for path, name, _, place in every_import():
+        if name.startswith("stepscope."):
+            room, other = room_of(path), name.split(".")[1]
+            if other != room and FLOOR_OF[other] >= FLOOR_OF[room]:
+                upward.append(place)
+            if room in READERS and other in PRODUCERS:
+                upward.append(f"{place}: readers never need producers")
+    assert not upward
 
 
 MODELS = SOURCE / "workloads" / "models"
@@ -122,40 +136,38 @@ def needs_torch(path: Path) -> bool:
     return any(name.split(".")[0] in {"torch", "triton"} or names_network(name) for name in at_top)
 
 
-@cache
-def imports_of(path: Path) -> list[tuple[str, int, bool]]:
-    return list(imports(ast.parse(path.read_text())))
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_networks_are_loaded_where_they_are_built(path: Path) -> None:
+def test_networks_are_loaded_where_they_are_built() -> None:
     """A model's layers import torch at their top; so only such files may import them at theirs."""
-    if is_network(path) and needs_torch(path):
-        return
-    for name, line, inside in imports_of(path):
-        if names_network(name):
-            assert inside, f"{path.relative_to(SOURCE)}:{line} imports {name} at the top of the module"
+    at_top = [
+        place
+        for path, name, inside, place in every_import()
+        if not inside and names_network(name) and not (is_network(path) and needs_torch(path))
+    ]
+    assert not at_top
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_heavy_libraries_are_imported_where_they_are_used(path: Path) -> None:
-    room = room_of(path)
-    for name, line, inside in imports(ast.parse(path.read_text())):
-        library = name.split(".")[0]
-        place = f"{path.relative_to(SOURCE)}:{line} imports {name}"
+def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+    wrong = []
+    for path, name, inside, place in every_import():
+        library, room = name.split(".")[0], room_of(path)
         if library in HEAVY and path.parent.name != "native" and not is_network(path):
-            assert inside, f"{place} at the top of the module"
-            assert room not in PLAIN, f"{place}: records are plain"
-        if library == "torch":
-            assert room in MAY_USE_TORCH, f"{place}: readers never import torch"
+            if not inside:
+                wrong.append(f"{place} at the top of the module")
+            if room in PLAIN:
+                wrong.append(f"{place}: records are plain")
+        if library == "torch" and room not in MAY_USE_TORCH:
+            wrong.append(f"{place}: readers never import torch")
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_compiled_loops_are_loaded_where_they_run(path: Path) -> None:
+def test_compiled_loops_are_loaded_where_they_run() -> None:
     """Folders named native import numpy and numba at their top; so nobody else may import them at theirs."""
-    for name, line, inside in imports(ast.parse(path.read_text())):
-        if name.startswith("stepscope.") and ".native" in name and path.parent.name != "native":
-            assert inside, f"{path.relative_to(SOURCE)}:{line} imports {name} at the top of the module"
+    at_top = [
+        place
+        for path, name, inside, place in every_import()
+        if name.startswith("stepscope.") and ".native" in name and not inside and path.parent.name != "native"
+    ]
+    assert not at_top
 
 
 def loaded_by(code: str) -> set[str]:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rank_reports import plain_environ
-from slurm_cluster import SlurmCluster, running_cluster, why_no_cluster
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 
@@ -30,12 +28,3 @@ def context_worker() -> list[str]:
         "os.write(1, msgspec.json.encode(detect_rank_context()) + b'\\n')"
     )
     return [sys.executable, "-c", code]
-
-
-@pytest.fixture(scope="session")
-def slurm_cluster() -> Iterator[SlurmCluster]:
-    reason = why_no_cluster()
-    if reason is not None:
-        pytest.skip(reason)
-    with running_cluster(plain_environ()) as cluster:
-        yield cluster

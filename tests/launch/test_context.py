@@ -380,17 +380,31 @@ def test_a_single_process_just_works(worker: list[str], environ: Environ) -> Non
     assert report["same_again"], "exported variables do not turn a single process into a rank of torchrun"
 
 
+TORCHRUN_COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize(("marker", "launcher"), [({}, "torchrun"), ({"STEPSCOPE_SELF_LAUNCH": "1"}, "self")])
-def test_torchrun(worker: list[str], environ: Environ, marker: Environ, launcher: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", worker[1]]
+def test_torchrun(worker: list[str], environ: Environ) -> None:
     finished = subprocess.run(
-        command, env={**environ, **marker}, capture_output=True, text=True, check=False, timeout=120
+        [*TORCHRUN_COMMAND, worker[1]], env=environ, capture_output=True, text=True, check=False, timeout=120
     )
     reports = read_reports(finished)
     assert [(r["rank"], r["local_rank"], r["world_size"], r["sum"]) for r in reports] == [(0, 0, 2, 3), (1, 1, 2, 3)]
-    assert {r["launcher"] for r in reports} == {launcher}
+    assert {r["launcher"] for r in reports} == {"torchrun"}
     assert all(r["same_again"] for r in reports)
+    assert len({r["job"] for r in reports}) == 1
+
+
+@pytest.mark.ranks
+def test_torchrun_that_we_started_ourselves(context_worker: list[str], environ: Environ) -> None:
+    """These ranks only tell their place; that such ranks meet, every test of `launch_local` shows."""
+    finished = subprocess.run(
+        [*TORCHRUN_COMMAND, "--no-python", *context_worker], env={**environ, "STEPSCOPE_SELF_LAUNCH": "1"},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    reports = read_reports(finished)
+    assert [(r["rank"], r["local_rank"], r["world_size"]) for r in reports] == [(0, 0, 2), (1, 1, 2)]
+    assert {r["launcher"] for r in reports} == {"self"}
     assert len({r["job"] for r in reports}) == 1
 
 

@@ -22,7 +22,7 @@ from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import DEADLY, QUICK, CpuDevice, Measurement, MeasureSettings
 from stepscope.records import Case
-from stepscope.store import RANKS_FOLDER, RunWriter, StoredRun, create_run
+from stepscope.store import RANKS_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run
 from stepscope.system import collect_system
 from stepscope.traces import read_traces
 from stepscope.workloads import choose_workloads, find_workload, ranks, sharing
@@ -36,9 +36,10 @@ from stepscope.workloads.recorded import TRACED_STEPS
 from stepscope.workloads.steps import TrainStep
 from stepscope.workloads.worker import TRAIN_SAMPLE_S
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]  # the ranks started once for most of these tests
 
 SHARDED = "dlrm/ootb/train/A.8dev-embed32-fp32"
+RESNET = "resnet50/ootb/train/1dev-fp32"
 BRIEF = msgspec.structs.replace(QUICK, min_time_s=0.0, max_time_s=0.02, min_samples=2, few_samples=2)
 
 
@@ -47,12 +48,8 @@ def find_training(model: str, implementation: str) -> str:
     return next(one.benchmark.id for one in found if one.declared.devices == 1)
 
 
-def measure(store: Path, *asked: tuple[str, str], ranks: int = 2, check: bool = True, **chosen: Any) -> StoredRun:
-    cases = [
-        find_workload(name).make_case(device="cpu", scale="tiny", parallel=parallel, world_size=ranks, **chosen)
-        for name, parallel in asked
-    ]
-    return run_cases(store, cases, ranks=ranks, check=check)
+def shared(name: str, parallel: str = "ddp", **chosen: Any) -> Case:
+    return find_workload(name).make_case(device="cpu", scale="tiny", parallel=parallel, world_size=2, **chosen)
 
 
 def plan_cases(store: Path, cases: list[Case], *, ranks: int, **further: Any) -> Path:
@@ -73,12 +70,53 @@ def run_cases(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> 
     return StoredRun(folder)
 
 
-def test_two_ranks_share_a_batch(tmp_path: Path) -> None:
-    run = measure(tmp_path, (SMALL, "ddp"), ("resnet50/ootb/train/1dev-fp32", "fsdp"), (SHARDED, "sharded"))
-    for case in run.cases():
-        assert case.result.failure is None, case.result.failure
-        assert len(case.samples) == 2
-        assert case.result.timing == "slowest_rank"
+FIRST = [shared(SMALL), shared(RESNET, "fsdp"), shared(SHARDED, "sharded")]
+WITHOUT_TABLES = shared(RESNET, "sharded")
+WRONG = shared("inception-v3/optimized/train/1dev-fp32", precision="bf16")
+"""Tiny Inception's gradients in bf16 are nothing but rounding, so that the check on the first rank fails."""
+UNEVEN = shared(SMALL, batch_size=7)
+PLAIN = {
+    parallel: [shared(find_training(model, "ootb"), parallel) for model in read_catalogue()]
+    for parallel in ("ddp", "fsdp")
+}
+FAST = [
+    # One of each family: joined weights, weights stored channels last, kernels, tables, blocks of a decoder. Every pair
+    # of implementation, model and way of sharing is there, as PLAIN has each model in both ways.
+    shared(find_training(model, "optimized"), parallel)
+    for parallel, models in {"ddp": ("xlmr", "cvt", "rnnt"), "fsdp": ("oscar", "dlrm", "gpt2")}.items()
+    for model in models
+]
+CHECKED = [shared(find_training(model, "optimized")) for model in ("dlrm", "gpt2")]
+"""The check is of one rank alone, and the same as without ranks, where the tests of the suite ask for all models'."""
+
+Measured = dict[str, MeasuredCase]
+"""By the key of the case."""
+
+
+def by_key(run: StoredRun) -> Measured:
+    return {one.result.case.key: one for one in run.cases()}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """One start of two ranks for all that is measured the same way: each failure is followed by what must succeed."""
+    cases = [*FIRST, WITHOUT_TABLES, *PLAIN["ddp"], WRONG, *CHECKED, UNEVEN, *PLAIN["fsdp"]]
+    unique = list({case.key: case for case in cases}.values())
+    run = run_cases(tmp_path_factory.mktemp("measured"), unique, ranks=2, check=True)
+    assert [one.result.case for one in run.cases()] == unique
+    return by_key(run)
+
+
+def check_shared(case: MeasuredCase) -> None:
+    assert case.result.failure is None, (case.result.case.benchmark.id, case.result.failure)
+    assert len(case.samples) == 2
+    assert case.result.timing == "slowest_rank"
+
+
+def test_two_ranks_share_a_batch(measured: Measured) -> None:
+    for asked in FIRST:
+        case = measured[asked.key]
+        check_shared(case)
         score, summary = case.score(), case.summary()
         assert score is not None
         assert summary is not None
@@ -86,27 +124,50 @@ def test_two_ranks_share_a_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_every_model_is_shared_in_both_ways(tmp_path: Path, parallel: str) -> None:
-    run = measure(tmp_path, *((find_training(model, "ootb"), parallel) for model in read_catalogue()))
-    assert len(run.cases()) == 14
-    for case in run.cases():
-        assert case.result.failure is None, (case.result.case.benchmark.id, case.result.failure)
-        assert len(case.samples) == 2
-    tables = next(case for case in run.cases() if case.result.case.benchmark.model == "dlrm")
-    assert ("porting" in tables.result.observed) == (parallel == "fsdp")
+def test_every_model_is_shared_in_both_ways(measured: Measured, parallel: str) -> None:
+    assert len(PLAIN[parallel]) == 14
+    for asked in PLAIN[parallel]:
+        case = measured[asked.key]
+        check_shared(case)
+        if asked.benchmark.model == "dlrm":
+            assert ("porting" in case.result.observed) == (parallel == "fsdp")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_fast_forms_are_shared_in_both_ways(tmp_path: Path, parallel: str) -> None:
-    """One of each family: joined weights, weights stored channels last, kernels, tables, blocks of a decoder."""
-    models = ("xlmr", "oscar", "cvt", "rnnt", "dlrm", "gpt2")
-    is_checked = parallel == "ddp"  # the check is of one rank alone, and the same for both
-    run = measure(tmp_path, *((find_training(model, "optimized"), parallel) for model in models), check=is_checked)
-    for case in run.cases():
-        assert case.result.failure is None, (case.result.case.benchmark.id, case.result.failure)
-        assert case.result.observed["check"] == ("passed" if is_checked else "not asked for")
-        assert (case.score() is not None) == is_checked
-        assert len(case.samples) == 2
+def test_fast_forms_are_checked(measured: Measured) -> None:
+    for asked in CHECKED:
+        case = measured[asked.key]
+        check_shared(case)
+        assert case.result.observed["check"] == "passed"
+        assert case.score() is not None
+
+
+def test_fast_forms_are_shared_in_both_ways(tmp_path: Path) -> None:
+    cases = run_cases(tmp_path, FAST, ranks=2, check=False).cases()
+    assert len(cases) == len(FAST)
+    for case in cases:
+        check_shared(case)
+        assert case.result.observed["check"] == "not asked for"
+        assert case.score() is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "message"),
+    [
+        (WITHOUT_TABLES, None, "no tables to spread"),
+        (WRONG, "wrong_result", ""),
+        (UNEVEN, None, "cannot be shared evenly by 2 ranks"),
+    ],
+    ids=["without tables", "wrong on the first rank alone", "uneven"],
+)
+def test_what_fails_is_one_failure_among_others(
+    measured: Measured, asked: Case, kind: str | None, message: str
+) -> None:
+    failure = measured[asked.key].result.failure
+    assert failure is not None
+    assert kind in {None, failure.kind}
+    assert message in failure.message
+    later = list(measured)[list(measured).index(asked.key) + 1]
+    assert measured[later].result.status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -121,28 +182,16 @@ def test_updates_that_are_not_made_in_backward_are_told(parallel: str, accumulat
     assert ("update in backward" in told) == is_late
 
 
-def test_what_fails_on_a_rank_is_one_failure_among_others(tmp_path: Path) -> None:
-    broken = ("resnet50/ootb/train/1dev-fp32", "sharded")
-    first, second = measure(tmp_path, broken, (SMALL, "ddp")).cases()
-    assert first.result.failure is not None
-    assert "no tables to spread" in first.result.failure.message
-    assert second.result.status == "ok"
-
-
 @pytest.fixture
 def own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks find the functions of `failing_ranks`."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
-def make_shared(name: str, **chosen: Any) -> Case:
-    return find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2, **chosen)
-
-
 @pytest.mark.usefixtures("own_workers")
 def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
     """Nobody takes the others for hung; what was finished stays, and the case that cannot be measured is behind it."""
-    cases = [make_shared(SMALL), make_shared(RESNET), make_shared(SMALL, batch_size=2)]
+    cases = [shared(SMALL), shared(RESNET), shared(SMALL, batch_size=2)]
     folder = plan_cases(tmp_path, cases, ranks=2, worker="failing_ranks:fail_in_the_second_case", hang_timeout_s=30.0)
     with pytest.raises(RankDiedError, match="no room for the second model") as caught:
         measure_ranks(StoredRun(folder))
@@ -162,7 +211,7 @@ def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_w
 
 @pytest.mark.usefixtures("own_workers")
 def test_exchanges_that_a_failed_case_left_open_do_not_meet_those_of_the_next(tmp_path: Path) -> None:
-    cases = [make_shared(SMALL), make_shared(RESNET)]
+    cases = [shared(SMALL), shared(RESNET)]
     folder = plan_cases(tmp_path, cases, ranks=2)
     launch_local(folder=folder, target="failing_ranks:fail_out_of_step", ranks=2, hang_limit_s=60.0)
     run = StoredRun(folder)
@@ -174,48 +223,13 @@ def test_exchanges_that_a_failed_case_left_open_do_not_meet_those_of_the_next(tm
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
-    case = find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2)
     with pytest.raises(RankDiedError, match="this torch was built without carrier-pigeon") as caught:
-        run_cases(tmp_path, [case], ranks=2, backend="carrier-pigeon")
+        run_cases(tmp_path, [shared(SMALL)], ranks=2, backend="carrier-pigeon")
     assert "built here: gloo" in str(caught.value.hint)
-
-
-def test_steps_of_all_ranks_are_recorded_together(tmp_path: Path) -> None:
-    case = find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2)
-    run = run_cases(tmp_path, [case], ranks=2, trace=True)
-    observed = run.cases()[0].result.observed
-    folder = run.folder / str(observed["trace"])
-    assert "traced_ranks" not in observed
-    traced = read_traces(folder, cache=False)
-    assert list(traced.ranks) == [0, 1]
-    for rank in traced.ranks:
-        timeline = traced.timeline(rank)
-        assert len(timeline.steps) == TRACED_STEPS
-        assert any("all_reduce" in text for text in timeline.texts)
-
-
-def test_a_check_that_fails_on_the_first_rank_alone_leaves_no_rank_behind(tmp_path: Path) -> None:
-    """Tiny Inception's gradients in bf16 are nothing but rounding, so that it has no score."""
-    unchecked = find_workload("inception-v3/optimized/train/1dev-fp32")
-    cases = [
-        unchecked.make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2, precision="bf16"),
-        find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2),
-    ]
-    failed, good = run_cases(tmp_path, cases, ranks=2).cases()
-    assert failed.result.failure is not None
-    assert failed.result.failure.kind == "wrong_result"
-    assert good.result.status == "ok"
-
-
-def test_a_batch_that_cannot_be_shared_is_a_recorded_failure(tmp_path: Path) -> None:
-    (case,) = measure(tmp_path, (SMALL, "ddp"), batch_size=7).cases()
-    assert case.result.failure is not None
-    assert "cannot be shared evenly by 2 ranks" in case.result.failure.message
 
 
 # What the ranks compute
 
-RESNET = "resnet50/ootb/train/1dev-fp32"
 GATHERED = [f"dlrm/optimized/train/{name}.1dev-fp32" for name in ("default", "mlperf", "ddp")]
 """Whose backward pass would update the tables itself, were it alone."""
 COUNTED = "dlrm/optimized/train/A.1dev-embed32-fp32"
@@ -254,13 +268,28 @@ def test_ranks_compute_what_one_process_does_with_all_batches(joined: Path, name
 # Beside the score
 
 
-def test_results_of_ranks_say_what_those_of_one_device_do(tmp_path: Path) -> None:
-    workload = find_workload(SMALL)
-    shared = workload.make_case(device="cpu", scale="tiny", parallel="ddp", world_size=2, accumulate=3)
-    (case,) = run_cases(tmp_path / "ranks", [shared], ranks=2, loader_workers=0).cases()
-    (alone,) = measure_alone(
-        tmp_path / "alone", workload.make_case(device="cpu", scale="tiny", accumulate=3), loader_workers=0
-    ).cases()
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    cases = [shared(SMALL), shared(SMALL, accumulate=3)]
+    return run_cases(tmp_path_factory.mktemp("traced"), cases, ranks=2, trace=True, loader_workers=0)
+
+
+def test_steps_of_all_ranks_are_recorded_together(traced: StoredRun) -> None:
+    observed = traced.cases()[0].result.observed
+    folder = traced.folder / str(observed["trace"])
+    assert "traced_ranks" not in observed
+    read = read_traces(folder, cache=False)
+    assert list(read.ranks) == [0, 1]
+    for rank in read.ranks:
+        timeline = read.timeline(rank)
+        assert len(timeline.steps) == TRACED_STEPS
+        assert any("all_reduce" in text for text in timeline.texts)
+
+
+def test_results_of_ranks_say_what_those_of_one_device_do(traced: StoredRun, tmp_path: Path) -> None:
+    case = traced.cases()[1]
+    asked = find_workload(SMALL).make_case(device="cpu", scale="tiny", accumulate=3)
+    (alone,) = measure_alone(tmp_path, asked, loader_workers=0, trace=True).cases()
     assert case.result.failure is None
     assert case.result.score == alone.result.score
     assert case.result.observed["model_flops"] == alone.result.observed["model_flops"]
@@ -317,7 +346,7 @@ def control(tmp_path: Path) -> Iterator[Control]:
 
 
 def test_a_case_that_killed_ranks_too_often_is_not_tried_again(control: Control, tmp_path: Path) -> None:
-    deadly, other = (make_shared(name).benchmark.id for name in (RESNET, SMALL))
+    deadly, other = (shared(name).benchmark.id for name in (RESNET, SMALL))
     cases = [
         find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1)
         for name in (deadly, other)

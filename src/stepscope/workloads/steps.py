@@ -235,9 +235,13 @@ def clear_up(device: str) -> None:
     if device.startswith("cuda"):
         # cuBLAS keeps one for each stream that was ever captured on.
         torch._C._cuda_clearCublasWorkspaces()
-    # The first measurement takes what is alive out of the collector's sight, its own model too.
+    # A measurement takes what is alive out of the collector's sight, its own model too. Libraries go back there: the
+    # next measurement begins with a collection, which would walk through all of them.
+    was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     give_back_memory(device)
+    if was_frozen:
+        gc.freeze()
 
 
 def forget_compiled() -> None:
