@@ -44,8 +44,8 @@ def summary(*, as_json: bool, **options: Any) -> int:
     """Say where a step of the traced job went: the answer first, then the evidence.
 
     PATH is a trace, a folder with one trace per rank, or a quoted pattern. Without --step the median step is explained.
-    Step times from a trace are profiled times. A memory timeline of torch.profiler or a CUDA memory snapshot is answered
-    with its peak, what was held then, growth from step to step and fragmentation.
+    Step times from a trace are profiled times. A memory timeline of torch.profiler or a CUDA memory snapshot gets its
+    peak, what was held then, growth from step to step and fragmentation.
 
     Example: stepscope trace summary traces/ --json
     """
