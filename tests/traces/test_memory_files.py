@@ -182,6 +182,24 @@ def test_a_snapshot_of_training(tmp_path: Path, leak: int, protocol: int) -> Non
     assert state.free_in_used_segments_bytes == 4 * MIB + 6 * leak
 
 
+@pytest.mark.parametrize(
+    ("name", "peak", "end", "reserved", "stuck"),
+    [("h200_leak", 90718216, 83901440, 106954752, 18859008), ("h200_plain", 86523912, 78658560, 102760448, 19907584)],
+)
+def test_real_snapshots_give_the_allocators_own_figures(
+    name: str, peak: int, end: int, reserved: int, stuck: int
+) -> None:
+    """Training steps of two linear layers with Adam on an NVIDIA H200 (torch 2.11, CUDA 13.0), against what
+    `torch.cuda.memory_stats` said there: requested bytes at the peak and at the end, reserved, inactive split."""
+    (found,) = use_of(DATA / f"{name}.pickle")
+    assert (found.peak_bytes, found.end_bytes) == (peak, end)
+    assert found.fragmentation is not None
+    assert (found.fragmentation.reserved_bytes, found.fragmentation.free_in_used_segments_bytes) == (reserved, stuck)
+    if name == "h200_plain":
+        assert found.growth is not None
+        assert (found.growth.found_by, found.growth.grows) == ("annotations of the profiler's steps", False)
+
+
 def test_what_was_there_before_the_history_counts(tmp_path: Path) -> None:
     device = Device()
     device.allocate(1 << 30, 3 * MIB, recorded=False)  # stays
