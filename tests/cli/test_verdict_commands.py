@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from cli_process import Answer, Stepscope
 
@@ -145,6 +146,35 @@ def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
     assert "# scale: one device; tells trends, and inference" in text
     assert "in no mean, without score: cvt/ootb→optimized/train/A" in text
     assert "in no mean, unpaired: oscar/ootb/train/A" in text
+
+
+def test_until_decided_measures_as_many_processes_as_the_noise_asks_for(here: Stepscope, store: Path) -> None:
+    bench = ("bench", "ops", "--op", "gemm", "--shape", "m=8,n=8,k=8", "--max-time", "50ms", "--json")
+    baseline = Path(here(*bench, "--processes", "2").data["run"]).name
+    decided = here(*bench, "--until-decided", baseline, "--resolution", "1%", "--max-processes", "4")
+    assert decided.code == 0
+    (case,) = StoredRun(Path(decided.data["run"])).cases()
+    assert len(case.seconds_by_process()) in (3, 4), "three show the noise; where it asks for more, four are allowed"
+    unknown = here(*bench, "--until-decided", "no-such-run")
+    assert unknown.code == 2
+    assert "no-such-run" in unknown.error["message"]
+    assert len(run_folders(store)) == 2, "a wrong name is said before anything is stored"
+
+
+def test_compare_says_in_what_two_systems_differ(here: Stepscope, store: Path) -> None:
+    names = []
+    for torch in ("2.12.0", "2.13.0"):
+        folder = make_folder(store, CASES[:1])
+        with RunWriter(folder) as writer:
+            system = make_system()
+            writer.write_system(msgspec.structs.replace(system, libraries={**system.libraries, "torch": torch}))
+            writer.append(make_result(CASES[0]), [make_samples(CASES[0], steady(0.1), process=p) for p in range(3)])
+            writer.finish()
+        names.append(folder.name)
+    answer = here("compare", *names, "--json")
+    assert answer.data["differences"] == ["libraries.torch: 2.12.0 → 2.13.0"]
+    assert "#   libraries.torch: 2.12.0 → 2.13.0" in here("compare", *names).out
+    assert here("compare", names[0], names[0], "--json").data["differences"] == []
 
 
 def test_ab_runs_both_sides_in_turn_and_keeps_every_sample(stepscope: Stepscope, store: Path) -> None:

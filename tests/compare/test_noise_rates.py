@@ -18,16 +18,18 @@ ENOUGH = 5
 ALARMS = {"better", "worse"}
 
 
-def count_verdicts(operator: str, processes: int, slowdown: float, part: str = "quiet") -> Counter[str]:
+def count_verdicts(
+    operator: str, processes: int, slowdown: float, part: str = "quiet", pairs: int = PAIRS
+) -> Counter[str]:
     rng, pool = random.Random(f"{operator}{processes}{slowdown}"), recorded(operator, part)
     counts: Counter[str] = Counter()
-    for _ in range(PAIRS):
+    for _ in range(pairs):
         a, b = draw_sides(rng, pool, processes, slowdown)
         counts[compare_cases([as_case(a)], [as_case(b)]).rows[0].verdict] += 1
     return counts
 
 
-@pytest.mark.parametrize(("part", "processes"), [("quiet", 2), ("quiet", ENOUGH), ("quiet", 10), ("earlier", 3)])
+@pytest.mark.parametrize(("part", "processes"), [("quiet", 2), ("quiet", ENOUGH), ("earlier", 3)])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_same_against_same_alarms_no_more_often_than_the_level_says(operator: str, part: str, processes: int) -> None:
     counts = count_verdicts(operator, processes, 1.0, part)
@@ -38,16 +40,16 @@ def test_same_against_same_alarms_no_more_often_than_the_level_says(operator: st
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_slow_down_of_a_fifth_is_found(operator: str, processes: int, least: float) -> None:
     """One process in ten of this machine is slower by 8 to 30 %; where such a one is among five, more are asked for."""
-    counts = count_verdicts(operator, processes, 1.2)
-    assert counts["worse"] >= least * PAIRS, counts
-    assert counts["worse"] + counts["not enough data"] == PAIRS, counts
+    counts = count_verdicts(operator, processes, 1.2, pairs=400)
+    assert counts["worse"] >= least * 400, counts
+    assert counts["worse"] + counts["not enough data"] == 400, counts
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_one_process_per_side_calls_no_doubling_but_twenty_times(operator: str) -> None:
-    counts = count_verdicts(operator, 1, 2.0)
-    assert counts["worse"] + counts["not enough data"] == PAIRS, counts
-    assert count_verdicts(operator, 1, 20.0)["worse"] >= 0.97 * PAIRS, "one recorded process in 45 was loaded"
+    counts = count_verdicts(operator, 1, 2.0, pairs=200)
+    assert counts["worse"] + counts["not enough data"] == 200, counts
+    assert count_verdicts(operator, 1, 20.0, pairs=200)["worse"] >= 0.97 * 200, "one process in 45 was loaded"
 
 
 def test_a_family_of_cases_has_one_level_together() -> None:

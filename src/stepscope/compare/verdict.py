@@ -327,7 +327,7 @@ def _decide(
     lead_name = lead_estimate(item.estimates).statistic.name
     shown = next((row for row in called if row.name == lead_name), called[0] if called else statistics[0])
     own_weight = STATISTICS[0].weight
-    seen = fast_end.noise.half_width(own_level * own_weight)
+    seen = math.log(fast_end.ratio / statistics[0].ci_low) - fast_end.explained_b if statistics[0].ci_low else math.inf
     explained = max(fast_end.explained_a, fast_end.explained_b)
     row = msgspec.structs.replace(
         item.row,

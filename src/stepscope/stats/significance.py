@@ -85,7 +85,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         low, high = 0.0, self.log_se or 1e-9
         while self.p_value(high) > level:
             low, high = high, 2 * high
-        while high - low > max(1e-6 * high, 1e-12):
+        while high - low > max(1e-5 * high, 1e-12):
             middle = (low + high) / 2
             low, high = (middle, high) if self.p_value(middle) > level else (low, middle)
         return high
