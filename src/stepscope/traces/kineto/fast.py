@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
-import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepscope.traces.kineto.careful import EventReader, finish_kineto
+from stepscope.traces.kineto.columns import Column, GrowingBlock, absent, mapped
 from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
 from stepscope.traces.kineto.text import UNREADABLE, ChromeText, Piece
 from stepscope.traces.source import Source
@@ -27,7 +26,6 @@ _SMALLEST_EVENT = 60
 _THREAD_LIMIT = 1 << 14
 _ALWAYS = ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream")
 _FOUND_LATER = ("category", "parent", "step")
-_NARROW = {"kind": "u1", "thread": "i4", "name": "i4", "category": "i1"}
 
 
 def read_kineto_fast(
@@ -122,96 +120,6 @@ class _Pool:
         return texts, invalid
 
 
-class _Column:
-    """A column that grows in place: the system moves its pages, so growing copies nothing and leaves no second one.
-
-    With a folder its pages belong to a file there, so that the system may drop them from memory.
-    """
-
-    def __init__(self, name: str, folder: Path | None) -> None:
-        import numpy as np
-
-        self._may_widen = name not in _NARROW and name not in ("start_ns", "end_ns") and COLUMN[name].form != "float"
-        self._folder = folder
-        self._used = 0
-        first = "f8" if COLUMN[name].form == "float" else "i4" if self._may_widen else "i8"
-        self._reserve(1 << 14, np.dtype(_NARROW.get(name, first)))
-
-    def _reserve(self, cells: int, dtype: Any) -> None:
-        import numpy as np
-
-        size = cells * dtype.itemsize
-        if self._folder is None:
-            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        else:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                file.truncate(size)
-                self._map = mmap.mmap(file.fileno(), size)
-        self._cells = np.frombuffer(self._map, dtype)
-
-    def extend(self, cells: Array) -> None:
-        import numpy as np
-
-        if self._may_widen and self._cells.dtype == np.int32 and not _fits(cells):
-            narrow = self._cells
-            self._reserve(len(narrow), np.dtype("i8"))
-            self._cells[: self._used] = narrow[: self._used]
-        needed = self._used + len(cells)
-        if needed > len(self._cells):
-            self._grow(max(needed, len(self._cells) * 2))
-        self._cells[self._used : needed] = cells
-        self._used = needed
-
-    def _grow(self, cells: int) -> None:
-        import numpy as np
-
-        dtype = self._cells.dtype
-        del self._cells  # a map that is looked at cannot be moved
-        self._map.resize(cells * dtype.itemsize)
-        self._cells = np.frombuffer(self._map, dtype)
-
-    def insert(self, places: Sequence[int], cells: Array) -> None:
-        """`cells[i]` before what is now at `places[i]`, which ascend. Moves what follows, in place."""
-        end = self._used
-        self.extend(cells)
-        for moved in range(len(places) - 1, -1, -1):
-            begin = places[moved]
-            self._cells[begin + moved + 1 : end + moved + 1] = self._cells[begin:end]
-            self._cells[begin + moved] = cells[moved]
-            end = begin
-
-    def finish(self) -> Array:
-        return self._cells[: self._used]
-
-
-class _GrowingBlock:
-    """Columns of the few rows that have them. A column may show up late: the rows before have none."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._rows = _Column("parent", folder)
-        self._columns: dict[str, _Column] = {}
-        self._used = 0
-
-    def extend(self, rows: Array, columns: Mapping[str, Array]) -> None:
-        self._rows.extend(rows)
-        for name in columns:
-            if name not in self._columns:
-                self._columns[name] = _Column(name, self._folder)
-                self._columns[name].extend(_absent(name, self._used))
-        for name, column in self._columns.items():
-            column.extend(columns[name] if name in columns else _absent(name, len(rows)))
-        self._used += len(rows)
-
-    def finish(self, joined: _Joined) -> Block:
-        columns = {name: joined.scanned_cells(name, column.finish()) for name, column in self._columns.items()}
-        return Block(rows=self._rows.finish(), columns=columns)
-
-
-def _fits(cells: Array) -> bool:
-    return not len(cells) or bool(cells.min() >= -(1 << 31) and cells.max() < 1 << 31)
-
-
 class _Scanner:
     def __init__(self, path: Path, columns: Collection[str] | None, folder: Path | None) -> None:
         import numpy as np
@@ -227,8 +135,8 @@ class _Scanner:
         self._thread_codes = np.zeros((_THREAD_LIMIT, 2), np.int64)
         self._table = np.empty((0, len(self._whole)), np.int64)
         self._floats = np.empty((0, len(self._real)), np.float64)
-        self._columns = {s.name: _Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in self._whole}
-        self._blocks: dict[str, _GrowingBlock] = {}
+        self._columns = {s.name: Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in self._whole}
+        self._blocks: dict[str, GrowingBlock] = {}
         self._folder = folder
         self._row = 0
         self._places: list[int] = []
@@ -345,7 +253,7 @@ class _Scanner:
                 has |= ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
             chosen = np.flatnonzero(has)
             kept = {name: cells[chosen] for name, cells in cells_by_name.items()}
-            self._blocks.setdefault(block, _GrowingBlock(self._folder)).extend(chosen + self._row, kept)
+            self._blocks.setdefault(block, GrowingBlock(self._folder)).extend(chosen + self._row, kept)
         self._row += rows
 
     def finish(self, text: ChromeText) -> Timeline:
@@ -361,28 +269,29 @@ class _Scanner:
             repairs["texts that are no valid UTF-8 or no valid JSON were kept as far as possible"] = invalid
         threads = [Thread(texts[p], texts[t]) for p, t in self._thread_codes[: self._work[Field.THREADS]].tolist()]
         joined = _Joined(texts, threads, careful)
+        places = np.array(self._places, np.int64)
         core: dict[str, Array] = {}
         for name, column in self._columns.items():
-            scanned = column.finish()
-            scanned[:] = joined.scanned_cells(name, scanned)
-            column.insert(self._places, joined.careful_cells(name, careful.core[name]))
+            if joined.recode is not None and COLUMN[name].form == "text":
+                column.recode(joined.recode)
+            column.insert(places, joined.careful_cells(name, careful.core[name]))
             core[name] = column.finish()
         rows = self._row + len(careful)
         for spec in COLUMNS:
             if spec.block is None and spec.name not in core:
-                core[spec.name] = _absent(spec.name, rows)
+                core[spec.name] = absent(spec.name, rows)
         return Timeline(
             rank=None,
             world_size=None,
             core=core,
-            blocks=self._join_blocks(joined, careful, np.array(self._places, np.int64)),
+            blocks=self._join_blocks(joined, careful, places),
             texts=joined.texts,
             threads=joined.threads,
             repairs=repairs,
         )
 
     def _join_blocks(self, joined: _Joined, careful: Timeline, places: Integers) -> dict[str, Block]:
-        blocks = {name: block.finish(joined) for name, block in self._blocks.items()}
+        blocks = {name: block.finish(joined.recode) for name, block in self._blocks.items()}
         if len(places):
             # Rows move down by as many as were put in before them.
             blocks = {
@@ -404,7 +313,7 @@ class _Joined:
         codes: dict[str, int] = {}
         scanned = [codes.setdefault(text, len(codes)) for text in texts]
         # Two spellings of one text (an escaped letter, say) are one text.
-        self._recode = None if scanned == list(range(len(scanned))) else np.array(scanned, np.int32)
+        self.recode = None if scanned == list(range(len(scanned))) else np.array(scanned, np.int32)
         self._codes = np.array([codes.setdefault(text, len(codes)) for text in careful.texts], np.int64)
         self.texts = list(codes)
         numbers = {(thread.process, thread.thread): number for number, thread in enumerate(threads)}
@@ -413,13 +322,10 @@ class _Joined:
         names = careful.metadata["thread_names"]
         self.threads = [Thread(*place, names.get(place, "")) for place in numbers]
 
-    def scanned_cells(self, name: str, cells: Array) -> Array:
-        return cells if self._recode is None or COLUMN[name].form != "text" else _mapped(cells, self._recode)
-
     def careful_cells(self, name: str, cells: Array) -> Array:
         if COLUMN[name].form == "text":
-            return _mapped(cells, self._codes)
-        return _mapped(cells, self._threads) if name == "thread" else cells
+            return mapped(cells, self._codes)
+        return mapped(cells, self._threads) if name == "thread" else cells
 
 
 def _merged(one: Block | None, other: Block) -> Block:
@@ -433,19 +339,10 @@ def _merged(one: Block | None, other: Block) -> Block:
     columns: dict[str, Array] = {}
     for name in dict.fromkeys([*one.columns, *other.columns]):
         parts = [
-            block.columns[name] if name in block.columns else _absent(name, len(block.rows)) for block in (one, other)
+            block.columns[name] if name in block.columns else absent(name, len(block.rows)) for block in (one, other)
         ]
         columns[name] = np.concatenate(parts)[order]
     return Block(rows=rows[order], columns=columns)
-
-
-def _mapped(cells: Array, mapping: Array) -> Array:
-    import numpy as np
-
-    if not len(mapping):
-        return cells
-    mapped: Array = np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
-    return mapped
 
 
 def _padded(text: bytes) -> Array:
@@ -463,12 +360,3 @@ def _grown(array: Array, size: int) -> Array:
     larger = np.zeros(max(size, len(array) * 3 // 2), array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-def _absent(name: str, rows: int) -> Array:
-    """One missing value for all rows, without room for each."""
-    import numpy as np
-
-    if COLUMN[name].form == "float":
-        return np.broadcast_to(np.array(np.nan), (rows,))
-    return np.broadcast_to(np.array(MISSING, np.dtype(_NARROW.get(name, "i4"))), (rows,))
