@@ -17,7 +17,7 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SKIPPED_FRAME = b"\x2a\x4d\x18"
 """Behind a byte from 0x50 to 0x5f: a part of a zstd file that holds no content."""
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 MOST_BYTES = 2 << 30
 """Unpacked size of files that are read as a whole."""
 

@@ -113,7 +113,7 @@ class EventReader:
 
     def _read_damaged(self, piece: Piece) -> Iterator[_Event]:
         """Record by record, so that one bad record costs only itself."""
-        return salvage(piece.text, self._read_record, lambda what, place: self._damage(what, piece.offset + place))
+        return salvage(piece, self._read_record, self._damage)
 
     def _damage(self, what: str, offset: int) -> None:
         self.builder.count_repair(what)

@@ -1,16 +1,18 @@
-"""Large Chrome traces: the compiled scanner reads the usual records, the careful reader the others."""
+"""Large Chrome traces: the compiled scanner reads the usual records, the tolerant parser the others."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.traces.kineto.careful import EventReader, finish_kineto
 from stepscope.traces.kineto.columns import Column, GrowingBlock, absent, mapped
 from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
-from stepscope.traces.kineto.text import UNREADABLE, ChromeText, Piece
-from stepscope.traces.source import Source
+from stepscope.traces.kineto.text import ChromeText, Patience, Piece, Reached
+from stepscope.traces.source import PIECE_BYTES, Source
 from stepscope.traces.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ CORE_COLUMNS = ("start_ns", "end_ns", "kind", "name", "device", "stream", "corre
 """The least that says what ran where and when."""
 
 _SMALLEST_RECORD = 2
-"""`{}`: what the careful reader may be given."""
+"""`{}`: what the tolerant parser may be given."""
 _SMALLEST_EVENT = 60
 """No record the scanner accepts is shorter: it has seven fields. The compiled loop trusts the table's length."""
 _THREAD_LIMIT = 1 << 14
@@ -29,14 +31,14 @@ _FOUND_LATER = ("category", "parent", "step")
 
 
 def read_kineto_fast(
-    path: Path, *, columns: Collection[str] | None = None, folder: Path | None = None, piece_bytes: int = 4 << 20
+    path: Path, *, columns: Collection[str] | None = None, folder: Path | None = None, piece_bytes: int = PIECE_BYTES
 ) -> Timeline:
     """As `read_kineto`, many times faster; `columns` leaves the others out.
 
     With `folder` the columns lie in (nameless) files there instead of in memory: for traces that are larger than it.
     """
     text = ChromeText(Source(path), piece_bytes)
-    scanner = _Scanner(path, columns, folder)
+    scanner = _Scanner(path, text.patience, columns, folder)
     text.feed(scanner.read, scanner.read_damaged)
     return finish_kineto(path, scanner.finish(text), text)
 
@@ -97,35 +99,29 @@ class _Pool:
                     spot = (spot + 1) & mask
                 self.slots[spot] = code + 1
 
-    def texts(self, count: int) -> tuple[list[str], int]:
-        """All of them as text, and how many were not what they should be: valid UTF-8, and JSON where lists are."""
+    def texts(self, count: int) -> list[str]:
+        """All of them; the scanner has checked each when it was new."""
         import msgspec
 
-        from stepscope.traces.native.kineto_scan import ESCAPED_TEXT, JSON_TEXT
+        from stepscope.traces.native.kineto_scan import ESCAPED_TEXT
 
         whole = self.bytes[: self.bounds[count]].tobytes()
         bounds, flags = self.bounds[: count + 1].tolist(), self.flags[:count].tolist()
-        texts: list[str] = []
-        invalid = 0
-        for begin, end, form in zip(bounds, bounds[1:], flags, strict=False):
-            raw = whole[begin:end]
-            try:
-                text = msgspec.json.decode(b'"' + raw + b'"', type=str) if form == ESCAPED_TEXT else raw.decode()
-                if form == JSON_TEXT:
-                    msgspec.json.decode(raw, type=msgspec.Raw)
-            except UNREADABLE:
-                invalid += 1
-                text = raw.decode("utf-8", errors="replace")
-            texts.append(text)
-        return texts, invalid
+        return [
+            msgspec.json.decode(b'"' + whole[begin:end] + b'"', type=str)
+            if form == ESCAPED_TEXT
+            else whole[begin:end].decode()
+            for begin, end, form in zip(bounds, bounds[1:], flags, strict=False)
+        ]
 
 
 class _Scanner:
-    def __init__(self, path: Path, columns: Collection[str] | None, folder: Path | None) -> None:
+    def __init__(self, path: Path, patience: Patience, columns: Collection[str] | None, folder: Path | None) -> None:
         import numpy as np
 
         from stepscope.traces.native.kineto_scan import Field
 
+        self._patience = patience
         self._careful = EventReader(path)
         wanted = set(COLUMN) if columns is None else {*columns, *_ALWAYS}
         self._whole = [s.name for s in COLUMNS if s.form != "float" and s.name in wanted and s.name not in _FOUND_LATER]
@@ -133,14 +129,17 @@ class _Scanner:
         self._pool = _Pool()
         self._thread_slots = np.zeros(4 * _THREAD_LIMIT, np.int64)
         self._thread_codes = np.zeros((_THREAD_LIMIT, 2), np.int64)
+        self._text: bytes | None = None
         self._table = np.empty((0, len(self._whole)), np.int64)
         self._floats = np.empty((0, len(self._real)), np.float64)
+        self._odd = np.empty((0, 3), np.int64)
+        self._written = np.zeros(len(self._whole) + len(self._real), np.int64)
         self._columns = {s.name: Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in self._whole}
         self._blocks: dict[str, GrowingBlock] = {}
         self._folder = folder
         self._row = 0
         self._places: list[int] = []
-        """For each row of the careful reader: the scanner's row it stands before."""
+        """For each row of the tolerant parser: the scanner's row it stands before."""
         self._work = np.zeros(len(Field), np.int64)
         self._prepare()
         self._work[Field.WANTS_THREADS] = columns is None or "thread" in columns
@@ -155,7 +154,7 @@ class _Scanner:
         self._keys = _Keys(words)
         cells = [self._cell_of(word if number >= native.FIRST_ARGUMENT else "") for number, word in enumerate(words)]
         kinds = {spelling: kind for cat, kind in KIND_OF_CATEGORY.items() for spelling in (cat, cat.capitalize())}
-        # Event records need a word added that only the careful reader adds.
+        # Event records need a word added that only the tolerant parser adds.
         kinds = {cat: kind for cat, kind in kinds.items() if cat.lower() not in ("cuda_event", "trace")}
         self._categories = _Keys(kinds)
         # After each key, at the start of a record, and after an unknown key of either sort.
@@ -193,49 +192,68 @@ class _Scanner:
             return self._real.index(name), native.FORM_FLOAT
         return 0, native.FORM_IGNORED
 
-    def read_damaged(self, text: bytes, offset: int) -> None:
-        self._read_carefully(text, offset, self._row)
+    def read_damaged(self, piece: Piece) -> None:
+        from stepscope.traces.native.kineto_scan import Field
 
-    def _read_carefully(self, text: bytes, offset: int, row: int) -> None:
-        """What comes of it belongs before `row` of those that the scanner reads."""
+        self._read_carefully(piece, int(self._work[Field.ROWS]))
+
+    def _read_carefully(self, piece: Piece, row: int) -> None:
+        """What comes of it belongs before `row` of those that the scanner has read since the last were collected."""
         before = len(self._careful.builder)
-        self._careful.read_piece(Piece(text, offset))
-        self._places += [row] * (len(self._careful.builder) - before)
+        self._careful.read_piece(piece)
+        self._places += [self._row + row] * (len(self._careful.builder) - before)
 
-    def read(self, piece: bytes, offset: int) -> int:
-        """Whole records at the beginning of `piece`; tells how far they go."""
-        import numpy as np
-
+    def read(self, text: bytes, begin: int, offset: int) -> Reached:
+        """Whole records of `text` from `begin` on; `offset` is where it stands in the file."""
         from stepscope.traces.native import kineto_scan
 
-        at = kineto_scan.Field
-        size = len(piece)
-        text = _padded(piece)
+        at, work = kineto_scan.Field, self._work
+        if text is not self._text:
+            self._take(text)
+        work[at.ODD] = 0
+        start = self._bytes.ctypes.data
+        reached = kineto_scan.scan(work.ctypes.data, start + begin, start + len(text)) - start
+        # Neighbours are decoded together.
+        for row, records in groupby(self._odd[: work[at.ODD]].tolist(), itemgetter(2)):
+            bounds = list(records)
+            first, last = bounds[0][0] + begin, bounds[-1][1] + begin
+            self._read_carefully(Piece(text[first:last], offset + first, self._patience), row)
+        return Reached(int(reached), int(work[at.LOOKED]) - start)
+
+    def _take(self, text: bytes) -> None:
+        """Room for everything that this text may hold. It is often asked for again, from behind a damaged place on."""
+        import numpy as np
+
+        from stepscope.traces.native.kineto_scan import Field as at  # noqa: N813
+
+        self._collect()
+        size = len(text)
+        self._text, self._bytes = text, _padded(text)
         events = size // _SMALLEST_EVENT + 2
         if len(self._table) < events:
             self._table = np.empty((events, len(self._whole)), np.int64)
             self._floats = np.empty((events, len(self._real)), np.float64)
+            self._odd = np.empty((size // _SMALLEST_RECORD + 2, 3), np.int64)
         work, pool = self._work, self._pool
         pool.make_room(int(work[at.TEXTS]), int(work[at.POOL_USED]), size)
-        odd = np.empty((size // _SMALLEST_RECORD + 2, 3), np.int64)
-        work[at.ROWS] = work[at.ODD] = 0
+        self._written[:] = 0
         work[at.SLOTS : at.SLOTS + 5] = [
             pool.slots.ctypes.data, len(pool.slots) - 1, *(a.ctypes.data for a in (pool.bytes, pool.bounds, pool.flags))
         ]  # fmt: skip
-        work[at.TABLE : at.TABLE + 5] = [
-            self._table.ctypes.data, len(self._whole), self._floats.ctypes.data, len(self._real), odd.ctypes.data
+        arrays = (self._floats, self._odd, self._written)
+        floats, odd, written = (array.ctypes.data for array in arrays)
+        work[at.TABLE : at.TABLE + 6] = [
+            self._table.ctypes.data, len(self._whole), floats, len(self._real), odd, written
         ]  # fmt: skip
-        begin = text.ctypes.data
-        reached = kineto_scan.scan(work.ctypes.data, begin, begin + size) - begin
-        for first, last, row in odd[: work[at.ODD]].tolist():
-            self._read_carefully(piece[first:last], offset + first, self._row + row)
-        self._collect(int(work[at.ROWS]))
-        return int(reached)
 
-    def _collect(self, rows: int) -> None:
-        """Copy a piece's rows out of the scanner's table, each column as narrow as its values allow."""
+    def _collect(self) -> None:
+        """Copy rows out of the scanner's table, each column as narrow as its values allow."""
         import numpy as np
 
+        from stepscope.traces.native.kineto_scan import Field
+
+        rows = int(self._work[Field.ROWS])
+        self._work[Field.ROWS] = 0
         table, floats = self._table[:rows], self._floats[:rows]
         present: dict[str, dict[str, Array]] = {}
         for number, name in enumerate(self._whole):
@@ -262,11 +280,9 @@ class _Scanner:
 
         from stepscope.traces.native.kineto_scan import Field
 
+        self._collect()
         careful = self._careful.finish_odd(text)
-        texts, invalid = self._pool.texts(int(self._work[Field.TEXTS]))
-        repairs = dict(careful.repairs)
-        if invalid:
-            repairs["texts that are no valid UTF-8 or no valid JSON were kept as far as possible"] = invalid
+        texts = self._pool.texts(int(self._work[Field.TEXTS]))
         threads = [Thread(texts[p], texts[t]) for p, t in self._thread_codes[: self._work[Field.THREADS]].tolist()]
         joined = _Joined(texts, threads, careful)
         places = np.array(self._places, np.int64)
@@ -287,7 +303,7 @@ class _Scanner:
             blocks=self._join_blocks(joined, careful, places),
             texts=joined.texts,
             threads=joined.threads,
-            repairs=repairs,
+            repairs=careful.repairs,
         )
 
     def _join_blocks(self, joined: _Joined, careful: Timeline, places: Integers) -> dict[str, Block]:

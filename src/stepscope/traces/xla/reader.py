@@ -137,9 +137,7 @@ class _Collector:
         try:
             return _EVENTS.decode(b"[" + piece.text + b"]")
         except UNREADABLE:
-            return list(
-                salvage(piece.text, _decode_event, lambda what, place: self._damage(what, piece.offset + place))
-            )
+            return list(salvage(piece, _decode_event, self._damage))
 
     def _damage(self, what: str, offset: int) -> None:
         self.repairs[what] += 1
