@@ -292,7 +292,9 @@ def test_a_string_without_an_end_is_read_in_no_time(tmp_path: Path) -> None:
 
 
 def real_traces() -> list[Path]:
-    return sorted(p for p in SHARED.rglob("*.json.gz") if "_et" not in str(p) and p.name != "et.json.gz" and p.parent.name != "et")
+    return sorted(
+        p for p in SHARED.rglob("*.json.gz") if "_et" not in str(p) and p.name != "et.json.gz" and p.parent.name != "et"
+    )
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not here")

@@ -26,9 +26,11 @@ from stepscope.traces.native.json_text import (
     BRACKET,
     COLON,
     COMMA,
+    MINUS,
     NEWLINE,
     QUOTE,
     SPACE,
+    ZERO,
     has_sound_escapes,
     is_json,
     is_utf8,
@@ -410,6 +412,15 @@ def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_en
 
 
 @compiled
+def _has_its_type(key: int, begin: int, end: int) -> bool:
+    """Whether phase, category and name are strings, and process and thread strings or numbers; all of them UTF-8."""
+    first = byte_at(begin)
+    if first == QUOTE:
+        return is_utf8(begin, end)
+    return key in (PID, TID) and (first == MINUS or ZERO <= first <= ZERO + 9)
+
+
+@compiled
 def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid: int, tid_end: int, size: int) -> None:
     device, stream = row + 8 * number_at(work + DEVICE_AT), row + 8 * number_at(work + STREAM_AT)
     if number_at(device) == -1:
@@ -494,13 +505,14 @@ def scan(work: int, begin: int, size: int) -> int:
                 place = name_end + 1 if name_end >= 0 else -1
             else:
                 place = value_end(value, size)
+                if PH <= key <= TID and place >= 0:
+                    usual = _has_its_type(key, value, place)
                 if key == PH:
-                    phase = byte_at(value + 1) if place - value == 3 and byte_at(value) == QUOTE else 0
+                    phase = byte_at(value + 1) if place - value == 3 else 0
                     skip = phase in (115, 116, 102)  # s, t, f: arrows
-                elif key == CAT and place >= 0 and byte_at(value) == QUOTE:
+                elif key == CAT and place >= 0 and usual:
                     number = find_key(value + 1, place - 1, work + CATEGORY_SLOTS)
-                    if number >= 0:
-                        kind = number_at(number_at(work + CATEGORY_KIND) + 8 * number)
+                    kind = number_at(number_at(work + CATEGORY_KIND) + 8 * number) if number >= 0 else -1
                 elif key == PID:
                     pid_begin, pid_end = value, place
                 elif key == TID:
@@ -509,6 +521,8 @@ def scan(work: int, begin: int, size: int) -> int:
                 usual = False
                 break
             before = key if key >= 0 else start_of_record + 1
+        if usual and (skip or phase == 77):
+            usual = name_end <= name_begin or (is_utf8(name_begin, name_end) and not name_escaped)
         if usual and skip:
             continue
         if usual and phase == 77:  # M: only names of threads matter
