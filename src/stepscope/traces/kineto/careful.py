@@ -183,6 +183,8 @@ class EventReader:
 
     def _time(self, raw: msgspec.Raw) -> int | None:
         text = bytes(raw).strip(b'"')
+        if not text:
+            return None
         try:
             time_ns = parse_microseconds(text)
         except ValueError:

@@ -18,8 +18,8 @@ DEEPEST = 512
 """Brackets inside brackets that a record may have; msgspec, which decodes them, gives up at less than twice as many."""
 RECORD_LIMIT = 32 << 20
 """What has no end within this much text is damage."""
-PATIENCE_BYTES = 64 << 20
-PATIENCE_SHARE = 4
+PATIENCE_BYTES = 8 << 20
+PATIENCE_TIMES = 3
 
 _BOM = b"\xef\xbb\xbf"
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -67,7 +67,7 @@ class Reached(NamedTuple):
 
 class Patience:
     """Bounds what damage costs: a record without an end is looked at anew from every place inside of it where one may
-    begin, which for hostile text is the square of its size. Once more than four times the text so far (and 64 MiB) was
+    begin, which for hostile text is the square of its size. Once more than three times the text so far (and 8 MiB) was
     looked through in vain, reading goes on behind what was looked through."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Patience:
     def next_beginning(self, text: bytes, offset: int, begin: int, looked: int) -> int | None:
         """Where a record may begin behind the one at `begin` that cannot be read."""
         self._in_vain += looked - begin
-        lost = self._in_vain > PATIENCE_BYTES + PATIENCE_SHARE * (offset + begin)
+        lost = self._in_vain > PATIENCE_BYTES + PATIENCE_TIMES * (offset + begin)
         found = _NEW_RECORD.search(text, max(looked, begin + 1) if lost else begin + 1)
         return None if found is None else text.index(b"{", found.start())
 
