@@ -19,6 +19,7 @@ from stepscope.analyze.step.row_loops import Columns
 from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
 from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
 from stepscope.errors import UsageError
+from stepscope.traces.enclosing import farthest, nearest, nearest_after
 from stepscope.traces.timeline import (
     ANNOTATION,
     DEVICE_KINDS,
@@ -330,12 +331,7 @@ class TraceView:
         before = stack.start.searchsorted(times, side="right") - 1
         found = np.where(before >= 0, stack.rows[before], MISSING)
         # The last that began may have ended: what is open then encloses it.
-        searching = np.flatnonzero(found >= 0)
-        while len(searching):
-            searching = searching[self.end[found[searching]] <= times[searching]]
-            found[searching] = self.parent[found[searching]]
-            searching = searching[found[searching] >= 0]
-        return found
+        return nearest_after(found, self.parent, self.end, times)
 
     def innermost_of(self, threads: Integers, times: Integers) -> Integers:
         """The same for pairs of thread and time; −1 also for the thread −1."""
@@ -362,28 +358,11 @@ class TraceView:
 
     def enclosing(self, rows: Integers, wanted: Mask) -> Integers:
         """For each row the nearest of itself and what encloses or launched it for which `wanted` holds; −1 if none."""
-        import numpy as np
-
-        found = np.array(rows, np.int64)
-        searching = np.flatnonzero(found >= 0)
-        while len(searching):
-            searching = searching[~wanted[found[searching]]]
-            found[searching] = self.parent[found[searching]]
-            searching = searching[found[searching] >= 0]
-        return found
+        return nearest(rows, self.parent, wanted)
 
     def outermost(self, rows: Integers, wanted: Mask) -> Integers:
         """Like `enclosing`, but the farthest one."""
-        import numpy as np
-
-        found = self.enclosing(rows, wanted)
-        searching = np.flatnonzero(found >= 0)
-        while len(searching):
-            above = self.enclosing(self.parent[found[searching]], wanted)
-            has_more = above >= 0
-            searching = searching[has_more]
-            found[searching] = above[has_more]
-        return found
+        return farthest(rows, self.parent, wanted)
 
 
 def view(timeline: Timeline) -> TraceView:
