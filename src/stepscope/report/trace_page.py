@@ -102,6 +102,7 @@ def render_page(job: JobReport, answer: Answer, timeline: Timeline) -> str:
     return environment.get_template("trace.html.j2").render(
         name=name_source(job),
         chips=_chips(job),
+        damage=job.damage,
         answer=answer,
         sections=_sections(job, timeline),
         timeline_caption=_caption_timeline(job, overview),

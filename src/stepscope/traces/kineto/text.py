@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from stepscope.errors import BadInputError
+from stepscope.traces.damage import INVALID_EVENTS, INVALID_STRETCHES
 from stepscope.traces.source import PIECE_BYTES, Source
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -199,20 +200,23 @@ class ChromeText:
             if len(text) > _HEAD_LIMIT:
                 break
         raise BadInputError(
-            "there is no list of trace events in it",
+            "there is no list of trace events in it" + (f" ({self.source.cut_short})" if self.source.cut_short else ""),
             hint="a Chrome trace has a key traceEvents with a list; see docs/trace-formats.md for what can be read",
             where=f"{self.source.path}, looked through {len(text)} bytes",
         )
 
     def _read_header(self, head: bytes, tail: bytes, stream: Iterator[bytes]) -> None:
+        parts, size = [tail], len(tail)
+        for more in stream:
+            # The rest of a packed file is unpacked in any case: its checksum stands at its end.
+            size += len(more)
+            parts = [*parts, more] if size <= _HEAD_LIMIT else []
+        tail = b"".join(parts)
+        self.cut_short = self.cut_short or self.source.cut_short
         if not head:
             return
-        for more in stream:
-            tail += more
-            if len(tail) > _HEAD_LIMIT:
-                self.cut_short = "what follows the list of events is too long"
-                tail = b""
-                break
+        if size > _HEAD_LIMIT:
+            self.cut_short = "what follows the list of events is too long"
         document = head + b'"traceEvents":[]' + (tail if tail.strip() else b"}")
         try:
             self.header = msgspec.json.decode(document, type=dict[str, Any])
@@ -287,7 +291,7 @@ def salvage(
     place = 0
     while (begin := text.find(b"{", place)) >= 0:
         if text[place:begin].strip(_SEPARATORS):
-            on_damage("stretches between events that are no JSON were left out", offset + place)
+            on_damage(INVALID_STRETCHES, offset + place)
         found = _ONE_RECORD.match(text, begin)
         end, looked = (found.end(), found.end()) if found else _end_of_deep(text, begin)
         record = None if end is None else decode(text[begin:end])
@@ -295,10 +299,10 @@ def salvage(
             yield record
             place = end
             continue
-        on_damage("events that are no valid JSON were left out", offset + begin)
+        on_damage(INVALID_EVENTS, offset + begin)
         again = patience.next_beginning(text, offset, begin, looked)
         if again is None:
             return
         place = again
     if text[place:].strip(_SEPARATORS):
-        on_damage("stretches between events that are no JSON were left out", offset + place)
+        on_damage(INVALID_STRETCHES, offset + place)
