@@ -157,8 +157,8 @@ class _Scanner:
         # Event records need a word added that only the tolerant parser adds.
         kinds = {cat: kind for cat, kind in kinds.items() if cat.lower() not in ("cuda_event", "trace")}
         self._categories = _Keys(kinds)
-        # After each key, at the start of a record, and after an unknown key of either sort.
-        states = len(words) + 3
+        # After each key, at the start of a record and of its arguments, and after an unknown key of either sort.
+        states = len(words) + 4
         self._kept = [
             np.array([column for column, _ in cells]),
             np.array([form for _, form in cells]),

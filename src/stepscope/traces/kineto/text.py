@@ -19,7 +19,7 @@ DEEPEST = 512
 """Brackets inside brackets that a record may have; msgspec, which decodes them, gives up at less than twice as many."""
 RECORD_LIMIT = 32 << 20
 """What has no end within this much text is damage."""
-PATIENCE_BYTES = 8 << 20
+PATIENCE_BYTES = 4 << 20
 PATIENCE_TIMES = 3
 
 _BOM = b"\xef\xbb\xbf"
@@ -68,7 +68,7 @@ class Reached(NamedTuple):
 
 class Patience:
     """Bounds what damage costs: a record without an end is looked at anew from every place inside of it where one may
-    begin, which for hostile text is the square of its size. Once more than three times the text so far (and 8 MiB) was
+    begin, which for hostile text is the square of its size. Once more than three times the text so far (and 4 MiB) was
     looked through in vain, reading goes on behind what was looked through."""
 
     def __init__(self) -> None:

@@ -142,6 +142,9 @@ FIRST_ARGUMENT = len(RECORD_KEYS)
 # What a text is: a string as it stands or with escapes, a JSON list or object, or arguments whose keys were all read.
 PLAIN_TEXT, ESCAPED_TEXT, JSON_TEXT, ARGUMENTS_TEXT = range(4)
 
+# Behind START_OF_RECORD: after an unknown key of a record and of its arguments, and at the start of the arguments.
+START_OF_ARGUMENTS = 3
+
 # What `_next_key` answers beside a key's number.
 UNKNOWN_KEY, END, BROKEN = -1, -2, -3
 
@@ -247,7 +250,7 @@ def _learn_key(work: int, place: int, size: int, before: int, in_record: int) ->
         return BROKEN, place
     if byte_at(place) == BRACE_END:
         return END, place + 1
-    first = before == (number_at(work + START_OF_RECORD) if in_record == 1 else ARGS)
+    first = before == number_at(work + START_OF_RECORD) + (0 if in_record == 1 else START_OF_ARGUMENTS)
     if not first:
         if byte_at(place) != COMMA:
             return BROKEN, place
@@ -304,7 +307,7 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int, reco
     `row` and `reals` are where this row's numbers are written.
     """
     known = 1
-    before = ARGS
+    before = number_at(work + START_OF_RECORD) + START_OF_ARGUMENTS
     columns, forms = number_at(work + KEY_COLUMN), number_at(work + KEY_FORM)
     place += 1
     while True:
