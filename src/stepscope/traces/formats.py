@@ -17,8 +17,8 @@ from stepscope.traces.source import read_head
 from stepscope.traces.timeline import Timeline
 
 ENTRY_POINT = "stepscope.trace_formats"
-FAST_FROM_BYTES = 24 << 20
-"""Raw size from which the compiled scanner is loaded; below, the careful reader is done sooner."""
+FAST_FROM_BYTES = 10 << 20
+"""Raw size from which the compiled scanner is loaded; below, the tolerant parser is done sooner."""
 FAST_WHEN_LOADED_FROM_BYTES = 256 << 10
 _PACKED_RATIO = 10
 _TABLE_SHARE = 0.3
