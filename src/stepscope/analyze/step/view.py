@@ -196,10 +196,13 @@ class TraceView:
         source = self.timeline.metadata.get("source")
         return None if source is None else str(source)
 
+    @cached_property
+    def _spans(self) -> dict[int, Span]:
+        return {span.number: span for span in self.timeline.steps}
+
     def span(self, step: int) -> Span:
-        for span in self.timeline.steps:
-            if span.number == step:
-                return span
+        if step in self._spans:
+            return self._spans[step]
         known = ", ".join(str(span.number) for span in self.timeline.steps[:20]) or "none"
         raise UsageError(f"the trace has no step {step}", hint=f"steps it has: {known}", where=self.source)
 
@@ -241,12 +244,12 @@ class TraceView:
 
         last = {span.number: span.end_ns for span in self.timeline.steps}
         for work in self.works:
-            lowest = int(work.step.min())
-            ends = np.full(int(work.step.max()) - lowest + 1, LONG_AGO)
-            np.maximum.at(ends, work.step - lowest, work.end)
-            for number, end in last.items():
-                if 0 <= number - lowest < len(ends):
-                    last[number] = max(end, int(ends[number - lowest]))
+            numbers, places = np.unique(work.step, return_inverse=True)
+            ends = np.full(len(numbers), LONG_AGO)
+            np.maximum.at(ends, places, work.end)
+            for number, end in zip(numbers.tolist(), ends.tolist(), strict=True):
+                if number in last:
+                    last[number] = max(last[number], end)
         return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
 
     @cached_property
