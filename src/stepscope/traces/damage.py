@@ -15,7 +15,7 @@ def ends_early(why: str, kept: str = "events") -> str:
 
 
 def first_damage(offset: int) -> str:
-    return f"{_FIRST_DAMAGE} {offset:,})"
+    return f"{_FIRST_DAMAGE} {offset})"
 
 
 def describe_damage(repairs: Mapping[str, int]) -> str | None:

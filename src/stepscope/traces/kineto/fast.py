@@ -12,6 +12,18 @@ from stepscope.traces.kineto.careful import EventReader, finish_kineto
 from stepscope.traces.kineto.columns import Column, GrowingBlock, absent, mapped
 from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
 from stepscope.traces.kineto.text import ChromeText, Patience, Piece, Reached
+from stepscope.traces.native.layout import (
+    ESCAPED_TEXT,
+    FIRST_ARGUMENT,
+    FORM_FLOAT,
+    FORM_IGNORED,
+    FORM_INT,
+    FORM_TEXT,
+    LITERAL_BYTES,
+    RECORD_KEYS,
+    Field,
+)
+from stepscope.traces.native.machine_code import load
 from stepscope.traces.source import PIECE_BYTES, Source
 from stepscope.traces.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
 
@@ -49,7 +61,7 @@ class _Keys:
     def __init__(self, words: Iterable[str]) -> None:
         import numpy as np
 
-        from stepscope.traces.native.kineto_scan import hash_text
+        hash_text = load("kineto_scan", "hash_text", "ii")
 
         encoded = [word.encode() for word in words]
         self.bytes = _padded(b"".join(encoded))
@@ -88,7 +100,7 @@ class _Pool:
         self.bounds = _grown(self.bounds, most)
         self.flags = _grown(self.flags, most)
         if len(self.slots) < 2 * most:
-            from stepscope.traces.native.kineto_scan import hash_text
+            hash_text = load("kineto_scan", "hash_text", "ii")
 
             self.slots = np.zeros(1 << (2 * most).bit_length(), np.int64)
             start, mask = self.bytes.ctypes.data, len(self.slots) - 1
@@ -103,8 +115,6 @@ class _Pool:
         """All of them; the scanner has checked each when it was new."""
         import msgspec
 
-        from stepscope.traces.native.kineto_scan import ESCAPED_TEXT
-
         whole = self.bytes[: self.bounds[count]].tobytes()
         bounds, flags = self.bounds[: count + 1].tolist(), self.flags[:count].tolist()
         return [
@@ -118,8 +128,6 @@ class _Pool:
 class _Scanner:
     def __init__(self, path: Path, patience: Patience, columns: Collection[str] | None, folder: Path | None) -> None:
         import numpy as np
-
-        from stepscope.traces.native.kineto_scan import Field
 
         self._patience = patience
         self._careful = EventReader(path)
@@ -148,11 +156,9 @@ class _Scanner:
         """Everything in the workspace that stays."""
         import numpy as np
 
-        from stepscope.traces.native import kineto_scan as native
-
-        words = [*native.RECORD_KEYS, *COLUMN_OF_ARGUMENT, *sorted(WITHOUT_COLUMN)]
+        words = [*RECORD_KEYS, *COLUMN_OF_ARGUMENT, *sorted(WITHOUT_COLUMN)]
         self._keys = _Keys(words)
-        cells = [self._cell_of(word if number >= native.FIRST_ARGUMENT else "") for number, word in enumerate(words)]
+        cells = [self._cell_of(word if number >= FIRST_ARGUMENT else "") for number, word in enumerate(words)]
         kinds = {spelling: kind for cat, kind in KIND_OF_CATEGORY.items() for spelling in (cat, cat.capitalize())}
         # Event records need a word added that only the tolerant parser adds.
         kinds = {cat: kind for cat, kind in kinds.items() if cat.lower() not in ("cuda_event", "trace")}
@@ -163,12 +169,12 @@ class _Scanner:
             np.array([column for column, _ in cells]),
             np.array([form for _, form in cells]),
             np.array(list(kinds.values())),
-            np.zeros(states * 2 * native.LITERAL_BYTES + 8, np.uint8),
+            np.zeros(states * 2 * LITERAL_BYTES + 8, np.uint8),
             np.zeros(states * 2, np.int64),
             np.zeros(states * 2, np.int64),
         ]
         addresses = [array.ctypes.data for array in self._kept]
-        at = native.Field
+        at = Field
         work = self._work
         work[at.KEY_SLOTS : at.KEY_SLOTS + 6] = [*self._keys.addresses(), *addresses[:2]]
         work[at.CATEGORY_SLOTS : at.CATEGORY_SLOTS + 5] = [*self._categories.addresses(), addresses[2]]
@@ -183,18 +189,14 @@ class _Scanner:
 
     def _cell_of(self, word: str) -> tuple[int, int]:
         """Column and form of an argument."""
-        from stepscope.traces.native import kineto_scan as native
-
         name = COLUMN_OF_ARGUMENT.get(word)
         if name in self._whole:
-            return self._whole.index(name), native.FORM_TEXT if COLUMN[name].form == "text" else native.FORM_INT
+            return self._whole.index(name), FORM_TEXT if COLUMN[name].form == "text" else FORM_INT
         if name in self._real:
-            return self._real.index(name), native.FORM_FLOAT
-        return 0, native.FORM_IGNORED
+            return self._real.index(name), FORM_FLOAT
+        return 0, FORM_IGNORED
 
     def read_damaged(self, piece: Piece) -> None:
-        from stepscope.traces.native.kineto_scan import Field
-
         self._read_carefully(piece, int(self._work[Field.ROWS]))
 
     def _read_carefully(self, piece: Piece, row: int) -> None:
@@ -205,14 +207,12 @@ class _Scanner:
 
     def read(self, text: bytes, begin: int, offset: int) -> Reached:
         """Whole records of `text` from `begin` on; `offset` is where it stands in the file."""
-        from stepscope.traces.native import kineto_scan
-
-        at, work = kineto_scan.Field, self._work
+        at, work = Field, self._work
         if text is not self._text:
             self._take(text)
         work[at.ODD] = 0
         start = self._bytes.ctypes.data
-        reached = kineto_scan.scan(work.ctypes.data, start + begin, start + len(text)) - start
+        reached = load("kineto_scan", "scan", "iii")(work.ctypes.data, start + begin, start + len(text)) - start
         # Neighbours are decoded together.
         for row, records in groupby(self._odd[: work[at.ODD]].tolist(), itemgetter(2)):
             bounds = list(records)
@@ -224,9 +224,8 @@ class _Scanner:
         """Room for everything that this text may hold. It is often asked for again, from behind a damaged place on."""
         import numpy as np
 
-        from stepscope.traces.native.kineto_scan import Field as at  # noqa: N813
-
         self._collect()
+        at = Field
         size = len(text)
         self._text, self._bytes = text, _padded(text)
         events = size // _SMALLEST_EVENT + 2
@@ -249,8 +248,6 @@ class _Scanner:
     def _collect(self) -> None:
         """Copy rows out of the scanner's table, each column as narrow as its values allow."""
         import numpy as np
-
-        from stepscope.traces.native.kineto_scan import Field
 
         rows = int(self._work[Field.ROWS])
         self._work[Field.ROWS] = 0
@@ -277,8 +274,6 @@ class _Scanner:
     def finish(self, text: ChromeText) -> Timeline:
         """One timeline from what both readers read, in the order of the file."""
         import numpy as np
-
-        from stepscope.traces.native.kineto_scan import Field
 
         self._collect()
         careful = self._careful.finish_odd(text)

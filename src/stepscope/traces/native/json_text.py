@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.traces.kineto.text import DEEPEST, PLAIN
-from stepscope.traces.native import compiled
+from stepscope.traces.native import part
 from stepscope.traces.native.memory import HIGHS, ONES, byte_at, count_trailing_zeros, word_at
 
 QUOTE, BACKSLASH, COMMA, COLON, POINT, MINUS = 34, 92, 44, 58, 46, 45
@@ -37,20 +37,20 @@ _TRUE, _NULL, _ALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"
 _NOTHING = np.uint64(0)
 
 
-@compiled
+@part
 def zero_bytes(word: np.uint64) -> np.uint64:
     """High bits where a byte is zero; above the lowest of them others may be wrong."""
     return (word - ONES) & ~word & HIGHS
 
 
-@compiled
+@part
 def skip_space(place: int, size: int) -> int:
     while place < size and byte_at(place) in (SPACE, NEWLINE, 13, 9):
         place += 1
     return place
 
 
-@compiled
+@part
 def string_end(place: int, size: int) -> tuple[int, int]:
     """From behind the opening quote to the closing one (none: ~ of where it breaks off); and whether there are
     escapes."""
@@ -75,14 +75,14 @@ def string_end(place: int, size: int) -> tuple[int, int]:
     return ~size, 0
 
 
-@compiled
+@part
 def _follows_comma(place: int) -> bool:
     while byte_at(place - 1) in (SPACE, NEWLINE, 13, 9):
         place -= 1
     return byte_at(place - 1) == COMMA
 
 
-@compiled
+@part
 def record_end(place: int, size: int) -> tuple[int, int]:
     """From the opening brace of a record to behind its closing one (−1: none), and how far that was looked for: the
     rules of `read_records` in the module text."""
@@ -108,7 +108,7 @@ def record_end(place: int, size: int) -> tuple[int, int]:
     return -1, size
 
 
-@compiled
+@part
 def nested_end(place: int, size: int) -> int:
     """From the opening bracket of a value to behind its closing one (−1: none, or too far for a usual value)."""
     depth = 0
@@ -139,7 +139,7 @@ def nested_end(place: int, size: int) -> int:
     return -1
 
 
-@compiled
+@part
 def parse_number(begin: int, size: int) -> tuple[int, int, int]:
     """Digits with at most one point: the digits as one number, how many stand behind the point (−1: no point) and where
     they end (−1: not such a number, or one that may not fit 64 bits)."""
@@ -175,7 +175,7 @@ def parse_number(begin: int, size: int) -> tuple[int, int, int]:
     return (-number if negative else number), decimals, place
 
 
-@compiled
+@part
 def _simple_end(place: int, size: int) -> int:
     """Behind a number or one of the words of JSON (−1: none of these)."""
     byte = byte_at(place)
@@ -187,7 +187,7 @@ def _simple_end(place: int, size: int) -> int:
     return end
 
 
-@compiled
+@part
 def is_utf8(place: int, end: int) -> bool:
     """As Python decodes it: no overlong forms, no surrogates, nothing beyond the last code point."""
     while place < end:
@@ -215,12 +215,12 @@ def is_utf8(place: int, end: int) -> bool:
     return True
 
 
-@compiled
+@part
 def _is_hexadecimal(byte: int) -> bool:
     return 48 <= byte <= 57 or 65 <= byte <= 70 or 97 <= byte <= 102
 
 
-@compiled
+@part
 def has_sound_escapes(place: int, end: int) -> bool:
     """Whether JSON knows all of them; halves of surrogate pairs are left to the tolerant parser."""
     while place < end:
@@ -240,7 +240,7 @@ def has_sound_escapes(place: int, end: int) -> bool:
     return True
 
 
-@compiled
+@part
 def is_json(place: int, end: int) -> bool:
     """Whether a list or object, less deep than a number has bits, is sound; one with an exponent is not judged here."""
     objects = np.uint64(0)  # a bit for each open bracket, the innermost lowest: 1 for an object
@@ -297,7 +297,7 @@ def is_json(place: int, end: int) -> bool:
     return False
 
 
-@compiled
+@part
 def value_end(place: int, size: int) -> int:
     """Behind a value of any kind (−1: none, or one that only the tolerant parser can judge)."""
     if place >= size:
@@ -312,13 +312,13 @@ def value_end(place: int, size: int) -> int:
     return _simple_end(place, size)
 
 
-@compiled
+@part
 def is_whole(begin: int, end: int, size: int) -> bool:
     _, decimals, reached = parse_number(begin, size)
     return reached == end and decimals < 0
 
 
-@compiled
+@part
 def parse_time(begin: int, size: int) -> tuple[int, int]:
     """Decimal microseconds with up to three decimals as nanoseconds, and the end (−1: none of these)."""
     number, decimals, end = parse_number(begin, size)

@@ -14,12 +14,10 @@ and places in the text are addresses: see the module memory for the reason.
 
 from __future__ import annotations
 
-from enum import IntEnum, auto
-
 import numpy as np
 
 from stepscope.traces.kineto.fields import MEMORY_EVENT
-from stepscope.traces.native import compiled
+from stepscope.traces.native import part
 from stepscope.traces.native.json_text import (
     BRACE,
     BRACE_END,
@@ -43,6 +41,26 @@ from stepscope.traces.native.json_text import (
     string_end,
     value_end,
 )
+from stepscope.traces.native.layout import (
+    ARGS,
+    ARGUMENTS_TEXT,
+    CAT,
+    DUR,
+    ESCAPED_TEXT,
+    FIRST_ARGUMENT,
+    FORM_FLOAT,
+    FORM_IGNORED,
+    FORM_INT,
+    FORM_TEXT,
+    JSON_TEXT,
+    LITERAL_BYTES,
+    NAME,
+    PH,
+    PID,
+    TID,
+    TS,
+    Field,
+)
 from stepscope.traces.native.memory import (
     byte_at,
     number_at,
@@ -52,64 +70,6 @@ from stepscope.traces.native.memory import (
     word_at,
 )
 from stepscope.traces.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, INSTANT, KERNEL, MEMORY, SET, SYNC
-
-
-class Field(IntEnum):
-    """What stands where in the workspace."""
-
-    ROWS = 0
-    TEXTS = auto()
-    POOL_USED = auto()
-    THREADS = auto()
-    ODD = auto()
-    LOOKED = auto()
-    # known keys; slots hold numbers + 1
-    KEY_SLOTS = auto()
-    KEY_MASK = auto()
-    KEY_BYTES = auto()
-    KEY_BEGIN = auto()
-    KEY_COLUMN = auto()
-    KEY_FORM = auto()
-    CATEGORY_SLOTS = auto()
-    CATEGORY_MASK = auto()
-    CATEGORY_BYTES = auto()
-    CATEGORY_BEGIN = auto()
-    CATEGORY_KIND = auto()
-    # what followed each key lately
-    LITERALS = auto()
-    LITERAL_SIZE = auto()
-    LITERAL_KEY = auto()
-    START_OF_RECORD = auto()
-    # growing text pool
-    SLOTS = auto()
-    SLOT_MASK = auto()
-    POOL = auto()
-    BOUNDS = auto()
-    ESCAPED = auto()
-    # threads
-    THREAD_SLOTS = auto()
-    THREAD_MASK = auto()
-    THREAD_CODES = auto()
-    THREAD_LIMIT = auto()
-    # output
-    TABLE = auto()
-    WIDTH = auto()
-    FLOATS = auto()
-    FLOAT_WIDTH = auto()
-    ODD_LIST = auto()
-    WRITTEN = auto()
-    # columns by number, −1 where not wanted
-    START_AT = auto()
-    END_AT = auto()
-    KIND_AT = auto()
-    NAME_AT = auto()
-    THREAD_AT = auto()
-    DEVICE_AT = auto()
-    STREAM_AT = auto()
-    ARGUMENTS_AT = auto()
-    WAIT_STREAM_AT = auto()
-    WANTS_THREADS = auto()
-
 
 ROWS, TEXTS, POOL_USED, THREADS, ODD, LOOKED, WRITTEN = (
     8 * int(Field[name]) for name in ("ROWS", "TEXTS", "POOL_USED", "THREADS", "ODD", "LOOKED", "WRITTEN")
@@ -131,25 +91,11 @@ _NO_STREAM = 4294967295
 _FIRST_DEVICE_KIND, _LAST_DEVICE_KIND = min(DEVICE_KINDS), max(DEVICE_KINDS)
 assert tuple(range(KERNEL, SET + 1)) == DEVICE_KINDS
 
-# Forms of columns.
-FORM_INT, FORM_TEXT, FORM_FLOAT, FORM_IGNORED = range(4)
-
-# Keys of a record itself; those of its arguments follow.
-RECORD_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp", "s")
-PH, CAT, NAME, PID, TID, TS, DUR, ARGS = range(8)
-FIRST_ARGUMENT = len(RECORD_KEYS)
-
-# What a text is: a string as it stands or with escapes, a JSON list or object, or arguments whose keys were all read.
-PLAIN_TEXT, ESCAPED_TEXT, JSON_TEXT, ARGUMENTS_TEXT = range(4)
-
 # Behind START_OF_RECORD: after an unknown key of a record and of its arguments, and at the start of the arguments.
 START_OF_ARGUMENTS = 3
 
 # What `_next_key` answers beside a key's number.
 UNKNOWN_KEY, END, BROKEN = -1, -2, -3
-
-LITERAL_BYTES = 96
-"""Longer stretches between two values are not remembered."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -157,13 +103,13 @@ _NOTHING = np.uint64(0)
 _MEMORY_NAME = np.uint64(int.from_bytes(MEMORY_EVENT.encode(), "little"))
 
 
-@compiled
+@part
 def _first_bytes(word: np.uint64, count: int) -> np.uint64:
     """The first `count` (1 to 8) bytes of a word, the others zero."""
     return word & (_ALL >> (np.uint64(8) * np.uint64(8 - count)))
 
 
-@compiled
+@part
 def hash_text(begin: int, end: int) -> int:
     total = np.uint64(end - begin) * _MIX
     while begin + 8 <= end:
@@ -176,7 +122,7 @@ def hash_text(begin: int, end: int) -> int:
     return np.int64(total >> np.uint64(16))  # type: ignore[return-value]
 
 
-@compiled
+@part
 def _same(one: int, other: int, length: int) -> bool:
     while length >= 8:
         if word_at(one) != word_at(other):
@@ -187,7 +133,7 @@ def _same(one: int, other: int, length: int) -> bool:
     return length == 0 or _first_bytes(word_at(one) ^ word_at(other), length) == _NOTHING
 
 
-@compiled
+@part
 def find_key(begin: int, end: int, tables: int) -> int:
     """Number of a known word; −1 for an unknown one. `tables` is where its slots, mask, bytes and bounds are noted."""
     slots, mask = number_at(tables), number_at(tables + 8)
@@ -204,7 +150,7 @@ def find_key(begin: int, end: int, tables: int) -> int:
         place = (place + 1) & mask
 
 
-@compiled
+@part
 def _intern(work: int, begin: int, end: int, escaped: int) -> int:
     """Number of this text among all texts; new ones are checked and copied into the pool (−1: it is not sound)."""
     slots, mask = number_at(work + SLOTS), number_at(work + SLOT_MASK)
@@ -241,7 +187,7 @@ def _intern(work: int, begin: int, end: int, escaped: int) -> int:
     return code
 
 
-@compiled
+@part
 def _learn_key(work: int, place: int, size: int, before: int, in_record: int) -> tuple[int, int]:
     """As `_next_key`, byte by byte; what stood there is remembered."""
     begin = place
@@ -286,7 +232,7 @@ def _learn_key(work: int, place: int, size: int, before: int, in_record: int) ->
     return key, place
 
 
-@compiled
+@part
 def _next_key(work: int, place: int, size: int, before: int, in_record: int) -> tuple[int, int]:
     """From behind the value of key `before` to the next value: its key and its place."""
     sizes, keys = number_at(work + LITERAL_SIZE) + 16 * before, number_at(work + LITERAL_KEY) + 16 * before
@@ -300,7 +246,7 @@ def _next_key(work: int, place: int, size: int, before: int, in_record: int) -> 
     return _learn_key(work, place, size, before, in_record)
 
 
-@compiled
+@part
 def _read_arguments(work: int, place: int, size: int, row: int, reals: int, record: int) -> tuple[int, int]:
     """From the opening brace to behind the closing one (−1: something unusual), and whether every key was known (1).
 
@@ -381,7 +327,7 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int, reco
                 return -1, known
 
 
-@compiled
+@part
 def _clear(work: int, row: int, reals: int) -> None:
     for column in range(number_at(work + WIDTH)):
         put_number(row + 8 * column, -1)
@@ -389,7 +335,7 @@ def _clear(work: int, row: int, reals: int) -> None:
         put_real(reals + 8 * column, np.nan)
 
 
-@compiled
+@part
 def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_end: int) -> int:
     """Number of a thread; −1 where there is no room for one more."""
     pid = _intern(work, pid_begin, pid_end, 0)
@@ -414,7 +360,7 @@ def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_en
     return thread
 
 
-@compiled
+@part
 def _has_its_type(key: int, begin: int, end: int) -> bool:
     """Whether phase, category and name are strings, and process and thread strings or numbers; all of them UTF-8."""
     first = byte_at(begin)
@@ -423,7 +369,7 @@ def _has_its_type(key: int, begin: int, end: int) -> bool:
     return key in (PID, TID) and (first == MINUS or ZERO <= first <= ZERO + 9)
 
 
-@compiled
+@part
 def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid: int, tid_end: int, size: int) -> None:
     device, stream = row + 8 * number_at(work + DEVICE_AT), row + 8 * number_at(work + STREAM_AT)
     if number_at(device) == -1:
@@ -442,7 +388,6 @@ def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid
             put_number(wait, -1)
 
 
-@compiled
 def scan(work: int, begin: int, size: int) -> int:
     """Read whole records separated by commas from `begin` to `size` (addresses). Returns how far it came: `size` unless
     the text is broken there."""
