@@ -10,8 +10,8 @@ _ENDS_EARLY = "ends too early"
 _FIRST_DAMAGE = "(the first damage is at byte"
 
 
-def ends_early(why: str, kept: str = "events") -> str:
-    return f"the file is damaged or {_ENDS_EARLY} ({why}): the {kept} before were read"
+def ends_early(why: str) -> str:
+    return f"the file is damaged or {_ENDS_EARLY} ({why}): the events before were read"
 
 
 def first_damage(offset: int) -> str:

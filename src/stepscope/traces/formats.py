@@ -60,7 +60,7 @@ def known_formats() -> list[TraceFormat]:
 
 def _read_kineto(path: Path) -> list[Timeline]:
     from stepscope.traces.kineto.careful import read_kineto
-    from stepscope.traces.native.machine_code import is_made
+    from stepscope.traces.machine_code import is_made
     from stepscope.traces.source import is_packed
 
     raw = path.stat().st_size * (_PACKED_RATIO if is_packed(path) else 1)

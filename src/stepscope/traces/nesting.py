@@ -49,7 +49,7 @@ def fill_parents(
     if len(order) >= COMPILED_FROM:
         import numpy as np
 
-        from stepscope.traces.native.machine_code import load
+        from stepscope.traces.machine_code import load
 
         columns = [np.ascontiguousarray(column, np.int64) for column in (order, thread, start, end)]
         sizes = np.array([len(order), len(parent)])

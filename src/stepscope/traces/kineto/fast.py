@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from stepscope.traces.kineto.careful import EventReader, finish_kineto
 from stepscope.traces.kineto.columns import Column, GrowingBlock, absent, mapped
 from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
-from stepscope.traces.kineto.text import ChromeText, Patience, Piece, Reached
-from stepscope.traces.native.layout import (
+from stepscope.traces.kineto.scan_layout import (
     ESCAPED_TEXT,
     FIRST_ARGUMENT,
     FORM_FLOAT,
@@ -23,7 +22,8 @@ from stepscope.traces.native.layout import (
     RECORD_KEYS,
     Field,
 )
-from stepscope.traces.native.machine_code import load
+from stepscope.traces.kineto.text import ChromeText, Patience, Piece, Reached
+from stepscope.traces.machine_code import load
 from stepscope.traces.source import PIECE_BYTES, Source
 from stepscope.traces.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
 

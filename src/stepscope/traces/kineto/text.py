@@ -24,12 +24,12 @@ PATIENCE_TIMES = 3
 
 _BOM = b"\xef\xbb\xbf"
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_STRING = rb'"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"'
-PLAIN = b" \t\r\n:+-.0123456789truefalsnENaNIity"
-"""What may stand outside of strings beside brackets and commas: numbers and the words of JSON (and of Python's writer).
-Anything else there is damage: after a quote too many or too few it shows within a few bytes."""
-_BETWEEN = rb"[" + re.escape(PLAIN) + rb"]++"
-_INNER = rb"[," + re.escape(PLAIN) + rb"]++|" + _STRING
+_OPEN = rb'"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+'
+_STRING = _OPEN + rb'"(?=[ \t\r\n,:\]}]|\Z)'
+"""What follows a string shows within a few bytes that a quote is too many or too few: else the text between strings
+would be read as strings, to the end of the file."""
+_BETWEEN = rb'[^{}\[\]",]++'
+_INNER = rb'[^{}\[\]"]++|' + _STRING
 _FOLLOWED = 6
 """Brackets inside brackets that one expression follows; deeper ones are counted one by one."""
 _OPENED = rb",[ \t\r\n]*+[{\[]"
@@ -45,8 +45,8 @@ def _nested(depth: int) -> bytes:
 _RECORD = rb"\{(?:" + _BETWEEN + b"|" + _STRING + rb"|(?!" + _OPENED + rb"),|" + _nested(_FOLLOWED) + rb")*+\}"
 _RECORDS = re.compile(rb"(?:[ \t\r\n,]*+" + _RECORD + rb")*+", re.DOTALL)
 _ONE_RECORD = re.compile(_RECORD, re.DOTALL)
-_TOKENS = re.compile(_OPENED + b"|" + _STRING + rb"|[^," + re.escape(PLAIN) + rb"]", re.DOTALL)
-_OPEN_STRING = re.compile(_STRING[:-1], re.DOTALL)
+_TOKENS = re.compile(_OPENED + b"|" + _STRING + rb'|[{}\[\]"]', re.DOTALL)
+_OPEN_STRING = re.compile(_OPEN, re.DOTALL)
 _SEPARATORS = b" \t\r\n,"
 _SEPARATED = re.compile(rb"[ \t\r\n,]*+")
 _NEW_RECORD = re.compile(rb'\n[ \t]*+\{|\{[ \t\r\n]*+"(?:ph|name|cat|pid|tid|ts|args)"')
@@ -264,13 +264,11 @@ def _end_of_deep(text: bytes, begin: int) -> tuple[int | None, int]:
             depth += 1
         elif token == b'"':
             return None, _end_of_open_string(text, found.start())
-        elif len(token) == 1:
-            return None, found.end()
     return None, len(text)
 
 
 def _end_of_open_string(text: bytes, begin: int) -> int:
-    """Where a string without an end breaks off; the end of the text where it may go on behind it."""
+    """Where a string without an end, or with the wrong one, breaks off; the end of the text where it may go on."""
     found = _OPEN_STRING.match(text, begin)
     end = found.end() if found else begin
     return len(text) if end >= len(text) or text[end] == ord("\\") else end + 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.traces.kineto.text import DEEPEST, PLAIN
+from stepscope.traces.kineto.text import DEEPEST
 from stepscope.traces.native import part
 from stepscope.traces.native.memory import HIGHS, ONES, byte_at, count_trailing_zeros, word_at
 
@@ -18,8 +18,6 @@ _TIME_LIMIT = 1 << 62
 # Where `is_json` stands.
 WANTS_VALUE, WANTS_KEY, AFTER_OPENING, AFTER_VALUE = range(4)
 
-_IS_PLAIN = np.zeros(256, np.bool_)
-_IS_PLAIN[np.frombuffer(PLAIN + b",", np.uint8)] = True
 _LONGEST_VALUE = 1 << 16
 _DEEPEST_VALUE = 64
 """Values beyond these are given away with their record: checking them takes one look, not one for each key."""
@@ -95,6 +93,8 @@ def record_end(place: int, size: int) -> tuple[int, int]:
             if place < 0:
                 return -1, min(~place + 1, size)
             place += 1
+            if place < size and byte_at(place) not in (SPACE, NEWLINE, 13, 9, COMMA, COLON, BRACE_END, BRACKET_END):
+                return -1, place
         elif byte in (BRACE, BRACKET):
             if depth == DEEPEST or (depth == 1 and _follows_comma(place - 1)):
                 return -1, place
@@ -103,8 +103,6 @@ def record_end(place: int, size: int) -> tuple[int, int]:
             depth -= 1
             if depth == 0:
                 return place, place
-        elif not _IS_PLAIN[byte]:
-            return -1, place
     return -1, size
 
 

@@ -17,6 +17,26 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.traces.kineto.fields import MEMORY_EVENT
+from stepscope.traces.kineto.scan_layout import (
+    ARGS,
+    ARGUMENTS_TEXT,
+    CAT,
+    DUR,
+    ESCAPED_TEXT,
+    FIRST_ARGUMENT,
+    FORM_FLOAT,
+    FORM_IGNORED,
+    FORM_INT,
+    FORM_TEXT,
+    JSON_TEXT,
+    LITERAL_BYTES,
+    NAME,
+    PH,
+    PID,
+    TID,
+    TS,
+    Field,
+)
 from stepscope.traces.native import part
 from stepscope.traces.native.json_text import (
     BRACE,
@@ -40,26 +60,6 @@ from stepscope.traces.native.json_text import (
     skip_space,
     string_end,
     value_end,
-)
-from stepscope.traces.native.layout import (
-    ARGS,
-    ARGUMENTS_TEXT,
-    CAT,
-    DUR,
-    ESCAPED_TEXT,
-    FIRST_ARGUMENT,
-    FORM_FLOAT,
-    FORM_IGNORED,
-    FORM_INT,
-    FORM_TEXT,
-    JSON_TEXT,
-    LITERAL_BYTES,
-    NAME,
-    PH,
-    PID,
-    TID,
-    TS,
-    Field,
 )
 from stepscope.traces.native.memory import (
     byte_at,

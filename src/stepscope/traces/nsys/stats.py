@@ -16,7 +16,6 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.errors import BadInputError
-from stepscope.traces.damage import ends_early
 from stepscope.traces.kineto.fields import rank_in_name
 from stepscope.traces.source import read_bounded
 from stepscope.traces.timeline import COPY, KERNEL, SET, Timeline, TimelineBuilder
@@ -155,7 +154,7 @@ def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[tuple[in
     lines = data.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
     repairs: dict[str, int] = {}
     if cut_short:
-        repairs[ends_early(cut_short, "rows")] = 1
+        repairs[f"the packed file ends too early ({cut_short}): the rows before were read"] = 1
         if lines and not lines[-1].endswith(("\n", "\r")):
             # Its last number may have lost digits.
             lines.pop()

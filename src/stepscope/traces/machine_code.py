@@ -21,8 +21,11 @@ from typing import Any
 import msgspec
 
 _HERE = Path(__file__).parent
-_SOURCES = (*sorted(_HERE.glob("*.py")), *(_HERE.parent / name for name in ("kineto/text.py", "kineto/fields.py",
-            "timeline.py", "nesting.py")))  # fmt: skip
+_SOURCES = [
+    *sorted((_HERE / "native").glob("*.py")),
+    *sorted((_HERE / "kineto").glob("*.py")),
+    *(_HERE / name for name in ("timeline.py", "nesting.py")),
+]
 
 
 class _Code(msgspec.Struct):
@@ -45,7 +48,7 @@ def is_made(function: str) -> bool:
 
 @cache
 def load(module: str, function: str, arguments: str) -> Callable[..., int]:
-    """A function of a module beside this one that gives a whole number.
+    """A function of a module in the folder native that gives a whole number.
 
     `arguments` has a letter for each: i for a whole number, p for the address of 64-bit numbers, q of 32-bit ones.
     """
