@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections import Counter
+import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from damage import DAMAGES, variants
 from same_rows import rows_of
 
 from stepscope.errors import BadInputError
+from stepscope.traces.damage import describe_damage
 from stepscope.traces.finish import finish
 from stepscope.traces.kineto.careful import read_kineto
 from stepscope.traces.kineto.fast import read_kineto_fast
@@ -46,15 +48,9 @@ def read_both(path: Path) -> tuple[Timeline | None, Timeline | None]:
 
 
 def compare(careful: Timeline, fast: Timeline) -> None:
-    """Alike to the last value where nothing was mended. A damaged record may be left out by the one and read as far as
-    possible by the other; every other record is the same."""
-    if not careful.repairs:
-        assert rows_of(fast) == rows_of(careful)
-        return
-    common = Counter(rows_of(careful)) & Counter(rows_of(fast))
-    assert common.total() >= max(len(careful), len(fast)) - 12
-    if any("left out" in what for what in careful.repairs):
-        assert fast.repairs
+    """Alike to the last value and the last repair."""
+    assert rows_of(fast) == rows_of(careful)
+    assert dict(fast.repairs) == dict(careful.repairs)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -102,3 +98,47 @@ def test_a_packed_file_that_was_cut_gives_what_it_holds(tmp_path: Path) -> None:
     assert 0 < len(timeline) < whole
     assert any("ends too early" in what for what in timeline.repairs)
     assert rows_of(read_kineto_fast(path)) == rows_of(timeline)
+
+
+HOSTILE = {
+    "a name without an end": b'{"ph":"X","name":"' + b"x" * 3_000_000,
+    "a name": b'{"ph":"X","name":"' + b"x" * 3_000_000 + b'"}',
+    "lists": b'{"ph":"X","a":' + b"[" * 2_000_000,
+    "records in records": b'{"ph":' * 400_000,
+    "records in records, closed": (b'{"ph":' * 500 + b"}" * 500 + b",") * 500,
+    "lines that begin records": b"\n{" * 1_000_000,
+    "empty lines": b"\n" * 3_000_000,
+    "records without an end": b'{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":1,"dur":1,' * 40_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_takes_time_in_proportion_to_its_size(name: str, tmp_path: Path) -> None:
+    """At most 20 times what the tolerant parser takes for a sound trace of that size, 0.05 s a megabyte, and 1 s."""
+    sound = b'{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":1,"dur":1}'
+    path = tmp_path / "t.json"
+    path.write_bytes(b'{"traceEvents": [' + sound + b",\n" + HOSTILE[name] + b",\n" + sound + b"]}")
+    begun = time.process_time()
+    careful, fast = read_both(path)
+    assert time.process_time() - begun < 2 * (20 * 0.05 * path.stat().st_size / 1e6 + 1)
+    assert careful is not None
+    assert fast is not None
+    compare(careful, fast)
+
+
+def test_fuzzing_breaks_no_rule(tmp_path: Path) -> None:
+    """The same as `benchmarks/trace_fuzz.py`, a few files of each kind."""
+    fuzz = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "trace_fuzz.py"))["fuzz"]
+    worst, failures = fuzz(WHOLE, seconds=0, seed=3, folder=tmp_path, rounds=6)
+    assert not failures
+    assert worst["files"] >= 50
+
+
+def test_a_wrong_checksum_is_told(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(WHOLE))
+    packed[-6] ^= 1
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(packed)
+    timeline = read_kineto(path)
+    assert "ends too early" in str(describe_damage(timeline.repairs))
+    assert describe_damage(read_kineto(DATA / "event_sync_multi_stream.json.gz").repairs) is None

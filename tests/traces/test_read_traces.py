@@ -181,7 +181,7 @@ def test_a_full_disk_costs_only_the_cache(beside: Path, monkeypatch: pytest.Monk
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.traces.cache._write_parquet", refuse)
+    monkeypatch.setattr("stepscope.traces.cache._write_table", refuse)
     assert len(load_timeline(write_rank(beside / "rank0.json", 0))) == 3
     assert not list(beside.rglob("*.part"))
 

@@ -78,7 +78,8 @@ def report(*, output: Path, as_json: bool, **options: Any) -> int:
     traces, job, answer = _explain(options)
     size = write_page(job, answer, traces.timeline, output)
     data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
-    emit(data, f"{answer.sentence}\nthe page is in {output}", as_json=as_json)
+    said = [job.damage, answer.sentence] if job.damage is not None else [answer.sentence]
+    emit(data, "\n".join([*said, f"the page is in {output}"]), as_json=as_json)
     return ExitCode.DONE
 
 
@@ -130,7 +131,7 @@ def _as_data(job: JobReport, answer: Answer) -> dict[str, Any]:
     paths = {name: getattr(job, name) for name in ("critical", "own_critical")}
     bare = {name: path and msgspec.structs.replace(path, segments=[]) for name, path in paths.items()}
     short = msgspec.structs.replace(job, **bare)
-    return {"answer": msgspec.to_builtins(answer), **msgspec.to_builtins(short)}
+    return {"damage": job.damage, "answer": msgspec.to_builtins(answer), **msgspec.to_builtins(short)}
 
 
 for verb in (critical_path, diff, convert, link, record):

@@ -110,6 +110,7 @@ def render_page(job: JobReport, answer: Answer, timeline_of: TimelineOf) -> str:
     return environment.get_template("trace.html.j2").render(
         name=name_source(job),
         chips=_chips(job),
+        damage=job.damage,
         answer=answer,
         sections=_sections(job, timeline, shown),
         ranks=ranks,

@@ -79,6 +79,8 @@ def _wrap(text: str, first: str = "", rest: str = "  ") -> list[str]:
 
 
 def _answer(job: JobReport, answer: Answer) -> Iterator[str]:
+    if job.damage is not None:
+        yield from _wrap(job.damage, "! ")
     yield from _wrap(answer.sentence, rest="")
     yield from _wrap(answer.evidence, rest="")
     yield from _wrap(answer.try_first.action, "Try first: ")

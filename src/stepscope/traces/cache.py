@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,14 @@ from stepscope.traces.timeline import Block, Span, Thread, Timeline
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Array
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 """Raised whenever a reader, the classifier or the layout changes what is stored."""
 BESIDE = ".stepscope"
 CACHE_VARIABLE = "STEPSCOPE_TRACE_CACHE"
 """A folder for all caches of traces, instead of the places beside them."""
 ABANDONED_S = 3600.0
 _KEY = "key.json"
+_EVENTS, _TEXTS = "events", "texts"
 
 
 class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,13 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     threads: list[tuple[str, str, str]]
     metadata: dict[str, Any]
     repairs: dict[str, int]
-    blocks: list[str]
+    tables: dict[str, int]
+    """Its files by name, each with its CRC-32: a flipped bit is not an event that took longer."""
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    crc32: int
+    facts: msgspec.Raw
 
 
 def make_key(path: Path, step_marker: str | None) -> CacheKey:
@@ -93,9 +101,11 @@ def find_cached(path: Path, key: CacheKey, place: int = 0) -> Path | None:
 
 def _read_facts(folder: Path) -> _Facts | None:
     try:
-        return msgspec.json.decode((folder / _KEY).read_bytes(), type=_Facts)
-    except (OSError, msgspec.MsgspecError):
-        return None  # absent, or of another version: made anew
+        sealed = msgspec.json.decode((folder / _KEY).read_bytes(), type=_Sealed)
+        facts = msgspec.json.decode(sealed.facts, type=_Facts)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # absent, damaged or of another version: made anew
+    return facts if zlib.crc32(sealed.facts) == sealed.crc32 else None
 
 
 def load_cached(folder: Path) -> Timeline | None:
@@ -106,14 +116,15 @@ def load_cached(folder: Path) -> Timeline | None:
     if facts is None:
         return None
     try:
-        core = _columns(pl.read_parquet(folder / "events.parquet"))
-        texts = pl.read_parquet(folder / "texts.parquet")["text"].to_list()
-        blocks = {}
-        for name in facts.blocks:
-            columns = _columns(pl.read_parquet(folder / f"{name}.parquet"))
-            blocks[name] = Block(rows=columns.pop("row"), columns=columns)
+        tables = {name: _read_table(folder / f"{name}.parquet", crc32) for name, crc32 in facts.tables.items()}
     except (OSError, pl.exceptions.PolarsError):
         return None
+    texts = tables.pop(_TEXTS)["text"].to_list()
+    core = _columns(tables.pop(_EVENTS))
+    blocks = {}
+    for name, table in tables.items():
+        columns = _columns(table)
+        blocks[name] = Block(rows=columns.pop("row"), columns=columns)
     return Timeline(
         rank=facts.rank,
         world_size=facts.world_size,
@@ -126,6 +137,15 @@ def load_cached(folder: Path) -> Timeline | None:
         metadata=facts.metadata,
         repairs=facts.repairs,
     )
+
+
+def _read_table(path: Path, crc32: int) -> Any:
+    import polars as pl
+
+    content = path.read_bytes()
+    if zlib.crc32(content) != crc32:
+        raise OSError(f"{path} is damaged")
+    return pl.read_parquet(content)
 
 
 def _columns(frame: Any) -> dict[str, Array]:
@@ -163,10 +183,9 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
-    _write_parquet(folder / "events.parquet", timeline.core)
-    _write_parquet(folder / "texts.parquet", {"text": list(timeline.texts)})
+    tables: dict[str, Mapping[str, Any]] = {_EVENTS: timeline.core, _TEXTS: {"text": list(timeline.texts)}}
     for name, block in timeline.blocks.items():
-        _write_parquet(folder / f"{name}.parquet", {"row": block.rows, **block.columns})
+        tables[name] = {"row": block.rows, **block.columns}
     facts = _Facts(
         key=key,
         sha256=hash_file(path),
@@ -177,12 +196,14 @@ def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
         threads=[(thread.process, thread.thread, thread.name) for thread in timeline.threads],
         metadata=dict(timeline.metadata),
         repairs=dict(timeline.repairs),
-        blocks=list(timeline.blocks),
+        tables={name: _write_table(folder / f"{name}.parquet", columns) for name, columns in tables.items()},
     )
-    (folder / _KEY).write_bytes(msgspec.json.encode(facts))
+    encoded = msgspec.json.encode(facts)
+    (folder / _KEY).write_bytes(msgspec.json.encode(_Sealed(zlib.crc32(encoded), msgspec.Raw(encoded))))
 
 
-def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
+def _write_table(path: Path, columns: Mapping[str, Any]) -> int:
+    """Returns the CRC-32 of what was written."""
     import polars as pl
 
     frame = pl.DataFrame(dict(columns))
@@ -190,6 +211,7 @@ def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
         frame.write_parquet(path, compression="lz4", statistics=False)
     except pl.exceptions.PolarsError as error:
         raise OSError(str(error)) from error
+    return zlib.crc32(path.read_bytes())
 
 
 def hash_file(path: Path) -> str:

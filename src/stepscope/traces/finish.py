@@ -20,6 +20,11 @@ from stepscope.traces.timeline import (
     Timeline,
 )
 
+MOST_DEVICE_NUMBER = (1 << 31) - 1
+MOST_DEVICES = 128
+MOST_STREAMS = 1024
+"""Numbers of streams of one rank, whatever their devices."""
+
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Array, Integers
 
@@ -33,6 +38,7 @@ def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
     core["kind"] = _kinds(timeline)
     timeline = replace(timeline, core=core)
     core["category"] = _categories(timeline)
+    repairs |= _limit_places(timeline, core)
     core["parent"], crossing = _parents(timeline)
     if crossing:
         repairs["host events that end after the event they began in"] = crossing
@@ -59,6 +65,27 @@ def _kinds(timeline: Timeline) -> Array:
         if codes:
             kind = np.where(np.isin(name, codes) & np.isin(kind, wrong), right, kind).astype(kind.dtype)
     return kind
+
+
+def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
+    """Devices and streams beyond any machine's are damage; analyses take time for each, so they become unknown."""
+    import numpy as np
+
+    repairs = {}
+    impossible = (core["device"] > MOST_DEVICE_NUMBER) | (core["device"] < MISSING)
+    if impossible.any():
+        core["device"] = np.where(impossible, MISSING, core["device"])
+        repairs["device numbers below 0 or beyond 32 bits: the device is unknown"] = int(impossible.sum())
+    rows = np.flatnonzero(np.isin(core["kind"], (*DEVICE_KINDS, SYNC)))
+    for name, most in (("device", MOST_DEVICES), ("stream", MOST_STREAMS)):
+        numbers, places, counts = np.unique(core[name][rows], return_inverse=True, return_counts=True)
+        if len(numbers) > most:
+            left_out = np.argsort(-counts, kind="stable")[most:]
+            unknown = rows[np.isin(places, left_out)]
+            core[name] = core[name].copy()
+            core[name][unknown] = MISSING
+            repairs[f"events on a {name} beyond the {most:,} with most events: their {name} is unknown"] = len(unknown)
+    return repairs
 
 
 def _categories(timeline: Timeline) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -17,10 +16,12 @@ from stepscope.traces.source import read_head
 from stepscope.traces.timeline import Timeline
 
 ENTRY_POINT = "stepscope.trace_formats"
-FAST_FROM_BYTES = 24 << 20
-"""Raw size from which the compiled scanner is loaded; below, the careful reader is done sooner."""
-FAST_WHEN_LOADED_FROM_BYTES = 256 << 10
+FAST_FROM_BYTES = 2 << 20
+"""Raw size from which the compiled scanner is used; below, the tolerant parser is done sooner."""
+COMPILED_FROM_BYTES = 24 << 20
+"""Raw size from which it is compiled where this machine has not done so yet."""
 _PACKED_RATIO = 10
+_SURELY_FITS = 256 << 20
 _TABLE_SHARE = 0.3
 """Bytes of columns for a byte of text, as measured on traces with shapes."""
 
@@ -60,11 +61,11 @@ def known_formats() -> list[TraceFormat]:
 
 def _read_kineto(path: Path) -> list[Timeline]:
     from stepscope.traces.kineto.careful import read_kineto
+    from stepscope.traces.machine_code import is_made
     from stepscope.traces.source import is_packed
 
     raw = path.stat().st_size * (_PACKED_RATIO if is_packed(path) else 1)
-    least = FAST_WHEN_LOADED_FROM_BYTES if "numba" in sys.modules else FAST_FROM_BYTES
-    if raw >= least and find_spec("numba") is not None:
+    if raw >= FAST_FROM_BYTES and find_spec("numba") is not None and (raw >= COMPILED_FROM_BYTES or is_made("scan")):
         from stepscope.traces.kineto.fast import read_kineto_fast
 
         return [read_kineto_fast(path, folder=_folder_for(path, raw))]
@@ -75,6 +76,8 @@ def _folder_for(path: Path, raw_bytes: int) -> Path | None:
     """A folder for nameless files where the columns would fill half of the free memory; usually None."""
     import tempfile
 
+    if raw_bytes < _SURELY_FITS:
+        return None
     import psutil
 
     from stepscope.traces.cache import cache_folders

@@ -240,14 +240,14 @@ def find_rank(path: Path, head: bytes | None = None) -> int | None:
 
 
 def _rank_in(text: bytes) -> int | None:
-    from stepscope.traces.kineto.text import UNREADABLE, end_of_records
+    from stepscope.traces.kineto.text import UNREADABLE, read_records
 
     found = _DISTRIBUTED.search(text)
     if found is None:
         return None
     begin = found.end() - 1
     try:
-        described = msgspec.json.decode(text[begin : begin + end_of_records(text[begin:])])
+        described = msgspec.json.decode(text[begin : read_records(text, begin).end])
     except UNREADABLE:
         return None
     rank = described.get("rank") if isinstance(described, dict) else None

@@ -17,7 +17,7 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SKIPPED_FRAME = b"\x2a\x4d\x18"
 """Behind a byte from 0x50 to 0x5f: a part of a zstd file that holds no content."""
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 MOST_BYTES = 2 << 30
 """Unpacked size of files that are read as a whole."""
 
@@ -33,16 +33,14 @@ class Source:
     def pieces(self, size: int = PIECE_BYTES) -> Iterator[bytes]:
         with open_bytes(self.path) as stream:
             while True:
-                try:
-                    piece = _read_some(stream, size)
-                except Exception as error:  # noqa: BLE001
-                    # Each unpacker has an error class of its own; what it says is told to the user.
+                piece, error = _read_some(stream, size)
+                if piece:
+                    self.bytes_read += len(piece)
+                    yield piece
+                if error is not None:
                     self.cut_short = str(error) or type(error).__name__
+                if error is not None or not piece:
                     return
-                if not piece:
-                    return
-                self.bytes_read += len(piece)
-                yield piece
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -77,22 +75,20 @@ def _open_regular(path: Path) -> BinaryIO:
     )
 
 
-def _read_some(stream: BinaryIO, size: int) -> bytes:
-    """Up to `size` bytes; what there is before an error, the error on the next call."""
+def _read_some(stream: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
+    """Up to `size` bytes, and the error that ended them: asked again, some unpackers say that all is well."""
     parts: list[bytes] = []
     left = size
     while left:
         try:
             part = stream.read1(left) if hasattr(stream, "read1") else stream.read(left)
-        except Exception:
-            if parts:
-                break
-            raise
+        except Exception as error:  # noqa: BLE001 - each unpacker has an error class of its own
+            return b"".join(parts), error
         if not part:
             break
         parts.append(part)
         left -= len(part)
-    return b"".join(parts)
+    return b"".join(parts), None
 
 
 def read_bounded(path: Path, limit: int = MOST_BYTES) -> tuple[bytes, str | None]:
@@ -175,9 +171,14 @@ class _Unzstd(io.RawIOBase):
 
 class _Gunzip(io.RawIOBase):
     """Unpacks as the bytes come, so that a file that was cut gives all it holds before the error. Several packed parts
-    one after the other are one file; anything else behind the last one is ignored, as gzip does."""
+    one after the other are one file; anything else behind the last one is ignored, as gzip does.
 
-    _STEP = 1 << 18
+    An unpacker that meets an error keeps what it had unpacked in the same call to itself, and one that ends copies what
+    was packed behind it: small steps bound what is lost to the one and what many small parts cost by the other.
+    """
+
+    _STEP = 1 << 14
+    _MOST_TEXT = 1 << 15
 
     def __init__(self, file: BinaryIO, library: Any) -> None:
         self._file = file
@@ -194,7 +195,7 @@ class _Gunzip(io.RawIOBase):
             if not self._packed:
                 self._packed = self._file.read(self._STEP)
                 # At the end of a cut file the unpacker may still hold what did not fit the buffer before.
-            text = self._unpacker.decompress(self._packed, len(buffer))
+            text = self._unpacker.decompress(self._packed, min(len(buffer), self._MOST_TEXT))
             if not text and not self._packed and not self._unpacker.eof:
                 raise EOFError("the packed file ends before its end marker")
             self._packed = self._unpacker.unconsumed_tail

@@ -227,7 +227,11 @@ class TimelineBuilder:
         self._codes: dict[str, int] = {}
         self._threads: dict[tuple[str, str], int] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
-        self._core: dict[str, list[int]] = {spec.name: [] for spec in COLUMNS if spec.block is None}
+        self._core: dict[str, list[int]] = {name: [] for name in ("start_ns", "end_ns", "kind", "name", "thread")}
+        self._filled: dict[str, tuple[list[int], list[int]]] = {
+            spec.name: ([], []) for spec in COLUMNS if spec.block is None and spec.name not in self._core
+        }
+        """Rows and values of the other columns that every row has room for: most rows have few of them."""
         self._sparse: dict[str, dict[int, dict[str, float | int]]] = {block: {} for block in BLOCKS}
         self.repairs: dict[str, int] = {}
 
@@ -261,27 +265,25 @@ class TimelineBuilder:
         **values: Any,
     ) -> int:
         """One event; `values` are other columns by name (text as text, None for missing). Returns its row."""
-        row = len(self)
-        for column, cells in self._core.items():
-            if column not in ("start_ns", "end_ns", "kind", "name", "thread"):
-                value = values.pop(column, None)
-                cells.append(MISSING if value is None else self._cell(column, value))
         core = self._core
+        row = len(core["start_ns"])
         core["start_ns"].append(start_ns)
         core["end_ns"].append(end_ns)
         core["kind"].append(kind)
         core["name"].append(self.code(name))
         core["thread"].append(MISSING if thread is None else self.thread(*thread))
         for column, value in values.items():
-            if value is not None:
-                spec = COLUMN[column]
-                assert spec.block is not None
-                cell = float(value) if spec.form == "float" else self._cell(column, value)
-                self._sparse[spec.block].setdefault(row, {})[column] = cell
+            if value is None:
+                continue
+            _, form, block, _ = COLUMN[column]
+            cell = self.code(str(value)) if form == "text" else float(value) if form == "float" else int(value)
+            if block is None:
+                rows, cells = self._filled[column]
+                rows.append(row)
+                cells.append(int(cell))
+            else:
+                self._sparse[block].setdefault(row, {})[column] = cell
         return row
-
-    def _cell(self, column: str, value: object) -> int:
-        return self.code(str(value)) if COLUMN[column].form == "text" else int(value)  # type: ignore[call-overload]
 
     def build(
         self,
@@ -294,6 +296,9 @@ class TimelineBuilder:
         import numpy as np
 
         core: dict[str, Array] = {name: np.array(cells, np.int64) for name, cells in self._core.items()}
+        for name, (rows, cells) in self._filled.items():
+            core[name] = np.full(len(self), MISSING, np.int64)
+            core[name][rows] = cells
         core["kind"] = core["kind"].astype(np.uint8)
         return Timeline(
             rank=rank,

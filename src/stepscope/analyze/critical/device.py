@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import kinds
@@ -112,7 +113,7 @@ def _add_outlasting(draft: Draft) -> None:
     import numpy as np
 
     devices = draft.devices
-    for mine in devices.queues():
+    for mine in devices.queues:
         end, start = devices.end[mine], devices.start[mine]
         latest = np.maximum.accumulate(end)
         holder = np.maximum.accumulate(np.where(end == latest, np.arange(len(end)), 0))
@@ -132,7 +133,7 @@ def add_borders(draft: Draft, ready: Whole) -> None:
     loose = np.flatnonzero(ready == NEVER)
     draft.counts["loose"] = len(loose)
     draft.edges.add(sink - 1, draft.begins(loose), 0, kind=kinds.WINDOW, cost=kinds.C_STREAM)
-    last = [mine.stop - 1 for mine in devices.queues() if mine.stop > mine.start]
+    last = [mine.stop - 1 for mine in devices.queues if mine.stop > mine.start]
     # All other ends lead to what comes next on the stream, but those that were not waited for.
     overlapped = np.flatnonzero((devices.queue[1:] == devices.queue[:-1]) & (devices.end[:-1] > devices.start[1:]))
     ends = np.concatenate((np.array(last, np.int64), overlapped))
@@ -203,9 +204,12 @@ def find_default_stream_waits(draft: Draft) -> tuple[Whole, Whole]:
     befores, afters = [none], [none]
     if (draft.roles[draft.hosts.rows] == STREAM_WAIT).any():
         return none, none
+    on_device: dict[int, list[int]] = defaultdict(list)
+    for queue, (device, _) in enumerate(devices.names):
+        on_device[device].append(queue)
     for default, (device, stream) in enumerate(devices.names):
-        for other, (same, _) in enumerate(devices.names):
-            if stream in DEFAULT_STREAMS and same == device and other != default:
+        for other in on_device[device] if stream in DEFAULT_STREAMS else ():
+            if other != default:
                 before, after = _mutual_waits(devices, draft.order, default, other)
                 befores.append(before)
                 afters.append(after)
@@ -217,7 +221,7 @@ def _mutual_waits(devices: Devices, order: LaunchOrder, one: int, other: int) ->
     import numpy as np
 
     befores, afters = [], []
-    queues = devices.queues()
+    queues = devices.queues
     for queue, source in ((one, other), (other, one)):
         places = np.arange(queues[queue].start, queues[queue].stop)
         before = order.on_queue(source, devices.called[places])

@@ -146,7 +146,7 @@ def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
     if not len(waits):
         return ends
     issued = np.where(queues.call >= 0, queues.called, queues.start)
-    orders = [mine.start + np.argsort(issued[mine], kind="stable") for mine in queues.queues()]
+    orders = [mine.start + np.argsort(issued[mine], kind="stable") for mine in queues.queues]
     behind = np.zeros(len(queues), bool)
     for order in orders:
         behind[order] = np.diff(np.searchsorted(waits, issued[order], side="right"), prepend=0) > 0
@@ -165,7 +165,7 @@ def free_times(queues: Devices) -> Whole:
     import numpy as np
 
     free = np.full(len(queues), NO_END, np.int64)
-    for mine in queues.queues():
+    for mine in queues.queues:
         free[mine.start + 1 : mine.stop] = np.maximum.accumulate(queues.end[mine])[:-1]
     return free
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.analyze.critical.columns import core, is_kind, rows_of_kind, step_window
@@ -52,6 +53,7 @@ class Devices:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @cached_property
     def queues(self) -> list[slice]:
         return [slice(*pair) for pair in zip(self.first, self.first[1:], strict=False)]
 
@@ -208,7 +210,7 @@ class LaunchOrder:
         self._called = devices.called[self._places]
         self._issued = np.zeros(len(devices), np.int64)
         self._last_to_end = np.zeros(len(devices), np.int64)
-        for mine in devices.queues():
+        for mine in devices.queues:
             self._issued[mine] = np.maximum.accumulate(devices.called[mine])
             latest = np.maximum.accumulate(devices.end[mine])
             is_new = devices.end[mine] == latest
@@ -231,7 +233,7 @@ class LaunchOrder:
         """Place of the work launched on a stream before the time that ended last; −1 if there is none."""
         import numpy as np
 
-        mine = self._devices.queues()[queue]
+        mine = self._devices.queues[queue]
         place = mine.start + np.searchsorted(self._issued[mine], time, side="left") - 1
         found: Whole = (
             np.where(place >= mine.start, self._last_to_end[np.maximum(place, 0)], -1)
@@ -244,7 +246,7 @@ class LaunchOrder:
         """Place of the first work launched on a stream at or after the time; −1 if there is none."""
         import numpy as np
 
-        mine = self._devices.queues()[queue]
+        mine = self._devices.queues[queue]
         place = mine.start + np.searchsorted(self._issued[mine], time, side="left")
         found: Whole = np.where(place < mine.stop, place, -1)
         return found

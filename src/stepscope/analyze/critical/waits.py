@@ -294,7 +294,7 @@ def add_queue_limits(draft: Draft) -> None:
 
     devices, hosts, held = draft.devices, draft.hosts, draft.constants.queue_limit
     parts: list[tuple[Whole, Whole]] = []
-    for mine in devices.queues() if held > 0 else []:
+    for mine in devices.queues if held > 0 else []:
         places = np.arange(mine.start, mine.stop)
         places = places[devices.alone[places]]
         later, earlier = places[held:], places[: max(0, len(places) - held)]

@@ -16,6 +16,7 @@ from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, expla
 from stepscope.analyze.step.breakdown import Shares
 from stepscope.analyze.step.report import CHOSEN, StepReport
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.traces.damage import describe_damage
 from stepscope.traces.read import TraceSet
 
 FULL_DETAIL_RANKS = 8
@@ -50,6 +51,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     """As the user named it."""
+    damage: str | None = None
+    """What of the traces could not be read, rank by rank; None where all was."""
     format: str
     devices: list[str]
     """Names of the devices, where the traces give them."""
@@ -160,6 +163,7 @@ def _join(
     through_all, path_notes = _path_of_job(traces, chosen, telling, across)
     return JobReport(
         source=str(traces.paths[0] if len(traces) == 1 else traces.paths[0].parent),
+        damage=_list_damage(answers),
         format=telling.format,
         devices=telling.devices,
         world_size=telling.digest.world_size,
@@ -208,6 +212,12 @@ def _path_of_job(
         return describe_path(graph), []
     except StepscopeError as error:
         return None, [f"{alone}: {error.message}"]
+
+
+def _list_damage(answers: Sequence[RankAnswer]) -> str | None:
+    found = {answer.rank: damage for answer in answers if (damage := describe_damage(answer.repairs)) is not None}
+    ranked = [f"rank {rank}: {damage}" if len(answers) > 1 else damage for rank, damage in found.items()]
+    return "Incomplete trace: " + "; ".join(ranked) if ranked else None
 
 
 def _summarise(answer: RankAnswer) -> RankSummary:

@@ -19,6 +19,7 @@ from stepscope.analyze.step.row_loops import Columns
 from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
 from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
 from stepscope.errors import UsageError
+from stepscope.traces.enclosing import farthest, nearest, nearest_after
 from stepscope.traces.timeline import (
     ANNOTATION,
     COUNTER,
@@ -198,10 +199,13 @@ class TraceView:
         source = self.timeline.metadata.get("source")
         return None if source is None else str(source)
 
+    @cached_property
+    def _spans(self) -> dict[int, Span]:
+        return {span.number: span for span in self.timeline.steps}
+
     def span(self, step: int) -> Span:
-        for span in self.timeline.steps:
-            if span.number == step:
-                return span
+        if step in self._spans:
+            return self._spans[step]
         known = ", ".join(str(span.number) for span in self.timeline.steps[:20]) or "none"
         raise UsageError(f"the trace has no step {step}", hint=f"steps it has: {known}", where=self.source)
 
@@ -253,12 +257,12 @@ class TraceView:
 
         last = {span.number: span.end_ns for span in self.timeline.steps}
         for work in self.works:
-            lowest = int(work.step.min())
-            ends = np.full(int(work.step.max()) - lowest + 1, LONG_AGO)
-            np.maximum.at(ends, work.step - lowest, work.end)
-            for number, end in last.items():
-                if 0 <= number - lowest < len(ends):
-                    last[number] = max(end, int(ends[number - lowest]))
+            numbers, places = np.unique(work.step, return_inverse=True)
+            ends = np.full(len(numbers), LONG_AGO)
+            np.maximum.at(ends, places, work.end)
+            for number, end in zip(numbers.tolist(), ends.tolist(), strict=True):
+                if number in last:
+                    last[number] = max(last[number], end)
         limit: int | None = None
         for span in reversed(self.timeline.steps):
             if limit is not None and last[span.number] > limit:
@@ -364,12 +368,7 @@ class TraceView:
         before = stack.start.searchsorted(times, side="right") - 1
         found = np.where(before >= 0, stack.rows[before], MISSING)
         # The last that began may have ended: what is open then encloses it.
-        searching = np.flatnonzero(found >= 0)
-        while len(searching):
-            searching = searching[self.end[found[searching]] <= times[searching]]
-            found[searching] = self.parent[found[searching]]
-            searching = searching[found[searching] >= 0]
-        return found
+        return nearest_after(found, self.parent, self.end, times)
 
     def innermost_of(self, threads: Integers, times: Integers) -> Integers:
         """The same for pairs of thread and time; −1 also for the thread −1."""
@@ -396,28 +395,11 @@ class TraceView:
 
     def enclosing(self, rows: Integers, wanted: Mask) -> Integers:
         """For each row the nearest of itself and what encloses or launched it for which `wanted` holds; −1 if none."""
-        import numpy as np
-
-        found = np.array(rows, np.int64)
-        searching = np.flatnonzero(found >= 0)
-        while len(searching):
-            searching = searching[~wanted[found[searching]]]
-            found[searching] = self.parent[found[searching]]
-            searching = searching[found[searching] >= 0]
-        return found
+        return nearest(rows, self.parent, wanted)
 
     def outermost(self, rows: Integers, wanted: Mask) -> Integers:
         """Like `enclosing`, but the farthest one."""
-        import numpy as np
-
-        found = self.enclosing(rows, wanted)
-        searching = np.flatnonzero(found >= 0)
-        while len(searching):
-            above = self.enclosing(self.parent[found[searching]], wanted)
-            has_more = above >= 0
-            searching = searching[has_more]
-            found[searching] = above[has_more]
-        return found
+        return farthest(rows, self.parent, wanted)
 
 
 def view(timeline: Timeline) -> TraceView:

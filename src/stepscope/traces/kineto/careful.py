@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.errors import BadInputError
+from stepscope.traces.damage import ends_early, first_damage
 from stepscope.traces.kineto.fields import (
     COLUMN_OF_ARGUMENT,
     KIND_OF_CATEGORY,
@@ -113,7 +114,7 @@ class EventReader:
 
     def _read_damaged(self, piece: Piece) -> Iterator[_Event]:
         """Record by record, so that one bad record costs only itself."""
-        return salvage(piece.text, self._read_record, lambda what, place: self._damage(what, piece.offset + place))
+        return salvage(piece, self._read_record, self._damage)
 
     def _damage(self, what: str, offset: int) -> None:
         self.builder.count_repair(what)
@@ -183,6 +184,8 @@ class EventReader:
 
     def _time(self, raw: msgspec.Raw) -> int | None:
         text = bytes(raw).strip(b'"')
+        if not text:
+            return None
         try:
             time_ns = parse_microseconds(text)
         except ValueError:
@@ -365,9 +368,9 @@ class EventReader:
             if opened:
                 self.builder.count_repair("begins without an end were left out", len(opened))
         if text.cut_short:
-            self.builder.count_repair(f"the file ends too early ({text.cut_short}): the events before were read")
+            self.builder.count_repair(ends_early(text.cut_short))
         if self._first_damage is not None:
-            self.builder.count_repair(f"(the first damage is at byte {self._first_damage})")
+            self.builder.count_repair(first_damage(self._first_damage))
         return self.builder.build(metadata={"thread_names": self.builder.thread_names()})
 
 

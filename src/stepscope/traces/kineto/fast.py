@@ -1,17 +1,30 @@
-"""Large Chrome traces: the compiled scanner reads the usual records, the careful reader the others."""
+"""Large Chrome traces: the compiled scanner reads the usual records, the tolerant parser the others."""
 
 from __future__ import annotations
 
-import mmap
-import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepscope.traces.kineto.careful import EventReader, finish_kineto
+from stepscope.traces.kineto.columns import Column, GrowingBlock, absent, mapped
 from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
-from stepscope.traces.kineto.text import UNREADABLE, ChromeText, Piece
-from stepscope.traces.source import Source
+from stepscope.traces.kineto.scan_layout import (
+    ESCAPED_TEXT,
+    FIRST_ARGUMENT,
+    FORM_FLOAT,
+    FORM_IGNORED,
+    FORM_INT,
+    FORM_TEXT,
+    LITERAL_BYTES,
+    RECORD_KEYS,
+    Field,
+)
+from stepscope.traces.kineto.text import ChromeText, Patience, Piece, Reached
+from stepscope.traces.machine_code import load
+from stepscope.traces.source import PIECE_BYTES, Source
 from stepscope.traces.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
 
 if TYPE_CHECKING:
@@ -21,24 +34,23 @@ CORE_COLUMNS = ("start_ns", "end_ns", "kind", "name", "device", "stream", "corre
 """The least that says what ran where and when."""
 
 _SMALLEST_RECORD = 2
-"""`{}`: what the careful reader may be given."""
+"""`{}`: what the tolerant parser may be given."""
 _SMALLEST_EVENT = 60
 """No record the scanner accepts is shorter: it has seven fields. The compiled loop trusts the table's length."""
 _THREAD_LIMIT = 1 << 14
 _ALWAYS = ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream")
 _FOUND_LATER = ("category", "parent", "step")
-_NARROW = {"kind": "u1", "thread": "i4", "name": "i4", "category": "i1"}
 
 
 def read_kineto_fast(
-    path: Path, *, columns: Collection[str] | None = None, folder: Path | None = None, piece_bytes: int = 4 << 20
+    path: Path, *, columns: Collection[str] | None = None, folder: Path | None = None, piece_bytes: int = PIECE_BYTES
 ) -> Timeline:
     """As `read_kineto`, many times faster; `columns` leaves the others out.
 
     With `folder` the columns lie in (nameless) files there instead of in memory: for traces that are larger than it.
     """
     text = ChromeText(Source(path), piece_bytes)
-    scanner = _Scanner(path, columns, folder)
+    scanner = _Scanner(path, text.patience, columns, folder)
     text.feed(scanner.read, scanner.read_damaged)
     return finish_kineto(path, scanner.finish(text), text)
 
@@ -49,7 +61,7 @@ class _Keys:
     def __init__(self, words: Iterable[str]) -> None:
         import numpy as np
 
-        from stepscope.traces.native.kineto_scan import hash_text
+        hash_text = load("kineto_scan", "hash_text", "ii")
 
         encoded = [word.encode() for word in words]
         self.bytes = _padded(b"".join(encoded))
@@ -88,7 +100,7 @@ class _Pool:
         self.bounds = _grown(self.bounds, most)
         self.flags = _grown(self.flags, most)
         if len(self.slots) < 2 * most:
-            from stepscope.traces.native.kineto_scan import hash_text
+            hash_text = load("kineto_scan", "hash_text", "ii")
 
             self.slots = np.zeros(1 << (2 * most).bit_length(), np.int64)
             start, mask = self.bytes.ctypes.data, len(self.slots) - 1
@@ -99,125 +111,25 @@ class _Pool:
                     spot = (spot + 1) & mask
                 self.slots[spot] = code + 1
 
-    def texts(self, count: int) -> tuple[list[str], int]:
-        """All of them as text, and how many were not what they should be: valid UTF-8, and JSON where lists are."""
+    def texts(self, count: int) -> list[str]:
+        """All of them; the scanner has checked each when it was new."""
         import msgspec
-
-        from stepscope.traces.native.kineto_scan import ESCAPED_TEXT, JSON_TEXT
 
         whole = self.bytes[: self.bounds[count]].tobytes()
         bounds, flags = self.bounds[: count + 1].tolist(), self.flags[:count].tolist()
-        texts: list[str] = []
-        invalid = 0
-        for begin, end, form in zip(bounds, bounds[1:], flags, strict=False):
-            raw = whole[begin:end]
-            try:
-                text = msgspec.json.decode(b'"' + raw + b'"', type=str) if form == ESCAPED_TEXT else raw.decode()
-                if form == JSON_TEXT:
-                    msgspec.json.decode(raw, type=msgspec.Raw)
-            except UNREADABLE:
-                invalid += 1
-                text = raw.decode("utf-8", errors="replace")
-            texts.append(text)
-        return texts, invalid
-
-
-class _Column:
-    """A column that grows in place: the system moves its pages, so growing copies nothing and leaves no second one.
-
-    With a folder its pages belong to a file there, so that the system may drop them from memory.
-    """
-
-    def __init__(self, name: str, folder: Path | None) -> None:
-        import numpy as np
-
-        self._may_widen = name not in _NARROW and name not in ("start_ns", "end_ns") and COLUMN[name].form != "float"
-        self._folder = folder
-        self._used = 0
-        first = "f8" if COLUMN[name].form == "float" else "i4" if self._may_widen else "i8"
-        self._reserve(1 << 14, np.dtype(_NARROW.get(name, first)))
-
-    def _reserve(self, cells: int, dtype: Any) -> None:
-        import numpy as np
-
-        size = cells * dtype.itemsize
-        if self._folder is None:
-            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        else:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                file.truncate(size)
-                self._map = mmap.mmap(file.fileno(), size)
-        self._cells = np.frombuffer(self._map, dtype)
-
-    def extend(self, cells: Array) -> None:
-        import numpy as np
-
-        if self._may_widen and self._cells.dtype == np.int32 and not _fits(cells):
-            narrow = self._cells
-            self._reserve(len(narrow), np.dtype("i8"))
-            self._cells[: self._used] = narrow[: self._used]
-        needed = self._used + len(cells)
-        if needed > len(self._cells):
-            self._grow(max(needed, len(self._cells) * 2))
-        self._cells[self._used : needed] = cells
-        self._used = needed
-
-    def _grow(self, cells: int) -> None:
-        import numpy as np
-
-        dtype = self._cells.dtype
-        del self._cells  # a map that is looked at cannot be moved
-        self._map.resize(cells * dtype.itemsize)
-        self._cells = np.frombuffer(self._map, dtype)
-
-    def insert(self, places: Sequence[int], cells: Array) -> None:
-        """`cells[i]` before what is now at `places[i]`, which ascend. Moves what follows, in place."""
-        end = self._used
-        self.extend(cells)
-        for moved in range(len(places) - 1, -1, -1):
-            begin = places[moved]
-            self._cells[begin + moved + 1 : end + moved + 1] = self._cells[begin:end]
-            self._cells[begin + moved] = cells[moved]
-            end = begin
-
-    def finish(self) -> Array:
-        return self._cells[: self._used]
-
-
-class _GrowingBlock:
-    """Columns of the few rows that have them. A column may show up late: the rows before have none."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._rows = _Column("parent", folder)
-        self._columns: dict[str, _Column] = {}
-        self._used = 0
-
-    def extend(self, rows: Array, columns: Mapping[str, Array]) -> None:
-        self._rows.extend(rows)
-        for name in columns:
-            if name not in self._columns:
-                self._columns[name] = _Column(name, self._folder)
-                self._columns[name].extend(_absent(name, self._used))
-        for name, column in self._columns.items():
-            column.extend(columns[name] if name in columns else _absent(name, len(rows)))
-        self._used += len(rows)
-
-    def finish(self, joined: _Joined) -> Block:
-        columns = {name: joined.scanned_cells(name, column.finish()) for name, column in self._columns.items()}
-        return Block(rows=self._rows.finish(), columns=columns)
-
-
-def _fits(cells: Array) -> bool:
-    return not len(cells) or bool(cells.min() >= -(1 << 31) and cells.max() < 1 << 31)
+        return [
+            msgspec.json.decode(b'"' + whole[begin:end] + b'"', type=str)
+            if form == ESCAPED_TEXT
+            else whole[begin:end].decode()
+            for begin, end, form in zip(bounds, bounds[1:], flags, strict=False)
+        ]
 
 
 class _Scanner:
-    def __init__(self, path: Path, columns: Collection[str] | None, folder: Path | None) -> None:
+    def __init__(self, path: Path, patience: Patience, columns: Collection[str] | None, folder: Path | None) -> None:
         import numpy as np
 
-        from stepscope.traces.native.kineto_scan import Field
-
+        self._patience = patience
         self._careful = EventReader(path)
         wanted = set(COLUMN) if columns is None else {*columns, *_ALWAYS}
         self._whole = [s.name for s in COLUMNS if s.form != "float" and s.name in wanted and s.name not in _FOUND_LATER]
@@ -225,14 +137,17 @@ class _Scanner:
         self._pool = _Pool()
         self._thread_slots = np.zeros(4 * _THREAD_LIMIT, np.int64)
         self._thread_codes = np.zeros((_THREAD_LIMIT, 2), np.int64)
+        self._text: bytes | None = None
         self._table = np.empty((0, len(self._whole)), np.int64)
         self._floats = np.empty((0, len(self._real)), np.float64)
-        self._columns = {s.name: _Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in self._whole}
-        self._blocks: dict[str, _GrowingBlock] = {}
+        self._odd = np.empty((0, 3), np.int64)
+        self._written = np.zeros(len(self._whole) + len(self._real), np.int64)
+        self._columns = {s.name: Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in self._whole}
+        self._blocks: dict[str, GrowingBlock] = {}
         self._folder = folder
         self._row = 0
         self._places: list[int] = []
-        """For each row of the careful reader: the scanner's row it stands before."""
+        """For each row of the tolerant parser: the scanner's row it stands before."""
         self._work = np.zeros(len(Field), np.int64)
         self._prepare()
         self._work[Field.WANTS_THREADS] = columns is None or "thread" in columns
@@ -241,27 +156,25 @@ class _Scanner:
         """Everything in the workspace that stays."""
         import numpy as np
 
-        from stepscope.traces.native import kineto_scan as native
-
-        words = [*native.RECORD_KEYS, *COLUMN_OF_ARGUMENT, *sorted(WITHOUT_COLUMN)]
+        words = [*RECORD_KEYS, *COLUMN_OF_ARGUMENT, *sorted(WITHOUT_COLUMN)]
         self._keys = _Keys(words)
-        cells = [self._cell_of(word if number >= native.FIRST_ARGUMENT else "") for number, word in enumerate(words)]
+        cells = [self._cell_of(word if number >= FIRST_ARGUMENT else "") for number, word in enumerate(words)]
         kinds = {spelling: kind for cat, kind in KIND_OF_CATEGORY.items() for spelling in (cat, cat.capitalize())}
-        # Event records need a word added that only the careful reader adds.
+        # Event records need a word added that only the tolerant parser adds.
         kinds = {cat: kind for cat, kind in kinds.items() if cat.lower() not in ("cuda_event", "trace")}
         self._categories = _Keys(kinds)
-        # After each key, at the start of a record, and after an unknown key of either sort.
-        states = len(words) + 3
+        # After each key, at the start of a record and of its arguments, and after an unknown key of either sort.
+        states = len(words) + 4
         self._kept = [
             np.array([column for column, _ in cells]),
             np.array([form for _, form in cells]),
             np.array(list(kinds.values())),
-            np.zeros(states * 2 * native.LITERAL_BYTES + 8, np.uint8),
+            np.zeros(states * 2 * LITERAL_BYTES + 8, np.uint8),
             np.zeros(states * 2, np.int64),
             np.zeros(states * 2, np.int64),
         ]
         addresses = [array.ctypes.data for array in self._kept]
-        at = native.Field
+        at = Field
         work = self._work
         work[at.KEY_SLOTS : at.KEY_SLOTS + 6] = [*self._keys.addresses(), *addresses[:2]]
         work[at.CATEGORY_SLOTS : at.CATEGORY_SLOTS + 5] = [*self._categories.addresses(), addresses[2]]
@@ -276,58 +189,68 @@ class _Scanner:
 
     def _cell_of(self, word: str) -> tuple[int, int]:
         """Column and form of an argument."""
-        from stepscope.traces.native import kineto_scan as native
-
         name = COLUMN_OF_ARGUMENT.get(word)
         if name in self._whole:
-            return self._whole.index(name), native.FORM_TEXT if COLUMN[name].form == "text" else native.FORM_INT
+            return self._whole.index(name), FORM_TEXT if COLUMN[name].form == "text" else FORM_INT
         if name in self._real:
-            return self._real.index(name), native.FORM_FLOAT
-        return 0, native.FORM_IGNORED
+            return self._real.index(name), FORM_FLOAT
+        return 0, FORM_IGNORED
 
-    def read_damaged(self, text: bytes, offset: int) -> None:
-        self._read_carefully(text, offset, self._row)
+    def read_damaged(self, piece: Piece) -> None:
+        self._read_carefully(piece, int(self._work[Field.ROWS]))
 
-    def _read_carefully(self, text: bytes, offset: int, row: int) -> None:
-        """What comes of it belongs before `row` of those that the scanner reads."""
+    def _read_carefully(self, piece: Piece, row: int) -> None:
+        """What comes of it belongs before `row` of those that the scanner has read since the last were collected."""
         before = len(self._careful.builder)
-        self._careful.read_piece(Piece(text, offset))
-        self._places += [row] * (len(self._careful.builder) - before)
+        self._careful.read_piece(piece)
+        self._places += [self._row + row] * (len(self._careful.builder) - before)
 
-    def read(self, piece: bytes, offset: int) -> int:
-        """Whole records at the beginning of `piece`; tells how far they go."""
+    def read(self, text: bytes, begin: int, offset: int) -> Reached:
+        """Whole records of `text` from `begin` on; `offset` is where it stands in the file."""
+        at, work = Field, self._work
+        if text is not self._text:
+            self._take(text)
+        work[at.ODD] = 0
+        start = self._bytes.ctypes.data
+        reached = load("kineto_scan", "scan", "iii")(work.ctypes.data, start + begin, start + len(text)) - start
+        # Neighbours are decoded together.
+        for row, records in groupby(self._odd[: work[at.ODD]].tolist(), itemgetter(2)):
+            bounds = list(records)
+            first, last = bounds[0][0] + begin, bounds[-1][1] + begin
+            self._read_carefully(Piece(text[first:last], offset + first, self._patience), row)
+        return Reached(int(reached), int(work[at.LOOKED]) - start)
+
+    def _take(self, text: bytes) -> None:
+        """Room for everything that this text may hold. It is often asked for again, from behind a damaged place on."""
         import numpy as np
 
-        from stepscope.traces.native import kineto_scan
-
-        at = kineto_scan.Field
-        size = len(piece)
-        text = _padded(piece)
+        self._collect()
+        at = Field
+        size = len(text)
+        self._text, self._bytes = text, _padded(text)
         events = size // _SMALLEST_EVENT + 2
         if len(self._table) < events:
             self._table = np.empty((events, len(self._whole)), np.int64)
             self._floats = np.empty((events, len(self._real)), np.float64)
+            self._odd = np.empty((size // _SMALLEST_RECORD + 2, 3), np.int64)
         work, pool = self._work, self._pool
         pool.make_room(int(work[at.TEXTS]), int(work[at.POOL_USED]), size)
-        odd = np.empty((size // _SMALLEST_RECORD + 2, 3), np.int64)
-        work[at.ROWS] = work[at.ODD] = 0
+        self._written[:] = 0
         work[at.SLOTS : at.SLOTS + 5] = [
             pool.slots.ctypes.data, len(pool.slots) - 1, *(a.ctypes.data for a in (pool.bytes, pool.bounds, pool.flags))
         ]  # fmt: skip
-        work[at.TABLE : at.TABLE + 5] = [
-            self._table.ctypes.data, len(self._whole), self._floats.ctypes.data, len(self._real), odd.ctypes.data
+        arrays = (self._floats, self._odd, self._written)
+        floats, odd, written = (array.ctypes.data for array in arrays)
+        work[at.TABLE : at.TABLE + 6] = [
+            self._table.ctypes.data, len(self._whole), floats, len(self._real), odd, written
         ]  # fmt: skip
-        begin = text.ctypes.data
-        reached = kineto_scan.scan(work.ctypes.data, begin, begin + size) - begin
-        for first, last, row in odd[: work[at.ODD]].tolist():
-            self._read_carefully(piece[first:last], offset + first, self._row + row)
-        self._collect(int(work[at.ROWS]))
-        return int(reached)
 
-    def _collect(self, rows: int) -> None:
-        """Copy a piece's rows out of the scanner's table, each column as narrow as its values allow."""
+    def _collect(self) -> None:
+        """Copy rows out of the scanner's table, each column as narrow as its values allow."""
         import numpy as np
 
+        rows = int(self._work[Field.ROWS])
+        self._work[Field.ROWS] = 0
         table, floats = self._table[:rows], self._floats[:rows]
         present: dict[str, dict[str, Array]] = {}
         for number, name in enumerate(self._whole):
@@ -345,44 +268,41 @@ class _Scanner:
                 has |= ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
             chosen = np.flatnonzero(has)
             kept = {name: cells[chosen] for name, cells in cells_by_name.items()}
-            self._blocks.setdefault(block, _GrowingBlock(self._folder)).extend(chosen + self._row, kept)
+            self._blocks.setdefault(block, GrowingBlock(self._folder)).extend(chosen + self._row, kept)
         self._row += rows
 
     def finish(self, text: ChromeText) -> Timeline:
         """One timeline from what both readers read, in the order of the file."""
         import numpy as np
 
-        from stepscope.traces.native.kineto_scan import Field
-
+        self._collect()
         careful = self._careful.finish_odd(text)
-        texts, invalid = self._pool.texts(int(self._work[Field.TEXTS]))
-        repairs = dict(careful.repairs)
-        if invalid:
-            repairs["texts that are no valid UTF-8 or no valid JSON were kept as far as possible"] = invalid
+        texts = self._pool.texts(int(self._work[Field.TEXTS]))
         threads = [Thread(texts[p], texts[t]) for p, t in self._thread_codes[: self._work[Field.THREADS]].tolist()]
         joined = _Joined(texts, threads, careful)
+        places = np.array(self._places, np.int64)
         core: dict[str, Array] = {}
         for name, column in self._columns.items():
-            scanned = column.finish()
-            scanned[:] = joined.scanned_cells(name, scanned)
-            column.insert(self._places, joined.careful_cells(name, careful.core[name]))
+            if joined.recode is not None and COLUMN[name].form == "text":
+                column.recode(joined.recode)
+            column.insert(places, joined.careful_cells(name, careful.core[name]))
             core[name] = column.finish()
         rows = self._row + len(careful)
         for spec in COLUMNS:
             if spec.block is None and spec.name not in core:
-                core[spec.name] = _absent(spec.name, rows)
+                core[spec.name] = absent(spec.name, rows)
         return Timeline(
             rank=None,
             world_size=None,
             core=core,
-            blocks=self._join_blocks(joined, careful, np.array(self._places, np.int64)),
+            blocks=self._join_blocks(joined, careful, places),
             texts=joined.texts,
             threads=joined.threads,
-            repairs=repairs,
+            repairs=careful.repairs,
         )
 
     def _join_blocks(self, joined: _Joined, careful: Timeline, places: Integers) -> dict[str, Block]:
-        blocks = {name: block.finish(joined) for name, block in self._blocks.items()}
+        blocks = {name: block.finish(joined.recode) for name, block in self._blocks.items()}
         if len(places):
             # Rows move down by as many as were put in before them.
             blocks = {
@@ -404,7 +324,7 @@ class _Joined:
         codes: dict[str, int] = {}
         scanned = [codes.setdefault(text, len(codes)) for text in texts]
         # Two spellings of one text (an escaped letter, say) are one text.
-        self._recode = None if scanned == list(range(len(scanned))) else np.array(scanned, np.int32)
+        self.recode = None if scanned == list(range(len(scanned))) else np.array(scanned, np.int32)
         self._codes = np.array([codes.setdefault(text, len(codes)) for text in careful.texts], np.int64)
         self.texts = list(codes)
         numbers = {(thread.process, thread.thread): number for number, thread in enumerate(threads)}
@@ -413,13 +333,10 @@ class _Joined:
         names = careful.metadata["thread_names"]
         self.threads = [Thread(*place, names.get(place, "")) for place in numbers]
 
-    def scanned_cells(self, name: str, cells: Array) -> Array:
-        return cells if self._recode is None or COLUMN[name].form != "text" else _mapped(cells, self._recode)
-
     def careful_cells(self, name: str, cells: Array) -> Array:
         if COLUMN[name].form == "text":
-            return _mapped(cells, self._codes)
-        return _mapped(cells, self._threads) if name == "thread" else cells
+            return mapped(cells, self._codes)
+        return mapped(cells, self._threads) if name == "thread" else cells
 
 
 def _merged(one: Block | None, other: Block) -> Block:
@@ -433,19 +350,10 @@ def _merged(one: Block | None, other: Block) -> Block:
     columns: dict[str, Array] = {}
     for name in dict.fromkeys([*one.columns, *other.columns]):
         parts = [
-            block.columns[name] if name in block.columns else _absent(name, len(block.rows)) for block in (one, other)
+            block.columns[name] if name in block.columns else absent(name, len(block.rows)) for block in (one, other)
         ]
         columns[name] = np.concatenate(parts)[order]
     return Block(rows=rows[order], columns=columns)
-
-
-def _mapped(cells: Array, mapping: Array) -> Array:
-    import numpy as np
-
-    if not len(mapping):
-        return cells
-    mapped: Array = np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
-    return mapped
 
 
 def _padded(text: bytes) -> Array:
@@ -463,12 +371,3 @@ def _grown(array: Array, size: int) -> Array:
     larger = np.zeros(max(size, len(array) * 3 // 2), array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-def _absent(name: str, rows: int) -> Array:
-    """One missing value for all rows, without room for each."""
-    import numpy as np
-
-    if COLUMN[name].form == "float":
-        return np.broadcast_to(np.array(np.nan), (rows,))
-    return np.broadcast_to(np.array(MISSING, np.dtype(_NARROW.get(name, "i4"))), (rows,))

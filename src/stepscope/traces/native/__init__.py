@@ -9,6 +9,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def part(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiled into a function whose machine code is kept as a whole (module machine_code). numba keeps nothing of it:
+    its own cache does not notice when a part in another file changes."""
+    import numba
+
+    return cast(Callable[P, R], numba.njit(nogil=True)(function))
+
+
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """By numba, kept on disk so that only the first use on a machine pays; plain Python where numba is missing."""
     try:

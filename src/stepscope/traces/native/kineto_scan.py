@@ -1,7 +1,7 @@
 """The compiled scanner of Chrome traces: from text to numbers in one pass over the bytes.
 
 It reads what writers of traces write. A record with anything unusual (another phase, a missing field, an exponent in a
-time, …) is not touched: its place is noted and the careful reader takes it. So the two together read everything, and
+time, …) is not touched: its place is noted and the tolerant parser takes it. So the two together read everything, and
 this part stays small.
 
 Most of a trace is the same text again and again: what stands between one value and the next. The scanner remembers, for
@@ -14,84 +14,65 @@ and places in the text are addresses: see the module memory for the reason.
 
 from __future__ import annotations
 
-from enum import IntEnum, auto
-
 import numpy as np
 
 from stepscope.traces.kineto.fields import MEMORY_EVENT
-from stepscope.traces.native import compiled
+from stepscope.traces.kineto.scan_layout import (
+    ARGS,
+    ARGUMENTS_TEXT,
+    CAT,
+    DUR,
+    ESCAPED_TEXT,
+    FIRST_ARGUMENT,
+    FORM_FLOAT,
+    FORM_IGNORED,
+    FORM_INT,
+    FORM_TEXT,
+    JSON_TEXT,
+    LITERAL_BYTES,
+    NAME,
+    PH,
+    PID,
+    TID,
+    TS,
+    Field,
+)
+from stepscope.traces.native import part
+from stepscope.traces.native.json_text import (
+    BRACE,
+    BRACE_END,
+    BRACKET,
+    COLON,
+    COMMA,
+    MINUS,
+    NEWLINE,
+    QUOTE,
+    SPACE,
+    ZERO,
+    has_sound_escapes,
+    is_json,
+    is_utf8,
+    is_whole,
+    nested_end,
+    parse_number,
+    parse_time,
+    record_end,
+    skip_space,
+    string_end,
+    value_end,
+)
 from stepscope.traces.native.memory import (
-    HIGHS,
-    ONES,
     byte_at,
-    count_trailing_zeros,
     number_at,
     put_byte,
     put_number,
     put_real,
-    real_at,
     word_at,
 )
 from stepscope.traces.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, INSTANT, KERNEL, MEMORY, SET, SYNC
 
-
-class Field(IntEnum):
-    """What stands where in the workspace."""
-
-    ROWS = 0
-    TEXTS = auto()
-    POOL_USED = auto()
-    THREADS = auto()
-    ODD = auto()
-    # known keys; slots hold numbers + 1
-    KEY_SLOTS = auto()
-    KEY_MASK = auto()
-    KEY_BYTES = auto()
-    KEY_BEGIN = auto()
-    KEY_COLUMN = auto()
-    KEY_FORM = auto()
-    CATEGORY_SLOTS = auto()
-    CATEGORY_MASK = auto()
-    CATEGORY_BYTES = auto()
-    CATEGORY_BEGIN = auto()
-    CATEGORY_KIND = auto()
-    # what followed each key lately
-    LITERALS = auto()
-    LITERAL_SIZE = auto()
-    LITERAL_KEY = auto()
-    START_OF_RECORD = auto()
-    # growing text pool
-    SLOTS = auto()
-    SLOT_MASK = auto()
-    POOL = auto()
-    BOUNDS = auto()
-    ESCAPED = auto()
-    # threads
-    THREAD_SLOTS = auto()
-    THREAD_MASK = auto()
-    THREAD_CODES = auto()
-    THREAD_LIMIT = auto()
-    # output
-    TABLE = auto()
-    WIDTH = auto()
-    FLOATS = auto()
-    FLOAT_WIDTH = auto()
-    ODD_LIST = auto()
-    # columns by number, −1 where not wanted
-    START_AT = auto()
-    END_AT = auto()
-    KIND_AT = auto()
-    NAME_AT = auto()
-    THREAD_AT = auto()
-    DEVICE_AT = auto()
-    STREAM_AT = auto()
-    ARGUMENTS_AT = auto()
-    WAIT_STREAM_AT = auto()
-    WANTS_THREADS = auto()
-
-
-ROWS, TEXTS, POOL_USED, THREADS, ODD = (
-    8 * int(Field[name]) for name in ("ROWS", "TEXTS", "POOL_USED", "THREADS", "ODD")
+ROWS, TEXTS, POOL_USED, THREADS, ODD, LOOKED, WRITTEN = (
+    8 * int(Field[name]) for name in ("ROWS", "TEXTS", "POOL_USED", "THREADS", "ODD", "LOOKED", "WRITTEN")
 )
 KEY_SLOTS, CATEGORY_SLOTS = 8 * int(Field.KEY_SLOTS), 8 * int(Field.CATEGORY_SLOTS)
 KEY_COLUMN, KEY_FORM, CATEGORY_KIND = 8 * int(Field.KEY_COLUMN), 8 * int(Field.KEY_FORM), 8 * int(Field.CATEGORY_KIND)
@@ -106,57 +87,29 @@ NAME_AT, THREAD_AT, DEVICE_AT = (8 * int(Field[name]) for name in ("NAME_AT", "T
 STREAM_AT, ARGUMENTS_AT = 8 * int(Field.STREAM_AT), 8 * int(Field.ARGUMENTS_AT)
 WAIT_STREAM_AT, WANTS_THREADS = 8 * int(Field.WAIT_STREAM_AT), 8 * int(Field.WANTS_THREADS)
 
-QUOTE, BACKSLASH, COMMA, COLON, POINT, MINUS = 34, 92, 44, 58, 46, 45
-BRACE, BRACE_END, BRACKET, BRACKET_END, ZERO, SPACE, NEWLINE = 123, 125, 91, 93, 48, 32, 10
 _NO_STREAM = 4294967295
-_TIME_LIMIT = 1 << 62
 _FIRST_DEVICE_KIND, _LAST_DEVICE_KIND = min(DEVICE_KINDS), max(DEVICE_KINDS)
 assert tuple(range(KERNEL, SET + 1)) == DEVICE_KINDS
 
-# Forms of columns.
-FORM_INT, FORM_TEXT, FORM_FLOAT, FORM_IGNORED = range(4)
-
-# Keys of a record itself; those of its arguments follow.
-RECORD_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp", "s")
-PH, CAT, NAME, PID, TID, TS, DUR, ARGS = range(8)
-FIRST_ARGUMENT = len(RECORD_KEYS)
-
-# How a text is to be read later: as it stands, as a string with escapes, or as a JSON list or object.
-PLAIN_TEXT, ESCAPED_TEXT, JSON_TEXT = range(3)
+# Behind START_OF_RECORD: after an unknown key of a record and of its arguments, and at the start of the arguments.
+START_OF_ARGUMENTS = 3
 
 # What `_next_key` answers beside a key's number.
 UNKNOWN_KEY, END, BROKEN = -1, -2, -3
 
-LITERAL_BYTES = 96
-"""Longer stretches between two values are not remembered."""
-
-_QUOTES = np.uint64(QUOTE) * ONES
-_BACKSLASHES = np.uint64(BACKSLASH) * ONES
-_SPACES = np.uint64(SPACE) * ONES
-# `[`, `]`, `{` and `}` have these bits in common, with four other characters.
-_BRACKET_BITS = np.uint64(0xD9) * ONES
-_BRACKETS = np.uint64(0x59) * ONES
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _NOTHING = np.uint64(0)
 _MEMORY_NAME = np.uint64(int.from_bytes(MEMORY_EVENT.encode(), "little"))
-_FOUR_BYTES = np.uint64(0xFFFFFFFF)
-_TRUE, _NULL, _ALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"true", b"null", b"alse"))
 
 
-@compiled
-def _zero_bytes(word: np.uint64) -> np.uint64:
-    """High bits where a byte is zero; above the lowest of them others may be wrong."""
-    return (word - ONES) & ~word & HIGHS
-
-
-@compiled
+@part
 def _first_bytes(word: np.uint64, count: int) -> np.uint64:
     """The first `count` (1 to 8) bytes of a word, the others zero."""
     return word & (_ALL >> (np.uint64(8) * np.uint64(8 - count)))
 
 
-@compiled
+@part
 def hash_text(begin: int, end: int) -> int:
     total = np.uint64(end - begin) * _MIX
     while begin + 8 <= end:
@@ -169,7 +122,7 @@ def hash_text(begin: int, end: int) -> int:
     return np.int64(total >> np.uint64(16))  # type: ignore[return-value]
 
 
-@compiled
+@part
 def _same(one: int, other: int, length: int) -> bool:
     while length >= 8:
         if word_at(one) != word_at(other):
@@ -180,7 +133,7 @@ def _same(one: int, other: int, length: int) -> bool:
     return length == 0 or _first_bytes(word_at(one) ^ word_at(other), length) == _NOTHING
 
 
-@compiled
+@part
 def find_key(begin: int, end: int, tables: int) -> int:
     """Number of a known word; −1 for an unknown one. `tables` is where its slots, mask, bytes and bounds are noted."""
     slots, mask = number_at(tables), number_at(tables + 8)
@@ -197,9 +150,9 @@ def find_key(begin: int, end: int, tables: int) -> int:
         place = (place + 1) & mask
 
 
-@compiled
+@part
 def _intern(work: int, begin: int, end: int, escaped: int) -> int:
-    """Number of this text among all texts; new ones are copied into the pool."""
+    """Number of this text among all texts; new ones are checked and copied into the pool (−1: it is not sound)."""
     slots, mask = number_at(work + SLOTS), number_at(work + SLOT_MASK)
     pool, bounds, flags = number_at(work + POOL), number_at(work + BOUNDS), number_at(work + ESCAPED)
     length = end - begin
@@ -216,6 +169,12 @@ def _intern(work: int, begin: int, end: int, escaped: int) -> int:
         ):
             return code
         place = (place + 1) & mask
+    if (
+        not is_utf8(begin, end)
+        or (escaped == ESCAPED_TEXT and not has_sound_escapes(begin, end))
+        or (escaped == JSON_TEXT and not is_json(begin, end))
+    ):
+        return -1
     code = number_at(work + TEXTS)
     used = number_at(work + POOL_USED)
     for i in range(length):
@@ -228,163 +187,30 @@ def _intern(work: int, begin: int, end: int, escaped: int) -> int:
     return code
 
 
-@compiled
-def _skip_space(place: int, size: int) -> int:
-    while place < size and byte_at(place) in (SPACE, NEWLINE, 13, 9):
-        place += 1
-    return place
-
-
-@compiled
-def _string_end(place: int, size: int) -> tuple[int, int]:
-    """From behind the opening quote to the closing one (−1: none); and whether there are escapes."""
-    escaped = 0
-    while place < size:
-        word = word_at(place)
-        # A quote, a backslash or a byte below a space, which no JSON string may hold.
-        found = _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _BACKSLASHES) | ((word - _SPACES) & ~word & HIGHS)
-        if found == _NOTHING:
-            place += 8
-            continue
-        place += count_trailing_zeros(found) >> 3
-        if place >= size:
-            return -1, 0
-        byte = byte_at(place)
-        if byte == QUOTE:
-            return place, escaped
-        if byte != BACKSLASH:
-            return -1, 0
-        escaped = 1
-        place += 2
-    return -1, 0
-
-
-@compiled
-def nested_end(place: int, size: int) -> int:
-    """From an opening bracket to behind its closing one (−1: none)."""
-    depth = 0
-    while place < size:
-        word = word_at(place)
-        found = _zero_bytes(word ^ _QUOTES) | _zero_bytes((word & _BRACKET_BITS) ^ _BRACKETS)
-        if found == _NOTHING:
-            place += 8
-            continue
-        place += count_trailing_zeros(found) >> 3
-        if place >= size:
-            return -1
-        byte = byte_at(place)
-        if byte == QUOTE:
-            place, _ = _string_end(place + 1, size)
-            if place < 0:
-                return -1
-        elif byte in (BRACE, BRACKET):
-            depth += 1
-        elif byte in (BRACE_END, BRACKET_END):
-            depth -= 1
-            if depth == 0:
-                return place + 1
-        place += 1
-    return -1
-
-
-@compiled
-def _parse_number(begin: int, size: int) -> tuple[int, int, int]:
-    """Digits with at most one point: the digits as one number, how many stand behind the point (−1: no point) and where
-    they end (−1: not such a number, or one of more than 18 digits)."""
-    place = begin
-    negative = place < size and byte_at(place) == MINUS
-    if negative:
-        place += 1
-    first = place
-    number = 0
-    point = -1
-    while place < size:
-        byte = byte_at(place)
-        digit = byte - ZERO
-        if 0 <= digit <= 9:
-            number = number * 10 + digit
-        elif byte == POINT and point < 0:
-            point = place
-        else:
-            break
-        place += 1
-    decimals = place - point - 1 if point >= 0 else -1
-    digits = place - first - (1 if point >= 0 else 0)
-    if digits == 0 or digits > 18 or decimals == 0 or point == first:
-        return 0, 0, -1
-    if byte_at(first) == ZERO and place - first > 1 and point != first + 1:
-        return 0, 0, -1  # JSON knows no leading zeros
-    if place < size:
-        byte = byte_at(place)
-        if byte > SPACE and byte not in (COMMA, BRACE_END, BRACKET_END, QUOTE):
-            return 0, 0, -1
-    return (-number if negative else number), decimals, place
-
-
-@compiled
-def _value_end(place: int, size: int) -> int:
-    """Behind a value of any kind (−1: none, or one that only the careful reader can judge)."""
-    if place >= size:
-        return -1
-    byte = byte_at(place)
-    if byte == QUOTE:
-        end, escaped = _string_end(place + 1, size)
-        return end + 1 if end >= 0 and escaped == 0 else -1
-    if byte in (BRACE, BRACKET):
-        return nested_end(place, size)
-    if byte in (116, 110):  # true, null
-        return place + 4 if word_at(place) & _FOUR_BYTES in (_TRUE, _NULL) else -1
-    if byte == 102:  # false
-        return place + 5 if word_at(place + 1) & _FOUR_BYTES == _ALSE else -1
-    _, _, end = _parse_number(place, size)
-    return end
-
-
-@compiled
-def _is_whole(begin: int, end: int, size: int) -> bool:
-    _, decimals, reached = _parse_number(begin, size)
-    return reached == end and decimals < 0
-
-
-@compiled
-def _parse_time(begin: int, size: int) -> tuple[int, int]:
-    """Decimal microseconds with up to three decimals as nanoseconds, and the end (−1: none of these)."""
-    number, decimals, end = _parse_number(begin, size)
-    if end < 0 or decimals > 3:
-        return 0, -1
-    decimals = max(decimals, 0)
-    while decimals < 3:
-        if number > _TIME_LIMIT // 10 or number < -_TIME_LIMIT // 10:
-            return 0, -1
-        number *= 10
-        decimals += 1
-    return number, end
-
-
-@compiled
+@part
 def _learn_key(work: int, place: int, size: int, before: int, in_record: int) -> tuple[int, int]:
     """As `_next_key`, byte by byte; what stood there is remembered."""
     begin = place
-    place = _skip_space(place, size)
+    place = skip_space(place, size)
     if place >= size:
         return BROKEN, place
     if byte_at(place) == BRACE_END:
         return END, place + 1
-    first = before == (number_at(work + START_OF_RECORD) if in_record == 1 else ARGS)
+    first = before == number_at(work + START_OF_RECORD) + (0 if in_record == 1 else START_OF_ARGUMENTS)
     if not first:
         if byte_at(place) != COMMA:
             return BROKEN, place
-        place = _skip_space(place + 1, size)
+        place = skip_space(place + 1, size)
     if place >= size or byte_at(place) != QUOTE:
         return BROKEN, place
     key_at = place + 1
-    key_end, escaped = _string_end(key_at, size)
+    key_end, escaped = string_end(key_at, size)
     if key_end < 0 or escaped == 1:
         return BROKEN, place
-    place = _skip_space(key_end + 1, size)
+    place = skip_space(key_end + 1, size)
     if place >= size or byte_at(place) != COLON:
         return BROKEN, place
-    place = _skip_space(place + 1, size)
+    place = skip_space(place + 1, size)
     if place >= size:
         return BROKEN, place
     key = find_key(key_at, key_end, work + KEY_SLOTS)
@@ -406,7 +232,7 @@ def _learn_key(work: int, place: int, size: int, before: int, in_record: int) ->
     return key, place
 
 
-@compiled
+@part
 def _next_key(work: int, place: int, size: int, before: int, in_record: int) -> tuple[int, int]:
     """From behind the value of key `before` to the next value: its key and its place."""
     sizes, keys = number_at(work + LITERAL_SIZE) + 16 * before, number_at(work + LITERAL_KEY) + 16 * before
@@ -420,14 +246,14 @@ def _next_key(work: int, place: int, size: int, before: int, in_record: int) -> 
     return _learn_key(work, place, size, before, in_record)
 
 
-@compiled
-def _read_arguments(work: int, place: int, size: int, row: int, reals: int) -> tuple[int, int]:
+@part
+def _read_arguments(work: int, place: int, size: int, row: int, reals: int, record: int) -> tuple[int, int]:
     """From the opening brace to behind the closing one (−1: something unusual), and whether every key was known (1).
 
     `row` and `reals` are where this row's numbers are written.
     """
     known = 1
-    before = ARGS
+    before = number_at(work + START_OF_RECORD) + START_OF_ARGUMENTS
     columns, forms = number_at(work + KEY_COLUMN), number_at(work + KEY_FORM)
     place += 1
     while True:
@@ -439,26 +265,37 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int) -> t
         if key == UNKNOWN_KEY:
             known = 0
             before = number_at(work + START_OF_RECORD) + 2
-            place = _value_end(place, size)
+            place = value_end(place, size)
             if place < 0:
                 return -1, known
             continue
         before = key
         form = number_at(forms + 8 * key)
-        cell = row + 8 * number_at(columns + 8 * key)
+        column = number_at(columns + 8 * key)
+        cell = row + 8 * column
+        fresh = True
+        if form != FORM_IGNORED:
+            # Of two spellings of one argument the first counts, of one key twice the last: that one is given away.
+            note = number_at(work + WRITTEN) + 8 * (column if form != FORM_FLOAT else number_at(work + WIDTH) + column)
+            written = number_at(note)
+            if written == 256 * record + key:
+                return -1, known
+            fresh = written >> 8 != record
+            if fresh:
+                put_number(note, 256 * record + key)
         if form == FORM_INT:
             quoted = 1 if byte_at(place) == QUOTE else 0
-            number, decimals, end = _parse_number(place + quoted, size)
+            number, decimals, end = parse_number(place + quoted, size)
             if end < 0 or decimals >= 0 or (quoted == 1 and byte_at(end) != QUOTE):
                 return -1, known
             place = end + quoted
-            if number_at(cell) == -1:
+            if fresh:
                 put_number(cell, number)
         elif form == FORM_TEXT:
             escaped = JSON_TEXT
             if byte_at(place) == QUOTE:
                 begin = place + 1
-                end, escaped = _string_end(begin, size)
+                end, escaped = string_end(begin, size)
                 place = end + 1
             elif byte_at(place) in (BRACE, BRACKET):
                 begin = place
@@ -468,10 +305,13 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int) -> t
                 return -1, known
             if end < 0:
                 return -1, known
-            if number_at(cell) == -1:
-                put_number(cell, _intern(work, begin, end, escaped))
+            if fresh:
+                code = _intern(work, begin, end, escaped)
+                if code < 0:
+                    return -1, known
+                put_number(cell, code)
         elif form == FORM_FLOAT:
-            number, decimals, end = _parse_number(place, size)
+            number, decimals, end = parse_number(place, size)
             if end < 0 or end - place > 16:
                 return -1, known
             # Both are whole numbers that doubles hold: the quotient is the nearest double.
@@ -479,16 +319,15 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int) -> t
             for _ in range(max(decimals, 0)):
                 scale *= 10.0
             place = end
-            cell = reals + 8 * number_at(columns + 8 * key)
-            if np.isnan(real_at(cell)):
-                put_real(cell, number / scale)
+            if fresh:
+                put_real(reals + 8 * column, number / scale)
         else:
-            place = _value_end(place, size)
+            place = value_end(place, size)
             if place < 0:
                 return -1, known
 
 
-@compiled
+@part
 def _clear(work: int, row: int, reals: int) -> None:
     for column in range(number_at(work + WIDTH)):
         put_number(row + 8 * column, -1)
@@ -496,7 +335,7 @@ def _clear(work: int, row: int, reals: int) -> None:
         put_real(reals + 8 * column, np.nan)
 
 
-@compiled
+@part
 def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_end: int) -> int:
     """Number of a thread; −1 where there is no room for one more."""
     pid = _intern(work, pid_begin, pid_end, 0)
@@ -521,15 +360,24 @@ def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_en
     return thread
 
 
-@compiled
+@part
+def _has_its_type(key: int, begin: int, end: int) -> bool:
+    """Whether phase, category and name are strings, and process and thread strings or numbers; all of them UTF-8."""
+    first = byte_at(begin)
+    if first == QUOTE:
+        return is_utf8(begin, end)
+    return key in (PID, TID) and (first == MINUS or ZERO <= first <= ZERO + 9)
+
+
+@part
 def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid: int, tid_end: int, size: int) -> None:
     device, stream = row + 8 * number_at(work + DEVICE_AT), row + 8 * number_at(work + STREAM_AT)
     if number_at(device) == -1:
-        number, decimals, end = _parse_number(pid, size)
+        number, decimals, end = parse_number(pid, size)
         if end == pid_end and decimals < 0 and 0 <= number < 65536:
             put_number(device, number)
     if number_at(stream) == -1 and kind != SYNC:
-        number, decimals, end = _parse_number(tid, size)
+        number, decimals, end = parse_number(tid, size)
         if end == tid_end and decimals < 0:
             put_number(stream, number)
     if number_at(stream) == _NO_STREAM:
@@ -540,7 +388,6 @@ def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid
             put_number(wait, -1)
 
 
-@compiled
 def scan(work: int, begin: int, size: int) -> int:
     """Read whole records separated by commas from `begin` to `size` (addresses). Returns how far it came: `size` unless
     the text is broken there."""
@@ -568,6 +415,7 @@ def scan(work: int, begin: int, size: int) -> int:
         duration_ns = -1
         has_time = False
         before = start_of_record
+        seen = 0
         place += 1
         while True:
             key, place = _next_key(work, place, size, before, 1)
@@ -577,6 +425,11 @@ def scan(work: int, begin: int, size: int) -> int:
                 usual = False
                 break
             value = place
+            if key >= 0:
+                usual = seen & (1 << key) == 0
+                seen |= 1 << key
+                if not usual:
+                    break
             if key == ARGS and not skip:
                 if byte_at(value) != BRACE:
                     usual = False
@@ -584,35 +437,40 @@ def scan(work: int, begin: int, size: int) -> int:
                 if not filled:
                     _clear(work, row, reals)
                     filled = True
-                place, known = _read_arguments(work, value, size, row, reals)
+                place, known = _read_arguments(work, value, size, row, reals, record)
                 if place >= 0 and known == 0 and number_at(work + ARGUMENTS_AT) >= 0:
-                    put_number(row + 8 * number_at(work + ARGUMENTS_AT), _intern(work, value, place, JSON_TEXT))
+                    code = _intern(work, value, place, ARGUMENTS_TEXT)
+                    put_number(row + 8 * number_at(work + ARGUMENTS_AT), code)
+                    usual = code >= 0
             elif key == TS:
-                time_ns, place = _parse_time(value, size)
+                time_ns, place = parse_time(value, size)
                 has_time = place >= 0
             elif key == DUR:
-                duration_ns, place = _parse_time(value, size)
+                duration_ns, place = parse_time(value, size)
             elif key == NAME and byte_at(value) == QUOTE:
                 name_begin = value + 1
-                name_end, name_escaped = _string_end(name_begin, size)
+                name_end, name_escaped = string_end(name_begin, size)
                 place = name_end + 1 if name_end >= 0 else -1
             else:
-                place = _value_end(value, size)
+                place = value_end(value, size)
+                if PH <= key <= TID and place >= 0:
+                    usual = _has_its_type(key, value, place)
                 if key == PH:
-                    phase = byte_at(value + 1) if place - value == 3 and byte_at(value) == QUOTE else 0
+                    phase = byte_at(value + 1) if place - value == 3 else 0
                     skip = phase in (115, 116, 102)  # s, t, f: arrows
-                elif key == CAT and place >= 0 and byte_at(value) == QUOTE:
+                elif key == CAT and place >= 0 and usual:
                     number = find_key(value + 1, place - 1, work + CATEGORY_SLOTS)
-                    if number >= 0:
-                        kind = number_at(number_at(work + CATEGORY_KIND) + 8 * number)
+                    kind = number_at(number_at(work + CATEGORY_KIND) + 8 * number) if number >= 0 else -1
                 elif key == PID:
                     pid_begin, pid_end = value, place
                 elif key == TID:
                     tid_begin, tid_end = value, place
-            if place < 0:
+            if place < 0 or not usual:
                 usual = False
                 break
             before = key if key >= 0 else start_of_record + 1
+        if usual and (skip or phase == 77):
+            usual = name_end <= name_begin or (is_utf8(name_begin, name_end) and not name_escaped)
         if usual and skip:
             continue
         if usual and phase == 77:  # M: only names of threads matter
@@ -642,22 +500,24 @@ def scan(work: int, begin: int, size: int) -> int:
                 else:
                     put_number(row + 8 * number_at(work + DEVICE_AT), -1)
                 if number_at(work + WANTS_THREADS):
-                    if not _is_whole(pid_begin, pid_end, size) or not _is_whole(tid_begin, tid_end, size):
+                    if not is_whole(pid_begin, pid_end, size) or not is_whole(tid_begin, tid_end, size):
                         usual = False  # threads with anything but a whole number are few
                     else:
                         thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)
                         put_number(row + 8 * number_at(work + THREAD_AT), thread)
                         usual = thread >= 0
-        if usual:
+        name = _intern(work, name_begin, name_end, name_escaped) if usual else -1
+        if name >= 0:
             put_number(row + 8 * number_at(work + START_AT), time_ns)
             put_number(row + 8 * number_at(work + END_AT), time_ns if instant else time_ns + duration_ns)
             put_number(row + 8 * number_at(work + KIND_AT), kind)
-            put_number(row + 8 * number_at(work + NAME_AT), _intern(work, name_begin, name_end, name_escaped))
+            put_number(row + 8 * number_at(work + NAME_AT), name)
             put_number(work + ROWS, row_number + 1)
             continue
         # Not usual: give the record away whole.
-        end = nested_end(record, size)
+        end, looked = record_end(record, size)
         if end < 0:
+            put_number(work + LOOKED, looked)
             return record
         number = number_at(work + ODD)
         entry = number_at(work + ODD_LIST) + 24 * number

@@ -119,7 +119,7 @@ def read_summary(path: Path) -> KernelSummary:
 
 
 def _kind_of(head: bytes) -> str | None:
-    if b"," not in head or b"\0" in head[:1024]:
+    if b"," not in head or b"\0" in head[:1024] or head.lstrip()[:1] in (b"{", b"["):
         return None
     lines = head.decode("utf-8-sig", errors="replace").splitlines()[:_LINES_BEFORE_HEADER]
     kinds = [table.kind for number, line in enumerate(lines) if (table := _parse_header(line, number + 1))]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.errors import BadInputError
+from stepscope.traces.damage import ends_early, first_damage
 from stepscope.traces.kineto.text import UNREADABLE, ChromeText, Piece, salvage
 from stepscope.traces.loose_values import identity_of
 from stepscope.traces.source import Source
@@ -121,9 +122,9 @@ class _Collector:
             for event in self._events(piece):
                 self._take(event)
         if text.cut_short:
-            self.repairs[f"the file ends too early ({text.cut_short}): the events before were read"] += 1
+            self.repairs[ends_early(text.cut_short)] += 1
         if self._first_damage is not None:
-            self.repairs[f"(the first damage is at byte {self._first_damage})"] = 1
+            self.repairs[first_damage(self._first_damage)] = 1
         if not self.rows:
             raise BadInputError(
                 "holds no event that could be read",
@@ -137,9 +138,7 @@ class _Collector:
         try:
             return _EVENTS.decode(b"[" + piece.text + b"]")
         except UNREADABLE:
-            return list(
-                salvage(piece.text, _decode_event, lambda what, place: self._damage(what, piece.offset + place))
-            )
+            return list(salvage(piece, _decode_event, self._damage))
 
     def _damage(self, what: str, offset: int) -> None:
         self.repairs[what] += 1
