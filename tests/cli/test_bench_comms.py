@@ -92,14 +92,23 @@ def test_the_operations_can_be_listed_and_played(stepscope: Stepscope, here: Ste
     listed = here("bench", "comms", "--list", "--json").data["operations"]
     names = [one["name"] for one in listed]
     assert len(names) == 15
-    chosen = [word for name in names for word in ("--collective", name)]
-    planned = here("bench", "comms", *chosen, "--sizes", "4K,16K", "--ranks", "8", "--dry-run", "--json")
+    planned = here("bench", "comms", "--collective", "all", "--sizes", "4K,16K", "--ranks", "8", "--dry-run", "--json")
     assert len(planned.data["cases"]) == 29  # a barrier has one size
     played = stepscope("bench", "comms", "--collective", "all_gather", "--sizes", "4K", "--ranks", "8",
                        "--backend", "fake", *FAST)  # fmt: skip
     assert played.code == 0
     assert played.data["cases"][0]["wrong"] == 0
     assert played.data["cases"][0]["members"] == 8
+
+
+def test_a_repeated_dtype_is_measured_too_and_what_all_leaves_out_is_said(here: Stepscope) -> None:
+    words = ("--sizes", "4K", "--ranks", "2", "--dry-run", "--json")
+    both = here("bench", "comms", "--collective", "all_reduce", "--dtype", "float32", "--dtype", "int8", *words)
+    assert [case["parameters"]["dtype"] for case in both.data["cases"]] == ["float32", "int8"]
+    reducing = here("bench", "comms", "--collective", "all", "--reduction", "max", *words)
+    assert "left out: broadcast reduces nothing" in reducing.err
+    beside = here("bench", "overlap", "--collective", "all_reduce,all_gather", "--dtype", "float32,int8", *words)
+    assert len(beside.data["cases"]) == 4
 
 
 def test_pairs_are_a_matrix(stepscope: Stepscope) -> None:

@@ -22,7 +22,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit
+from stepscope.cli.output import LAST_WORD_S, emit, narrate
 from stepscope.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.store import StoredRun
@@ -31,6 +31,8 @@ DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
+MOST_IN_A_NAME = 4
+"""Operations in the id of a run; of more, their number."""
 
 
 def world_options(function: Any) -> Any:
@@ -55,11 +57,15 @@ def world_options(function: Any) -> Any:
 
 
 @click.command("comms")
-@click.option("--collective", "collectives", multiple=True, metavar="NAME", help="For example all_reduce; repeatable.")
+@click.option("--collective", "collectives", multiple=True, metavar="NAME",
+              help="For example all_reduce; a list, repeatable, or all (that take the other options).")  # fmt: skip
 @click.option("--sizes", default="1K:1M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
-@click.option("--dtype", default="float32", show_default=True, help="float64 … float8_e4m3fn, integers, bool.")
-@click.option("--reduction", default="sum", show_default=True, help="sum, avg, min, max or prod.")
-@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Member of the group.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+              help="float64 … float8_e4m3fn, integers, bool; a list, repeatable, or all.")  # fmt: skip
+@click.option("--reduction", "reductions", multiple=True, default=["sum"], show_default=True, metavar="NAME",
+              help="sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
+@click.option("--root", "roots", multiple=True, default=["0"], show_default=True, metavar="MEMBER",
+              help="Member of the group; a list, repeatable, or all.")  # fmt: skip
 @click.option("--placement", type=click.Choice(PLACEMENTS), help="[default: what is usual for the operation]")
 @click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
               help="Pieces in one tensor or as a list of tensors.")  # fmt: skip
@@ -88,7 +94,6 @@ def comms(
     *,
     collectives: tuple[str, ...],
     sizes: str,
-    dtype: str,
     listing: bool,
     dry_run: bool,
     resume: str | None,
@@ -100,28 +105,27 @@ def comms(
 
     Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
     """
-    from stepscope.comms import make_cases
+    from stepscope.comms.sweep import make_sweep
     from stepscope.units import parse_range
 
     if listing:
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
-    points = parse_range(sizes, where="--sizes")
-    options = call_options(choices, ranks.world_size)
-    cases = [
-        case
-        for collective in dict.fromkeys(collectives)
-        for case in make_cases(
-            collective=collective, sizes=points, dtype=dtype, backend=ranks.backend, world_size=ranks.world_size,
-            device=ranks.device, one_group_at_a_time=choices["in_turn"], **options,
-        )
-    ]  # fmt: skip
+    cases, left_out = make_sweep(
+        collectives=collectives, sizes=parse_range(sizes, where="--sizes"), backend=ranks.backend,
+        world_size=ranks.world_size, device=ranks.device, one_group_at_a_time=choices["in_turn"],
+        **{name: choices[name] for name in ("dtypes", "reductions", "roots")},
+        **call_options(choices, ranks.world_size),
+    )  # fmt: skip
+    for reason in left_out:
+        narrate(f"left out: {reason}")
     if dry_run:
         listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
         emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
         return ExitCode.DONE
-    request = {**make_request(ranks, choices), "collectives": list(collectives)}
-    name = "-".join(dict.fromkeys(collectives))
+    named = list(dict.fromkeys(case.benchmark.model for case in cases))
+    request = {**make_request(ranks, choices), "collectives": named}
+    name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
 
@@ -221,7 +225,7 @@ def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     from stepscope.comms.options import DEFAULT_DEPTH
     from stepscope.comms.splits import read_matrix
 
-    names = ("reduction", "root", "placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
+    names = ("placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
     options = {name: choices[name] for name in names}
     usual_depth = DEFAULT_DEPTH if choices["mode"] == "nonblocking" else 1
     options["depth"] = choices["depth"] or usual_depth

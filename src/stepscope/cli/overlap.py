@@ -23,7 +23,8 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 @click.option("--collective", "collectives", multiple=True, metavar="NAME",
               help="For example all_reduce, or device_copy (no other rank needed); repeatable.")  # fmt: skip
 @click.option("--sizes", default="64K:4M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
-@click.option("--dtype", default="float32", show_default=True, help="Of the collectives.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+              help="Data type of the collectives; a list, repeatable, or all.")  # fmt: skip
 @click.option("--compute", "computes", multiple=True, metavar="KERNEL",
               help="gemm:m=,n=,k= / embedding:rows=,dim=,batch=,pooling= / copy:size=, each also with dtype=; "
               f"repeatable [default: {DEFAULT_COMPUTE}, nothing with --beside].")  # fmt: skip
@@ -56,20 +57,28 @@ def overlap(
     """
     if show is not None:
         return show_overlaps(show, store=store, as_json=as_json)
+    from stepscope.comms.data import DTYPE_BYTES
+    from stepscope.comms.operations import operations
     from stepscope.comms.overlap import make_overlap_cases
+    from stepscope.comms.sweep import read_axis
     from stepscope.units import parse_range
 
     require_sense(choices)
     ranks = find_ranks(choices)
-    cases = make_overlap_cases(
-        collectives=list(dict.fromkeys(collectives)),
-        sizes=parse_range(sizes, where="--sizes"),
-        computes=choices["computes"] or ([None] if choices["beside"] else [DEFAULT_COMPUTE]),
-        backend=ranks.backend,
-        world_size=ranks.world_size,
-        device=ranks.device,
-        **{name: choices[name] for name in ("dtype", "repeat", "groups", "beside")},
-    )
+    cases = [
+        case
+        for dtype in read_axis(choices["dtypes"], DTYPE_BYTES).values
+        for case in make_overlap_cases(
+            collectives=read_axis(collectives, [name for name in operations() if name != "barrier"]).values,
+            sizes=parse_range(sizes, where="--sizes"),
+            computes=choices["computes"] or ([None] if choices["beside"] else [DEFAULT_COMPUTE]),
+            backend=ranks.backend,
+            world_size=ranks.world_size,
+            device=ranks.device,
+            dtype=dtype,
+            **{name: choices[name] for name in ("repeat", "groups", "beside")},
+        )
+    ]
     if dry_run:
         listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
         emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
