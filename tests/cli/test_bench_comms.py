@@ -111,6 +111,36 @@ def test_a_repeated_dtype_is_measured_too_and_what_all_leaves_out_is_said(here: 
     assert len(beside.data["cases"]) == 4
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        ("bench", "comms", "--collective", "all_reduce,broadcast,send_recv", "--sizes", "1K,512K"),
+        ("bench", "comms", "--collective", "all_reduce", "--sizes", "1K", "--mode", "nonblocking", "--check", "all"),
+        ("bench", "pairs", "--sizes", "8,64K"),
+        ("bench", "overlap", "--collective", "all_reduce", "--sizes", "64K", "--repeat", "1"),
+        ("bench", "pattern", "ddp", "--set", "scale=0.01"),
+    ],
+    ids=lambda words: "-".join(words[1:4]),
+)
+def test_iterations_and_warmup_are_exact(stepscope: Stepscope, what: tuple[str, ...]) -> None:
+    answer = stepscope(*what, "--ranks", "2", "--iterations", "23", "--warmup", "3", "--json")
+    assert answer.code == 0
+    for case in StoredRun(Path(answer.data["run"])).cases():
+        for rank in case.samples:
+            assert [sum(rank.warmup), len(rank.duration_s)] == [3, 26]
+
+
+def test_exact_counts_are_refused_beside_what_they_replace(here: Stepscope) -> None:
+    for words, where in (
+        (("--iterations", "5", "--max-time", "1s"), "--iterations"),
+        (("--iterations", "5", "--target-width", "2%"), "--iterations"),
+        (("--warmup", "0", "--warmup-max-time", "1s"), "--warmup"),
+    ):
+        for verb in (COMMS, ("bench", "ops", "--op", "gemm", "--preset", "tiny")):
+            refused = here(*verb, *words, "--json")
+            assert (refused.code, refused.error["where"]) == (2, where)
+
+
 def test_pairs_are_a_matrix(stepscope: Stepscope) -> None:
     answer = stepscope("bench", "pairs", "--ranks", "3", "--sizes", "8,64K", "--max-time", "50ms", *FAST)
     assert answer.code == 0

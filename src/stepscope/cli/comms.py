@@ -260,7 +260,8 @@ def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time")
+LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
+          "iterations", "warmup")  # fmt: skip
 """Of the choices: those that `make_settings` understands."""
 
 

@@ -100,6 +100,14 @@ MEASURE_OPTIONS = (
     click.option("--min-samples", type=click.IntRange(1), help="Samples wanted a case [default: 20]."),
     click.option("--max-samples", type=click.IntRange(1), help="Samples at most a case [default: 20000]."),
     click.option("--warmup-max-time", type=Duration(), help="Warm up at most this long [default: 2s]."),
+    click.option(
+        "--iterations",
+        type=click.IntRange(1),
+        help="Time exactly this many iterations per case, each a sample, instead of the stop rule.",
+    ),
+    click.option(
+        "--warmup", type=click.IntRange(0), help="Exactly this many iterations of warm-up, instead of until stable."
+    ),
 )
 
 
@@ -130,6 +138,7 @@ def make_settings(**chosen: Any) -> Any:
     from stepscope.measure import QUICK, MeasureSettings
 
     base = QUICK if chosen.pop("quick") else MeasureSettings()
+    exact = _exact_counts(chosen)
     names = {"min_time": "min_time_s", "max_time": "max_time_s", "warmup_max_time": "warmup_max_time_s"}
     changes = {names.get(name, name): value for name, value in chosen.items() if value is not None}
     if "max_time_s" in changes:
@@ -139,6 +148,27 @@ def make_settings(**chosen: Any) -> Any:
     if "min_samples" in changes:
         changes.setdefault("few_samples", min(base.few_samples, changes["min_samples"]))
     try:
-        return msgspec.convert({**msgspec.structs.asdict(base), **changes}, MeasureSettings)
+        return msgspec.convert({**msgspec.structs.asdict(base), **changes, **exact}, MeasureSettings)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(str(error), hint="stepscope bench ops --help lists the limits") from error
+
+
+STOP_RULE = ("target_width", "min_time", "max_time", "min_samples", "max_samples")
+
+
+def _exact_counts(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Settings of --iterations and --warmup, taken out of `chosen`; beside what they replace they are refused."""
+    iterations, warmup = chosen.pop("iterations", None), chosen.pop("warmup", None)
+    for count, option, replaced in (
+        (iterations, "--iterations", STOP_RULE),
+        (warmup, "--warmup", ("warmup_max_time",)),
+    ):
+        given = [name for name in replaced if chosen.get(name) is not None]
+        if count is not None and given:
+            other = f"--{given[0].replace('_', '-')}"
+            raise UsageError(f"{option} fixes what {other} limits", hint="give one of them", where=option)
+    counts: dict[str, Any] = {} if warmup is None else {"warmup_samples": warmup}
+    if iterations is not None:
+        counts |= dict.fromkeys(("few_samples", "min_samples", "max_samples"), iterations)
+        counts |= {"iterations": 1}
+    return counts

@@ -318,7 +318,7 @@ def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
     """As long as one device is timed with a loader."""
     return msgspec.structs.replace(
         settings, iterations=iterations, few_samples=2, min_samples=LOADER_STEPS, max_samples=LOADER_STEPS,
-        min_time_s=0.0, max_time_s=min(LOADER_TIME_S, settings.max_time_s), warmup_min_samples=1,
+        min_time_s=0.0, max_time_s=min(LOADER_TIME_S, settings.max_time_s), warmup_samples=None, warmup_min_samples=1,
         warmup_min_time_s=0.0, warmup_max_time_s=0.0,
     )  # fmt: skip
 
