@@ -367,7 +367,7 @@ def call_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     "option",
     [
         ("--data", "FILE"), ("--scale", "tiny"), ("--no-check",), ("--loader-workers", "2"),
-        ("--no-loader",), ("--compile-backend", "eager"), ("--largest-batch", "8"), ("--resolution", "0.5"),
+        ("--no-loader",), ("--compile-backend", "eager"), ("--largest-batch", "8"), ("--batch-resolution", "0.5"),
         ("--requests", "64"), ("--parallel", "ddp"), ("--backend", "gloo"), ("--hang-timeout", "300s"),
         ("--rate", "3"), ("--accumulate", "2"), ("--find-batch", "throughput"), ("--ranks", "2"),
         ("--batch-size", "9"), ("--batch-sizes", "1,9"), ("--precision", "bf16"),

@@ -39,7 +39,7 @@ _REFUSED = {
     "accumulate": ("a model of your own makes its own steps", "accumulate in it"),
     "find_batch": _NO_SEARCH,
     "largest_batch": _NO_SEARCH,
-    "resolution": _NO_SEARCH,
+    "batch_resolution": _NO_SEARCH,
     "requests": ("only decoders answer requests", "leave it out"),
     "ranks": _ALONE,
     "parallel": _ALONE,
