@@ -141,6 +141,32 @@ def test_exact_counts_are_refused_beside_what_they_replace(here: Stepscope) -> N
             assert (refused.code, refused.error["where"]) == (2, where)
 
 
+def test_exact_splits_are_what_every_rank_moves(stepscope: Stepscope) -> None:
+    uneven = ("bench", "comms", "--collective", "all_gatherv,reduce_scatterv,all_to_allv", "--dtype", "float32,int8")
+    answer = stepscope(*uneven, "--split-bytes", "6K,0,4", "--ranks", "3", "--check", "all", *FAST)
+    assert answer.code == 0
+    for case in answer.data["cases"]:
+        width = 4 if case["parameters"]["dtype"] == "float32" else 1
+        whole = 6148 if case["benchmark"].split("/")[0] != "all_to_allv" else 3 * 6144
+        assert (case["wrong"], case["size_bytes"], case["count"]) == (0, whole, 6144 // width)
+
+
+def test_splits_that_cannot_be_are_refused(here: Stepscope) -> None:
+    uneven = ("bench", "comms", "--collective", "all_gatherv", "--ranks", "2", "--dry-run", "--json")
+    for words, where in (
+        (("--split-bytes", "6,2"), "--split-bytes"),
+        (("--split-bytes", "8,4", "--sizes", "4K"), "--split-bytes"),
+        (("--split-bytes", "8,4", "--splits", "1,2"), "--split-bytes"),
+        (("--split-bytes", "8,4,4"), "--split-bytes"),
+        (("--splits", "1,2,3"), "--splits"),
+        (("--splits", "1,2; 3,4"), "--splits"),
+        (("--splits", "0,0"), "--splits"),
+        (("--splits", "nowhere.txt"), "nowhere.txt"),
+    ):
+        refused = here(*uneven, *words)
+        assert (refused.code, refused.error["where"]) == (2, where), words
+
+
 def test_pairs_are_a_matrix(stepscope: Stepscope) -> None:
     answer = stepscope("bench", "pairs", "--ranks", "3", "--sizes", "8,64K", "--max-time", "50ms", *FAST)
     assert answer.code == 0

@@ -38,6 +38,11 @@ def variants(ranks: int) -> list[Case]:
         *((name, {"root": 1}) for name in ("broadcast", "reduce", "gather", "scatter", "incast", "multicast")),
         ("all_to_allv", {"skew": 2.0}),
         ("all_to_allv", {"matrix": matrix}),
+        *(
+            (name, {"matrix": [float(rank % 3) for rank in range(ranks)], "form": form})
+            for name in ("all_gatherv", "reduce_scatterv", "all_to_allv")
+            for form in ("tensor", "list")
+        ),
         ("all_reduce", {"sizes": (3_000_000,)}),
     ]
     if ranks == 4:

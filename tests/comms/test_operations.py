@@ -112,8 +112,9 @@ def test_dealing_gives_out_everything_in_proportion(total: int, weights: list[fl
 
 def test_matrices() -> None:
     assert parse_matrix("1 2 # comment\n\n3,4", 2, where="x") == [[1, 2], [3, 4]]
+    assert parse_matrix("3 1", 2, where="x") == [[3, 1]]
     assert deal_matrix(8, [[1, 1], [0, 0]]) == ((4, 4), (0, 0))
-    for text in ("1 2", "1 2\n3 x", "1 -2\n3 4", "0 0\n0 0", "nan 1\n1 1"):
+    for text in ("1 2 3", "1 2\n3 x", "1 -2\n3 4", "0 0\n0 0", "nan 1\n1 1"):
         with pytest.raises(UsageError):
             parse_matrix(text, 2, where="x")
     assert skewed_weights(3, 0.0) == [1, 1, 1]
@@ -194,6 +195,8 @@ def test_a_barrier_has_no_size() -> None:
         ("all_reduce", {"window": 2}, "--window"),
         ("all_to_all", {"skew": 1.0}, "--skew"),
         ("all_gatherv", {"matrix": [1.0] * 16}, "--splits"),
+        ("all_gather", {"matrix": [1.0] * 4}, "--splits"),
+        ("all_gatherv", {"matrix": [1.0] * 4, "skew": 1.0}, "--splits"),
         ("all_to_allv", {"matrix": [1.0] * 16, "groups": "split:2"}, "--splits"),
         ("all_reduce", {"reduction": "avg", "dtype": "bool"}, "--reduction"),
         ("all_to_all", {"placement": "in_place"}, "--placement"),

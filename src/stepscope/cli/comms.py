@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from stepscope.cli.execute import COMMS_WORKER, Addition, Job, add_nothing, open_job, run_stored, show_run
 from stepscope.cli.options import (
@@ -72,8 +73,10 @@ def world_options(function: Any) -> Any:
 @click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong.")
 @click.option("--window", type=click.IntRange(1), default=1, show_default=True, help="Messages of send_recv in a row.")
 @click.option("--skew", type=click.FloatRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
-@click.option("--splits", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Of all_to_allv: a matrix of proportions, one line a sender.")  # fmt: skip
+@click.option("--splits", metavar="LIST|FILE",
+              help="Pieces of uneven operations in proportion: 3,1, or a matrix with one line per sender.")  # fmt: skip
+@click.option("--split-bytes", metavar="LIST|FILE",
+              help="The same as exact sizes, for example 64K,4K, in place of --sizes.")  # fmt: skip
 @click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True)
 @click.option("--depth", type=click.IntRange(1), help="Outstanding calls of --mode nonblocking [default: 4].")
 @click.option("--coalesce", type=click.IntRange(1), default=1, show_default=True,
@@ -111,8 +114,11 @@ def comms(
     if listing:
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
+    exact_splits = read_split_bytes(choices, ranks.world_size)
     cases, left_out = make_sweep(
-        collectives=collectives, sizes=parse_range(sizes, where="--sizes"), backend=ranks.backend,
+        collectives=collectives,
+        sizes=[round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes"),
+        backend=ranks.backend,
         world_size=ranks.world_size, device=ranks.device, one_group_at_a_time=choices["in_turn"],
         **{name: choices[name] for name in ("dtypes", "reductions", "roots")},
         **call_options(choices, ranks.world_size),
@@ -234,10 +240,30 @@ def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
         if not (choices["mesh"] and choices["axis"]) or choices["groups"] != "world":
             raise UsageError("--mesh and --axis belong together, without --groups", hint="--mesh dp=2,tp=4 --axis tp")
         options["groups"] = f"mesh:{choices['mesh']}/{choices['axis']}"
+    matrix = read_split_bytes(choices, world_size)
     if choices["splits"]:
-        matrix = read_matrix(choices["splits"], world_size)
+        matrix = read_matrix(choices["splits"], world_size, where="--splits")
+    if matrix:
         options["matrix"] = [value for row in matrix for value in row]
     return options
+
+
+def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[float]] | None:
+    """What --split-bytes says, which is also the size of the message."""
+    from stepscope.comms.data import DTYPE_BYTES
+    from stepscope.comms.splits import read_matrix, require_whole_elements
+    from stepscope.comms.sweep import read_axis
+
+    given = choices["split_bytes"]
+    if given is None:
+        return None
+    if choices["splits"] or click.get_current_context().get_parameter_source("sizes") is not ParameterSource.DEFAULT:
+        other = "--splits" if choices["splits"] else "--sizes"
+        raise UsageError(f"--split-bytes says what {other} says", hint="give one of them", where="--split-bytes")
+    matrix = read_matrix(given, world_size, where="--split-bytes", in_bytes=True)
+    for dtype in read_axis(choices["dtypes"], DTYPE_BYTES).values:
+        require_whole_elements(matrix, dtype, DTYPE_BYTES.get(dtype, 1))
+    return matrix
 
 
 def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:

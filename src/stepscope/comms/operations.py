@@ -110,6 +110,8 @@ def _even_chunks(shape: Shape) -> tuple[int, ...]:
 
 
 def _uneven_chunks(shape: Shape) -> tuple[int, ...]:
+    if shape.matrix is not None:
+        return deal(shape.elements, shape.matrix[0])
     skew = DEFAULT_SKEW if shape.skew is None else shape.skew
     return deal(shape.elements, skewed_weights(shape.members, skew))
 
@@ -149,7 +151,7 @@ def plan_all_to_all(shape: Shape) -> Traffic:
 
 
 def plan_all_to_allv(shape: Shape) -> Traffic:
-    if shape.matrix is not None:
+    if shape.matrix is not None and len(shape.matrix) == shape.members:
         return exchange_pieces(deal_matrix(shape.elements, shape.matrix))
     return exchange_pieces((_uneven_chunks(shape),) * shape.members)
 

@@ -29,7 +29,7 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     window: int = 1
     skew: float | None = None
     matrix: list[float] | None = None
-    """Row by row."""
+    """Row by row, one a sender; or a single row, which is every sender's."""
     mode: Mode = "blocking"
     depth: int = 1
     coalesce: int = 1
@@ -44,7 +44,7 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def shape(self, members: int) -> Shape:
         matrix = None
         if self.matrix is not None:
-            matrix = [self.matrix[row * members : (row + 1) * members] for row in range(members)]
+            matrix = [self.matrix[start : start + members] for start in range(0, len(self.matrix), members)]
         elements = self.size_bytes // DTYPE_BYTES[self.dtype] // self.coalesce
         return Shape(members, elements, self.root, self.skew, matrix, self.pattern, self.window)
 
