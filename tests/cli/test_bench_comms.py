@@ -141,6 +141,32 @@ def test_exact_counts_are_refused_beside_what_they_replace(here: Stepscope) -> N
             assert (refused.code, refused.error["where"]) == (2, where)
 
 
+@pytest.mark.parametrize("named", [(), ("--src-ranks", "3,1", "--dst-ranks", "0,2")])
+def test_one_run_has_all_figures_of_messages_between_pairs_with_totals(
+    stepscope: Stepscope, named: tuple[str, ...]
+) -> None:
+    words = ("--collective", "send_recv", "--pattern", "all", "--sizes", "8,64K", "--ranks", "4", *named)
+    answer = stepscope("bench", "comms", *words, "--window", "5", "--iterations", "12", "--check", "all", "--json")
+    assert answer.code == 0
+    assert len(answer.data["cases"]) == 8
+    assert all(case["wrong"] == 0 for case in answer.data["cases"])
+    figures = answer.data["messages"]
+    assert [one["size_bytes"] for one in figures] == [8, 65536]
+    for one in figures:
+        assert (one["sources"], one["targets"]) == (([3, 1], [0, 2]) if named else ([0, 2], [1, 3]))
+        medians = {
+            (case["parameters"].get("pattern"), case["parameters"].get("window", 1)): case["latency_s"]["p50"]
+            for case in answer.data["cases"]
+            if case["size_bytes"] == one["size_bytes"]
+        }
+        assert one["one_way_s"] == medians[None, 1]
+        assert one["round_trip_s"] == 2 * medians["ping_pong", 1]
+        assert one["one_way_total"] == pytest.approx(2 * one["size_bytes"] / medians[None, 5])
+        assert one["both_ways_total"] == pytest.approx(4 * one["size_bytes"] / medians["bidirectional", 5])
+        assert one["one_way_bandwidth"] == pytest.approx(one["one_way_total"] / 2)
+        assert one["both_ways_bandwidth"] == pytest.approx(one["both_ways_total"] / 2)
+
+
 def test_exact_splits_are_what_every_rank_moves(stepscope: Stepscope) -> None:
     uneven = ("bench", "comms", "--collective", "all_gatherv,reduce_scatterv,all_to_allv", "--dtype", "float32,int8")
     answer = stepscope(*uneven, "--split-bytes", "6K,0,4", "--ranks", "3", "--check", "all", *FAST)

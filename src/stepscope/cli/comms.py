@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import zlib
@@ -70,7 +71,9 @@ def world_options(function: Any) -> Any:
 @click.option("--placement", type=click.Choice(PLACEMENTS), help="[default: what is usual for the operation]")
 @click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
               help="Pieces in one tensor or as a list of tensors.")  # fmt: skip
-@click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong.")
+@click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong, all.")
+@click.option("--src-ranks", metavar="RANKS", help="Sending ranks of send_recv, for example 0,2; with --dst-ranks.")
+@click.option("--dst-ranks", metavar="RANKS", help="Receiving ranks of send_recv, one for each of --src-ranks.")
 @click.option("--window", type=click.IntRange(1), default=1, show_default=True, help="Messages of send_recv in a row.")
 @click.option("--skew", type=click.FloatRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
 @click.option("--splits", metavar="LIST|FILE",
@@ -151,10 +154,12 @@ def explain_run(run: StoredRun) -> Addition:
 
 
 def explain_parts(run: StoredRun) -> Addition:
-    """What the table has no columns for: the parts of quantised collectives, and what quantising cost."""
+    """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
+    from stepscope.report.message_table import format_message_table, read_message_figures
     from stepscope.units import format_bytes, format_duration, format_significant
 
-    lines = []
+    figures = read_message_figures(run.cases())
+    lines = [format_message_table(figures)] if figures else []
     for case in run.cases():
         parts, observed = case.parts_s(), case.result.observed
         if not parts or "wire_bytes" not in observed:
@@ -168,7 +173,7 @@ def explain_parts(run: StoredRun) -> Addition:
             if name in observed
         )
         lines.append(f"# {size} as {case.result.case.parameters['wire']}: {wire} on the wire; {times}; off by {errors}")
-    return Addition({}, "\n".join(lines))
+    return Addition({"messages": [one._asdict() for one in figures]} if figures else {}, "\n".join(lines))
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +238,8 @@ def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
 
     names = ("placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
     options = {name: choices[name] for name in names}
+    options["sources"] = read_ranks(choices["src_ranks"], where="--src-ranks")
+    options["targets"] = read_ranks(choices["dst_ranks"], where="--dst-ranks")
     usual_depth = DEFAULT_DEPTH if choices["mode"] == "nonblocking" else 1
     options["depth"] = choices["depth"] or usual_depth
     options["groups"] = choices["groups"]
@@ -246,6 +253,16 @@ def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     if matrix:
         options["matrix"] = [value for row in matrix for value in row]
     return options
+
+
+def read_ranks(text: str | None, *, where: str) -> list[int] | None:
+    """`0,2` or `0-3`."""
+    if text is None:
+        return None
+    spans = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word.strip()) for word in text.split(",")]
+    if None in spans:
+        raise UsageError(f"{text!r} is no list of ranks", hint="write for example 0,2 or 0-3", where=where)
+    return [rank for span in spans if span for rank in range(int(span[1]), int(span[2] or span[1]) + 1)]
 
 
 def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[float]] | None:

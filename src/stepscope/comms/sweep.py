@@ -14,6 +14,8 @@ from stepscope.errors import UsageError
 from stepscope.records import Case
 
 ALL = "all"
+USUAL_WINDOW = 16
+"""Messages under way of a bandwidth, where none are asked for."""
 
 
 class Sweep(NamedTuple):
@@ -37,6 +39,8 @@ def make_sweep(
     roots: Iterable[str] = ("0",),
     world_size: int,
     groups: str = "world",
+    pattern: str | None = None,
+    window: int = 1,
     **common: Any,
 ) -> Sweep:
     """Cases of every combination, by operation, dtype, reduction and root. `common` goes to `make_cases`.
@@ -56,10 +60,11 @@ def make_sweep(
         own_types = types.values[:1] if name == "barrier" else types.values
         for dtype, reduction, root in product(own_types, own_reductions, own_roots):
             try:
-                cases += make_cases(
-                    collective=name, sizes=sizes, dtype=dtype, world_size=world_size, groups=groups,
-                    reduction=reduction, root=root, **common,
-                )  # fmt: skip
+                for further in _list_messages(pattern, window, world_size, common):
+                    cases += make_cases(
+                        collective=name, sizes=sizes, dtype=dtype, world_size=world_size, groups=groups,
+                        reduction=reduction, root=root, **common | further,
+                    )  # fmt: skip
             except UsageError as error:
                 if error.where == "--sizes" or not (names.every or types.every or reducing.every):
                     raise
@@ -67,6 +72,20 @@ def make_sweep(
     if not cases and refusals:
         raise next(iter(refusals.values()))
     return Sweep(cases, list(refusals))
+
+
+def _list_messages(pattern: str | None, window: int, world_size: int, common: dict[str, Any]) -> list[dict[str, Any]]:
+    """`all`: one message at a time, ping-pong, and a window of messages one way and both ways, of the same pairs; where
+    none are named, of each even rank and the next."""
+    if pattern != ALL:
+        return [{"pattern": pattern, "window": window}]
+    sources, targets = common.get("sources"), common.get("targets")
+    if sources is None and targets is None:
+        paired = world_size - world_size % 2
+        sources, targets = list(range(0, paired, 2)), list(range(1, paired, 2))
+    many = window if window > 1 else USUAL_WINDOW
+    kinds = ((None, 1), ("ping_pong", 1), (None, many), ("bidirectional", many))
+    return [{"pattern": kind, "window": count, "sources": sources, "targets": targets} for kind, count in kinds]
 
 
 def _own_values(name: str, reducing: Axis, rooted: Axis) -> tuple[list[str], list[int]]:
