@@ -167,6 +167,22 @@ def test_one_run_has_all_figures_of_messages_between_pairs_with_totals(
         assert one["both_ways_bandwidth"] == pytest.approx(one["both_ways_total"] / 2)
 
 
+def test_each_rank_has_its_average_and_a_case_its_total(two_ranks: Answer, stepscope: Stepscope) -> None:
+    stored = {case.key: case for case in StoredRun(Path(two_ranks.data["run"])).cases()}
+    for case in two_ranks.data["cases"]:
+        samples = stored[case["key"]].samples
+        means = [sum(rank.seconds()) / len(rank.seconds()) for rank in samples]
+        assert [one["rank"] for one in case["rank_mean_s"]] == [0, 1]
+        assert [one["mean_s"] for one in case["rank_mean_s"]] == pytest.approx(means)
+        assert case["mean_s"] == pytest.approx(sum(means) / 2)
+        assert case["total_s"] == pytest.approx(sum(case["samples_s"]))
+        assert case["total_s"] >= max(means) * len(samples[0].seconds()) * (1 - 1e-9)
+    shown = stepscope(*COMMS, "--sizes", "1K", "--ranks", "2", "--iterations", "3", "--processes", "2", "--per-rank")
+    assert shown.code == 0
+    (titles,) = [line.split() for line in shown.out.splitlines() if "all ranks" in line]
+    assert titles[-7:] == ["rank", "0", "rank", "1", "all", "ranks", "total"]
+
+
 def test_exact_splits_are_what_every_rank_moves(stepscope: Stepscope) -> None:
     uneven = ("bench", "comms", "--collective", "all_gatherv,reduce_scatterv,all_to_allv", "--dtype", "float32,int8")
     answer = stepscope(*uneven, "--split-bytes", "6K,0,4", "--ranks", "3", "--check", "all", *FAST)

@@ -89,6 +89,7 @@ def world_options(function: Any) -> Any:
 @click.option("--mesh", help="Axes and sizes, for example dp=2,tp=4; with --axis.")
 @click.option("--axis", help="The groups are the lines of the mesh along this axis.")
 @click.option("--in-turn", is_flag=True, help="One group at a time, instead of all at once.")
+@click.option("--per-rank", is_flag=True, help="Also show each rank's average time, and the total.")
 @click.option("--list", "listing", is_flag=True, help="List the operations.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
@@ -133,7 +134,7 @@ def comms(
         emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
         return ExitCode.DONE
     named = list(dict.fromkeys(case.benchmark.model for case in cases))
-    request = {**make_request(ranks, choices), "collectives": named}
+    request = {**make_request(ranks, choices), "collectives": named, "per_rank": choices["per_rank"]}
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
@@ -156,10 +157,12 @@ def explain_run(run: StoredRun) -> Addition:
 def explain_parts(run: StoredRun) -> Addition:
     """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
     from stepscope.report.message_table import format_message_table, read_message_figures
+    from stepscope.report.rank_averages import format_rank_averages
     from stepscope.units import format_bytes, format_duration, format_significant
 
     figures = read_message_figures(run.cases())
     lines = [format_message_table(figures)] if figures else []
+    lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
         parts, observed = case.parts_s(), case.result.observed
         if not parts or "wire_bytes" not in observed:

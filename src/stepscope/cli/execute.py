@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from stepscope.store import (
     rate_case,
 )
 
-NOT_MEASURING = frozenset({"table"})
+NOT_MEASURING = frozenset({"table", "per_rank"})
 """Of a request: what is done with the results, which may differ when a run is continued."""
 COMMS_WORKER = "stepscope.comms.worker:run"
 
@@ -286,6 +287,10 @@ def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ce
     if result.timing.startswith("slowest_rank"):
         content |= {"latency_s": measured.latency_s(), "skew_s": measured.skew_s()}
         content |= {"straggler_rank": measured.straggler_rank(), "parts_s": measured.parts_s()}
+        means = measured.rank_means_s()
+        content["rank_mean_s"] = [{"rank": rank, "mean_s": mean_s} for rank, mean_s in means.items()]
+        content["mean_s"] = math.fsum(means.values()) / len(means) if means else None
+        content["total_s"] = math.fsum(measured.seconds()) if means else None
     if "bus_factor" in result.observed:
         size_bytes, factor = float(result.observed["size_bytes"]), float(result.observed["bus_factor"])
         algbw = size_bytes / summary.median_s if summary else None
