@@ -84,7 +84,7 @@ def world_options(function: Any) -> Any:
 @click.option("--depth", type=click.IntRange(1), help="Outstanding calls of --mode nonblocking [default: 4].")
 @click.option("--coalesce", type=click.IntRange(1), default=1, show_default=True,
               help="Cut each message into so many calls made as one.")  # fmt: skip
-@click.option("--wire", help="Send float32 as fp16, bf16, fp8 or int8: all_reduce and all_to_all.")
+@click.option("--wire", help="Send float32 as fp16, bf16, fp8, int8, int4 or int2: all_reduce, reduce, all_to_all.")
 @click.option("--groups", default="world", show_default=True, help="world, split:N or colours:0,0,1,1.")
 @click.option("--mesh", help="Axes and sizes, for example dp=2,tp=4; with --axis.")
 @click.option("--axis", help="The groups are the lines of the mesh along this axis.")
