@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -181,6 +182,28 @@ def test_each_rank_has_its_average_and_a_case_its_total(two_ranks: Answer, steps
     assert shown.code == 0
     (titles,) = [line.split() for line in shown.out.splitlines() if "all ranks" in line]
     assert titles[-7:] == ["rank", "0", "rank", "1", "all", "ranks", "total"]
+
+
+def test_chosen_sizes_are_recorded_on_every_rank_after_they_were_timed(stepscope: Stepscope) -> None:
+    words = ("--collective", "all_reduce,broadcast", "--sizes", "1K,64K", "--trace", "64K", "--ranks", "2")
+    answer = stepscope("bench", "comms", *words, "--iterations", "4", "--warmup", "1", "--json")
+    assert answer.code == 0
+    run = StoredRun(Path(answer.data["run"]))
+    assert verify_run(run) == []
+    for case in answer.data["cases"]:
+        assert len(case["samples_s"]) == 4
+        assert ("trace" in case) == (case["size_bytes"] == 64 * 1024)
+    places = [run.folder / case["trace"] for case in answer.data["cases"] if "trace" in case]
+    assert len(places) == 2
+    for place, called in zip(places, (b"c10d::allreduce_", b"c10d::broadcast_"), strict=True):
+        assert stepscope("trace", "summary", str(place), "--json").code == 0
+        contents = [gzip.decompress(path.read_bytes()) for path in place.rglob("*.gz")]
+        assert sum(called in content for content in contents) >= 2  # one per rank
+
+
+def test_only_sizes_that_are_measured_can_be_recorded(here: Stepscope) -> None:
+    refused = here(*COMMS, "--sizes", "1K", "--trace", "2K", "--ranks", "2", "--json")
+    assert (refused.code, refused.error["where"]) == (2, "--trace")
 
 
 def test_exact_splits_are_what_every_rank_moves(stepscope: Stepscope) -> None:

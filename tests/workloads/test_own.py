@@ -14,11 +14,11 @@ from suite_runs import measure
 from stepscope.cli.main import run
 from stepscope.errors import BadInputError, UsageError
 from stepscope.measure import QUICK, open_device
+from stepscope.measure.recorded import TRACED_STEPS
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
 from stepscope.traces.timeline import OPERATOR
 from stepscope.workloads.own import is_own, make_own_case, prepare_own
-from stepscope.workloads.recorded import TRACED_STEPS
 
 EXAMPLE = """
 import torch

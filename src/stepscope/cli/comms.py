@@ -89,6 +89,8 @@ def world_options(function: Any) -> Any:
 @click.option("--mesh", help="Axes and sizes, for example dp=2,tp=4; with --axis.")
 @click.option("--axis", help="The groups are the lines of the mesh along this axis.")
 @click.option("--in-turn", is_flag=True, help="One group at a time, instead of all at once.")
+@click.option("--trace", "traced", metavar="SIZES",
+              help="After timing, record these of --sizes (or all) with the profiler, one trace per rank.")  # fmt: skip
 @click.option("--per-rank", is_flag=True, help="Also show each rank's average time, and the total.")
 @click.option("--list", "listing", is_flag=True, help="List the operations.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
@@ -135,6 +137,8 @@ def comms(
         return ExitCode.DONE
     named = list(dict.fromkeys(case.benchmark.model for case in cases))
     request = {**make_request(ranks, choices), "collectives": named, "per_rank": choices["per_rank"]}
+    if choices["traced"] is not None:
+        request["trace"] = choose_traced(choices["traced"], cases)
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
@@ -161,7 +165,9 @@ def explain_parts(run: StoredRun) -> Addition:
     from stepscope.units import format_bytes, format_duration, format_significant
 
     figures = read_message_figures(run.cases())
+    traced = [case.result.observed["trace"] for case in run.cases() if "trace" in case.result.observed]
     lines = [format_message_table(figures)] if figures else []
+    lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced]
     lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
         parts, observed = case.parts_s(), case.result.observed
@@ -266,6 +272,18 @@ def read_ranks(text: str | None, *, where: str) -> list[int] | None:
     if None in spans:
         raise UsageError(f"{text!r} is no list of ranks", hint="write for example 0,2 or 0-3", where=where)
     return [rank for span in spans if span for rank in range(int(span[1]), int(span[2] or span[1]) + 1)]
+
+
+def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
+    """Sizes in bytes of --trace, which must be among those of the cases."""
+    from stepscope.units import parse_range
+
+    measured = list(dict.fromkeys(int(str(case.parameters["size_bytes"])) for case in cases))
+    wanted = measured if text.strip() == "all" else parse_range(text, where="--trace")
+    missing = [size for size in wanted if size not in measured]
+    if missing:
+        raise UsageError(f"{missing[0]} bytes are not measured", hint="name sizes of --sizes, or all", where="--trace")
+    return wanted
 
 
 def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[float]] | None:

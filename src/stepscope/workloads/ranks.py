@@ -34,6 +34,7 @@ from stepscope.measure import (
     measure,
     open_device,
 )
+from stepscope.measure.recorded import record_steps
 from stepscope.records import (
     Case,
     CaseResult,
@@ -54,7 +55,6 @@ from stepscope.workloads.control import KEPT, Control, GroupPeers, Groups, die
 from stepscope.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, count_round, make_batches
 from stepscope.workloads.protocol import Optimized
-from stepscope.workloads.recorded import record_steps
 from stepscope.workloads.sharing import SharedStep, count_share, open_share, shard
 from stepscope.workloads.steps import (
     InferStep,
