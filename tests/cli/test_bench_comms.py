@@ -206,6 +206,28 @@ def test_only_sizes_that_are_measured_can_be_recorded(here: Stepscope) -> None:
     assert (refused.code, refused.error["where"]) == (2, "--trace")
 
 
+def test_a_tag_stays_with_its_run_and_is_found_in_lists(stepscope: Stepscope) -> None:
+    fake = ("bench", "comms", "--collective", "all_reduce", "--sizes", "1K", "--backend", "fake", "--iterations", "2")
+    plain = stepscope(*fake, "--json").data["id"]
+    tagged = stepscope(*fake, "--tag", "before upgrade", "--json").data["id"]
+    ops = ("bench", "ops", "--op", "gemm", "--preset", "tiny", "--iterations", "2", "--tag", "other", "--json")
+    assert stepscope(*ops).code == 0
+    listed = {row["id"]: row["tag"] for row in stepscope("runs", "list", "--json").data["runs"]}
+    assert (listed[plain], listed[tagged], sorted(map(str, listed.values()))[-1]) == (None, "before upgrade", "other")
+    (only,) = stepscope("runs", "list", "--tag", "before upgrade", "--json").data["runs"]
+    assert only["id"] == tagged
+    assert "[before upgrade]" in stepscope("runs", "list").out
+    assert "tag: before upgrade" in stepscope("runs", "show", tagged).out
+    found = stepscope("runs", "sql", "SELECT run FROM runs WHERE tag = 'before upgrade'", "--json").data
+    assert tagged in json.dumps(found)
+
+
+@pytest.mark.parametrize("tag", ["", " ", "two\nlines", "\x1b[31mred", "x" * 61])
+def test_a_tag_that_would_spoil_a_table_is_refused(here: Stepscope, tag: str) -> None:
+    refused = here(*COMMS, "--tag", tag, "--json")
+    assert (refused.code, refused.error["where"]) == (2, "--tag")
+
+
 def test_exact_splits_are_what_every_rank_moves(stepscope: Stepscope) -> None:
     uneven = ("bench", "comms", "--collective", "all_gatherv,reduce_scatterv,all_to_allv", "--dtype", "float32,int8")
     answer = stepscope(*uneven, "--split-bytes", "6K,0,4", "--ranks", "3", "--check", "all", *FAST)

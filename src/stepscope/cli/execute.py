@@ -28,7 +28,7 @@ from stepscope.store import (
     rate_case,
 )
 
-NOT_MEASURING = frozenset({"table", "per_rank"})
+NOT_MEASURING = frozenset({"table", "per_rank", "tag"})
 """Of a request: what is done with the results, which may differ when a run is continued."""
 COMMS_WORKER = "stepscope.comms.worker:run"
 

@@ -108,7 +108,27 @@ MEASURE_OPTIONS = (
     click.option(
         "--warmup", type=click.IntRange(0), help="Exactly this many iterations of warm-up, instead of until stable."
     ),
+    click.option(
+        "--tag",
+        metavar="TEXT",
+        callback=lambda _context, _option, value: require_tag(value),
+        help="A word or two kept with the run and shown by `runs list`, which can select by it.",
+    ),
 )
+
+
+LONGEST_TAG = 60
+
+
+def require_tag(tag: str | None) -> str | None:
+    """Tags stand in tables: one line, and no characters that a terminal would obey."""
+    if tag is not None and not (tag.strip() and tag.isprintable() and len(tag) <= LONGEST_TAG):
+        raise UsageError(
+            f"a tag is one line of 1 to {LONGEST_TAG} printable characters",
+            hint="write for example --tag before-upgrade",
+            where="--tag",
+        )
+    return tag
 
 
 def measure_options(function: F) -> F:
@@ -117,20 +137,22 @@ def measure_options(function: F) -> F:
     return function
 
 
-PROCESS_OPTIONS = ("processes", "until_decided", "resolution", "max_processes")
+PROCESS_OPTIONS = ("processes", "until_decided", "resolution", "max_processes", "tag")
+"""Those of the options above that are no limits of the loop: they stand in the request itself."""
 FIRST_PROCESSES = 3
 """With `--until-decided`: enough to see the noise that the rest is planned by."""
 
 
 def request_processes(chosen: dict[str, Any]) -> dict[str, Any]:
-    """The part of a request that says in how many fresh processes its cases are measured."""
-    processes, baseline, resolution, most = (chosen[name] for name in PROCESS_OPTIONS)
+    """The part of a request that says in how many fresh processes its cases are measured, and how it is tagged."""
+    processes, baseline, resolution, most, tag = (chosen[name] for name in PROCESS_OPTIONS)
+    tagged = {} if tag is None else {"tag": tag}
     if baseline is None:
-        return {"processes": processes}
+        return {"processes": processes, **tagged}
     if not 0 < resolution < math.inf:
         raise UsageError("--resolution must be above 0 %", hint="write for example 5%", where="--resolution")
     until = {"baseline": baseline, "resolution": resolution, "max_processes": max(processes, most)}
-    return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until}
+    return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until, **tagged}
 
 
 def make_settings(**chosen: Any) -> Any:

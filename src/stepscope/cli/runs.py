@@ -16,6 +16,7 @@ from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.report import chosen_runs, render, report_of, write_text
 from stepscope.errors import ExitCode, UsageError
+from stepscope.report.text import plain
 from stepscope.store import (
     TABLES,
     KernelRow,
@@ -50,6 +51,7 @@ def _describe(run: StoredRun) -> dict[str, Any]:
         "status": run.status,
         "kind": plan.kind,
         "verb": plan.verb,
+        "tag": plan.request.get("tag"),
         "created_at": plan.created_at,
         "finished_at": run.run.finished_at if run.run else None,
         "launcher": plan.launcher,
@@ -65,21 +67,23 @@ def _describe(run: StoredRun) -> dict[str, Any]:
 
 
 @command.command("list")
+@click.option("--tag", metavar="TEXT", help="Only runs that were measured with this --tag.")
 @store_option
 @json_option
-def list_command(*, store: Path, as_json: bool) -> int:
+def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
     """List the runs of the store, oldest first; interrupted ones are named as such."""
     runs, damaged = list_runs(store)
-    rows = [_describe(run) for run in runs]
+    rows = [row for run in runs if tag in {None, (row := _describe(run))["tag"]}]
     lines = [
         f"{row['id']:<46} {row['status']:<12} {row['cases_ok']}/{row['cases_planned']} ok"
         + (f", {row['cases_failed']} failed" if row["cases_failed"] else "")
         + (f", {row['cases_skipped']} skipped" if row["cases_skipped"] else "")
         + f"  {row['system'] or ''}"
+        + (f"  [{plain(str(row['tag']))}]" if row["tag"] else "")
         for row in rows
     ]
     lines += [f"damaged: {error.message} ({error.where})" for error in damaged]
-    text = "\n".join(lines) or f"no runs in {store}"
+    text = "\n".join(lines) or (f"no runs in {store}" if tag is None else f"no runs tagged {tag} in {store}")
     emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text, as_json=as_json)
     return ExitCode.DONE
 
@@ -105,6 +109,7 @@ def show(*, name: str, store: Path, as_json: bool) -> int:
 def _format_show(run: StoredRun) -> str:
     about = _describe(run)
     lines = [f"{key}: {about[key]}" for key in ("id", "status", "created_at", "launcher", "world_size", "path")]
+    lines += [f"tag: {plain(str(about['tag']))}"] if about["tag"] else []
     lines.append(f"command: {' '.join(run.plan.command)}")
     if run.results:
         lines += ["", render(report_of([run]), "text")]
