@@ -60,6 +60,14 @@ def test_all_operations_are_those_that_take_the_other_options() -> None:
     assert "broadcast reduces nothing" in made.left_out
 
 
+def test_all_patterns_are_of_the_same_pairs() -> None:
+    made = sweep("all", ranks=5, pattern="all")
+    assert {case.benchmark.model for case in made.cases} == {"send_recv"}
+    kinds = [(case.parameters.get("pattern"), case.parameters.get("window", 1)) for case in made.cases]
+    assert kinds == [(None, 1), ("ping_pong", 1), (None, 16), ("bidirectional", 16)]
+    assert all(case.parameters["sources"] == [0, 2] and case.parameters["targets"] == [1, 3] for case in made.cases)
+
+
 def test_roots_are_members_of_the_smallest_group() -> None:
     made = sweep("broadcast", ranks=4, roots=["all"], groups="split:2")
     assert [root for *_, root in points(made)] == [0, 1]
@@ -76,6 +84,8 @@ def test_roots_are_members_of_the_smallest_group() -> None:
         (["all_reduce"], {"roots": ["1"]}, "--root"),
         (["all"], {"dtypes": ["all"], "sizes": [4]}, "--sizes"),
         (["all_sum"], {}, "--collective"),
+        (["all_reduce"], {"pattern": "all"}, "--pattern"),
+        (["send_recv"], {"pattern": "all", "groups": "split:1"}, "--src-ranks"),
     ],
 )
 def test_what_was_named_and_does_not_exist_is_refused(

@@ -60,6 +60,8 @@ def make_sweep(
         own_types = types.values[:1] if name == "barrier" else types.values
         for dtype, reduction, root in product(own_types, own_reductions, own_roots):
             try:
+                if pattern == ALL and name != "send_recv":
+                    raise UsageError(f"{name} has no patterns", hint="--collective send_recv", where="--pattern")
                 for further in _list_messages(pattern, window, world_size, common):
                     cases += make_cases(
                         collective=name, sizes=sizes, dtype=dtype, world_size=world_size, groups=groups,
