@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -92,14 +93,165 @@ def test_the_operations_can_be_listed_and_played(stepscope: Stepscope, here: Ste
     listed = here("bench", "comms", "--list", "--json").data["operations"]
     names = [one["name"] for one in listed]
     assert len(names) == 15
-    chosen = [word for name in names for word in ("--collective", name)]
-    planned = here("bench", "comms", *chosen, "--sizes", "4K,16K", "--ranks", "8", "--dry-run", "--json")
+    planned = here("bench", "comms", "--collective", "all", "--sizes", "4K,16K", "--ranks", "8", "--dry-run", "--json")
     assert len(planned.data["cases"]) == 29  # a barrier has one size
     played = stepscope("bench", "comms", "--collective", "all_gather", "--sizes", "4K", "--ranks", "8",
                        "--backend", "fake", *FAST)  # fmt: skip
     assert played.code == 0
     assert played.data["cases"][0]["wrong"] == 0
     assert played.data["cases"][0]["members"] == 8
+
+
+def test_a_repeated_dtype_is_measured_too_and_what_all_leaves_out_is_said(here: Stepscope) -> None:
+    words = ("--sizes", "4K", "--ranks", "2", "--dry-run", "--json")
+    both = here("bench", "comms", "--collective", "all_reduce", "--dtype", "float32", "--dtype", "int8", *words)
+    assert [case["parameters"]["dtype"] for case in both.data["cases"]] == ["float32", "int8"]
+    reducing = here("bench", "comms", "--collective", "all", "--reduction", "max", *words)
+    assert "left out: broadcast reduces nothing" in reducing.err
+    beside = here("bench", "overlap", "--collective", "all_reduce,all_gather", "--dtype", "float32,int8", *words)
+    assert len(beside.data["cases"]) == 4
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        ("bench", "comms", "--collective", "all_reduce,broadcast,send_recv", "--sizes", "1K,512K"),
+        ("bench", "comms", "--collective", "all_reduce", "--sizes", "1K", "--mode", "nonblocking", "--check", "all"),
+        ("bench", "pairs", "--sizes", "8,64K"),
+        ("bench", "overlap", "--collective", "all_reduce", "--sizes", "64K", "--repeat", "1"),
+        ("bench", "pattern", "ddp", "--set", "scale=0.01"),
+    ],
+    ids=lambda words: "-".join(words[1:4]),
+)
+def test_iterations_and_warmup_are_exact(stepscope: Stepscope, what: tuple[str, ...]) -> None:
+    answer = stepscope(*what, "--ranks", "2", "--iterations", "23", "--warmup", "3", "--json")
+    assert answer.code == 0
+    for case in StoredRun(Path(answer.data["run"])).cases():
+        for rank in case.samples:
+            assert [sum(rank.warmup), len(rank.duration_s)] == [3, 26]
+
+
+def test_exact_counts_are_refused_beside_what_they_replace(here: Stepscope) -> None:
+    for words, where in (
+        (("--iterations", "5", "--max-time", "1s"), "--iterations"),
+        (("--iterations", "5", "--target-width", "2%"), "--iterations"),
+        (("--warmup", "0", "--warmup-max-time", "1s"), "--warmup"),
+    ):
+        for verb in (COMMS, ("bench", "ops", "--op", "gemm", "--preset", "tiny")):
+            refused = here(*verb, *words, "--json")
+            assert (refused.code, refused.error["where"]) == (2, where)
+
+
+@pytest.mark.parametrize("named", [(), ("--src-ranks", "3,1", "--dst-ranks", "0,2")])
+def test_one_run_has_all_figures_of_messages_between_pairs_with_totals(
+    stepscope: Stepscope, named: tuple[str, ...]
+) -> None:
+    words = ("--collective", "send_recv", "--pattern", "all", "--sizes", "8,64K", "--ranks", "4", *named)
+    answer = stepscope("bench", "comms", *words, "--window", "5", "--iterations", "12", "--check", "all", "--json")
+    assert answer.code == 0
+    assert len(answer.data["cases"]) == 8
+    assert all(case["wrong"] == 0 for case in answer.data["cases"])
+    figures = answer.data["messages"]
+    assert [one["size_bytes"] for one in figures] == [8, 65536]
+    for one in figures:
+        assert (one["sources"], one["targets"]) == (([3, 1], [0, 2]) if named else ([0, 2], [1, 3]))
+        medians = {
+            (case["parameters"].get("pattern"), case["parameters"].get("window", 1)): case["latency_s"]["p50"]
+            for case in answer.data["cases"]
+            if case["size_bytes"] == one["size_bytes"]
+        }
+        assert one["one_way_s"] == medians[None, 1]
+        assert one["round_trip_s"] == 2 * medians["ping_pong", 1]
+        assert one["one_way_total"] == pytest.approx(2 * one["size_bytes"] / medians[None, 5])
+        assert one["both_ways_total"] == pytest.approx(4 * one["size_bytes"] / medians["bidirectional", 5])
+        assert one["one_way_bandwidth"] == pytest.approx(one["one_way_total"] / 2)
+        assert one["both_ways_bandwidth"] == pytest.approx(one["both_ways_total"] / 2)
+
+
+def test_each_rank_has_its_average_and_a_case_its_total(two_ranks: Answer, stepscope: Stepscope) -> None:
+    stored = {case.key: case for case in StoredRun(Path(two_ranks.data["run"])).cases()}
+    for case in two_ranks.data["cases"]:
+        samples = stored[case["key"]].samples
+        means = [sum(rank.seconds()) / len(rank.seconds()) for rank in samples]
+        assert [one["rank"] for one in case["rank_mean_s"]] == [0, 1]
+        assert [one["mean_s"] for one in case["rank_mean_s"]] == pytest.approx(means)
+        assert case["mean_s"] == pytest.approx(sum(means) / 2)
+        assert case["total_s"] == pytest.approx(sum(case["samples_s"]))
+        assert case["total_s"] >= max(means) * len(samples[0].seconds()) * (1 - 1e-9)
+    shown = stepscope(*COMMS, "--sizes", "1K", "--ranks", "2", "--iterations", "3", "--processes", "2", "--per-rank")
+    assert shown.code == 0
+    (titles,) = [line.split() for line in shown.out.splitlines() if "all ranks" in line]
+    assert titles[-7:] == ["rank", "0", "rank", "1", "all", "ranks", "total"]
+
+
+def test_chosen_sizes_are_recorded_on_every_rank_after_they_were_timed(stepscope: Stepscope) -> None:
+    words = ("--collective", "all_reduce,broadcast", "--sizes", "1K,64K", "--trace", "64K", "--ranks", "2")
+    answer = stepscope("bench", "comms", *words, "--iterations", "4", "--warmup", "1", "--json")
+    assert answer.code == 0
+    run = StoredRun(Path(answer.data["run"]))
+    assert verify_run(run) == []
+    for case in answer.data["cases"]:
+        assert len(case["samples_s"]) == 4
+        assert ("trace" in case) == (case["size_bytes"] == 64 * 1024)
+    places = [run.folder / case["trace"] for case in answer.data["cases"] if "trace" in case]
+    assert len(places) == 2
+    for place, called in zip(places, (b"c10d::allreduce_", b"c10d::broadcast_"), strict=True):
+        assert stepscope("trace", "summary", str(place), "--json").code == 0
+        contents = [gzip.decompress(path.read_bytes()) for path in place.rglob("*.gz")]
+        assert sum(called in content for content in contents) >= 2  # one per rank
+
+
+def test_only_sizes_that_are_measured_can_be_recorded(here: Stepscope) -> None:
+    refused = here(*COMMS, "--sizes", "1K", "--trace", "2K", "--ranks", "2", "--json")
+    assert (refused.code, refused.error["where"]) == (2, "--trace")
+
+
+def test_a_tag_stays_with_its_run_and_is_found_in_lists(stepscope: Stepscope) -> None:
+    fake = ("bench", "comms", "--collective", "all_reduce", "--sizes", "1K", "--backend", "fake", "--iterations", "2")
+    plain = stepscope(*fake, "--json").data["id"]
+    tagged = stepscope(*fake, "--tag", "before upgrade", "--json").data["id"]
+    ops = ("bench", "ops", "--op", "gemm", "--preset", "tiny", "--iterations", "2", "--tag", "other", "--json")
+    assert stepscope(*ops).code == 0
+    listed = {row["id"]: row["tag"] for row in stepscope("runs", "list", "--json").data["runs"]}
+    assert (listed[plain], listed[tagged], sorted(map(str, listed.values()))[-1]) == (None, "before upgrade", "other")
+    (only,) = stepscope("runs", "list", "--tag", "before upgrade", "--json").data["runs"]
+    assert only["id"] == tagged
+    assert "[before upgrade]" in stepscope("runs", "list").out
+    assert "tag: before upgrade" in stepscope("runs", "show", tagged).out
+    found = stepscope("runs", "sql", "SELECT run FROM runs WHERE tag = 'before upgrade'", "--json").data
+    assert tagged in json.dumps(found)
+
+
+@pytest.mark.parametrize("tag", ["", " ", "two\nlines", "\x1b[31mred", "x" * 61])
+def test_a_tag_that_would_spoil_a_table_is_refused(here: Stepscope, tag: str) -> None:
+    refused = here(*COMMS, "--tag", tag, "--json")
+    assert (refused.code, refused.error["where"]) == (2, "--tag")
+
+
+def test_exact_splits_are_what_every_rank_moves(stepscope: Stepscope) -> None:
+    uneven = ("bench", "comms", "--collective", "all_gatherv,reduce_scatterv,all_to_allv", "--dtype", "float32,int8")
+    answer = stepscope(*uneven, "--split-bytes", "6K,0,4", "--ranks", "3", "--check", "all", *FAST)
+    assert answer.code == 0
+    for case in answer.data["cases"]:
+        width = 4 if case["parameters"]["dtype"] == "float32" else 1
+        whole = 6148 if case["benchmark"].split("/")[0] != "all_to_allv" else 3 * 6144
+        assert (case["wrong"], case["size_bytes"], case["count"]) == (0, whole, 6144 // width)
+
+
+def test_splits_that_cannot_be_are_refused(here: Stepscope) -> None:
+    uneven = ("bench", "comms", "--collective", "all_gatherv", "--ranks", "2", "--dry-run", "--json")
+    for words, where in (
+        (("--split-bytes", "6,2"), "--split-bytes"),
+        (("--split-bytes", "8,4", "--sizes", "4K"), "--split-bytes"),
+        (("--split-bytes", "8,4", "--splits", "1,2"), "--split-bytes"),
+        (("--split-bytes", "8,4,4"), "--split-bytes"),
+        (("--splits", "1,2,3"), "--splits"),
+        (("--splits", "1,2; 3,4"), "--splits"),
+        (("--splits", "0,0"), "--splits"),
+        (("--splits", "nowhere.txt"), "nowhere.txt"),
+    ):
+        refused = here(*uneven, *words)
+        assert (refused.code, refused.error["where"]) == (2, where), words
 
 
 def test_pairs_are_a_matrix(here: Stepscope) -> None:

@@ -89,3 +89,33 @@ def test_cases_are_listed_without_measuring(here: Stepscope, store: Path) -> Non
     answer = here(*OVERLAP, "all_reduce", "--sizes", "1K:4K:x2", "--dry-run", "--json")
     assert [case["parameters"]["size_bytes"] for case in answer.data["cases"]] == [1024, 2048, 4096]
     assert not store.exists()
+
+
+def test_named_pairs_are_measured_and_no_other_combination(stepscope: Stepscope) -> None:
+    pairs = ("all_reduce:16K+add:size=64K", "all_gather:4K:split:2+scale:size=4K", "all_to_all:8K+gemm:m=32,n=32,k=32")
+    words = [word for pair in pairs for word in ("--pair", pair)]
+    answer = stepscope("bench", "overlap", *words, "--ranks", "2", "--repeat", "2", *FAST)
+    assert answer.code == 0
+    found = [case["parameters"] for case in answer.data["cases"]]
+    assert [one["collective"] for one in found] == ["all_reduce", "all_gather", "all_to_all"]
+    assert [one["size_bytes"] for one in found] == [16384, 4096, 8192]
+    assert [one["compute"].partition(":")[0] for one in found] == ["add", "scale", "gemm"]
+    assert [one.get("groups", "world") for one in found] == ["world", "split:2", "world"]
+    assert all(case["wrong"] == 0 for case in answer.data["cases"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--pair", "all_reduce:16K"),
+        ("--pair", "all_reduce+gemm"),
+        ("--pair", "all_reduce:16K+gem"),
+        ("--pair", "barrier:16K+gemm"),
+        ("--pair", "all_reduce:16K+gemm", "--sizes", "4K"),
+        ("--pair", "all_reduce:16K+gemm", "--collective", "all_gather"),
+        ("--pair", "all_reduce:16K+gemm", "--compute", "add"),
+    ],
+)
+def test_pairs_that_cannot_be_are_refused(here: Stepscope, words: tuple[str, ...]) -> None:
+    refused = here("bench", "overlap", *words, "--ranks", "2", "--dry-run", "--json")
+    assert (refused.code, refused.error["where"]) == (2, "--pair")

@@ -17,7 +17,7 @@ WRITER = "gpt2/ootb/infer/small-1dev-fp32"
         ((SMALL, "--parallel", "ddp"), "without --ranks this does nothing", "torchrun"),
         ((SMALL, "--backend", "gloo"), "without --ranks this does nothing", "--ranks"),
         ((SMALL, "--largest-batch", "8"), "without --find-batch", "--find-batch"),
-        ((SMALL, "--resolution", "0.5"), "without --find-batch", "--find-batch"),
+        ((SMALL, "--batch-resolution", "0.5"), "without --find-batch", "--find-batch"),
         ((WRITER, "--requests", "5"), "without --rate", "--rate"),
         ((WRITER, "--rate", "nan"), "no number of requests", "--help"),
         ((WRITER, "--rate", "inf"), "no number of requests", "--help"),
@@ -101,3 +101,25 @@ def test_ranks_spread_the_tables_of_the_optimized_form_by_default(here: Stepscop
     assert (case["check"], case["score"]) == ("not asked for", None)
     assert "own tables as one" in case["changes"]
     assert "lookups as a product" not in case["changes"]
+
+
+def test_every_option_of_every_verb_has_one_meaning() -> None:
+    """Two options of one name in one verb: the second one silently takes the value of the first."""
+    import click
+
+    from stepscope.cli.main import app
+
+    def walk(command: click.Command, path: str) -> None:
+        context = click.Context(command)
+        names = [name for option in command.get_params(context) for name in (*option.opts, option.name)]
+        dests = [option.name for option in command.get_params(context)]
+        assert len(dests) == len(set(dests)), path
+        spelled = [name for name in names if name is not None and name.startswith("-")]
+        assert len(spelled) == len(set(spelled)), path
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None
+                walk(found, f"{path} {name}")
+
+    walk(app, "stepscope")

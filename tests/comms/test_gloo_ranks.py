@@ -38,6 +38,17 @@ def variants(ranks: int) -> list[Case]:
         *((name, {"root": 1}) for name in ("broadcast", "reduce", "gather", "scatter", "incast", "multicast")),
         ("all_to_allv", {"skew": 2.0}),
         ("all_to_allv", {"matrix": matrix}),
+        *(
+            ("send_recv", {"sources": sources, "targets": targets, "pattern": pattern, "window": window})
+            for sources, targets in (([1], [0]), ([ranks - 1, 1], [0, ranks - 2]))
+            for pattern, window in ((None, 1), (None, 4), ("ping_pong", 1), ("bidirectional", 3))
+            if ranks == 4 or len(sources) == 1
+        ),
+        *(
+            (name, {"matrix": [float(rank % 3) for rank in range(ranks)], "form": form})
+            for name in ("all_gatherv", "reduce_scatterv", "all_to_allv")
+            for form in ("tensor", "list")
+        ),
         ("all_reduce", {"sizes": (3_000_000,)}),
     ]
     if ranks == 4:

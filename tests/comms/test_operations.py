@@ -69,6 +69,13 @@ def test_messages_by_hand() -> None:
     assert plan("send_recv", 5, 8, pattern="pairwise").partners == (
         (1, None), (None, 0), (3, None), (None, 2), (None, None),
     )  # fmt: skip
+    pairs = ((3, 0), (1, 2))
+    one_way = plan("send_recv", 5, 8, pairs=pairs)
+    assert one_way.partners == ((None, 3), (2, None), (None, 1), (0, None), (None, None))
+    assert plan("send_recv", 4, 8, pairs=((0, 1), (1, 2))).partners == ((1, None), (2, 0), (None, 1), (None, None))
+    both = plan("send_recv", 4, 8, pairs=pairs, pattern="ping_pong")
+    assert both.partners == ((3, 3), (2, 2), (1, 1), (0, 0))
+    assert both.openers == (3, 1)
     windowed = plan("send_recv", 2, 8, pattern="bidirectional", window=5)
     assert (windowed.inputs, windowed.outputs, windowed.bus) == ((40, 40), (40, 40), 8)
 
@@ -112,8 +119,9 @@ def test_dealing_gives_out_everything_in_proportion(total: int, weights: list[fl
 
 def test_matrices() -> None:
     assert parse_matrix("1 2 # comment\n\n3,4", 2, where="x") == [[1, 2], [3, 4]]
+    assert parse_matrix("3 1", 2, where="x") == [[3, 1]]
     assert deal_matrix(8, [[1, 1], [0, 0]]) == ((4, 4), (0, 0))
-    for text in ("1 2", "1 2\n3 x", "1 -2\n3 4", "0 0\n0 0", "nan 1\n1 1"):
+    for text in ("1 2 3", "1 2\n3 x", "1 -2\n3 4", "0 0\n0 0", "nan 1\n1 1"):
         with pytest.raises(UsageError):
             parse_matrix(text, 2, where="x")
     assert skewed_weights(3, 0.0) == [1, 1, 1]
@@ -194,6 +202,19 @@ def test_a_barrier_has_no_size() -> None:
         ("all_reduce", {"window": 2}, "--window"),
         ("all_to_all", {"skew": 1.0}, "--skew"),
         ("all_gatherv", {"matrix": [1.0] * 16}, "--splits"),
+        ("all_gather", {"matrix": [1.0] * 4}, "--splits"),
+        ("all_reduce", {"sources": [0], "targets": [1]}, "--src-ranks"),
+        ("send_recv", {"sources": [0]}, "--dst-ranks"),
+        ("send_recv", {"sources": [0, 1], "targets": [2]}, "--dst-ranks"),
+        ("send_recv", {"sources": [0], "targets": [4]}, "--src-ranks"),
+        ("send_recv", {"sources": [1], "targets": [1]}, "--dst-ranks"),
+        ("send_recv", {"sources": [0, 0], "targets": [1, 2]}, "--src-ranks"),
+        ("send_recv", {"sources": [0, 1], "targets": [2, 2]}, "--dst-ranks"),
+        ("send_recv", {"sources": [0, 1], "targets": [1, 2], "pattern": "ping_pong"}, "--dst-ranks"),
+        ("send_recv", {"sources": [0], "targets": [1], "pattern": "ring"}, "--pattern"),
+        ("send_recv", {"sources": [0, 2], "targets": [1, 3], "pattern": "one_to_one"}, "--pattern"),
+        ("send_recv", {"sources": [0], "targets": [1], "groups": "split:2"}, "--src-ranks"),
+        ("all_gatherv", {"matrix": [1.0] * 4, "skew": 1.0}, "--splits"),
         ("all_to_allv", {"matrix": [1.0] * 16, "groups": "split:2"}, "--splits"),
         ("all_reduce", {"reduction": "avg", "dtype": "bool"}, "--reduction"),
         ("all_to_all", {"placement": "in_place"}, "--placement"),

@@ -160,7 +160,7 @@ def test_a_kernel_has_one_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["gem", "gemm:q=1", "gemm:m", "gemm:m=0", "gemm:dtype=int8", "copy:size=3", "gemm:m=x"]
+    "text", ["gem", "gemm:q=1", "gemm:m", "gemm:m=0", "gemm:dtype=int8", "copy:size=3", "add:size=6", "gemm:m=x"]
 )
 def test_kernels_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -171,6 +171,8 @@ def test_kernels_that_cannot_be(text: str) -> None:
 def test_work_is_counted() -> None:
     assert make_kernel(parse_compute("gemm:m=2,n=3,k=4")).work == (48, 4 * (8 + 12 + 6))
     assert make_kernel(parse_compute("copy:size=64")).work == (0, 128)
+    assert make_kernel(parse_compute("add:size=64")).work == (16, 192)
+    assert make_kernel(parse_compute("scale:size=64,dtype=float16")).work == (32, 128)
     lookup = make_kernel(parse_compute("embedding:rows=10,dim=4,batch=2,pooling=3")).work
     assert lookup.moved_bytes == 4 * 4 * (6 + 2) + 8 * 6
 
@@ -219,10 +221,27 @@ def test_cases_that_cannot_be(options: dict[str, Any]) -> None:
 
 # Kernels and copies
 
-KERNELS = ["gemm:m=70,n=9,k=33", "embedding:rows=99,dim=8,batch=70,pooling=3", "copy:size=400"]
+KERNELS = [
+    "gemm:m=70,n=9,k=33",
+    "embedding:rows=99,dim=8,batch=70,pooling=3",
+    "copy:size=400",
+    "add:size=400",
+    "scale:size=400",
+]
 
 
-@pytest.mark.parametrize("text", [*KERNELS, "gemm:m=8,dtype=bfloat16"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *KERNELS,
+        "gemm:m=8,dtype=bfloat16",
+        *(
+            f"{kind}:size=4000,dtype={dtype}"
+            for kind in ("add", "scale")
+            for dtype in ("float64", "float16", "bfloat16")
+        ),
+    ],
+)
 def test_kernels_are_checked_once(text: str) -> None:
     task = ComputeTask(parse_compute(text), "cpu")
     task.open()

@@ -277,6 +277,46 @@ def test_samples_that_follow_each_other_directly_are_kept_one_by_one() -> None:
     assert result.start_ns == sorted(result.start_ns)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
+@pytest.mark.parametrize("warmup", [0, 1, 5, 17])
+@pytest.mark.parametrize("seconds", [1e-6, 0.01, 10.0])
+def test_counts_that_were_fixed_are_exact_whatever_follows_what_and_however_long_it_takes(
+    count: int, warmup: int, seconds: float
+) -> None:
+    counts = dict.fromkeys(("few_samples", "min_samples", "max_samples"), count)
+    settings = msgspec.structs.replace(SETTINGS, iterations=1, warmup_samples=warmup, **counts)
+    calls = itertools.count()
+    for peers in (None, Recorder(), Bursts()):
+        clock = FakeClock()
+
+        def body(clock: FakeClock = clock) -> None:
+            next(calls)
+            clock.advance(seconds)
+
+        before = next(calls)
+        result = measure(body, settings=settings, clock=clock, device=CpuDevice(), peers=peers)
+        assert next(calls) - before - 1 == count + warmup
+        assert result.warmups == warmup
+        assert len(result.duration_s) == count + warmup
+        assert not {notice.kind for notice in result.notices} & {"not_warm", "few_samples"}
+
+
+def test_bursts_do_not_exceed_the_largest_number_of_samples() -> None:
+    clock, settings = FakeClock(), msgspec.structs.replace(SETTINGS, iterations=1, min_samples=21, max_samples=21)
+    result = measure(
+        timed_body(clock, noisy(0.01, 0.5)), settings=settings, clock=clock, device=CpuDevice(), peers=Bursts()
+    )
+    assert len(sampled(result)) == 21
+
+
+def test_a_wide_interval_of_a_fixed_count_asks_for_more_iterations() -> None:
+    counts = dict.fromkeys(("few_samples", "min_samples", "max_samples"), 6)
+    result = run(noisy(0.01, 2.0), **counts)
+    (wide,) = [notice for notice in result.notices if notice.kind == "wide_interval"]
+    assert "--iterations" in (wide.hint or "")
+    assert "--max-time" not in (wide.hint or "")
+
+
 def test_a_rank_with_another_speed_takes_the_same_steps() -> None:
     clock = FakeClock()
     decisions: list[int] = []

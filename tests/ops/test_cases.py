@@ -284,3 +284,11 @@ print(len(cases), OPERATOR.work(call, "float32", "forward").flops, OPERATOR.foot
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(15 + 3), str(2 * 8 * 4 * 2), str(2 * 4 * (8 * 4 + 4 * 2))]
+
+
+def test_a_shape_that_fits_only_one_of_several_operators_points_to_a_case_file() -> None:
+    error = refuse("gemm", "linear", shapes=["m=4,n=4,k=4", "batch=4,in=4,out=4"])
+    assert "each --shape is measured with every --op" in error.message
+    assert "--cases" in (error.hint or "")
+    alone = refuse("gemm", shapes=["rows=4"])
+    assert "--cases" not in (alone.hint or "")

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from builders import make_result, make_samples
 from stepscope.errors import UsageError
 from stepscope.ops.suites import MICRO, find_rows, format_rows, score_rows
 from stepscope.records import Case, Failure
+from stepscope.report.labels import label_cases
 from stepscope.store import MeasuredCase
 
 
@@ -44,7 +46,17 @@ def test_a_row_is_all_work_over_all_time() -> None:
     flops = 6 * (128 + 256) * 19 * 1024 * 1024
     assert score.score == pytest.approx(flops / 0.75 / 1e12)
     assert (score.batch_size, score.shapes, score.measured) == (256, 2, 2)
+    assert score.batch_sizes == [128, 256]
+    assert "batch 128 + 256: " in format_rows([score])
     assert "TFLOP/s" in format_rows([score])
+
+
+def test_a_case_is_told_apart_by_its_batch_once() -> None:
+    """The batch has a column of its own; a parameter that says the same says nothing more."""
+    cases = cases_of("dlrm/micro/linear/linear_small.1dev")
+    assert set(label_cases(cases).differences.values()) == {""}
+    other = msgspec.structs.replace(cases[0], batch_size=7)
+    assert "batch=128" in label_cases([other, cases[1]]).differences[other.key]
 
 
 def test_embedding_rows_count_what_is_gathered() -> None:

@@ -14,11 +14,11 @@ from stepscope.cli.main import run
 from stepscope.cli.resume import rehearse
 from stepscope.errors import BadInputError, UsageError
 from stepscope.measure import open_device
+from stepscope.measure.recorded import TRACED_STEPS
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
 from stepscope.traces.timeline import OPERATOR
 from stepscope.workloads.own import is_own, make_own_case, prepare_own
-from stepscope.workloads.recorded import TRACED_STEPS
 
 EXAMPLE = """
 import torch
@@ -373,7 +373,7 @@ def call_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     "option",
     [
         ("--data", "FILE"), ("--scale", "tiny"), ("--no-check",), ("--loader-workers", "2"),
-        ("--no-loader",), ("--compile-backend", "eager"), ("--largest-batch", "8"), ("--resolution", "0.5"),
+        ("--no-loader",), ("--compile-backend", "eager"), ("--largest-batch", "8"), ("--batch-resolution", "0.5"),
         ("--requests", "64"), ("--parallel", "ddp"), ("--backend", "gloo"), ("--hang-timeout", "300s"),
         ("--rate", "3"), ("--accumulate", "2"), ("--find-batch", "throughput"), ("--ranks", "2"),
         ("--batch-size", "9"), ("--batch-sizes", "1,9"), ("--precision", "bf16"),

@@ -21,6 +21,7 @@ from stepscope.errors import RankDiedError, UsageError
 from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import DEADLY, QUICK, CpuDevice, Measurement, MeasureSettings
+from stepscope.measure.recorded import TRACED_STEPS
 from stepscope.records import Case
 from stepscope.store import RANKS_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run
 from stepscope.system import collect_system
@@ -32,7 +33,6 @@ from stepscope.workloads.control import Control, Groups
 from stepscope.workloads.facts import Peak
 from stepscope.workloads.protocol import Optimized
 from stepscope.workloads.ranks import WORKER, RankMeasurement
-from stepscope.workloads.recorded import TRACED_STEPS
 from stepscope.workloads.steps import TrainStep
 from stepscope.workloads.worker import TRAIN_SAMPLE_S
 

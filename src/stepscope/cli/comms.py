@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import zlib
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from stepscope.cli.execute import Addition, Job, add_nothing, find_worker, open_job, run_stored, show_run
 from stepscope.cli.options import (
@@ -23,7 +25,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit
+from stepscope.cli.output import LAST_WORD_S, emit, narrate
 from stepscope.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.store import StoredRun
@@ -32,6 +34,8 @@ DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
+MOST_IN_A_NAME = 4
+"""Operations in the id of a run; of more, their number."""
 
 
 def world_options(function: Any) -> Any:
@@ -56,28 +60,39 @@ def world_options(function: Any) -> Any:
 
 
 @click.command("comms")
-@click.option("--collective", "collectives", multiple=True, metavar="NAME", help="For example all_reduce; repeatable.")
+@click.option("--collective", "collectives", multiple=True, metavar="NAME",
+              help="For example all_reduce; a list, repeatable, or all (that take the other options).")  # fmt: skip
 @click.option("--sizes", default="1K:1M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
-@click.option("--dtype", default="float32", show_default=True, help="float64 … float8_e4m3fn, integers, bool.")
-@click.option("--reduction", default="sum", show_default=True, help="sum, avg, min, max or prod.")
-@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Member of the group.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+              help="float64 … float8_e4m3fn, integers, bool; a list, repeatable, or all.")  # fmt: skip
+@click.option("--reduction", "reductions", multiple=True, default=["sum"], show_default=True, metavar="NAME",
+              help="sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
+@click.option("--root", "roots", multiple=True, default=["0"], show_default=True, metavar="MEMBER",
+              help="Member of the group; a list, repeatable, or all.")  # fmt: skip
 @click.option("--placement", type=click.Choice(PLACEMENTS), help="[default: what is usual for the operation]")
 @click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
               help="Pieces in one tensor or as a list of tensors.")  # fmt: skip
-@click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong.")
+@click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong, all.")
+@click.option("--src-ranks", metavar="RANKS", help="Sending ranks of send_recv, for example 0,2; with --dst-ranks.")
+@click.option("--dst-ranks", metavar="RANKS", help="Receiving ranks of send_recv, one for each of --src-ranks.")
 @click.option("--window", type=click.IntRange(1), default=1, show_default=True, help="Messages of send_recv in a row.")
 @click.option("--skew", type=FiniteRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
-@click.option("--splits", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Of all_to_allv: a matrix of proportions, one line a sender.")  # fmt: skip
+@click.option("--splits", metavar="LIST|FILE",
+              help="Pieces of uneven operations in proportion: 3,1, or a matrix with one line per sender.")  # fmt: skip
+@click.option("--split-bytes", metavar="LIST|FILE",
+              help="The same as exact sizes, for example 64K,4K, in place of --sizes.")  # fmt: skip
 @click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True)
 @click.option("--depth", type=click.IntRange(1), help="Outstanding calls of --mode nonblocking [default: 4].")
 @click.option("--coalesce", type=click.IntRange(1), default=1, show_default=True,
               help="Cut each message into so many calls made as one.")  # fmt: skip
-@click.option("--wire", help="Send float32 as fp16, bf16, fp8 or int8: all_reduce and all_to_all.")
+@click.option("--wire", help="Send float32 as fp16, bf16, fp8, int8, int4 or int2: all_reduce, reduce, all_to_all.")
 @click.option("--groups", default="world", show_default=True, help="world, split:N or colours:0,0,1,1.")
 @click.option("--mesh", help="Axes and sizes, for example dp=2,tp=4; with --axis.")
 @click.option("--axis", help="The groups are the lines of the mesh along this axis.")
 @click.option("--in-turn", is_flag=True, help="One group at a time, instead of all at once.")
+@click.option("--trace", "traced", metavar="SIZES",
+              help="After timing, record these of --sizes (or all) with the profiler, one trace per rank.")  # fmt: skip
+@click.option("--per-rank", is_flag=True, help="Also show each rank's average time, and the total.")
 @click.option("--list", "listing", is_flag=True, help="List the operations.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
@@ -89,7 +104,6 @@ def comms(
     *,
     collectives: tuple[str, ...],
     sizes: str,
-    dtype: str,
     listing: bool,
     dry_run: bool,
     resume: str | None,
@@ -101,28 +115,32 @@ def comms(
 
     Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
     """
-    from stepscope.comms import make_cases
+    from stepscope.comms.sweep import make_sweep
     from stepscope.units import parse_range
 
     if listing:
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
-    points = parse_range(sizes, where="--sizes")
-    options = call_options(choices, ranks.world_size)
-    cases = [
-        case
-        for collective in dict.fromkeys(collectives)
-        for case in make_cases(
-            collective=collective, sizes=points, dtype=dtype, backend=ranks.backend, world_size=ranks.world_size,
-            device=ranks.device, one_group_at_a_time=choices["in_turn"], **options,
-        )
-    ]  # fmt: skip
+    exact_splits = read_split_bytes(choices, ranks.world_size)
+    cases, left_out = make_sweep(
+        collectives=collectives,
+        sizes=[round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes"),
+        backend=ranks.backend,
+        world_size=ranks.world_size, device=ranks.device, one_group_at_a_time=choices["in_turn"],
+        **{name: choices[name] for name in ("dtypes", "reductions", "roots")},
+        **call_options(choices, ranks.world_size),
+    )  # fmt: skip
+    for reason in left_out:
+        narrate(f"left out: {reason}")
     if dry_run:
         listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
         emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
         return ExitCode.DONE
-    request = {**make_request(ranks, choices), "collectives": list(collectives)}
-    name = "-".join(dict.fromkeys(collectives))
+    named = list(dict.fromkeys(case.benchmark.model for case in cases))
+    request = {**make_request(ranks, choices), "collectives": named, "per_rank": choices["per_rank"]}
+    if choices["traced"] is not None:
+        request["trace"] = choose_traced(choices["traced"], cases)
+    name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
 
@@ -142,10 +160,16 @@ def explain_run(run: StoredRun) -> Addition:
 
 
 def explain_parts(run: StoredRun) -> Addition:
-    """What the table has no columns for: the parts of quantised collectives, and what quantising cost."""
+    """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
+    from stepscope.report.message_table import format_message_table, read_message_figures
+    from stepscope.report.rank_averages import format_rank_averages
     from stepscope.units import format_bytes, format_duration, format_significant
 
-    lines = []
+    figures = read_message_figures(run.cases())
+    traced = [case.result.observed["trace"] for case in run.cases() if "trace" in case.result.observed]
+    lines = [format_message_table(figures)] if figures else []
+    lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced]
+    lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
         parts, observed = case.parts_s(), case.result.observed
         if not parts or "wire_bytes" not in observed:
@@ -159,7 +183,7 @@ def explain_parts(run: StoredRun) -> Addition:
             if name in observed
         )
         lines.append(f"# {size} as {case.result.case.parameters['wire']}: {wire} on the wire; {times}; off by {errors}")
-    return Addition({}, "\n".join(lines))
+    return Addition({"messages": [one._asdict() for one in figures]} if figures else {}, "\n".join(lines))
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,8 +246,10 @@ def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     from stepscope.comms.options import DEFAULT_DEPTH
     from stepscope.comms.splits import read_matrix
 
-    names = ("reduction", "root", "placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
+    names = ("placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
     options = {name: choices[name] for name in names}
+    options["sources"] = read_ranks(choices["src_ranks"], where="--src-ranks")
+    options["targets"] = read_ranks(choices["dst_ranks"], where="--dst-ranks")
     usual_depth = DEFAULT_DEPTH if choices["mode"] == "nonblocking" else 1
     options["depth"] = choices["depth"] or usual_depth
     options["groups"] = choices["groups"]
@@ -231,10 +257,52 @@ def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
         if not (choices["mesh"] and choices["axis"]) or choices["groups"] != "world":
             raise UsageError("--mesh and --axis belong together, without --groups", hint="--mesh dp=2,tp=4 --axis tp")
         options["groups"] = f"mesh:{choices['mesh']}/{choices['axis']}"
+    matrix = read_split_bytes(choices, world_size)
     if choices["splits"]:
-        matrix = read_matrix(choices["splits"], world_size)
+        matrix = read_matrix(choices["splits"], world_size, where="--splits")
+    if matrix:
         options["matrix"] = [value for row in matrix for value in row]
     return options
+
+
+def read_ranks(text: str | None, *, where: str) -> list[int] | None:
+    """`0,2` or `0-3`."""
+    if text is None:
+        return None
+    spans = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word.strip()) for word in text.split(",")]
+    if None in spans:
+        raise UsageError(f"{text!r} is no list of ranks", hint="write for example 0,2 or 0-3", where=where)
+    return [rank for span in spans if span for rank in range(int(span[1]), int(span[2] or span[1]) + 1)]
+
+
+def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
+    """Sizes in bytes of --trace, which must be among those of the cases."""
+    from stepscope.units import parse_range
+
+    measured = list(dict.fromkeys(int(str(case.parameters["size_bytes"])) for case in cases))
+    wanted = measured if text.strip() == "all" else parse_range(text, where="--trace")
+    missing = [size for size in wanted if size not in measured]
+    if missing:
+        raise UsageError(f"{missing[0]} bytes are not measured", hint="name sizes of --sizes, or all", where="--trace")
+    return wanted
+
+
+def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[float]] | None:
+    """What --split-bytes says, which is also the size of the message."""
+    from stepscope.comms.data import DTYPE_BYTES
+    from stepscope.comms.splits import read_matrix, require_whole_elements
+    from stepscope.comms.sweep import read_axis
+
+    given = choices["split_bytes"]
+    if given is None:
+        return None
+    if choices["splits"] or click.get_current_context().get_parameter_source("sizes") is not ParameterSource.DEFAULT:
+        other = "--splits" if choices["splits"] else "--sizes"
+        raise UsageError(f"--split-bytes says what {other} says", hint="give one of them", where="--split-bytes")
+    matrix = read_matrix(given, world_size, where="--split-bytes", in_bytes=True)
+    for dtype in read_axis(choices["dtypes"], DTYPE_BYTES).values:
+        require_whole_elements(matrix, dtype, DTYPE_BYTES.get(dtype, 1))
+    return matrix
 
 
 def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
@@ -257,7 +325,8 @@ def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time")
+LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
+          "iterations", "warmup")  # fmt: skip
 """Of the choices: those that `make_settings` understands."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from stepscope.store import (
 )
 from stepscope.store.folder import require_plain_folder
 
-NOT_MEASURING = frozenset({"table", "worker", "cluster"})
+NOT_MEASURING = frozenset({"table", "per_rank", "tag", "worker", "cluster"})
 """Of a request: what may differ when a run is continued, as it does not decide what is measured."""
 WORKERS = {
     "comms": "stepscope.comms.worker:run",
@@ -353,6 +354,10 @@ def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ce
     if result.timing.startswith("slowest_rank"):
         content |= {"latency_s": measured.latency_s(), "skew_s": measured.skew_s()}
         content |= {"straggler_rank": measured.straggler_rank(), "parts_s": measured.parts_s()}
+        means = measured.rank_means_s()
+        content["rank_mean_s"] = [{"rank": rank, "mean_s": mean_s} for rank, mean_s in means.items()]
+        content["mean_s"] = math.fsum(means.values()) / len(means) if means else None
+        content["total_s"] = math.fsum(measured.seconds()) if means else None
     if "bus_factor" in result.observed:
         size_bytes, factor = float(result.observed["size_bytes"]), float(result.observed["bus_factor"])
         algbw = size_bytes / summary.median_s if summary else None

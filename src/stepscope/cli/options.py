@@ -110,7 +110,35 @@ MEASURE_OPTIONS = (
     click.option("--min-samples", type=click.IntRange(1), help="Samples wanted a case [default: 20]."),
     click.option("--max-samples", type=click.IntRange(1), help="Samples at most a case [default: 20000]."),
     click.option("--warmup-max-time", type=Duration(), help="Warm up at most this long [default: 2s]."),
+    click.option(
+        "--iterations",
+        type=click.IntRange(1),
+        help="Time exactly this many iterations per case, each a sample, instead of the stop rule.",
+    ),
+    click.option(
+        "--warmup", type=click.IntRange(0), help="Exactly this many iterations of warm-up, instead of until stable."
+    ),
+    click.option(
+        "--tag",
+        metavar="TEXT",
+        callback=lambda _context, _option, value: require_tag(value),
+        help="A word or two kept with the run and shown by `runs list`, which can select by it.",
+    ),
 )
+
+
+LONGEST_TAG = 60
+
+
+def require_tag(tag: str | None) -> str | None:
+    """Tags stand in tables: one line, and no characters that a terminal would obey."""
+    if tag is not None and not (tag.strip() and tag.isprintable() and len(tag) <= LONGEST_TAG):
+        raise UsageError(
+            f"a tag is one line of 1 to {LONGEST_TAG} printable characters",
+            hint="write for example --tag before-upgrade",
+            where="--tag",
+        )
+    return tag
 
 
 def measure_options(function: F) -> F:
@@ -119,20 +147,22 @@ def measure_options(function: F) -> F:
     return function
 
 
-PROCESS_OPTIONS = ("processes", "until_decided", "resolution", "max_processes")
+PROCESS_OPTIONS = ("processes", "until_decided", "resolution", "max_processes", "tag")
+"""Those of the options above that are no limits of the loop: they stand in the request itself."""
 FIRST_PROCESSES = 3
 """With `--until-decided`: enough to see the noise that the rest is planned by."""
 
 
 def request_processes(chosen: dict[str, Any]) -> dict[str, Any]:
-    """The part of a request that says in how many fresh processes its cases are measured."""
-    processes, baseline, resolution, most = (chosen[name] for name in PROCESS_OPTIONS)
+    """The part of a request that says in how many fresh processes its cases are measured, and how it is tagged."""
+    processes, baseline, resolution, most, tag = (chosen[name] for name in PROCESS_OPTIONS)
+    tagged = {} if tag is None else {"tag": tag}
     if baseline is None:
-        return {"processes": processes}
+        return {"processes": processes, **tagged}
     if not 0 < resolution < math.inf:
         raise UsageError("--resolution must be above 0 %", hint="write for example 5%", where="--resolution")
     until = {"baseline": baseline, "resolution": resolution, "max_processes": max(processes, most)}
-    return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until}
+    return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until, **tagged}
 
 
 def make_settings(**chosen: Any) -> Any:
@@ -140,6 +170,7 @@ def make_settings(**chosen: Any) -> Any:
     from stepscope.measure import QUICK, MeasureSettings
 
     base = QUICK if chosen.pop("quick") else MeasureSettings()
+    exact = _exact_counts(chosen)
     names = {"min_time": "min_time_s", "max_time": "max_time_s", "warmup_max_time": "warmup_max_time_s"}
     changes = {names.get(name, name): value for name, value in chosen.items() if value is not None}
     if "max_time_s" in changes:
@@ -149,6 +180,27 @@ def make_settings(**chosen: Any) -> Any:
     if "min_samples" in changes:
         changes.setdefault("few_samples", min(base.few_samples, changes["min_samples"]))
     try:
-        return msgspec.convert({**msgspec.structs.asdict(base), **changes}, MeasureSettings)
+        return msgspec.convert({**msgspec.structs.asdict(base), **changes, **exact}, MeasureSettings)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(str(error), hint="stepscope bench ops --help lists the limits") from error
+
+
+STOP_RULE = ("target_width", "min_time", "max_time", "min_samples", "max_samples")
+
+
+def _exact_counts(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Settings of --iterations and --warmup, taken out of `chosen`; beside what they replace they are refused."""
+    iterations, warmup = chosen.pop("iterations", None), chosen.pop("warmup", None)
+    for count, option, replaced in (
+        (iterations, "--iterations", STOP_RULE),
+        (warmup, "--warmup", ("warmup_max_time",)),
+    ):
+        given = [name for name in replaced if chosen.get(name) is not None]
+        if count is not None and given:
+            other = f"--{given[0].replace('_', '-')}"
+            raise UsageError(f"{option} fixes what {other} limits", hint="give one of them", where=option)
+    counts: dict[str, Any] = {} if warmup is None else {"warmup_samples": warmup}
+    if iterations is not None:
+        counts |= dict.fromkeys(("few_samples", "min_samples", "max_samples"), iterations)
+        counts |= {"iterations": 1}
+    return counts

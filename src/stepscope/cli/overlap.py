@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition, Job
@@ -23,12 +24,16 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 @click.option("--collective", "collectives", multiple=True, metavar="NAME",
               help="For example all_reduce, or device_copy (no other rank needed); repeatable.")  # fmt: skip
 @click.option("--sizes", default="64K:4M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
-@click.option("--dtype", default="float32", show_default=True, help="Of the collectives.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+              help="Data type of the collectives; a list, repeatable, or all.")  # fmt: skip
 @click.option("--compute", "computes", multiple=True, metavar="KERNEL",
-              help="gemm:m=,n=,k= / embedding:rows=,dim=,batch=,pooling= / copy:size=, each also with dtype=; "
+              help="gemm:m=,n=,k= / embedding:rows=,dim=,batch=,pooling= / copy:size= / add:size= / scale:size=, "
+              "each also with dtype=; "
               f"repeatable [default: {DEFAULT_COMPUTE}, nothing with --beside].")  # fmt: skip
 @click.option("--beside", multiple=True, metavar="NAME:SIZE[:GROUPS]",
               help="A further collective at the same time, on a communicator of its own; repeatable.")  # fmt: skip
+@click.option("--pair", "pairs", multiple=True, metavar="NAME:SIZE[:GROUPS]+KERNEL",
+              help="One collective beside one kernel, in place of all combinations; repeatable.")  # fmt: skip
 @click.option("--groups", default="world", show_default=True, help="Of --collective: world, split:N, colours:0,0,1,1.")
 @click.option("--repeat", type=click.IntRange(1), help="Kernels a stretch; needed to compare runs with each other.")
 @click.option("--balance", is_flag=True, help="As many kernels as take about as long as the collective (the default).")
@@ -56,27 +61,59 @@ def overlap(
     """
     if show is not None:
         return show_overlaps(show, store=store, as_json=as_json)
+    from stepscope.comms.data import DTYPE_BYTES
     from stepscope.comms.overlap import make_overlap_cases
-    from stepscope.units import parse_range
+    from stepscope.comms.sweep import read_axis
 
     require_sense(choices)
     ranks = find_ranks(choices)
-    cases = make_overlap_cases(
-        collectives=list(dict.fromkeys(collectives)),
-        sizes=parse_range(sizes, where="--sizes"),
-        computes=choices["computes"] or ([None] if choices["beside"] else [DEFAULT_COMPUTE]),
-        backend=ranks.backend,
-        world_size=ranks.world_size,
-        device=ranks.device,
-        **{name: choices[name] for name in ("dtype", "repeat", "groups", "beside")},
-    )
+    wanted = read_wanted(collectives, sizes, choices)
+    cases = [
+        case
+        for dtype in read_axis(choices["dtypes"], DTYPE_BYTES).values
+        for combination in wanted
+        for case in make_overlap_cases(
+            **combination, backend=ranks.backend, world_size=ranks.world_size, device=ranks.device, dtype=dtype,
+            repeat=choices["repeat"], beside=choices["beside"],
+        )
+    ]  # fmt: skip
     if dry_run:
         listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
         emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
         return ExitCode.DONE
-    request = {**make_request(ranks, choices), "collectives": list(collectives)}
+    named = list(dict.fromkeys(str(case.parameters["collective"]) for case in cases))
+    request = {**make_request(ranks, choices), "collectives": named}
     job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+
+
+def read_wanted(collectives: tuple[str, ...], sizes: str, choices: dict[str, Any]) -> list[dict[str, Any]]:
+    """What runs beside what: every combination, or the pairs that were named."""
+    from stepscope.comms.operations import operations
+    from stepscope.comms.overlap import parse_pair
+    from stepscope.comms.sweep import read_axis
+    from stepscope.units import parse_range
+
+    if not choices["pairs"]:
+        every = [name for name in operations() if name != "barrier"]
+        return [
+            {
+                "collectives": read_axis(collectives, every).values,
+                "sizes": parse_range(sizes, where="--sizes"),
+                "computes": choices["computes"] or ([None] if choices["beside"] else [DEFAULT_COMPUTE]),
+                "groups": choices["groups"],
+            }
+        ]
+    sources = {name: click.get_current_context().get_parameter_source(name) for name in ("sizes", "groups")}
+    named = [f"--{name}" for name, source in sources.items() if source is not ParameterSource.DEFAULT]
+    named += ["--collective"] * bool(collectives) + ["--compute"] * bool(choices["computes"])
+    if named:
+        raise UsageError(f"--pair says what {named[0]} says", hint="give one of them", where="--pair")
+    pairs = dict.fromkeys(parse_pair(text) for text in choices["pairs"])
+    return [
+        {"collectives": [one.collective], "sizes": [one.size_bytes], "computes": [compute], "groups": one.groups}
+        for one, compute in pairs
+    ]
 
 
 def require_sense(choices: dict[str, Any]) -> None:

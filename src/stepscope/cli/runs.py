@@ -58,6 +58,7 @@ def _describe(run: StoredRun) -> dict[str, Any]:
         "verified": run.is_verified,
         "kind": plan.kind,
         "verb": plan.verb,
+        "tag": plan.request.get("tag"),
         "created_at": plan.created_at,
         "finished_at": run.run.finished_at if run.run else None,
         "launcher": plan.launcher,
@@ -73,21 +74,24 @@ def _describe(run: StoredRun) -> dict[str, Any]:
 
 
 @command.command("list")
+@click.option("--tag", metavar="TEXT", help="Only runs that were measured with this --tag.")
 @store_option
 @json_option
-def list_command(*, store: Path, as_json: bool) -> int:
+def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
     """List the runs of the store, oldest first; interrupted ones are named as such."""
-    rows, damaged = read_each(run_folders(store), _describe)
+    described, damaged = read_each(run_folders(store), _describe)
+    rows = [row for row in described if tag in {None, row["tag"]}]
     lines = [
         f"{escape_line(row['id']):<46} {row['status']:<12} {row['cases_ok']}/{row['cases_planned']} ok"
         + (f", {row['cases_failed']} failed" if row["cases_failed"] else "")
         + (f", {row['cases_skipped']} skipped" if row["cases_skipped"] else "")
         + f"  {row['system'] or ''}"
+        + (f"  [{escape_line(str(row['tag']))}]" if row["tag"] else "")
         + ("" if row["verified"] else f"  ({UNVERIFIED})")
         for row in rows
     ]
     lines += [f"damaged: {describe_damage(error)}" for error in damaged]
-    text = "\n".join(lines) or f"no runs in {store}"
+    text = "\n".join(lines) or (f"no runs in {store}" if tag is None else f"no runs tagged {tag} in {store}")
     emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text, as_json=as_json)
     return ExitCode.DONE
 
@@ -114,6 +118,7 @@ def _format_show(run: StoredRun) -> str:
     about = _describe(run)
     keys = ("id", "status", "created_at", "launcher", "world_size", "path")
     lines = [f"{key}: {escape_line(str(about[key]))}" for key in keys]
+    lines += [f"tag: {escape_line(str(about['tag']))}"] if about["tag"] else []
     lines.append(f"command: {escape_line(shlex.join(run.plan.command))}")
     if not run.is_verified:
         lines.append(f"evidence: {UNVERIFIED}")

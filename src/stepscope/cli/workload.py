@@ -69,7 +69,7 @@ def workload_options(function: F) -> F:
 )
 @click.option("--largest-batch", type=click.IntRange(1), help="The search tries none above this.")
 @click.option(
-    "--resolution", type=FiniteRange(1e-9, 1), default=1 / 16, show_default=True,
+    "--batch-resolution", type=FiniteRange(1e-9, 1), default=1 / 16, show_default=True,
     help="How close to the best size the search ends, as a share of it.",
 )  # fmt: skip
 @click.option(
@@ -101,7 +101,7 @@ def workload(
     batch_sizes: str | None,
     find_batch: str | None,
     largest_batch: int | None,
-    resolution: float,
+    batch_resolution: float,
     accumulate: int | None,
     rate: float | None,
     requests: int,
@@ -139,7 +139,7 @@ def workload(
         return run_ranks(job, shared, store=store, resume=resume, as_json=as_json, verb="workload")
     if benchmark_id:
         sizes = _read_sizes(batch_size, batch_sizes, find_batch)
-        search = Search(find_batch, largest_batch, resolution) if find_batch else None
+        search = Search(find_batch, largest_batch, batch_resolution) if find_batch else None
         arrivals = Arrivals(rate, requests) if rate else None
         job = _make_job(benchmark_id, sizes, how, accumulate=accumulate, search=search, arrivals=arrivals, data=data)
     stored = open_job(job, store=store, resume=resume, verb="workload")
@@ -207,7 +207,7 @@ def _make_job(
 
 
 _NEEDS = {
-    "largest_batch": "--find-batch", "resolution": "--find-batch", "requests": "--rate",
+    "largest_batch": "--find-batch", "batch_resolution": "--find-batch", "requests": "--rate",
     "parallel": "--ranks", "group_backend": "--ranks", "hang_timeout": "--ranks",
 }  # fmt: skip
 """Options that only mean something beside another one."""

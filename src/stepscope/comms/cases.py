@@ -8,7 +8,7 @@ import msgspec
 
 from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
 from stepscope.comms.layouts import WORLD, parse_layout
-from stepscope.comms.operations import PATTERNS, USUAL_PATTERN, Operation, find_operation
+from stepscope.comms.operations import BOTH_WAYS, PATTERNS, USUAL_PATTERN, Operation, find_operation
 from stepscope.comms.options import CallOptions, to_parameters
 from stepscope.comms.wire import require_wire_sense
 from stepscope.errors import UsageError, unknown_name
@@ -71,7 +71,9 @@ def leave_out_usual(operation: Operation, options: CallOptions) -> CallOptions:
     return msgspec.structs.replace(
         options,
         placement=None if options.placement == usual_placement else options.placement,
-        pattern=None if options.pattern == USUAL_PATTERN and operation.name == "send_recv" else options.pattern,
+        pattern=None
+        if options.pattern == USUAL_PATTERN and operation.name == "send_recv" and not options.sources
+        else options.pattern,
     )
 
 
@@ -106,7 +108,10 @@ def require_sense(operation: Operation, options: CallOptions, members: int) -> N
         (options.window > 1 and options.pattern == "ping_pong", "--window", "a ping-pong has one message a turn"),
         (options.skew is not None and not operation.uneven, "--skew", f"{name} has equal pieces"),
         (options.skew is not None and options.skew < 0, "--skew", "a skew is 0 or more"),
-        (options.matrix is not None and name != "all_to_allv", "--splits", f"{name} takes no matrix"),
+        (options.matrix is not None and not operation.uneven, "--splits", f"{name} has equal pieces"),
+        (options.matrix is not None and len(options.matrix) > members and name != "all_to_allv", "--splits",
+         f"{name} takes one row of splits, a number per rank"),
+        (options.matrix is not None and options.skew is not None, "--splits", "--skew makes the splits itself"),
         (options.matrix is not None and options.groups != WORLD, "--splits", "a matrix is of the whole world"),
         (options.reduction == "avg" and options.dtype == "bool", "--reduction", "truths have no average"),
         (options.placement == "in_place" and not (operation.in_place or operation.both_placements), "--placement",
@@ -121,5 +126,31 @@ def require_sense(operation: Operation, options: CallOptions, members: int) -> N
     for broken, where, message in rules:
         if broken:
             raise UsageError(message, hint="stepscope bench comms --list shows what each operation takes", where=where)
+    if options.sources is not None or options.targets is not None:
+        require_pairs(name, options, members)
     if options.wire is not None:
         require_wire_sense(name, options, options.wire)
+
+
+def require_pairs(name: str, options: CallOptions, members: int) -> None:
+    """Each rank sends to at most one other and receives from at most one; both ways, it is in one pair only."""
+    sources, targets = options.sources or [], options.targets or []
+    both_ways = options.pattern in BOTH_WAYS
+    rules = [
+        (name != "send_recv", "--src-ranks", f"{name} has no single senders"),
+        (len(sources) != len(targets), "--dst-ranks",
+         f"{len(sources)} sending ranks and {len(targets)} receiving ones are no pairs"),
+        (options.groups != WORLD, "--src-ranks", "pairs are of the whole world"),
+        (any(rank >= members for rank in [*sources, *targets]), "--src-ranks", f"the ranks are 0 to {members - 1}"),
+        (any(source == target for source, target in zip(sources, targets, strict=False)), "--dst-ranks",
+         "a rank cannot send to itself"),
+        (len(set(sources)) < len(sources), "--src-ranks", "a rank sends to one other; multicast sends to all"),
+        (len(set(targets)) < len(targets), "--dst-ranks", "a rank receives from one other; incast receives from all"),
+        (both_ways and bool(set(sources) & set(targets)), "--dst-ranks",
+         f"with {options.pattern} a rank is in one pair only"),
+        (options.pattern == "ring", "--pattern", "a ring has its own senders and receivers"),
+        (options.pattern == "one_to_one" and len(sources) > 1, "--pattern", "one_to_one is one pair"),
+    ]  # fmt: skip
+    for broken, where, message in rules:
+        if broken:
+            raise UsageError(message, hint="for example --src-ranks 0,2 --dst-ranks 1,3", where=where)

@@ -52,7 +52,8 @@ class CollectiveTrial(WithoutParts):
         ping_pong = self.options.pattern == "ping_pong"
         self.operations = 2 if ping_pong else self.options.window
         # Several groups at once are to stay in step with each other too.
-        self.synchronises = ping_pong or (self.operation.synchronises and self._members == room.world.size)
+        ping_pong_alone = ping_pong and len(self.options.pairs) <= 1
+        self.synchronises = ping_pong_alone or (self.operation.synchronises and self._members == room.world.size)
         brief = self.options.mode == "blocking" and self.options.size_bytes <= LARGEST_BURST_BYTES
         self.burst = BURST if brief and self.synchronises else 1
         self._bounds: list[Bound] = []

@@ -1,7 +1,7 @@
 """Fewer bits on the wire than in memory: how float32 values are packed, unpacked, and how far off they may come back.
 
-fp8 and int8 share one float32 scale among a block of values, so that the largest of them fills the range. Payload and
-scales of a piece travel in one row of bytes.
+fp8 and the whole numbers share one float32 scale among a block of values, so that the largest of them fills the range.
+Payload and scales of a piece travel in one row of bytes; of 4 and 2 bits several values share a byte.
 """
 
 from __future__ import annotations
@@ -32,10 +32,20 @@ class Encoding(NamedTuple):
     absolute: float
     largest: float | None = None
     """What the largest value of a block becomes; None: values are only rounded, without scales."""
+    values_per_byte: int = 1
+    """More than 1: whole numbers are shifted to start at 0 and packed, the first one into the lowest bits."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.dtype in {"int8", "uint8"}
+
+    def used_bytes(self, count: int) -> int:
+        """Of `count` values, without filling up."""
+        return -(-count // self.values_per_byte) * DTYPE_BYTES[self.dtype]
 
     def payload_bytes(self, count: int) -> int:
         """Of `count` values; rounded up where scales follow, which lie on whole words."""
-        size = count * DTYPE_BYTES[self.dtype]
+        size = self.used_bytes(count)
         return size if self.largest is None else -(-size // SCALE_BYTES) * SCALE_BYTES
 
     def wire_bytes(self, count: int) -> int:
@@ -51,6 +61,8 @@ ENCODINGS = {
         Encoding("bf16", "bfloat16", 2.0**-8, 2.0**-134),
         Encoding("fp8", "float8_e4m3fn", 2.0**-4, 2.0**-10, 448.0),
         Encoding("int8", "int8", 0.0, 0.5, 127.0),
+        Encoding("int4", "uint8", 0.0, 0.5, 7.0, 2),
+        Encoding("int2", "uint8", 0.0, 0.5, 1.0, 4),
     )
 }
 
@@ -93,7 +105,7 @@ class Coder:
 
     @staticmethod
     def needed_bytes(encoding: Encoding, rows: int, count: int) -> int:
-        """Scratch, and what taking the largest of each block needs meanwhile."""
+        """Scratch, and what taking the largest of each block, or packing, needs meanwhile."""
         return 0 if encoding.largest is None else 2 * rows * count_blocks(count) * BLOCK * 4
 
     def encode(self, values: torch.Tensor, wire: torch.Tensor) -> None:
@@ -111,9 +123,34 @@ class Coder:
         torch.div(whole.abs().amax(-1), largest, out=scales)
         scales.clamp_(min=SMALLEST_SCALE)
         whole.div_(scales.unsqueeze(-1))
-        if self.encoding.dtype == "int8":
+        if self.encoding.is_whole:
             whole.round_()
-        payload.copy_(self._scratch[:, : self._count])
+        if self.encoding.values_per_byte > 1:
+            self._pack(self._scratch, payload)
+        else:
+            payload.copy_(self._scratch[:, : self._count])
+
+    def _pack(self, numbers: torch.Tensor, payload: torch.Tensor) -> None:
+        """Shifted to start at 0; the value at place i of a byte is worth 2^(bits·i)."""
+        import torch
+
+        together = self.encoding.values_per_byte
+        codes = numbers.add_(self.encoding.largest or 0.0).to(torch.uint8)
+        codes = codes[:, : payload.shape[1] * together]
+        payload.copy_(codes[:, ::together])
+        for place in range(1, together):
+            payload.bitwise_or_(codes[:, place::together] << 8 // together * place)
+        numbers[:, self._count :] = 0
+
+    def _unpack(self, payload: torch.Tensor, numbers: torch.Tensor) -> None:
+        together = self.encoding.values_per_byte
+        bits = 8 // together
+        for place in range(together):
+            numbers[:, place : payload.shape[1] * together : together].copy_(
+                payload >> bits * place & (1 << bits) - 1
+            )  # fmt: skip
+        numbers[:, : self._count].sub_(self.encoding.largest or 0.0)
+        numbers[:, self._count :] = 0
 
     def decode(self, wire: torch.Tensor, values: torch.Tensor) -> None:
         """The other way."""
@@ -121,13 +158,16 @@ class Coder:
         if self._scratch is None:
             values.copy_(payload)
             return
-        self._scratch[:, : self._count].copy_(payload)
+        if self.encoding.values_per_byte > 1:
+            self._unpack(payload, self._scratch)
+        else:
+            self._scratch[:, : self._count].copy_(payload)
         whole = self._scratch.view(self._rows, self._blocks, BLOCK)
         whole.mul_(self._scales(wire).unsqueeze(-1))
         values.copy_(self._scratch[:, : self._count])
 
     def _payload(self, wire: torch.Tensor) -> torch.Tensor:
-        width = self._count * DTYPE_BYTES[self.encoding.dtype]
+        width = self.encoding.used_bytes(self._count)
         return wire[:, :width].view(torch_dtype(self.encoding.dtype))
 
     def _scales(self, wire: torch.Tensor) -> torch.Tensor:

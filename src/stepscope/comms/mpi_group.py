@@ -248,9 +248,9 @@ class MpiGroup:
     _incast = _multicast = _send_recv
 
     def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
-        """The root sends first, the other one answers."""
+        """The openers send first, the others answer."""
         turns: list[Callable[[], Any]] = []
-        for message in sorted(messages, key=lambda message: message.sends != (self.me == call.root)):
+        for message in sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers)):
             buffer, tag = self._buffer(message.tensor), message.tag
             send = partial(self._comm.Send, buffer, dest=message.member, tag=tag)
             receive = partial(self._comm.Recv, buffer, source=message.member, tag=tag)

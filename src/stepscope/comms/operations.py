@@ -45,6 +45,8 @@ class Traffic(NamedTuple):
     """From each member to each, where the operation cuts inputs up."""
     partners: tuple[tuple[int | None, int | None], ...] = ()
     """(to, from) of each member, where members speak to single others."""
+    openers: tuple[int, ...] = ()
+    """The members of a ping-pong that send first."""
 
 
 class Shape(NamedTuple):
@@ -58,6 +60,8 @@ class Shape(NamedTuple):
     matrix: Sequence[Sequence[float]] | None = None
     pattern: str | None = None
     window: int = 1
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Sender and receiver of each message, in place of the pattern's own."""
 
 
 class Operation(NamedTuple):
@@ -110,6 +114,8 @@ def _even_chunks(shape: Shape) -> tuple[int, ...]:
 
 
 def _uneven_chunks(shape: Shape) -> tuple[int, ...]:
+    if shape.matrix is not None:
+        return deal(shape.elements, shape.matrix[0])
     skew = DEFAULT_SKEW if shape.skew is None else shape.skew
     return deal(shape.elements, skewed_weights(shape.members, skew))
 
@@ -149,7 +155,7 @@ def plan_all_to_all(shape: Shape) -> Traffic:
 
 
 def plan_all_to_allv(shape: Shape) -> Traffic:
-    if shape.matrix is not None:
+    if shape.matrix is not None and len(shape.matrix) == shape.members:
         return exchange_pieces(deal_matrix(shape.elements, shape.matrix))
     return exchange_pieces((_uneven_chunks(shape),) * shape.members)
 
@@ -218,14 +224,21 @@ PATTERNS = {
 
 
 USUAL_PATTERN = "ring"
+BOTH_WAYS = frozenset({"bidirectional", "ping_pong"})
 
 
 def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
     members, pattern = shape.members, shape.pattern or USUAL_PATTERN
+    if shape.pairs:
+        to = dict(shape.pairs)
+        if pattern in BOTH_WAYS:
+            to |= {target: source for source, target in shape.pairs}
+        sender = {target: source for source, target in to.items()}
+        return tuple((to.get(member), sender.get(member)) for member in range(members))
     if pattern == "ring":
         return tuple(((member + 1) % members, (member - 1) % members) for member in range(members))
     paired = members - members % 2 if pattern in {"pairwise", "bidirectional"} else 2
-    both = pattern in {"bidirectional", "ping_pong"}
+    both = pattern in BOTH_WAYS
     found: list[tuple[int | None, int | None]] = []
     for member in range(members):
         other = member ^ 1
@@ -252,7 +265,10 @@ def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shap
         for _, sender in partners
     )
     outputs = tuple(elements * len(segments) for segments in sources)
-    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=tuple(partners))
+    openers = tuple(source for source, _ in shape.pairs) or (shape.root,)
+    return Traffic(
+        inputs, outputs, sources, elements, elements, elements, partners=tuple(partners), openers=openers
+    )  # fmt: skip
 
 
 def _root(shape: Shape) -> int:
@@ -265,6 +281,9 @@ def _far_end(shape: Shape) -> int:
 
 
 def _receiver(shape: Shape) -> int:
+    if shape.pairs:
+        source, target = shape.pairs[0]
+        return source if shape.pattern in BOTH_WAYS else target
     return 0 if shape.pattern in {None, "ring", "bidirectional", "ping_pong"} else 1
 
 

@@ -27,9 +27,12 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     form: str = "tensor"
     pattern: str | None = None
     window: int = 1
+    sources: list[int] | None = None
+    """Ranks that send, one for each of `targets`, in place of those of the pattern."""
+    targets: list[int] | None = None
     skew: float | None = None
     matrix: list[float] | None = None
-    """Row by row."""
+    """Row by row, one a sender; or a single row, which is every sender's."""
     mode: Mode = "blocking"
     depth: int = 1
     coalesce: int = 1
@@ -44,9 +47,13 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def shape(self, members: int) -> Shape:
         matrix = None
         if self.matrix is not None:
-            matrix = [self.matrix[row * members : (row + 1) * members] for row in range(members)]
+            matrix = [self.matrix[start : start + members] for start in range(0, len(self.matrix), members)]
         elements = self.size_bytes // DTYPE_BYTES[self.dtype] // self.coalesce
-        return Shape(members, elements, self.root, self.skew, matrix, self.pattern, self.window)
+        return Shape(members, elements, self.root, self.skew, matrix, self.pattern, self.window, self.pairs)
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        return tuple(zip(self.sources or (), self.targets or (), strict=True))
 
     def is_in_place(self, operation: Operation) -> bool:
         return self.placement == "in_place" if self.placement else operation.in_place

@@ -67,6 +67,22 @@ def parse_beside(text: str, *, where: str = "--beside") -> Beside:
     return Beside(_require_collective(name, where), parse_size(size, where=where), groups or WORLD)
 
 
+class Pair(NamedTuple):
+    """A collective and the kernel beside it."""
+
+    collective: Beside
+    compute: str
+
+
+def parse_pair(text: str, *, where: str = "--pair") -> Pair:
+    """`all_reduce:1M+gemm:m=512`: a collective as `--beside` takes it, and a kernel as `--compute` takes it."""
+    collective, plus, compute = text.partition("+")
+    if not plus:
+        hint = "write NAME:SIZE[:GROUPS]+KERNEL, for example all_reduce:1M+gemm:m=512"
+        raise UsageError(f"{text!r} lacks a kernel", hint=hint, where=where)
+    return Pair(parse_beside(collective, where=where), parse_compute(compute, where=where).text)
+
+
 class OverlapOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a case's parameters say."""
 

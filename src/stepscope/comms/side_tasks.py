@@ -69,12 +69,15 @@ DEFAULTS = {
     "gemm": {"m": 512, "n": 512, "k": 512},
     "embedding": {"rows": 100_000, "dim": 128, "batch": 512, "pooling": 20},
     "copy": {"size": 64 << 20},
+    "add": {"size": 64 << 20},
+    "scale": {"size": 64 << 20},
 }
 """Values that are not given; those of embedding are PARAM's."""
 
 
 def parse_compute(text: str, *, where: str = "--compute") -> ComputeSpec:
-    """`gemm:m=512,n=512,k=512`, `embedding:rows=100000,dim=128`, `copy:size=64M`, each also with `dtype=`."""
+    """`gemm:m=512,n=512,k=512`, `embedding:rows=100000,dim=128`, `copy:size=64M`, `add:size=64M`, each also with
+    `dtype=`."""
     kind, _, rest = text.strip().partition(":")
     if kind not in DEFAULTS:
         raise unknown_name("kernel", kind, DEFAULTS, where=where)
@@ -90,7 +93,7 @@ def parse_compute(text: str, *, where: str = "--compute") -> ComputeSpec:
             raise UsageError(f"{kind} cannot take {part!r}", hint=hint, where=where)
     if any(value < 1 for value in values.values()):
         raise UsageError(f"{text!r} has nothing to compute", hint="every value is 1 or more", where=where)
-    if kind == "copy" and values["size"] % DTYPE_BYTES[dtype]:
+    if values.get("size", 0) % DTYPE_BYTES[dtype]:
         raise UsageError(f"{values['size']} bytes are no whole number of {dtype} elements", where=where)
     return ComputeSpec(kind, tuple(values.items()), dtype)
 
@@ -116,7 +119,9 @@ class Kernel(Protocol):
 
 
 def make_kernel(spec: ComputeSpec) -> Kernel:
-    makers: dict[str, Callable[[ComputeSpec], Kernel]] = {"gemm": Gemm, "embedding": EmbeddingLookup, "copy": Copy}
+    makers: dict[str, Callable[[ComputeSpec], Kernel]] = {
+        "gemm": Gemm, "embedding": EmbeddingLookup, "copy": Copy, "add": Elementwise, "scale": Elementwise,
+    }  # fmt: skip
     return makers[spec.kind](spec)
 
 
@@ -252,6 +257,39 @@ class Copy:
 
     def count_wrong(self) -> int:
         return int((self._result != self._source).sum())
+
+
+class Elementwise:
+    """`add`: the sum of two tensors; `scale`: one tensor times a number. `size` is that of the result."""
+
+    FACTOR = 1.5
+
+    def __init__(self, spec: ComputeSpec) -> None:
+        (self._size_bytes,), self._dtype = spec.get("size"), spec.dtype
+        self._inputs = 2 if spec.kind == "add" else 1
+        self.work = Work(self._size_bytes // DTYPE_BYTES[spec.dtype], (self._inputs + 1) * self._size_bytes)
+
+    def needed_bytes(self) -> int:
+        return self.work.moved_bytes + 4 * self._size_bytes * DTYPE_BYTES["float64"] // DTYPE_BYTES[self._dtype]
+
+    def open(self, device: str) -> Callable[[], object]:
+        import torch
+
+        count = self._size_bytes // DTYPE_BYTES[self._dtype]
+        self._sources = [_draw((count,), self._dtype, device, number) for number in range(self._inputs)]
+        self._result = torch.full_like(self._sources[0], float("nan"))
+        first, other, result = self._sources[0], self._sources[-1], self._result
+        if self._inputs == 2:
+            return lambda: torch.add(first, other, out=result)
+        return lambda: torch.mul(first, self.FACTOR, out=result)
+
+    def count_wrong(self) -> int:
+        import torch
+
+        first, other = self._sources[0].double(), self._sources[-1].double()
+        exact = first + other if self._inputs == 2 else first * self.FACTOR
+        limit = torch.finfo(self._result.dtype).eps * exact.abs()
+        return int((~((self._result.double() - exact).abs() <= limit)).sum())
 
 
 def _draw(shape: tuple[int, ...], dtype: str, device: str, number: int) -> torch.Tensor:

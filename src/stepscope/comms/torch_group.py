@@ -266,8 +266,8 @@ class TorchGroup:
         return self._ping_pong(call, messages) if call.pattern == "ping_pong" else self._messages(messages)
 
     def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
-        """The root sends first, the other one answers."""
-        turns = sorted(messages, key=lambda message: message.sends != (self.me == call.root))
+        """The openers send first, the others answer."""
+        turns = sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers))
 
         def start() -> Sequence[Waitable]:
             raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")

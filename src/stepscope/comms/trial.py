@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -21,11 +22,23 @@ BURST, LARGEST_BURST_BYTES = 16, 1 << 18
 """Small messages are sent so many times in a row; large ones take long enough for a pause not to matter."""
 
 
+class Traces(NamedTuple):
+    """Which cases are recorded by the profiler after they were timed, and where."""
+
+    folder: Path
+    """Of the run; on a rank that does not see it, what is recorded is thrown away."""
+    sizes: frozenset[int]
+
+    def take(self, case: Case) -> bool:
+        return case.parameters.get("size_bytes") in self.sizes
+
+
 class Room:
     """What trials share in one process: the world, its groups, the device."""
 
     def __init__(self, world: World, device: Device, heartbeat: Heartbeat, check: Check = "sample") -> None:
         self.world, self.device, self.heartbeat, self.check = world, device, heartbeat, check
+        self.traces: Traces | None = None
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
         self._answers: dict[str, Any] = {}
 

@@ -1,7 +1,8 @@
 """Collectives of float32 data that travel in fewer bits: quantise, exchange, dequantise, each with its own time.
 
-all_reduce never adds in few bits: pieces are quantised and sent to the rank that owns them, unpacked and added in
-float32 there; the sum is quantised once more and gathered. A value passes one quantisation a rank and one of the sum.
+all_reduce and reduce never add in few bits: pieces are quantised and sent to the rank that owns them, unpacked and
+added in float32 there; the sum is quantised once more and gathered, by all ranks or by the root. A value passes one
+quantisation a rank and one of the sum.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stepscope.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-OPERATIONS = ("all_reduce", "all_to_all")
+OPERATIONS = ("all_reduce", "reduce", "all_to_all")
 QUANTISE, EXCHANGE, DEQUANTISE = "quantise", "exchange", "dequantise"
 FLOAT_BYTES = 4
 ADDING = 2.0**-23
@@ -41,7 +42,7 @@ def require_wire_sense(operation: str, options: CallOptions, wire: str) -> None:
     """What has no quantised form is refused, never measured as something else."""
     find_encoding(wire)
     rules = [
-        (operation not in OPERATIONS, "--wire", f"{operation} has no quantised form: {' and '.join(OPERATIONS)} have"),
+        (operation not in OPERATIONS, "--wire", f"{operation} has no quantised form: {', '.join(OPERATIONS)} have"),
         (options.dtype != "float32", "--dtype", "what is quantised is float32"),
         (options.reduction != "sum", "--reduction", "quantised pieces are added, nothing else"),
         (options.mode != "blocking", "--mode", "a quantised collective is several steps, each of which waits"),
@@ -139,7 +140,7 @@ class WireTrial:
         largest = max(chosen, key=lambda group: len(group.ranks))
         self._group: Group = next((group for group in chosen if group.me is not None), largest)
         self._largest = len(largest.ranks)
-        self.judge = largest.ranks[0]
+        self.judge = largest.ranks[self.options.root]
         self.active = self._group.me is not None
         self.device: Device = room.device
         self._members = len(self._group.ranks)
@@ -152,7 +153,12 @@ class WireTrial:
 
     @property
     def _adds(self) -> bool:
-        return self.operation.name == "all_reduce"
+        return self.operation.reduces
+
+    @property
+    def _receives(self) -> bool:
+        """Whether this rank ends with a result."""
+        return not self.operation.rooted or self._group.me == self.options.root
 
     @property
     def _chunk(self) -> int:
@@ -178,8 +184,8 @@ class WireTrial:
         device, rows, count = self.device.name, self._members, self._chunk
         assert self._group.me is not None
         given = make_normals(self._seed, self._group.me, 0, rows * count, device).view(rows, count)
-        self._data = Data(given, torch.empty(rows, count, device=device), *self._expect())
-        self.body = self._make_all_reduce(self._data) if self._adds else self._make_all_to_all(self._data)
+        self._data = Data(given, torch.empty(rows if self._receives else 0, count, device=device), *self._expect())
+        self.body = self._make_reduction(self._data) if self._adds else self._make_all_to_all(self._data)
 
     def _make_rows(self, rows: int) -> torch.Tensor:
         import torch
@@ -187,9 +193,10 @@ class WireTrial:
         return torch.zeros(rows, self.encoding.wire_bytes(self._chunk), dtype=torch.uint8, device=self.device.name)
 
     def _bind(self, name: str, given: torch.Tensor, got: torch.Tensor) -> Callable[[], object]:
-        operation = find_operation(name)
-        traffic = operation.plan(Shape(self._members, got.numel()))
-        call = Call(operation=operation, traffic=traffic, input=given.view(-1), output=got.view(-1))
+        operation, root = find_operation(name), self.options.root
+        elements = self._members * self.encoding.wire_bytes(self._chunk)
+        traffic = operation.plan(Shape(self._members, elements, root))
+        call = Call(operation=operation, traffic=traffic, input=given.view(-1), output=got.view(-1), root=root)
         return self._group.bind([call]).run
 
     def _make_all_to_all(self, data: Data) -> Callable[[], object]:
@@ -208,13 +215,14 @@ class WireTrial:
 
         return body
 
-    def _make_all_reduce(self, data: Data) -> Callable[[], object]:
+    def _make_reduction(self, data: Data) -> Callable[[], object]:
         import torch
 
-        device, rows, count = self.device.name, self._members, self._chunk
-        sent, received, gathered, packed = (self._make_rows(n) for n in (rows, rows, rows, 1))
+        device, rows, count, receives = self.device.name, self._members, self._chunk, self._receives
+        sent, received, gathered, packed = (self._make_rows(n) for n in (rows, rows, rows if receives else 0, 1))
         pieces, total = torch.empty(rows, count, device=device), torch.empty(1, count, device=device)
-        scatter, gather = self._bind("all_to_all", sent, received), self._bind("all_gather", packed, gathered)
+        collect = "gather" if self.operation.rooted else "all_gather"
+        scatter, gather = self._bind("all_to_all", sent, received), self._bind(collect, packed, gathered)
         coder, sum_coder = Coder(self.encoding, rows, count, device), Coder(self.encoding, 1, count, device)
         laps = self._laps
 
@@ -231,7 +239,8 @@ class WireTrial:
             laps.end(QUANTISE)
             gather()
             laps.end(EXCHANGE)
-            coder.decode(gathered, data.result)
+            if receives:
+                coder.decode(gathered, data.result)
             laps.end(DEQUANTISE)
 
         return body
@@ -240,9 +249,10 @@ class WireTrial:
         """The exact result in float64, and how far off each element may be."""
         import torch
 
-        expected = torch.empty(self._members, self._chunk, dtype=torch.float64, device=self.device.name)
+        rows = self._members if self._receives else 0
+        expected = torch.empty(rows, self._chunk, dtype=torch.float64, device=self.device.name)
         bound = torch.empty_like(expected)
-        for row in range(self._members):
+        for row in range(rows):
             expected[row], bound[row] = self._expect_row(row)
         return expected, bound
 
@@ -270,7 +280,7 @@ class WireTrial:
 
     def count_wrong(self) -> int | None:
         """Elements beyond their bound; the errors of the last look are kept."""
-        if self._data is None:
+        if self._data is None or not self._receives:
             return None
         wrong, largest, error_square, exact_square = 0, 0.0, 0.0, 0.0
         for got, exact, bound in zip(self._data.result, self._data.expected, self._data.bound, strict=True):
@@ -293,7 +303,8 @@ class WireTrial:
         size_bytes, row_bytes = members * count * FLOAT_BYTES, self.encoding.wire_bytes(count)
         rounds = 2 if self._adds else 1
         bus_bytes = rounds * (members - 1) * row_bytes
-        composed = "all_to_all, sum in float32, all_gather" if self._adds else None
+        collect = "gather" if self.operation.rooted else "all_gather"
+        composed = f"all_to_all, sum in float32, {collect}" if self._adds else None
         observed: dict[str, Scalar] = {
             "size_bytes": size_bytes,
             "count": members * count if self._adds else count,

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from stepscope.comms.clocks import ClockOffset, arrivals, compare_clocks, name_c
 from stepscope.comms.group import UnsupportedCallError, World
 from stepscope.comms.kinds import make_trial
 from stepscope.comms.library import read_settings
-from stepscope.comms.trial import CHECKS, Check, Facts, Room, Steps, Trial
+from stepscope.comms.trial import CHECKS, Check, Facts, Room, Steps, Traces, Trial
 from stepscope.errors import first_line
 from stepscope.launch import RankSession
 from stepscope.launch.join import describe_place, describe_request, find_difference, refuse_difference
@@ -117,6 +118,8 @@ def run_in_world(session: RankSession, world: World, measure_more: MeasureMore |
     device_name = request["device"]
     device = open_device(device_name if device_name != "cuda" else f"cuda:{context.local_rank}")
     room = Room(world, device, heartbeat, read_check(request))
+    if request.get("trace"):
+        room.traces = Traces(folder, frozenset(request["trace"]))
     systems = world.gather_values(collect_system() if context.local_rank == 0 else None)
     places = world.gather_values(describe_place(context, device.name))
     if systems is not None and places is not None:
@@ -218,10 +221,11 @@ def _measure_case(case: Case, room: Room, settings: MeasureSettings) -> RankMeas
     if trial.operations > 1:
         counts = [count * trial.operations for count in measurement.iterations]
         measurement = msgspec.structs.replace(measurement, iterations=counts)
+    place = _record(case, room, trial)
     done = RankMeasurement(
         rank=room.world.rank,
         measurement=measurement if trial.active else None,
-        facts=trial.facts() if room.world.rank == trial.judge or trial.active else None,
+        facts=_add_trace(trial.facts(), place) if room.world.rank == trial.judge or trial.active else None,
         wrong=steps.wrong,
         checked=steps.checked,
         further_s=further if trial.active else {},
@@ -231,6 +235,38 @@ def _measure_case(case: Case, room: Room, settings: MeasureSettings) -> RankMeas
     )
     trial.close()
     return done
+
+
+def _record(case: Case, room: Room, trial: Trial) -> str | None:
+    """The folder of the recording, relative to that of the run; None where the case is not to be recorded.
+
+    Every rank that takes part makes the same calls, since the others exchange with it.
+    """
+    if room.traces is None or not room.traces.take(case):
+        return None
+    from stepscope.measure.recorded import record_steps
+
+    room.heartbeat.beat("recording", case.key)
+    room.world.barrier()
+    place = None
+    if trial.active:
+
+        def call() -> None:
+            for _ in range(trial.iterations):
+                trial.body()
+            trial.device.synchronize()
+
+        if room.traces.folder.is_dir():
+            place = record_steps(call, room.traces.folder, case, link=False)
+        else:
+            with TemporaryDirectory() as elsewhere:
+                record_steps(call, Path(elsewhere), case, link=False)
+    room.world.barrier()
+    return place
+
+
+def _add_trace(facts: Facts, place: str | None) -> Facts:
+    return facts if place is None else msgspec.structs.replace(facts, observed={**facts.observed, "trace": place})
 
 
 Prepare = Callable[[Case, Room, list[Trial]], None]

@@ -87,8 +87,11 @@ def _wide(times: Sequence[float], settings: MeasureSettings) -> Notice | None:
     width = summary.relative_half_width
     if width <= settings.target_width:
         return None
-    needed_s = settings.max_time_s * (width / settings.target_width) ** 2
+    growth = (width / settings.target_width) ** 2
+    needed_s = settings.max_time_s * growth
     longer = f", or allow --max-time {math.ceil(needed_s)}s" if needed_s <= LONGEST_ADVICE_S else ""
+    if settings.fixed_samples:
+        longer = f", or take --iterations {math.ceil(summary.n * growth)}"
     return Notice(
         kind="wide_interval",
         message=f"the interval is ±{format_share(width)} after {summary.n} samples; "

@@ -203,6 +203,11 @@ class _Loop:
     def warm_up(self, count: int) -> bool:
         """Sample until two neighbouring windows agree. False: time was up first."""
         settings, start_ns = self._settings, self._clock.now_ns()
+        if settings.warmup_samples is not None:
+            while (left := settings.warmup_samples - len(self._durations)) > 0:
+                self._take(count, most=left)
+            self._warmups = len(self._durations)
+            return True
         while True:
             self._take(count)
             times = self._per_iteration(0)
@@ -222,7 +227,7 @@ class _Loop:
         start_ns, look_at = self._clock.now_ns(), self._settings.few_samples
         fetched = self._device.allocations()
         while True:
-            self._take(count)
+            self._take(count, most=self._settings.max_samples + self._warmups - len(self._durations))
             taken = len(self._durations) - self._warmups
             if taken < look_at:
                 continue
@@ -262,10 +267,11 @@ class _Loop:
             ),
         )
 
-    def _take(self, count: int) -> float:
-        """One sample: both ends wait for the device, so that neither earlier nor later work is in it."""
+    def _take(self, count: int, most: int = MAX_ITERATIONS) -> float:
+        """One sample: both ends wait for the device, so that neither earlier nor later work is in it. Where samples
+        may follow each other directly, several, and at most so many."""
         body, clock, device = self._body, self._clock, self._device
-        following = self._peers.align()
+        following = min(self._peers.align(), most)
         if following > 1 and count == 1 and not device.has_events and self._freshen is None:
             return self._take_directly(following)
         if self._freshen is not None:

@@ -28,6 +28,8 @@ class MeasureSettings(msgspec.Struct, frozen=True, kw_only=True):
     """… and until the clock's step is at most this share of a sample."""
     iterations: int | None = None
     """A fixed number of iterations a sample instead (1 for collectives)."""
+    warmup_samples: int | None = None
+    """Exactly so many samples of warm-up, however stable they look; 0: none at all."""
     warmup_min_samples: int = 4
     warmup_min_time_s: float = 0.0
     """However stable it looks: a GPU lowers its clocks only some tenths of a second into a heavy load."""
@@ -51,6 +53,13 @@ class MeasureSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("few_samples, min_samples and max_samples must rise from 1")
         if self.iterations is not None and self.iterations < 1:
             raise ValueError(f"iterations {self.iterations} must be 1 or more")
+        if self.warmup_samples is not None and self.warmup_samples < 0:
+            raise ValueError(f"warmup_samples {self.warmup_samples} must be 0 or more")
+
+    @property
+    def fixed_samples(self) -> bool:
+        """Whether the number of samples was decided beforehand: neither time nor noise changes it."""
+        return self.few_samples == self.max_samples
 
 
 QUICK = MeasureSettings(

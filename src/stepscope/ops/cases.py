@@ -80,7 +80,16 @@ def make_cases(
     for name in names:
         if name != ALL:
             _find(name, "--op")
-    return _gather(requests, asked)
+    try:
+        return _gather(requests, asked)
+    except UsageError as error:
+        if len(names) < 2 or not shapes or not (error.where or "").startswith("--shape"):
+            raise
+        raise UsageError(
+            f"{error.message}: each --shape is measured with every --op",
+            hint="give each operator its own shapes in a file (--cases FILE), or run one command per operator",
+            where=error.where,
+        ) from error
 
 
 def cases_of_requests(

@@ -94,6 +94,9 @@ class RowScore(NamedTuple):
     id: str
     dtype: str
     batch_size: int | None
+    """Of the last shape, as published."""
+    batch_sizes: list[int]
+    """All that the score is over."""
     score: float | None
     """In `unit`; None where no shape of the row was measured."""
     unit: str
@@ -118,7 +121,8 @@ def format_rows(scores: Sequence[RowScore]) -> str:
     for one in scores:
         value = format_significant(one.score) if one.score is not None else "-"
         part = "" if one.measured == one.shapes else f"  (only {one.measured} of its {one.shapes} shapes: not the row)"
-        lines.append(f"# suite: {one.id} {one.dtype} batch {one.batch_size}: {value} {one.unit}{part}")
+        batches = " + ".join(map(str, one.batch_sizes))
+        lines.append(f"# suite: {one.id} {one.dtype} batch {batches}: {value} {one.unit}{part}")
     return "\n".join(lines)
 
 
@@ -132,7 +136,9 @@ def _score(row: SuiteRow, dtype: str, group: Sequence[MeasuredCase]) -> RowScore
             time_s += summary.median_s
             work += _WORK[row.op](one.result.case.parameters)
     score = scale_score(work / time_s, row.unit) if time_s > 0 else None
-    return RowScore(row.id, dtype, group[-1].result.case.batch_size, score, row.unit, len(group), measured)
+    sizes = [one.result.case.batch_size for one in group]
+    batches = list(dict.fromkeys(size for size in sizes if size is not None))
+    return RowScore(row.id, dtype, sizes[-1], batches, score, row.unit, len(group), measured)
 
 
 def _step_flops(shape: Shape) -> int:

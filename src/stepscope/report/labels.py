@@ -50,6 +50,8 @@ def _find_shared(cases: Collection[Case], hidden: frozenset[str]) -> dict[str, s
 
 def _facts(case: Case, hidden: frozenset[str]) -> Facts:
     facts = {**case.parameters, "ranks": case.world_size, "version": case.benchmark.version}
+    if facts.get("batch") == case.batch_size:
+        facts.pop("batch", None)
     return {name: value for name, value in facts.items() if name not in hidden}
 
 

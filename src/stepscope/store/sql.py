@@ -17,7 +17,7 @@ TABLES: dict[str, dict[str, str]] = {
     "runs": {
         "run": "VARCHAR", "status": "VARCHAR", "kind": "VARCHAR", "verb": "VARCHAR", "created_at": "TIMESTAMP",
         "finished_at": "TIMESTAMP", "launcher": "VARCHAR", "world_size": "INTEGER", "command": "VARCHAR",
-        "system": "VARCHAR", "tool_version": "VARCHAR",
+        "system": "VARCHAR", "tool_version": "VARCHAR", "tag": "VARCHAR",
     },
     "systems": {
         "system": "VARCHAR", "name": "VARCHAR", "cpu": "VARCHAR", "gpus": "INTEGER", "gpu": "VARCHAR",
@@ -122,6 +122,7 @@ def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:
     yield "runs", (
         stored.id, stored.status, plan.kind, plan.verb, plan.created_at, run.finished_at if run else None,
         plan.launcher, plan.world_size, " ".join(plan.command), fingerprint, plan.tool_version,
+        plan.request.get("tag"),
     )  # fmt: skip
     if system:
         host = system.hosts[0]

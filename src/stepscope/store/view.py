@@ -108,6 +108,14 @@ class MeasuredCase(NamedTuple):
             for row in zip(*(by_rank[rank] for rank in ranks), strict=False):
                 yield ranks, row
 
+    def rank_means_s(self) -> dict[int, float]:
+        """Average seconds per iteration by rank, over all processes, by the clock that gives the case its time."""
+        on_device = self.result.timing == "slowest_rank_device"
+        times: dict[int, list[float]] = defaultdict(list)
+        for samples in self.samples:
+            times[samples.rank] += (samples.device_seconds() or []) if on_device else samples.seconds()
+        return {rank: math.fsum(times[rank]) / len(times[rank]) for rank in sorted(times) if times[rank]}
+
     def skew_s(self) -> float | None:
         """How long the first rank had to wait for the last one to begin, in the median; None without arrivals."""
         return median([max(row) for _, row in self._arrivals()])

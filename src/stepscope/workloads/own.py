@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import CaseSkipped, Device, Further, Prepared, WrongResultError
+from stepscope.measure.recorded import record_steps
 from stepscope.records import Benchmark, Case, Scalar, Score, describe_exception
 from stepscope.workloads.facts import EnergyMeter, PeakMemory
 from stepscope.workloads.files import hash_content, require_unchanged
-from stepscope.workloads.recorded import record_steps
 
 HINT = "write path/to/file.py:build, where build(device, batch_size) returns a function that makes one step"
 
@@ -39,7 +39,7 @@ _REFUSED = {
     "accumulate": ("a model of your own makes its own steps", "accumulate in it"),
     "find_batch": _NO_SEARCH,
     "largest_batch": _NO_SEARCH,
-    "resolution": _NO_SEARCH,
+    "batch_resolution": _NO_SEARCH,
     "requests": ("only decoders answer requests", "leave it out"),
     "ranks": _ALONE,
     "parallel": _ALONE,

@@ -34,6 +34,7 @@ from stepscope.measure import (
     measure,
     open_device,
 )
+from stepscope.measure.recorded import record_steps
 from stepscope.records import (
     Case,
     CaseResult,
@@ -54,7 +55,6 @@ from stepscope.workloads.control import KEPT, Control, GroupPeers, Groups, die
 from stepscope.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
 from stepscope.workloads.feed import Loader, count_round, make_batches
 from stepscope.workloads.protocol import Optimized
-from stepscope.workloads.recorded import record_steps
 from stepscope.workloads.sharing import SharedStep, count_share, open_share, shard
 from stepscope.workloads.steps import (
     InferStep,
@@ -318,7 +318,7 @@ def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
     """As long as one device is timed with a loader."""
     return msgspec.structs.replace(
         settings, iterations=iterations, few_samples=2, min_samples=LOADER_STEPS, max_samples=LOADER_STEPS,
-        min_time_s=0.0, max_time_s=min(LOADER_TIME_S, settings.max_time_s), warmup_min_samples=1,
+        min_time_s=0.0, max_time_s=min(LOADER_TIME_S, settings.max_time_s), warmup_samples=None, warmup_min_samples=1,
         warmup_min_time_s=0.0, warmup_max_time_s=0.0,
     )  # fmt: skip
 

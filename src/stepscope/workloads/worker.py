@@ -26,6 +26,7 @@ from stepscope.measure import (
     no_garbage_collection,
     open_device,
 )
+from stepscope.measure.recorded import record_steps
 from stepscope.measure.session import measure_run
 from stepscope.records import Case, Notice, Run, Scalar, Score, describe_exception, is_out_of_memory
 from stepscope.store import TPOT, TTFT, StoredRun
@@ -37,7 +38,6 @@ from stepscope.workloads.files import require_unchanged
 from stepscope.workloads.generation import Decoder, GenerateStep
 from stepscope.workloads.precision import build_module
 from stepscope.workloads.protocol import EAGER, Optimized, Task
-from stepscope.workloads.recorded import record_steps
 from stepscope.workloads.rounds import is_try, next_cases
 from stepscope.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, name_early_updates
 from stepscope.workloads.verify import UNCHECKED, Verifier, describe_changes
