@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from stepscope.comms.group import UnsupportedCallError
 from stepscope.comms.kinds import make_trial
 from stepscope.comms.library import describe_torch_library, find_loaded_libraries, read_settings
 from stepscope.comms.operations import operations
-from stepscope.comms.trial import CHECKS, Check, Room, Steps, WaitingDevice
+from stepscope.comms.trial import BURST, CHECKS, PLACES, Check, Room, Steps, WaitingDevice
 from stepscope.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
 from stepscope.errors import RankHungError, UsageError
 from stepscope.launch import Heartbeat
@@ -92,10 +94,93 @@ def test_a_planted_corruption_is_found(check: Check, place: int, dtype: str) -> 
     assert samples, "evidence is kept for a wrong row too"
 
 
-def test_a_corruption_of_one_call_is_found_by_looking_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second call is timed: the one before it brings the ranks in step again after the look."""
+def test_a_corruption_of_one_call_is_found_by_looking_at_all() -> None:
     (case,) = cases_of("all_reduce", ranks=2)
     assert try_out(case, SpoiledWorld(FakeWorld(2), flip_element(5, only_call=5)), "all").wrong == 1
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "send_recv"])
+@pytest.mark.parametrize("mode", ["blocking", "nonblocking"])
+@pytest.mark.parametrize(("period", "phase"), [(p, phase) for p in (2, 3, 4, 7) for phase in range(p)])
+def test_looking_at_all_leaves_no_call_out(name: str, mode: str, period: int, phase: int) -> None:
+    """An error that comes back with any period is found as often as it comes, in timed and untimed calls."""
+    (case,) = cases_of(name, ranks=2, mode=mode, depth=3 if mode == "nonblocking" else 1)
+    harmed = 0
+
+    def harm(result: Any, number: int) -> None:
+        nonlocal harmed
+        if number % period == phase:
+            harmed += 1
+            result[0] = result[0] == 0
+
+    done = try_out(case, SpoiledWorld(FakeWorld(2, rank=1), harm), "all")
+    assert done.wrong == harmed > 0
+
+
+class ListeningWorld(FakeWorld):
+    """Writes down what happens around each call."""
+
+    def __init__(self) -> None:
+        super().__init__(2, rank=1)
+        self.events: list[str] = []
+
+    def barrier(self) -> None:
+        self.events.append("barrier")
+
+
+def record_events(name: str, check: Check, mode: str = "blocking") -> list[str]:
+    """Of ten samples: data put in, barriers, calls with and without a time, comparisons."""
+    (case,) = cases_of(name, ranks=2, mode=mode)
+    world = ListeningWorld()
+    room = Room(world, CpuDevice(), QuietHeartbeat(), check)
+    trial = CollectiveTrial(case, room)
+    trial.open()
+    body, refresh, compare = trial.body, trial.refresh, trial.count_wrong
+    trial.body = lambda: (world.events.append("call"), body())
+    trial.refresh = lambda: (world.events.append("refresh"), refresh())[0]  # type: ignore[method-assign]
+    trial.count_wrong = lambda: (world.events.append("compare"), compare())[1]  # type: ignore[method-assign]
+    steps = Steps(trial, room, case)
+    for _ in range(10):
+        steps.align()
+        world.events.append("timed")
+        body()
+        steps.agree(1)
+    steps.verify()
+    assert steps.wrong == 0
+    return world.events
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "broadcast", "send_recv"])
+def test_the_same_comes_before_a_timed_call_with_and_without_a_check(name: str, check: Check) -> None:
+    events = record_events(name, check)
+    timed = [number for number, event in enumerate(events) if event == "timed"]
+    before = ["refresh", "barrier", "call"] + (["barrier"] if name in {"broadcast", "send_recv"} else [])
+    assert [events[number - len(before) : number] for number in timed] == [before] * 10
+    assert events.count("compare") == {"all": 10, "sample": 4 + 1, "off": 0}[check]
+    assert ("timed", "compare") not in set(pairwise(events)), "ranks that are done do not compare at once"
+
+
+@pytest.mark.parametrize("size", [8, 64 << 10, 256 << 10, 260 << 10, 768 << 10, 2 << 20, 5 << 20])
+def test_calls_follow_each_other_directly_at_every_size(size: int) -> None:
+    (case,) = cases_of("all_reduce", ranks=2, sizes=(size,))
+    room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat(), "off")
+    trial = CollectiveTrial(case, room)
+    steps = Steps(trial, room, case)
+    assert steps.align() == 1, "how long a call takes is not known yet"
+    steps.agree(0)
+    assert steps.align() == BURST
+
+
+@pytest.mark.parametrize(("call_s", "wanted"), [(0.0, 16), (0.02, 12), (0.1, 2), (0.3, 1)])
+def test_bursts_of_long_calls_are_short(call_s: float, wanted: int) -> None:
+    (case,) = cases_of("all_reduce", ranks=2)
+    room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat(), "off")
+    steps = Steps(CollectiveTrial(case, room), room, case)
+    steps.align()
+    time.sleep(call_s)
+    steps.agree(0)
+    assert wanted - 3 <= steps.align() <= wanted
 
 
 @pytest.mark.parametrize(("call", "found"), [(1, True), (2, True), (3, False), (4, True), (5, False), (8, True)])
@@ -200,8 +285,8 @@ def test_what_cannot_be_is_refused_before_anything_is_allocated() -> None:
 def test_memory_is_told_before_it_is_taken() -> None:
     room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())
     (case,) = cases_of("all_reduce", ranks=2, sizes=(1 << 20,))
-    # Buffers and two sets of data for inputs and outputs, and float64 twice while values are made.
-    assert CollectiveTrial(case, room).needed_bytes() == 6 * (1 << 20) + 2 * 2 * (1 << 20)
+    # Buffers in three places and two sets of data for inputs and outputs, and float64 twice while values are made.
+    assert CollectiveTrial(case, room).needed_bytes() == 2 * (3 + 2) * (1 << 20) + 2 * 2 * (1 << 20)
 
 
 def test_samples_looked_at() -> None:
@@ -214,7 +299,7 @@ def test_samples_looked_at() -> None:
         steps.align()
         trial.body()
     steps.verify()
-    assert steps.checked == len([1, 2, 4, 8, 16]) + 1
+    assert steps.checked == PLACES * (len([1, 2, 4, 8, 16]) + 1)
     assert steps.wrong == 0
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from itertools import cycle
+from collections.abc import Callable, Sequence
 
 from stepscope.comms.data import DTYPE_BYTES
 from stepscope.comms.exchange import Exchange
 from stepscope.comms.group import Bound, UnsupportedCallError
 from stepscope.comms.layouts import parse_layout
 from stepscope.comms.options import read_options
-from stepscope.comms.trial import BURST, LARGEST_BURST_BYTES, Facts, Room, WaitingDevice, WithoutParts, idle
+from stepscope.comms.trial import BURST, PLACES, Facts, Room, Rotation, WaitingDevice, WithoutParts, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Scalar, Score
 from stepscope.units import format_bytes
 
 
 class CollectiveTrial(WithoutParts):
+    places = PLACES
+
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
         self.operation, self.options = read_options(case)
@@ -32,82 +33,83 @@ class CollectiveTrial(WithoutParts):
         self._group = next((group for group in chosen if group.me is not None), largest)
         # Each group has data of its own, and so has each outstanding call: what changes places is wrong.
         seed = zlib.crc32(f"{case.key}/{self._group.ranks}".encode()) & 0xFFFF
-        self._exchanges = [
-            Exchange(
-                self.operation,
-                self.options.shape(len(self._group.ranks)),
-                self._group,
-                device=room.device.name,
-                dtype=self.options.dtype,
-                reduction=self.options.reduction,
-                in_place=self.options.is_in_place(self.operation),
-                form=self.options.form,
-                seed=seed + copy,
-                tag=copy,
-            )
-            for copy in range(self.iterations * self.options.coalesce)
-        ]
+        copies = range(self.iterations * self.options.coalesce)
+        self._exchanges = [self._make_exchange(seed, copy) for copy in copies]
+        self._places = [self._exchanges]
+        while len(self._places) < self.places:
+            twins = [self._make_exchange(seed, copy, twin) for copy, twin in enumerate(self._places[-1])]
+            self._places.append(twins)
         self.judge = largest.ranks[self.operation.judge(self.options.shape(self._members))]
         self.active = self._exchanges[0].takes_part
         ping_pong = self.options.pattern == "ping_pong"
         self.operations = 2 if ping_pong else self.options.window
         # Several groups at once are to stay in step with each other too.
         self.synchronises = ping_pong or (self.operation.synchronises and self._members == room.world.size)
-        brief = self.options.mode == "blocking" and self.options.size_bytes <= LARGEST_BURST_BYTES
-        self.burst = BURST if brief and self.synchronises else 1
+        self.burst = BURST if self.options.mode == "blocking" and self.synchronises else 1
         self._bounds: list[Bound] = []
         self.body: Callable[[], object] = idle
 
+    def _make_exchange(self, seed: int, copy: int, twin: Exchange | None = None) -> Exchange:
+        return Exchange(
+            self.operation,
+            self.options.shape(len(self._group.ranks)),
+            self._group,
+            device=self._room.device.name,
+            dtype=self.options.dtype,
+            reduction=self.options.reduction,
+            in_place=self.options.is_in_place(self.operation),
+            form=self.options.form,
+            seed=seed + copy,
+            tag=copy,
+            twin=twin,
+        )
+
     def needed_bytes(self) -> int:
-        return sum(exchange.needed_bytes() for exchange in self._exchanges)
+        return sum(exchange.needed_bytes() for place in self._places for exchange in place)
 
     def open(self) -> None:
         if not self.active:
             return
+        places = [self._bind(exchanges) for exchanges in self._places]
+        self._bounds = [bound for bounds in places for bound in bounds]
+        make = {"blocking": lambda bound: bound.run, "nonblocking": self._make_start, "graph": self._capture}
+        self.body = Rotation([[make[self.options.mode](bound) for bound in bounds] for bounds in places]).body
+
+    def _bind(self, exchanges: Sequence[Exchange]) -> list[Bound]:
         together = self.options.coalesce
-        for first in range(0, len(self._exchanges), together):
-            exchanges = self._exchanges[first : first + together]
-            bound = self._group.bind([exchange.open() for exchange in exchanges])
-            self._bounds.append(bound)
-        if self.options.mode == "nonblocking":
-            self.body = self._make_starting_body()
-        elif self.options.mode == "graph":
-            self.body = self._capture()
-        else:
-            self.body = self._bounds[0].run
+        firsts = range(0, len(exchanges), together)
+        return [self._group.bind([one.open() for one in exchanges[first : first + together]]) for first in firsts]
 
-    def _make_starting_body(self) -> Callable[[], object]:
-        started, turns = self._waiting.started, cycle([bound.start for bound in self._bounds])
+    def _make_start(self, bound: Bound) -> Callable[[], object]:
+        started, start = self._waiting.started, bound.start
+        return lambda: started.extend(start())
 
-        def start_one() -> None:
-            started.extend(next(turns)())
-
-        return start_one
-
-    def _capture(self) -> Callable[[], object]:
+    def _capture(self, bound: Bound) -> Callable[[], object]:
         import torch
 
         if not self._room.device.has_events:
             raise UnsupportedCallError("graphs are captured on a GPU only", hint="--mode blocking", where="--mode")
         self.refresh()
-        self._bounds[0].run()  # what a library sets up on its first call cannot be captured
+        bound.run()  # what a library sets up on its first call cannot be captured
         self._room.device.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may go on: NCCL's watchdog asks for events while this one captures.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._bounds[0].run()
+                bound.run()
         except RuntimeError as error:
             raise UnsupportedCallError(f"{self._room.world.backend} cannot be captured: {error}") from error
         replay: Callable[[], object] = graph.replay
         return replay
 
     def refresh(self) -> None:
-        for exchange in self._exchanges:
-            exchange.refresh()
+        for place in self._places:
+            for exchange in place:
+                exchange.refresh()
 
     def count_wrong(self) -> int | None:
-        counts = [count for exchange in self._exchanges if (count := exchange.count_wrong()) is not None]
+        exchanges = [exchange for place in self._places for exchange in place]
+        counts = [count for exchange in exchanges if (count := exchange.count_wrong()) is not None]
         return sum(counts) if counts else None
 
     def facts(self) -> Facts:
@@ -139,6 +141,7 @@ class CollectiveTrial(WithoutParts):
         return [Notice(kind="rounded", message=message)]
 
     def close(self) -> None:
-        for exchange in self._exchanges:
-            exchange.close()
+        for place in self._places:
+            for exchange in place:
+                exchange.close()
         self._bounds, self.body = [], idle

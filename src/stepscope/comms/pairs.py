@@ -17,7 +17,7 @@ from stepscope.comms.cases import make_benchmark, require_size
 from stepscope.comms.data import DTYPE_BYTES
 from stepscope.comms.exchange import Exchange
 from stepscope.comms.operations import Operation, Shape, Traffic, send_messages
-from stepscope.comms.trial import BURST, Facts, Room, WithoutParts, idle
+from stepscope.comms.trial import BURST, PLACES, Facts, Room, Rotation, WithoutParts, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Scalar, Score
 
@@ -73,6 +73,7 @@ class PairTrial(WithoutParts):
     """The case's time is that of one message one way: half a round trip, or a window divided by its messages."""
 
     iterations = 1
+    places = PLACES
 
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
@@ -95,26 +96,29 @@ class PairTrial(WithoutParts):
         )
         group = room.group(range(room.world.size))
         seed = zlib.crc32(case.key.encode()) & 0xFFFF
-        self._exchange = Exchange(
-            operation, shape, group, device=room.device.name, dtype=self._options.dtype, seed=seed
-        )
+        make = partial(Exchange, operation, shape, group, device=room.device.name, dtype=self._options.dtype, seed=seed)
+        self._exchanges: list[Exchange] = [make()]
+        while len(self._exchanges) < self.places:
+            self._exchanges.append(make(twin=self._exchanges[-1]))
         self.judge = self._options.target
-        self.active = self._exchange.takes_part
+        self.active = self._exchanges[0].takes_part
         self.device: Device = room.device
         self.body: Callable[[], object] = idle
 
     def needed_bytes(self) -> int:
-        return self._exchange.needed_bytes()
+        return sum(exchange.needed_bytes() for exchange in self._exchanges)
 
     def open(self) -> None:
         if self.active:
-            self.body = self._exchange.bind().run
+            self.body = Rotation([[exchange.bind().run] for exchange in self._exchanges]).body
 
     def refresh(self) -> None:
-        self._exchange.refresh()
+        for exchange in self._exchanges:
+            exchange.refresh()
 
     def count_wrong(self) -> int | None:
-        return self._exchange.count_wrong()
+        counts = [count for exchange in self._exchanges if (count := exchange.count_wrong()) is not None]
+        return sum(counts) if counts else None
 
     def facts(self) -> Facts:
         source, target = self._options.source, self._options.target
@@ -132,7 +136,8 @@ class PairTrial(WithoutParts):
         return Facts(score=Score(unit="GB/s", work=float(self._options.size_bytes)), observed=observed)
 
     def close(self) -> None:
-        self._exchange.close()
+        for exchange in self._exchanges:
+            exchange.close()
         self.body = idle
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -17,8 +19,13 @@ Check = Literal["all", "sample", "off"]
 CHECKS: tuple[Check, ...] = ("all", "sample", "off")
 
 
-BURST, LARGEST_BURST_BYTES = 16, 1 << 18
-"""Small messages are sent so many times in a row; large ones take long enough for a pause not to matter."""
+BURST, LONGEST_BURST_S = 16, 0.25
+"""Calls follow each other directly up to so many times, and for so long: a pause of some microseconds matters to a call
+of milliseconds too, when threads fall asleep in it, and no longer to one that takes a good part of the limit."""
+
+
+PLACES = 3
+"""For a call that is timed, the one before it and the one behind it."""
 
 
 class Room:
@@ -69,7 +76,10 @@ class Trial(Protocol):
     synchronises: bool
     """Whether a call of `body` leaves all active ranks in step."""
     burst: int
-    """How many calls may follow each other directly where it does."""
+    """The most calls that may follow each other directly where it does."""
+    places: int
+    """In memory, which samples use in turn: 1, or `PLACES`, so that a sample before the timed one and one behind it
+    leave its result alone, and are checked as well."""
 
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
@@ -80,10 +90,11 @@ class Trial(Protocol):
     def body(self) -> object: ...
 
     def refresh(self) -> None:
-        """Before each sample, outside the timed region: fresh inputs, spoiled outputs."""
+        """Outside the timed region: fresh inputs, spoiled outputs, in all places."""
 
     def count_wrong(self) -> int | None:
-        """Wrong elements that the last sample left; None where nothing can be checked."""
+        """Wrong elements in all places, each of which one sample has used since `refresh`; None where nothing can be
+        checked."""
 
     def facts(self) -> Facts: ...
 
@@ -101,6 +112,19 @@ class Trial(Protocol):
 
 def idle() -> None:
     """The body of a rank that only keeps step."""
+
+
+class Rotation:
+    """The calls of a trial whose samples use several places in memory in turn."""
+
+    def __init__(self, places: Sequence[Sequence[Callable[[], object]]]) -> None:
+        """The calls of one sample, for each place; equally many in all."""
+        self._calls = [call for calls in places for call in calls]
+        self._last = -1
+
+    def body(self) -> None:
+        self._last = last = (self._last + 1) % len(self._calls)
+        self._calls[last]()
 
 
 class WithoutParts:
@@ -155,8 +179,10 @@ class WaitingDevice:
 class Steps:
     """How the ranks walk through the loop together, checking on the way.
 
-    What disturbs the ranks (an agreement, a check) must not be in the next time: they meet again, and where an
-    operation leaves them in step, they make one call that nobody times. Between two such calls nothing happens.
+    A timed call takes the same time whether it is checked or not. What disturbs the ranks (an agreement, a check) is
+    therefore always followed by the same: fresh data, a barrier, and one call that is not timed, into another place in
+    memory. And ranks that are done with a call go on as they would without a check before they compare: on a machine
+    with few cores the comparison would hold up those that are not done yet.
     """
 
     def __init__(self, trial: Trial, room: Room, case: Case) -> None:
@@ -164,40 +190,58 @@ class Steps:
         self._taken = 0
         self._disturbed = True
         self._looks = False
+        self._burst = self._following = 1
+        self._released_ns = 0
+        self._quickest_s = math.inf
         self.wrong = 0
         self.checked = 0
+        """Calls whose results were compared."""
 
     def agree(self, value: int) -> int:
+        self._note_pace()
         self._disturbed = True
         self._room.heartbeat.beat("measuring", self._case.key)
-        return self._room.world.broadcast_value(value, self._trial.judge)
+        agreed, self._burst = self._room.world.broadcast_value((value, self._choose_burst()), self._trial.judge)
+        return agreed
+
+    def _note_pace(self) -> None:
+        """What a call took when nothing held it up: the machine's pauses are not to make bursts shorter."""
+        if self._released_ns:
+            took_s = (time.perf_counter_ns() - self._released_ns) * 1e-9
+            self._quickest_s = min(self._quickest_s, took_s / self._following)
+            self._released_ns = 0
+
+    def _choose_burst(self) -> int:
+        return max(1, min(self._trial.burst, int(LONGEST_BURST_S / self._quickest_s)))
 
     def align(self) -> int:
-        self._room.heartbeat.tick()
+        self._note_pace()
         if self._looks:
             self.look()
+        self._room.heartbeat.tick()
         self._taken += 1
         self._looks = self._is_looked_at(self._taken)
-        if not self._trial.synchronises:
-            self._refresh()
-            self._room.world.barrier()
-        else:
-            if self._disturbed:
-                self._room.world.barrier()
-                self._call()
-            self._refresh()
-        self._disturbed = False
-        return 1 if self._looks else self._trial.burst
+        self._get_ready()
+        self._following = 1 if self._looks else self._burst
+        self._released_ns = time.perf_counter_ns()
+        return self._following
 
     def _is_looked_at(self, number: int) -> bool:
         """`sample`: the 1st, 2nd, 4th, 8th … sample; and, by `verify`, one call behind the last."""
         return self._room.check == "all" or (self._room.check == "sample" and number & (number - 1) == 0)
 
-    def _refresh(self) -> None:
-        """Only before what is looked at: data is put in by each rank at its own pace, and waited for."""
-        if self._looks and self._trial.active:
-            self._trial.refresh()
-            self._room.device.synchronize()
+    def _get_ready(self) -> None:
+        """Data is put in by each rank at its own pace: the ranks meet after it."""
+        if self._looks or self._disturbed:
+            if self._trial.active:
+                self._trial.refresh()
+                self._room.device.synchronize()
+            if self._trial.places > 1:
+                self._room.world.barrier()
+                self._call()
+        if not self._trial.synchronises:
+            self._room.world.barrier()
+        self._disturbed = False
 
     def _call(self) -> None:
         if self._trial.active:
@@ -206,14 +250,18 @@ class Steps:
             self._trial.device.synchronize()
 
     def look(self) -> None:
-        """Compare what the last call left."""
+        """Compare what the sample left, and those around it: no call is left out where all are checked."""
         self._disturbed = True
+        if not self._trial.synchronises:
+            self._room.world.barrier()
+        if self._trial.places > 1:
+            self._call()
         if not self._trial.active:
             return
         found = self._trial.count_wrong()
         if found is not None:
             self.wrong += found
-            self.checked += 1
+            self.checked += self._trial.places
 
     def verify(self) -> None:
         """After the last sample: look at it where it was prepared for that, else at one call more."""
@@ -221,7 +269,6 @@ class Steps:
             return
         if not self._looks:
             self._looks = True
-            self._refresh()
-            self._room.world.barrier()
+            self._get_ready()
             self._call()
         self.look()

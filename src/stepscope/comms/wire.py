@@ -124,7 +124,7 @@ class Data(NamedTuple):
 
 
 class WireTrial:
-    operations = burst = 1
+    operations = burst = places = 1
     iterations = 1
 
     def __init__(self, case: Case, room: Room) -> None:
