@@ -2,11 +2,11 @@
 
     python benchmarks/comms_overhead.py [--ranks 2] [--backend gloo] [--output FILE]
 
-The bare loop calls `dist.all_reduce` and reads the clock before and after, nothing else; like ours it uses three
-tensors in turn. The two sides alternate after each burst of up to 16 calls, since the machine's state changes fast.
-Both give one time per iteration, that of the slowest rank; the ratio is that of a turn's medians, and its median over
-turns. Sizes reach from 8 B to 16 MiB, and lie between powers of two as well. Exit code 1 when a ratio is above 1.05
-(below 4 MiB) or above 1.02 (from 4 MiB on).
+The bare loop calls `dist.all_reduce` and reads the clock before and after, nothing else; like ours it uses
+several tensors in turn. The two sides alternate after each burst of up to 16 calls, since the machine's state changes
+fast. Both give one time per iteration, that of the slowest rank; the ratio is that of a turn's medians, and its median
+over turns. Sizes reach from 8 B to 16 MiB, and lie between powers of two as well. Exit code 1 when a ratio is above
+1.05 (below 4 MiB) or above 1.02 (from 4 MiB on).
 """
 
 from __future__ import annotations

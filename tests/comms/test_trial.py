@@ -18,14 +18,15 @@ from stepscope.comms.group import UnsupportedCallError
 from stepscope.comms.kinds import make_trial
 from stepscope.comms.library import describe_torch_library, find_loaded_libraries, read_settings
 from stepscope.comms.operations import operations
-from stepscope.comms.trial import BURST, CHECKS, PLACES, Check, Room, Steps, WaitingDevice
+from stepscope.comms.trial import BURST, CHECKS, Check, Facts, Room, Steps, WaitingDevice
 from stepscope.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
 from stepscope.errors import RankHungError, UsageError
 from stepscope.launch import Heartbeat
 from stepscope.launch.join import wait_for_all
-from stepscope.measure import CpuDevice, FakeClock, FakeDevice, WallClock, measure
-from stepscope.records import Case, Failure
+from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
+from stepscope.records import Case, Failure, Notice
 from stepscope.store import MeasuredCase
+from stepscope.units import format_share
 
 
 class QuietHeartbeat(Heartbeat):
@@ -141,9 +142,9 @@ def record_events(name: str, check: Check, mode: str = "blocking") -> list[str]:
     trial.count_wrong = lambda: (world.events.append("compare"), compare())[1]  # type: ignore[method-assign]
     steps = Steps(trial, room, case)
     for _ in range(10):
-        steps.align()
-        world.events.append("timed")
-        body()
+        world.events += ["timed"] * (following := steps.align())
+        for _ in range(following):
+            body()
         steps.agree(1)
     steps.verify()
     assert steps.wrong == 0
@@ -156,7 +157,9 @@ def test_the_same_comes_before_a_timed_call_with_and_without_a_check(name: str, 
     events = record_events(name, check)
     timed = [number for number, event in enumerate(events) if event == "timed"]
     before = ["refresh", "barrier", "call"] + (["barrier"] if name in {"broadcast", "send_recv"} else [])
-    assert [events[number - len(before) : number] for number in timed] == [before] * 10
+    first = [number for number in timed if events[number - 1] != "timed"]
+    assert [events[number - len(before) : number] for number in first] == [before] * 10
+    assert len(timed) == (10 if len(before) == 4 else 1 + 9 * BURST), "checked calls come in bursts as others do"
     assert events.count("compare") == {"all": 10, "sample": 4 + 1, "off": 0}[check]
     assert ("timed", "compare") not in set(pairwise(events)), "ranks that are done do not compare at once"
 
@@ -254,6 +257,44 @@ def test_an_agreement_is_not_in_the_next_time() -> None:
     assert calls == 2
 
 
+def test_a_case_has_one_interval() -> None:
+    """That of the slowest rank's times, of which the notices speak too, not that of rank 0's own."""
+    (case,) = cases_of("all_reduce", ranks=2)
+    quiet, noisy = ([1e-3] * 40, [1e-3 * (1 + i % 2) for i in range(40)])
+
+    def measured(rank: int, times: list[float], notices: list[Notice]) -> RankMeasurement:
+        measurement = Measurement(
+            start_ns=[0] * 40, duration_s=times, iterations=[1] * 40, device_s=None, dry=0, allocations=0,
+            host_share=None, warmups=0, notices=notices,
+        )  # fmt: skip
+        return RankMeasurement(rank=rank, measurement=measurement, facts=Facts())
+
+    own = [Notice(kind="wide_interval", message="±77 %"), Notice(kind="not_warm", message="still changing")]
+    result, samples = fold(
+        case, [measured(0, quiet, own), measured(1, noisy, [])], "t", 1.0, [], settings=MeasureSettings()
+    )
+    summary = MeasuredCase(result, samples).summary()
+    assert summary is not None
+    wide = next(notice for notice in result.notices if notice.kind == "wide_interval")
+    assert f"±{format_share(summary.relative_half_width)} after 40 samples" in wide.message
+    assert [notice.message for notice in result.notices if notice.kind == "not_warm"] == ["still changing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "size", "wanted"),
+    [
+        ("incast", 4, 65536, "65,536 bytes do not divide evenly among 3 ranks: 65,532 were measured"),
+        ("all_gather", 3, 65536, "65,536 bytes do not divide evenly among 3 ranks: 65,532 were measured"),
+        ("all_reduce", 3, 65536, None),
+        ("all_gather", 4, 65536, None),
+    ],
+)
+def test_a_rounded_size_differs_from_the_one_asked_for(name: str, ranks: int, size: int, wanted: str | None) -> None:
+    (case,) = cases_of(name, ranks=ranks, sizes=(size,))
+    trial = CollectiveTrial(case, Room(FakeWorld(ranks), CpuDevice(), QuietHeartbeat()))
+    assert [notice.message for notice in trial.facts().notices] == ([wanted] if wanted else [])
+
+
 def test_a_result_that_nobody_writes_is_wrong() -> None:
     (case,) = cases_of("all_gather", ranks=2)
 
@@ -276,7 +317,7 @@ def test_what_cannot_be_is_refused_before_anything_is_allocated() -> None:
     (case,) = cases_of("send_recv", ranks=1)
     with pytest.raises(UnsupportedCallError, match="two ranks"):
         CollectiveTrial(case, room)
-    (case,) = cases_of("all_reduce", ranks=2, mode="graph")
+    (case,) = cases_of("all_reduce", ranks=2, mode="graph", device="cuda")
     trial = CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat()))
     with pytest.raises(UnsupportedCallError, match="GPU"):
         trial.open()
@@ -285,8 +326,16 @@ def test_what_cannot_be_is_refused_before_anything_is_allocated() -> None:
 def test_memory_is_told_before_it_is_taken() -> None:
     room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())
     (case,) = cases_of("all_reduce", ranks=2, sizes=(1 << 20,))
-    # Buffers in three places and two sets of data for inputs and outputs, and float64 twice while values are made.
-    assert CollectiveTrial(case, room).needed_bytes() == 2 * (3 + 2) * (1 << 20) + 2 * 2 * (1 << 20)
+    # Buffers in 18 places and two sets of data for inputs and outputs, and float64 twice while values are made.
+    assert CollectiveTrial(case, room).needed_bytes() == 2 * (18 + 2) * (1 << 20) + 2 * 2 * (1 << 20)
+
+
+@pytest.mark.parametrize(("size", "places"), [(8, 18), (2 << 20, 18), (4 << 20, 16), (16 << 20, 4), (1 << 30, 3)])
+def test_large_messages_have_few_places(size: int, places: int) -> None:
+    (case,) = cases_of("all_reduce", ranks=2, sizes=(size,))
+    assert CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())).places == places
+    (case,) = cases_of("broadcast", ranks=2, sizes=(size,))
+    assert CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())).places == 3
 
 
 def test_samples_looked_at() -> None:
@@ -299,7 +348,7 @@ def test_samples_looked_at() -> None:
         steps.align()
         trial.body()
     steps.verify()
-    assert steps.checked == PLACES * (len([1, 2, 4, 8, 16]) + 1)
+    assert steps.checked == 3 * (len([1, 2, 4, 8, 16]) + 1), "with the calls before and behind"
     assert steps.wrong == 0
 
 

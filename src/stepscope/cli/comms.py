@@ -29,6 +29,8 @@ from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
+TORCH_BACKENDS = ("gloo", "nccl", "ucc", "xccl")
+BACKENDS_WITHOUT_TORCH = ("mpi", "fake")
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
 
@@ -107,6 +109,7 @@ def comms(
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
     points = parse_range(sizes, where="--sizes")
+    require_memory(min(points), ranks.device)
     options = call_options(choices, ranks.world_size)
     cases = [
         case
@@ -216,6 +219,40 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
     )
 
 
+def require_memory(size: int, device: str) -> None:
+    """Some sizes that do not fit are skipped cases; where even the smallest never can, the command is wrong."""
+    import psutil
+
+    from stepscope.units import format_bytes
+
+    total = psutil.virtual_memory().total
+    if device == "cpu" and size > total:
+        raise UsageError(
+            f"a message of {format_bytes(size)} can never fit into this machine's memory of {format_bytes(total)}",
+            hint="write for example 1K:1M:x4",
+            where="--sizes",
+        )
+
+
+def require_backend(backend: str, device: str) -> None:
+    """Refused here, and not by every rank after it was started."""
+    from stepscope.measure import device_kind, open_device
+
+    if device_kind(device) != "cpu":
+        open_device(device)
+    if backend in BACKENDS_WITHOUT_TORCH:
+        return
+    from torch import distributed
+
+    known = [one for one in TORCH_BACKENDS if distributed.is_available() and distributed.is_backend_available(one)]
+    if backend not in known and not (distributed.is_available() and distributed.is_backend_available(backend)):
+        raise UsageError(
+            f"this torch has no backend {backend!r}",
+            hint=f"use one of {', '.join([*known, *BACKENDS_WITHOUT_TORCH])}",
+            where="--backend",
+        )
+
+
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     """Fields of CallOptions, from the command line."""
     from stepscope.comms.options import DEFAULT_DEPTH
@@ -270,6 +307,7 @@ def run_ranks(
     verb: str = "comms",
 ) -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
+    require_backend(ranks.backend, ranks.device)
     if ranks.outer:
         limit_s = ranks.hang_timeout_s
         return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, verb=verb)

@@ -10,15 +10,12 @@ from stepscope.comms.exchange import Exchange
 from stepscope.comms.group import Bound, UnsupportedCallError
 from stepscope.comms.layouts import parse_layout
 from stepscope.comms.options import read_options
-from stepscope.comms.trial import BURST, PLACES, Facts, Room, Rotation, WaitingDevice, WithoutParts, idle
+from stepscope.comms.trial import BURST, Facts, Room, Rotation, WaitingDevice, WithoutParts, count_places, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Scalar, Score
-from stepscope.units import format_bytes
 
 
 class CollectiveTrial(WithoutParts):
-    places = PLACES
-
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
         self.operation, self.options = read_options(case)
@@ -35,17 +32,20 @@ class CollectiveTrial(WithoutParts):
         seed = zlib.crc32(f"{case.key}/{self._group.ranks}".encode()) & 0xFFFF
         copies = range(self.iterations * self.options.coalesce)
         self._exchanges = [self._make_exchange(seed, copy) for copy in copies]
-        self._places = [self._exchanges]
-        while len(self._places) < self.places:
-            twins = [self._make_exchange(seed, copy, twin) for copy, twin in enumerate(self._places[-1])]
-            self._places.append(twins)
         self.judge = largest.ranks[self.operation.judge(self.options.shape(self._members))]
         self.active = self._exchanges[0].takes_part
         ping_pong = self.options.pattern == "ping_pong"
         self.operations = 2 if ping_pong else self.options.window
         # Several groups at once are to stay in step with each other too.
         self.synchronises = ping_pong or (self.operation.synchronises and self._members == room.world.size)
-        self.burst = BURST if self.options.mode == "blocking" and self.synchronises else 1
+        direct = self.options.mode == "blocking" and self.synchronises and not room.device.has_events
+        self.burst = BURST if direct else 1
+        self.places = count_places(self.burst, self.options.size_bytes)
+        self._places = [self._exchanges]
+        while len(self._places) < self.places:
+            twins = [self._make_exchange(seed, copy, twin) for copy, twin in enumerate(self._places[-1])]
+            self._places.append(twins)
+        self._rotation: Rotation | None = None
         self._bounds: list[Bound] = []
         self.body: Callable[[], object] = idle
 
@@ -73,7 +73,8 @@ class CollectiveTrial(WithoutParts):
         places = [self._bind(exchanges) for exchanges in self._places]
         self._bounds = [bound for bounds in places for bound in bounds]
         make = {"blocking": lambda bound: bound.run, "nonblocking": self._make_start, "graph": self._capture}
-        self.body = Rotation([[make[self.options.mode](bound) for bound in bounds] for bounds in places]).body
+        self._rotation = Rotation([[make[self.options.mode](bound) for bound in bounds] for bounds in places])
+        self.body = self._rotation.body
 
     def _bind(self, exchanges: Sequence[Exchange]) -> list[Bound]:
         together = self.options.coalesce
@@ -106,9 +107,12 @@ class CollectiveTrial(WithoutParts):
         for place in self._places:
             for exchange in place:
                 exchange.refresh()
+        if self._rotation is not None:
+            self._rotation.restart()
 
     def count_wrong(self) -> int | None:
-        exchanges = [exchange for place in self._places for exchange in place]
+        used = self._rotation.used if self._rotation is not None else 0
+        exchanges = [exchange for place in self._places[:used] for exchange in place]
         counts = [count for exchange in exchanges if (count := exchange.count_wrong()) is not None]
         return sum(counts) if counts else None
 
@@ -132,12 +136,14 @@ class CollectiveTrial(WithoutParts):
     def _find_notices(self, size_bytes: int) -> list[Notice]:
         if not size_bytes or size_bytes == self.options.size_bytes:
             return []
-        asked, got = format_bytes(self.options.size_bytes), format_bytes(size_bytes)
+        asked, got = f"{self.options.size_bytes:,} bytes", f"{size_bytes:,}"
         if self.operation.uneven:
             message = f"{asked} were asked for; with uneven pieces the busiest rank moves {got}"
         else:
             pieces = f"{self.options.coalesce} calls and " if self.options.coalesce > 1 else ""
-            message = f"{asked} do not divide evenly among {pieces}{self._members} ranks: {got} were measured"
+            # The root of an incast sends nothing.
+            senders = self._members - 1 if self.operation.name == "incast" else self._members
+            message = f"{asked} do not divide evenly among {pieces}{senders} ranks: {got} were measured"
         return [Notice(kind="rounded", message=message)]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from stepscope.comms.cases import make_benchmark, require_size
 from stepscope.comms.data import DTYPE_BYTES
 from stepscope.comms.exchange import Exchange
 from stepscope.comms.operations import Operation, Shape, Traffic, send_messages
-from stepscope.comms.trial import BURST, PLACES, Facts, Room, Rotation, WithoutParts, idle
+from stepscope.comms.trial import BURST, Facts, Room, Rotation, WithoutParts, count_places, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Scalar, Score
 
@@ -73,7 +73,6 @@ class PairTrial(WithoutParts):
     """The case's time is that of one message one way: half a round trip, or a window divided by its messages."""
 
     iterations = 1
-    places = PLACES
 
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
@@ -83,7 +82,8 @@ class PairTrial(WithoutParts):
         ping_pong = self._options.size_bytes <= LARGEST_LATENCY_BYTES
         self.operations = 2 if ping_pong else WINDOW
         self.synchronises = ping_pong
-        self.burst = BURST if ping_pong else 1
+        self.burst = BURST if ping_pong and not room.device.has_events else 1
+        self.places = count_places(self.burst, self._options.size_bytes)
         shape = Shape(
             room.world.size,
             self._options.size_bytes // DTYPE_BYTES[self._options.dtype],
@@ -101,6 +101,7 @@ class PairTrial(WithoutParts):
         while len(self._exchanges) < self.places:
             self._exchanges.append(make(twin=self._exchanges[-1]))
         self.judge = self._options.target
+        self._rotation: Rotation | None = None
         self.active = self._exchanges[0].takes_part
         self.device: Device = room.device
         self.body: Callable[[], object] = idle
@@ -110,14 +111,18 @@ class PairTrial(WithoutParts):
 
     def open(self) -> None:
         if self.active:
-            self.body = Rotation([[exchange.bind().run] for exchange in self._exchanges]).body
+            self._rotation = Rotation([[exchange.bind().run] for exchange in self._exchanges])
+            self.body = self._rotation.body
 
     def refresh(self) -> None:
         for exchange in self._exchanges:
             exchange.refresh()
+        if self._rotation is not None:
+            self._rotation.restart()
 
     def count_wrong(self) -> int | None:
-        counts = [count for exchange in self._exchanges if (count := exchange.count_wrong()) is not None]
+        used = self._exchanges[: self._rotation.used] if self._rotation is not None else []
+        counts = [count for exchange in used if (count := exchange.count_wrong()) is not None]
         return sum(counts) if counts else None
 
     def facts(self) -> Facts:

@@ -24,8 +24,13 @@ BURST, LONGEST_BURST_S = 16, 0.25
 of milliseconds too, when threads fall asleep in it, and no longer to one that takes a good part of the limit."""
 
 
-PLACES = 3
-"""For a call that is timed, the one before it and the one behind it."""
+FEWEST_PLACES, PLACES_BYTES = 3, 64 << 20
+"""Places in memory that samples use in turn: for one that is timed, one before and one behind it at least, and for a
+whole burst where this much memory holds them."""
+
+
+def count_places(burst: int, size_bytes: int) -> int:
+    return min(burst + 2, max(FEWEST_PLACES, PLACES_BYTES // max(1, size_bytes)))
 
 
 class Room:
@@ -78,8 +83,8 @@ class Trial(Protocol):
     burst: int
     """The most calls that may follow each other directly where it does."""
     places: int
-    """In memory, which samples use in turn: 1, or `PLACES`, so that a sample before the timed one and one behind it
-    leave its result alone, and are checked as well."""
+    """In memory, which samples use in turn: a sample before those that are timed and one behind them leave their
+    results alone, and are checked as well. 1: each sample uses the memory of the one before."""
 
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
@@ -93,7 +98,7 @@ class Trial(Protocol):
         """Outside the timed region: fresh inputs, spoiled outputs, in all places."""
 
     def count_wrong(self) -> int | None:
-        """Wrong elements in all places, each of which one sample has used since `refresh`; None where nothing can be
+        """Wrong elements that the samples since `refresh` left, each in its own place; None where nothing can be
         checked."""
 
     def facts(self) -> Facts: ...
@@ -120,11 +125,21 @@ class Rotation:
     def __init__(self, places: Sequence[Sequence[Callable[[], object]]]) -> None:
         """The calls of one sample, for each place; equally many in all."""
         self._calls = [call for calls in places for call in calls]
-        self._last = -1
+        self._made, self._calls_per_sample = 0, len(places[0])
+
+    def restart(self) -> None:
+        """With fresh data, in the first place."""
+        self._made = 0
 
     def body(self) -> None:
-        self._last = last = (self._last + 1) % len(self._calls)
-        self._calls[last]()
+        made = self._made
+        self._made = made + 1
+        self._calls[made % len(self._calls)]()
+
+    @property
+    def used(self) -> int:
+        """Places that samples have used since the last start."""
+        return self._made // self._calls_per_sample
 
 
 class WithoutParts:
@@ -180,9 +195,10 @@ class Steps:
     """How the ranks walk through the loop together, checking on the way.
 
     A timed call takes the same time whether it is checked or not. What disturbs the ranks (an agreement, a check) is
-    therefore always followed by the same: fresh data, a barrier, and one call that is not timed, into another place in
-    memory. And ranks that are done with a call go on as they would without a check before they compare: on a machine
-    with few cores the comparison would hold up those that are not done yet.
+    therefore always followed by the same: fresh data, a barrier, and one call that is not timed. Calls that are checked
+    follow each other as directly as others, since each has its own place in memory. And ranks that are done with the
+    last one make one more call before they compare: on a machine with few cores the comparison would hold up those that
+    are not done yet.
     """
 
     def __init__(self, trial: Trial, room: Room, case: Case) -> None:
@@ -195,7 +211,7 @@ class Steps:
         self._quickest_s = math.inf
         self.wrong = 0
         self.checked = 0
-        """Calls whose results were compared."""
+        """Samples whose results were compared, those around the timed ones included."""
 
     def agree(self, value: int) -> int:
         self._note_pace()
@@ -222,7 +238,8 @@ class Steps:
         self._taken += 1
         self._looks = self._is_looked_at(self._taken)
         self._get_ready()
-        self._following = 1 if self._looks else self._burst
+        checkable = max(1, self._trial.places - 2)
+        self._following = min(self._burst, checkable) if self._looks else self._burst
         self._released_ns = time.perf_counter_ns()
         return self._following
 
@@ -250,7 +267,7 @@ class Steps:
             self._trial.device.synchronize()
 
     def look(self) -> None:
-        """Compare what the sample left, and those around it: no call is left out where all are checked."""
+        """Compare what the samples left, and those around them: no call is left out where all are checked."""
         self._disturbed = True
         if not self._trial.synchronises:
             self._room.world.barrier()
@@ -261,7 +278,7 @@ class Steps:
         found = self._trial.count_wrong()
         if found is not None:
             self.wrong += found
-            self.checked += self._trial.places
+            self.checked += self._following + 2 if self._trial.places > 1 else 1
 
     def verify(self) -> None:
         """After the last sample: look at it where it was prepared for that, else at one call more."""
@@ -270,5 +287,6 @@ class Steps:
         if not self._looks:
             self._looks = True
             self._get_ready()
+            self._following = 1
             self._call()
         self.look()
