@@ -334,8 +334,23 @@ def test_memory_is_told_before_it_is_taken() -> None:
 def test_large_messages_have_few_places(size: int, places: int) -> None:
     (case,) = cases_of("all_reduce", ranks=2, sizes=(size,))
     assert CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())).places == places
-    (case,) = cases_of("broadcast", ranks=2, sizes=(size,))
-    assert CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())).places == 3
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
+def test_checked_samples_are_compared_when_their_places_are_used_up(name: str) -> None:
+    """Samples of operations that meet before each call are compared together as well."""
+    (case,) = cases_of(name, ranks=2)
+    room = Room(FakeWorld(2, rank=1), CpuDevice(), QuietHeartbeat(), "all")
+    trial = CollectiveTrial(case, room)
+    trial.open()
+    steps, compared = Steps(trial, room, case), []
+    for _ in range(40):
+        steps.align()
+        trial.body()
+        compared.append(steps.checked)
+    steps.verify()
+    assert sorted(set(compared)) == [0, BURST + 2, 2 * (BURST + 2)]
+    assert (steps.wrong, steps.checked) == (0, 40 + 2 * 3)
 
 
 def test_samples_looked_at() -> None:

@@ -10,7 +10,17 @@ from stepscope.comms.exchange import Exchange
 from stepscope.comms.group import Bound, UnsupportedCallError
 from stepscope.comms.layouts import parse_layout
 from stepscope.comms.options import read_options
-from stepscope.comms.trial import BURST, Facts, Room, Rotation, WaitingDevice, WithoutParts, count_places, idle
+from stepscope.comms.trial import (
+    BURST,
+    FEWEST_PLACES,
+    Facts,
+    Room,
+    Rotation,
+    WaitingDevice,
+    WithoutParts,
+    count_places,
+    idle,
+)
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Scalar, Score
 
@@ -40,7 +50,8 @@ class CollectiveTrial(WithoutParts):
         self.synchronises = ping_pong or (self.operation.synchronises and self._members == room.world.size)
         direct = self.options.mode == "blocking" and self.synchronises and not room.device.has_events
         self.burst = BURST if direct else 1
-        self.places = count_places(self.burst, self.options.size_bytes)
+        captured = self.options.mode == "graph"  # each place is a graph of its own
+        self.places = FEWEST_PLACES if captured else count_places(self.options.size_bytes * self.iterations)
         self._places = [self._exchanges]
         while len(self._places) < self.places:
             twins = [self._make_exchange(seed, copy, twin) for copy, twin in enumerate(self._places[-1])]

@@ -83,7 +83,7 @@ class PairTrial(WithoutParts):
         self.operations = 2 if ping_pong else WINDOW
         self.synchronises = ping_pong
         self.burst = BURST if ping_pong and not room.device.has_events else 1
-        self.places = count_places(self.burst, self._options.size_bytes)
+        self.places = count_places(self._options.size_bytes * (1 if ping_pong else WINDOW))
         shape = Shape(
             room.world.size,
             self._options.size_bytes // DTYPE_BYTES[self._options.dtype],

@@ -29,8 +29,9 @@ FEWEST_PLACES, PLACES_BYTES = 3, 64 << 20
 whole burst where this much memory holds them."""
 
 
-def count_places(burst: int, size_bytes: int) -> int:
-    return min(burst + 2, max(FEWEST_PLACES, PLACES_BYTES // max(1, size_bytes)))
+def count_places(size_bytes: int) -> int:
+    """By the memory that a sample moves in one place."""
+    return min(BURST + 2, max(FEWEST_PLACES, PLACES_BYTES // max(1, size_bytes)))
 
 
 class Room:
@@ -196,9 +197,9 @@ class Steps:
 
     A timed call takes the same time whether it is checked or not. What disturbs the ranks (an agreement, a check) is
     therefore always followed by the same: fresh data, a barrier, and one call that is not timed. Calls that are checked
-    follow each other as directly as others, since each has its own place in memory. And ranks that are done with the
-    last one make one more call before they compare: on a machine with few cores the comparison would hold up those that
-    are not done yet.
+    follow each other as directly as others, since each has its own place in memory: they are compared when the places
+    are used up. And ranks that are done with the last one make one more call before they compare: on a machine with few
+    cores the comparison would hold up those that are not done yet.
     """
 
     def __init__(self, trial: Trial, room: Room, case: Case) -> None:
@@ -207,6 +208,8 @@ class Steps:
         self._disturbed = True
         self._looks = False
         self._burst = self._following = 1
+        self._uncompared = 0
+        """Samples that were made ready to be compared, and are not yet."""
         self._released_ns = 0
         self._quickest_s = math.inf
         self.wrong = 0
@@ -232,14 +235,16 @@ class Steps:
 
     def align(self) -> int:
         self._note_pace()
-        if self._looks:
+        checkable = max(1, self._trial.places - 2)
+        full = self._uncompared + self._burst > checkable
+        if self._looks and (full or self._disturbed or self._room.check == "sample"):
             self.look()
         self._room.heartbeat.tick()
         self._taken += 1
         self._looks = self._is_looked_at(self._taken)
         self._get_ready()
-        checkable = max(1, self._trial.places - 2)
         self._following = min(self._burst, checkable) if self._looks else self._burst
+        self._uncompared += self._following if self._looks else 0
         self._released_ns = time.perf_counter_ns()
         return self._following
 
@@ -249,7 +254,7 @@ class Steps:
 
     def _get_ready(self) -> None:
         """Data is put in by each rank at its own pace: the ranks meet after it."""
-        if self._looks or self._disturbed:
+        if self._disturbed or (self._looks and not self._uncompared):
             if self._trial.active:
                 self._trial.refresh()
                 self._room.device.synchronize()
@@ -273,12 +278,11 @@ class Steps:
             self._room.world.barrier()
         if self._trial.places > 1:
             self._call()
-        if not self._trial.active:
-            return
-        found = self._trial.count_wrong()
+        found = self._trial.count_wrong() if self._trial.active else None
         if found is not None:
             self.wrong += found
-            self.checked += self._following + 2 if self._trial.places > 1 else 1
+            self.checked += self._uncompared + 2 if self._trial.places > 1 else 1
+        self._uncompared = 0
 
     def verify(self) -> None:
         """After the last sample: look at it where it was prepared for that, else at one call more."""
@@ -287,6 +291,6 @@ class Steps:
         if not self._looks:
             self._looks = True
             self._get_ready()
-            self._following = 1
+            self._uncompared = 1
             self._call()
         self.look()
