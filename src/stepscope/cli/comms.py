@@ -46,8 +46,8 @@ def world_options(function: Any) -> Any:
         click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host", show_default=True,
                      help="Whose clock gives a case its time; both are kept where the device has one."),
         click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
-                     help="Which iterations' results are compared: every one; the 1st, 2nd, 4th, 8th … and one more; "
-                     "none."),
+                     help="Which iterations' results are compared, outside the timed region: every one; the 1st, 2nd, "
+                     "4th, 8th … and one more; none."),
         click.option("--hang-timeout", type=Duration(), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s", show_default=True,
                      help="End the run when a rank gives no sign of life for so long."),
     ]  # fmt: skip
