@@ -40,7 +40,7 @@ def plan(name: str, members: int, elements: int, **options: object) -> Traffic:
         ("gather", 1200, 3 / 4),
         ("scatter", 1200, 3 / 4),
         ("incast", 1200, 1),
-        ("multicast", 1200, 1),
+        ("multicast", 1200, 3),
         ("send_recv", 1200, 1),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,15 @@ from stepscope.comms.group import UnsupportedCallError
 from stepscope.comms.kinds import make_trial
 from stepscope.comms.library import describe_torch_library, find_loaded_libraries, read_settings
 from stepscope.comms.operations import operations
-from stepscope.comms.trial import CHECKS, Check, Room, Steps, WaitingDevice
+from stepscope.comms.trial import BURST, CHECKS, Check, Facts, Room, Steps, WaitingDevice
 from stepscope.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
 from stepscope.errors import RankHungError, UsageError
 from stepscope.launch import Heartbeat
 from stepscope.launch.join import wait_for_all
-from stepscope.measure import CpuDevice, FakeClock, FakeDevice, WallClock, measure
-from stepscope.records import Case, Failure
+from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
+from stepscope.records import Case, Failure, Notice
 from stepscope.store import MeasuredCase
+from stepscope.units import format_share
 
 
 class QuietHeartbeat(Heartbeat):
@@ -92,10 +95,95 @@ def test_a_planted_corruption_is_found(check: Check, place: int, dtype: str) -> 
     assert samples, "evidence is kept for a wrong row too"
 
 
-def test_a_corruption_of_one_call_is_found_by_looking_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second call is timed: the one before it brings the ranks in step again after the look."""
+def test_a_corruption_of_one_call_is_found_by_looking_at_all() -> None:
     (case,) = cases_of("all_reduce", ranks=2)
     assert try_out(case, SpoiledWorld(FakeWorld(2), flip_element(5, only_call=5)), "all").wrong == 1
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "send_recv"])
+@pytest.mark.parametrize("mode", ["blocking", "nonblocking"])
+@pytest.mark.parametrize(("period", "phase"), [(p, phase) for p in (2, 3, 4, 7) for phase in range(p)])
+def test_looking_at_all_leaves_no_call_out(name: str, mode: str, period: int, phase: int) -> None:
+    """An error that comes back with any period is found as often as it comes, in timed and untimed calls."""
+    (case,) = cases_of(name, ranks=2, mode=mode, depth=3 if mode == "nonblocking" else 1)
+    harmed = 0
+
+    def harm(result: Any, number: int) -> None:
+        nonlocal harmed
+        if number % period == phase:
+            harmed += 1
+            result[0] = result[0] == 0
+
+    done = try_out(case, SpoiledWorld(FakeWorld(2, rank=1), harm), "all")
+    assert done.wrong == harmed > 0
+
+
+class ListeningWorld(FakeWorld):
+    """Writes down what happens around each call."""
+
+    def __init__(self) -> None:
+        super().__init__(2, rank=1)
+        self.events: list[str] = []
+
+    def barrier(self) -> None:
+        self.events.append("barrier")
+
+
+def record_events(name: str, check: Check, mode: str = "blocking") -> list[str]:
+    """Of ten samples: data put in, barriers, calls with and without a time, comparisons."""
+    (case,) = cases_of(name, ranks=2, mode=mode)
+    world = ListeningWorld()
+    room = Room(world, CpuDevice(), QuietHeartbeat(), check)
+    trial = CollectiveTrial(case, room)
+    trial.open()
+    body, refresh, compare = trial.body, trial.refresh, trial.count_wrong
+    trial.body = lambda: (world.events.append("call"), body())
+    trial.refresh = lambda: (world.events.append("refresh"), refresh())[0]  # type: ignore[method-assign]
+    trial.count_wrong = lambda: (world.events.append("compare"), compare())[1]  # type: ignore[method-assign]
+    steps = Steps(trial, room, case)
+    for _ in range(10):
+        world.events += ["timed"] * (following := steps.align())
+        for _ in range(following):
+            body()
+        steps.agree(1)
+    steps.verify()
+    assert steps.wrong == 0
+    return world.events
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "broadcast", "send_recv"])
+def test_the_same_comes_before_a_timed_call_with_and_without_a_check(name: str, check: Check) -> None:
+    events = record_events(name, check)
+    timed = [number for number, event in enumerate(events) if event == "timed"]
+    before = ["refresh", "barrier", "call"] + (["barrier"] if name in {"broadcast", "send_recv"} else [])
+    first = [number for number in timed if events[number - 1] != "timed"]
+    assert [events[number - len(before) : number] for number in first] == [before] * 10
+    assert len(timed) == (10 if len(before) == 4 else 1 + 9 * BURST), "checked calls come in bursts as others do"
+    assert events.count("compare") == {"all": 10, "sample": 4 + 1, "off": 0}[check]
+    assert ("timed", "compare") not in set(pairwise(events)), "ranks that are done do not compare at once"
+
+
+@pytest.mark.parametrize("size", [8, 64 << 10, 256 << 10, 260 << 10, 768 << 10, 2 << 20, 5 << 20])
+def test_calls_follow_each_other_directly_at_every_size(size: int) -> None:
+    (case,) = cases_of("all_reduce", ranks=2, sizes=(size,))
+    room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat(), "off")
+    trial = CollectiveTrial(case, room)
+    steps = Steps(trial, room, case)
+    assert steps.align() == 1, "how long a call takes is not known yet"
+    steps.agree(0)
+    assert steps.align() == BURST
+
+
+@pytest.mark.parametrize(("call_s", "wanted"), [(0.0, 16), (0.02, 12), (0.1, 2), (0.3, 1)])
+def test_bursts_of_long_calls_are_short(call_s: float, wanted: int) -> None:
+    (case,) = cases_of("all_reduce", ranks=2)
+    room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat(), "off")
+    steps = Steps(CollectiveTrial(case, room), room, case)
+    steps.align()
+    time.sleep(call_s)
+    steps.agree(0)
+    assert wanted - 3 <= steps.align() <= wanted
 
 
 @pytest.mark.parametrize(("call", "found"), [(1, True), (2, True), (3, False), (4, True), (5, False), (8, True)])
@@ -169,6 +257,44 @@ def test_an_agreement_is_not_in_the_next_time() -> None:
     assert calls == 2
 
 
+def test_a_case_has_one_interval() -> None:
+    """That of the slowest rank's times, of which the notices speak too, not that of rank 0's own."""
+    (case,) = cases_of("all_reduce", ranks=2)
+    quiet, noisy = ([1e-3] * 40, [1e-3 * (1 + i % 2) for i in range(40)])
+
+    def measured(rank: int, times: list[float], notices: list[Notice]) -> RankMeasurement:
+        measurement = Measurement(
+            start_ns=[0] * 40, duration_s=times, iterations=[1] * 40, device_s=None, dry=0, allocations=0,
+            host_share=None, warmups=0, notices=notices,
+        )  # fmt: skip
+        return RankMeasurement(rank=rank, measurement=measurement, facts=Facts())
+
+    own = [Notice(kind="wide_interval", message="±77 %"), Notice(kind="not_warm", message="still changing")]
+    result, samples = fold(
+        case, [measured(0, quiet, own), measured(1, noisy, [])], "t", 1.0, [], settings=MeasureSettings()
+    )
+    summary = MeasuredCase(result, samples).summary()
+    assert summary is not None
+    wide = next(notice for notice in result.notices if notice.kind == "wide_interval")
+    assert f"±{format_share(summary.relative_half_width)} after 40 samples" in wide.message
+    assert [notice.message for notice in result.notices if notice.kind == "not_warm"] == ["still changing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "size", "wanted"),
+    [
+        ("incast", 4, 65536, "65,536 bytes do not divide evenly among 3 ranks: 65,532 were measured"),
+        ("all_gather", 3, 65536, "65,536 bytes do not divide evenly among 3 ranks: 65,532 were measured"),
+        ("all_reduce", 3, 65536, None),
+        ("all_gather", 4, 65536, None),
+    ],
+)
+def test_a_rounded_size_differs_from_the_one_asked_for(name: str, ranks: int, size: int, wanted: str | None) -> None:
+    (case,) = cases_of(name, ranks=ranks, sizes=(size,))
+    trial = CollectiveTrial(case, Room(FakeWorld(ranks), CpuDevice(), QuietHeartbeat()))
+    assert [notice.message for notice in trial.facts().notices] == ([wanted] if wanted else [])
+
+
 def test_a_result_that_nobody_writes_is_wrong() -> None:
     (case,) = cases_of("all_gather", ranks=2)
 
@@ -191,7 +317,7 @@ def test_what_cannot_be_is_refused_before_anything_is_allocated() -> None:
     (case,) = cases_of("send_recv", ranks=1)
     with pytest.raises(UnsupportedCallError, match="two ranks"):
         CollectiveTrial(case, room)
-    (case,) = cases_of("all_reduce", ranks=2, mode="graph")
+    (case,) = cases_of("all_reduce", ranks=2, mode="graph", device="cuda")
     trial = CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat()))
     with pytest.raises(UnsupportedCallError, match="GPU"):
         trial.open()
@@ -200,8 +326,31 @@ def test_what_cannot_be_is_refused_before_anything_is_allocated() -> None:
 def test_memory_is_told_before_it_is_taken() -> None:
     room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())
     (case,) = cases_of("all_reduce", ranks=2, sizes=(1 << 20,))
-    # Buffers and two sets of data for inputs and outputs, and float64 twice while values are made.
-    assert CollectiveTrial(case, room).needed_bytes() == 6 * (1 << 20) + 2 * 2 * (1 << 20)
+    # Buffers in 18 places and two sets of data for inputs and outputs, and float64 twice while values are made.
+    assert CollectiveTrial(case, room).needed_bytes() == 2 * (18 + 2) * (1 << 20) + 2 * 2 * (1 << 20)
+
+
+@pytest.mark.parametrize(("size", "places"), [(8, 18), (2 << 20, 18), (4 << 20, 16), (16 << 20, 4), (1 << 30, 3)])
+def test_large_messages_have_few_places(size: int, places: int) -> None:
+    (case,) = cases_of("all_reduce", ranks=2, sizes=(size,))
+    assert CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())).places == places
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
+def test_checked_samples_are_compared_when_their_places_are_used_up(name: str) -> None:
+    """Samples of operations that meet before each call are compared together as well."""
+    (case,) = cases_of(name, ranks=2)
+    room = Room(FakeWorld(2, rank=1), CpuDevice(), QuietHeartbeat(), "all")
+    trial = CollectiveTrial(case, room)
+    trial.open()
+    steps, compared = Steps(trial, room, case), []
+    for _ in range(40):
+        steps.align()
+        trial.body()
+        compared.append(steps.checked)
+    steps.verify()
+    assert sorted(set(compared)) == [0, BURST + 2, 2 * (BURST + 2)]
+    assert (steps.wrong, steps.checked) == (0, 40 + 2 * 3)
 
 
 def test_samples_looked_at() -> None:
@@ -214,7 +363,7 @@ def test_samples_looked_at() -> None:
         steps.align()
         trial.body()
     steps.verify()
-    assert steps.checked == len([1, 2, 4, 8, 16]) + 1
+    assert steps.checked == 3 * (len([1, 2, 4, 8, 16]) + 1), "with the calls before and behind"
     assert steps.wrong == 0
 
 

@@ -158,11 +158,34 @@ def test_gpus_and_backends_of_a_torch_build() -> None:
     assert found["device cuda"].detail == "CUDA 12.8, 1× NVIDIA H200, bf16"
     assert found["backend gloo"].available
     assert not found["backend nccl"].available
-    assert found["srun"].detail == "/bin/srun"
+    assert not found["backend mpi"].available
+    assert found["backend mpi"].detail == "needs mpi4py"
 
     blind = msgspec.structs.replace(facts, gpus=[], cuda_error="the driver is too old")
     cuda = next(one for one in list_capabilities(blind, "", None) if one.name == "device cuda")
     assert (cuda.available, cuda.detail) == (False, "the driver is too old")
+
+
+@pytest.mark.parametrize(
+    ("answer", "available", "detail"),
+    [
+        ("Slurmctld(primary) at head is UP\n", True, "/bin/srun"),
+        ("Slurmctld(primary) at head is DOWN\n", False, "/bin/srun, but no Slurm controller answers"),
+        ("", False, "/bin/srun, but no Slurm controller answers"),
+    ],
+)
+def test_srun_needs_a_controller(answer: str, available: bool, detail: str) -> None:
+    found = list_capabilities(None, "", None, program=lambda name: f"/bin/{name}", ask=lambda command: answer)
+    srun = next(one for one in found if one.name == "srun")
+    assert (srun.available, srun.detail) == (available, detail)
+
+
+def test_the_mpi_backend_goes_through_mpi4py() -> None:
+    facts = msgspec.json.decode(FACTS, type=TorchFacts)
+    assert "mpi" not in facts.backends
+    found = list_capabilities(facts, "", None, version_of=lambda name: "4.1", program=lambda name: f"/bin/{name}")
+    mpi = next(one for one in found if one.name == "backend mpi")
+    assert (mpi.available, mpi.detail) == (True, "mpi4py 4.1, ranks started by mpirun")
 
 
 def test_without_probing_no_child_is_started(tmp_path: Path) -> None:

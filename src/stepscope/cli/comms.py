@@ -32,6 +32,8 @@ from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
+TORCH_BACKENDS = ("gloo", "nccl", "ucc", "xccl")
+BACKENDS_WITHOUT_TORCH = ("mpi", "fake")
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
 MOST_IN_A_NAME = 4
@@ -49,8 +51,8 @@ def world_options(function: Any) -> Any:
         click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host", show_default=True,
                      help="Whose clock gives a case its time; both are kept where the device has one."),
         click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
-                     help="Which iterations' results are compared: every one; the 1st, 2nd, 4th, 8th … and one more; "
-                     "none."),
+                     help="Which iterations' results are compared, outside the timed region: every one; the 1st, 2nd, "
+                     "4th, 8th … and one more; none."),
         click.option("--hang-timeout", type=Duration(), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s", show_default=True,
                      help="End the run when a rank gives no sign of life for so long."),
     ]  # fmt: skip
@@ -122,10 +124,10 @@ def comms(
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
     exact_splits = read_split_bytes(choices, ranks.world_size)
+    points = [round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes")
+    require_memory(min(points), ranks.device)
     cases, left_out = make_sweep(
-        collectives=collectives,
-        sizes=[round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes"),
-        backend=ranks.backend,
+        collectives=collectives, sizes=points, backend=ranks.backend,
         world_size=ranks.world_size, device=ranks.device, one_group_at_a_time=choices["in_turn"],
         **{name: choices[name] for name in ("dtypes", "reductions", "roots")},
         **call_options(choices, ranks.world_size),
@@ -241,6 +243,40 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
     )
 
 
+def require_memory(size: int, device: str) -> None:
+    """Some sizes that do not fit are skipped cases; where even the smallest never can, the command is wrong."""
+    import psutil
+
+    from stepscope.units import format_bytes
+
+    total = psutil.virtual_memory().total
+    if device == "cpu" and size > total:
+        raise UsageError(
+            f"a message of {format_bytes(size)} can never fit into this machine's memory of {format_bytes(total)}",
+            hint="write for example 1K:1M:x4",
+            where="--sizes",
+        )
+
+
+def require_backend(backend: str, device: str) -> None:
+    """Refused here, and not by every rank after it was started."""
+    from stepscope.measure import device_kind, open_device
+
+    if device_kind(device) != "cpu":
+        open_device(device)
+    if backend in BACKENDS_WITHOUT_TORCH:
+        return
+    from torch import distributed
+
+    known = [one for one in TORCH_BACKENDS if distributed.is_available() and distributed.is_backend_available(one)]
+    if backend not in known and not (distributed.is_available() and distributed.is_backend_available(backend)):
+        raise UsageError(
+            f"this torch has no backend {backend!r}",
+            hint=f"use one of {', '.join([*known, *BACKENDS_WITHOUT_TORCH])}",
+            where="--backend",
+        )
+
+
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     """Fields of CallOptions, from the command line."""
     from stepscope.comms.options import DEFAULT_DEPTH
@@ -340,6 +376,7 @@ def run_ranks(
     verb: str = "comms",
 ) -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
+    require_backend(ranks.backend, ranks.device)
     if ranks.outer:
         limit_s = ranks.hang_timeout_s
         return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, verb=verb)

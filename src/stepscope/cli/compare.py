@@ -29,7 +29,17 @@ def compare_stored(a: StoredRun, b: StoredRun, *, level: float, resolution: floa
     from stepscope.compare import compare_cases
 
     same_system = _place(a) == _place(b)
-    return compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=same_system)
+    found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=same_system)
+    return msgspec.structs.replace(found, notes=[*found.notes, *_check_notes(a, b)])
+
+
+def _check_notes(a: StoredRun, b: StoredRun) -> list[str]:
+    """Results that are compared between the timed calls may leave other data in the caches."""
+    checks = [run.plan.request.get("check") for run in (a, b)]
+    if checks[0] == checks[1] or None in checks:
+        return []
+    told = f"A was measured with --check {checks[0]} and B with --check {checks[1]}"
+    return [f"{told}; measure both sides with the same one to be sure that a difference is not the check's"]
 
 
 @click.command("compare")

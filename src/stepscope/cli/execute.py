@@ -122,6 +122,8 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
             return found[-1]
         narrate("no interrupted run with these cases: starting a new one")
     _find_baseline(store, job.request)  # a wrong name is said before anything is measured
+    if job.launcher == "inline" and job.verb != "comms":
+        require_one_process(job.verb)
     folder = create_run(
         store,
         verb=job.verb,
@@ -222,19 +224,25 @@ def _count_wanted(stored: StoredRun, cases: list[MeasuredCase], system: System |
 
 def measure_inline(stored: StoredRun) -> None:
     """Measure in this process; an interrupted run goes on where it stopped."""
-    from stepscope.launch import detect_rank_context
     from stepscope.measure import open_progress
     from stepscope.ops.worker import run_ops
     from stepscope.workloads.worker import run_workloads
 
+    require_one_process(stored.plan.verb)
+    worker = {"ops": run_ops, "workload": run_workloads, "suite": run_workloads}[stored.plan.verb]
+    worker(stored.folder, request=stored.plan.request, progress=open_progress())
+
+
+def require_one_process(verb: str) -> None:
+    """Asked before a run is made: each rank of a launcher would leave an empty one behind."""
+    from stepscope.launch import detect_rank_context
+
     context = detect_rank_context()
     if context.world_size > 1:
         raise UsageError(
-            f"`bench {stored.plan.verb}` measures in one process; {context.launcher} started {context.world_size}",
+            f"`bench {verb}` measures in one process; {context.launcher} started {context.world_size}",
             hint="start it without the launcher",
         )
-    worker = {"ops": run_ops, "workload": run_workloads, "suite": run_workloads}[stored.plan.verb]
-    worker(stored.folder, request=stored.plan.request, progress=open_progress())
 
 
 def measure_ranks(stored: StoredRun) -> None:
@@ -289,8 +297,17 @@ def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -
     more = addition or add_nothing(stored)
     text = "" if as_json else "\n".join(filter(None, [_format_run(stored), more.text]))
     emit({"run": str(folder), "id": stored.id, **cases_to_dict(cases, folder), **more.data}, text, as_json=as_json)
+    _warn_of_nothing(cases)
     failed = any(case.result.status == "failed" for case in cases)
     return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _warn_of_nothing(cases: Sequence[MeasuredCase]) -> None:
+    """The exit code of skips is 0: whoever looks at nothing else must still be told."""
+    if cases and all(case.result.status == "skipped" for case in cases):
+        failure = cases[0].result.failure
+        reason = f" The first: {failure.message}." if failure else ""
+        narrate(f"warning: nothing was measured: all {len(cases)} cases were skipped.{reason}")
 
 
 def _format_run(stored: StoredRun) -> str:

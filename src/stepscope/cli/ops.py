@@ -129,6 +129,7 @@ def ops(
         requests = read_case_file(path, seed=seed)
         cases += cases_of_requests(requests, dtypes=dtypes, directions=directions, draws=draws, seed=seed, **common)
     if target is not None:
+        require_call(target)
         cases += call_cases(
             target, arguments or "", build=building or "", dtypes=dtypes, directions=directions, draws=draws, **common
         )
@@ -292,6 +293,18 @@ def show_trace_run(run: StoredRun, table: Path | None) -> int:
     if noticed:
         narrate(f"{noticed} of {len(results)} cases have notices: stepscope report {run.folder}")
     return ExitCode.FAILED if any(result.status == "failed" for result in results) else ExitCode.DONE
+
+
+def require_call(target: str) -> None:
+    """What no device could ever run is wrong use, not a case that is skipped."""
+    from stepscope.ops.call_targets import require_target
+    from stepscope.ops.operator import UnsupportedError
+
+    try:
+        require_target(target)
+    except UnsupportedError as error:
+        raise UsageError(str(error), hint="write for example --call aten::mm, or --call torch.nn.functional.gelu",
+                         where="--call") from error  # fmt: skip
 
 
 def require_device(name: str) -> None:

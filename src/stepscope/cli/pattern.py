@@ -89,20 +89,27 @@ def list_patterns(*, as_json: bool) -> int:
         listed.append({"name": one.name, "summary": one.summary, "parameters": parameters})
         lines.append(f"{one.name:6} {one.summary}")
         for entry in parameters:
-            lines.append(f"{'':6} {entry['name'] + '=' + format_default(entry['default']):28} {entry['meaning']}")
+            choices = f" One of {', '.join(entry['choices'])}." if "choices" in entry else ""
+            default = f"{entry['name']}={format_default(entry['default'])}"
+            lines.append(f"{'':6} {default:28} {entry['meaning']}{choices}")
     emit({"patterns": listed}, "\n".join(lines), as_json=as_json)
     return ExitCode.DONE
 
 
 def list_parameters(one: Pattern) -> list[dict[str, Any]]:
     """Those of the pattern itself before those that all have."""
-    described = {
-        name: schema.get("description", "")
-        for name, schema in msgspec.json.schema(one.options)["$defs"][one.options.__name__]["properties"].items()
-    }
+    schemas = msgspec.json.schema(one.options)["$defs"][one.options.__name__]["properties"]
     usual = one.list_values()
     own = [name for name in one.options.__struct_fields__ if name != "flops"]
-    return [{"name": name, "default": usual[name], "meaning": described[name]} for name in [*own, "flops"]]
+    return [
+        {
+            "name": name,
+            "default": usual[name],
+            "meaning": schemas[name].get("description", ""),
+            **({"choices": schemas[name]["enum"]} if "enum" in schemas[name] else {}),
+        }
+        for name in [*own, "flops"]
+    ]
 
 
 def format_default(value: Any) -> str:

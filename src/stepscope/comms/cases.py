@@ -122,6 +122,8 @@ def require_sense(operation: Operation, options: CallOptions, members: int) -> N
         (options.mode == "nonblocking" and options.pattern == "ping_pong", "--mode",
          "a ping-pong waits for its answer"),
         (options.depth > 1 and options.mode != "nonblocking", "--depth", "only non-blocking calls are outstanding"),
+        (options.mode == "graph" and options.device == "cpu", "--mode",
+         "graphs are captured on a GPU only, and the device is cpu"),
     ]  # fmt: skip
     for broken, where, message in rules:
         if broken:

@@ -41,7 +41,9 @@ class Exchange:
         form: str = "tensor",
         seed: int = 0,
         tag: int = 0,
+        twin: Exchange | None = None,
     ) -> None:
+        """A `twin` has the same data elsewhere in memory, and takes the other set of them than this exchange."""
         if operation.pairs and shape.members < 2:
             raise UnsupportedCallError(
                 f"{operation.name} needs two ranks, and the group has {shape.members}", hint="start more ranks"
@@ -54,8 +56,10 @@ class Exchange:
         self._reduction = reduction
         moved = reduction if operation.reduces else None
         # Two sets in turn: a result of an earlier iteration is wrong in the next one.
-        self._recipes = [Recipe(dtype, shape.members, moved, seed + turn * FURTHER_SEED) for turn in range(2)]
-        self._turn = 0
+        recipes = [Recipe(dtype, shape.members, moved, seed + turn * FURTHER_SEED) for turn in range(2)]
+        self._recipes: list[Recipe] = recipes if twin is None else twin._recipes
+        self._twin = twin
+        self._turn: int = 0 if twin is None else 1 - twin._turn
         self.call: Call | None = None
         self._sets: list[DataSet] = []
 
@@ -87,7 +91,10 @@ class Exchange:
         """Buffers, two sets of data to refill and to compare them with, and float64 while values are made."""
         if not self.takes_part:
             return 0
-        kept = (self._inputs + self._outputs) * 3 * DTYPE_BYTES[self._dtype]
+        buffers = (self._inputs + self._outputs) * DTYPE_BYTES[self._dtype]
+        if self._twin is not None:
+            return buffers
+        kept = 3 * buffers
         return kept + max(self._inputs, self._outputs) * DTYPE_BYTES["float64"] * 2
 
     def open(self) -> Call:
@@ -96,11 +103,11 @@ class Exchange:
 
         assert self._group.me is not None
         dtype = torch_dtype(self._dtype)
-        self._sets = [self._make_set(recipe) for recipe in self._recipes]
+        self._sets = [self._make_set(recipe) for recipe in self._recipes] if self._twin is None else self._twin._sets
         if self._in_place:
             given, got = self._share_memory(dtype)
         else:
-            given = self._sets[0].input.clone()
+            given = self._sets[self._turn].input.clone()
             got = torch.empty(self._outputs, dtype=dtype, device=self._device)
         self.call = Call(
             operation=self.operation,

@@ -211,7 +211,8 @@ def plan_multicast(shape: Shape) -> Traffic:
     inputs = tuple(elements if member == shape.root else 0 for member in range(shape.members))
     outputs = tuple(0 if member == shape.root else elements for member in range(shape.members))
     sources = tuple(() if not count else (Segment(shape.root, 0, elements),) for count in outputs)
-    return Traffic(inputs, outputs, sources, elements, elements, elements)
+    # The root's link carries one copy for each of the others.
+    return Traffic(inputs, outputs, sources, elements, elements, elements * (shape.members - 1))
 
 
 PATTERNS = {

@@ -174,7 +174,7 @@ class Side:
 
 
 class OverlapTrial:
-    operations = burst = 1
+    operations = burst = places = 1
     synchronises = False
 
     def __init__(self, case: Case, room: Room) -> None:

@@ -17,7 +17,7 @@ from stepscope.comms.cases import make_benchmark, require_size
 from stepscope.comms.data import DTYPE_BYTES
 from stepscope.comms.exchange import Exchange
 from stepscope.comms.operations import Operation, Shape, Traffic, send_messages
-from stepscope.comms.trial import BURST, Facts, Room, WithoutParts, idle
+from stepscope.comms.trial import BURST, Facts, Room, Rotation, WithoutParts, count_places, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Scalar, Score
 
@@ -82,7 +82,8 @@ class PairTrial(WithoutParts):
         ping_pong = self._options.size_bytes <= LARGEST_LATENCY_BYTES
         self.operations = 2 if ping_pong else WINDOW
         self.synchronises = ping_pong
-        self.burst = BURST if ping_pong else 1
+        self.burst = BURST if ping_pong and not room.device.has_events else 1
+        self.places = count_places(self._options.size_bytes * (1 if ping_pong else WINDOW))
         shape = Shape(
             room.world.size,
             self._options.size_bytes // DTYPE_BYTES[self._options.dtype],
@@ -95,26 +96,34 @@ class PairTrial(WithoutParts):
         )
         group = room.group(range(room.world.size))
         seed = zlib.crc32(case.key.encode()) & 0xFFFF
-        self._exchange = Exchange(
-            operation, shape, group, device=room.device.name, dtype=self._options.dtype, seed=seed
-        )
+        make = partial(Exchange, operation, shape, group, device=room.device.name, dtype=self._options.dtype, seed=seed)
+        self._exchanges: list[Exchange] = [make()]
+        while len(self._exchanges) < self.places:
+            self._exchanges.append(make(twin=self._exchanges[-1]))
         self.judge = self._options.target
-        self.active = self._exchange.takes_part
+        self._rotation: Rotation | None = None
+        self.active = self._exchanges[0].takes_part
         self.device: Device = room.device
         self.body: Callable[[], object] = idle
 
     def needed_bytes(self) -> int:
-        return self._exchange.needed_bytes()
+        return sum(exchange.needed_bytes() for exchange in self._exchanges)
 
     def open(self) -> None:
         if self.active:
-            self.body = self._exchange.bind().run
+            self._rotation = Rotation([[exchange.bind().run] for exchange in self._exchanges])
+            self.body = self._rotation.body
 
     def refresh(self) -> None:
-        self._exchange.refresh()
+        for exchange in self._exchanges:
+            exchange.refresh()
+        if self._rotation is not None:
+            self._rotation.restart()
 
     def count_wrong(self) -> int | None:
-        return self._exchange.count_wrong()
+        used = self._exchanges[: self._rotation.used] if self._rotation is not None else []
+        counts = [count for exchange in used if (count := exchange.count_wrong()) is not None]
+        return sum(counts) if counts else None
 
     def facts(self) -> Facts:
         source, target = self._options.source, self._options.target
@@ -132,7 +141,8 @@ class PairTrial(WithoutParts):
         return Facts(score=Score(unit="GB/s", work=float(self._options.size_bytes)), observed=observed)
 
     def close(self) -> None:
-        self._exchange.close()
+        for exchange in self._exchanges:
+            exchange.close()
         self.body = idle
 
 

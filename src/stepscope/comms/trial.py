@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -18,8 +20,19 @@ Check = Literal["all", "sample", "off"]
 CHECKS: tuple[Check, ...] = ("all", "sample", "off")
 
 
-BURST, LARGEST_BURST_BYTES = 16, 1 << 18
-"""Small messages are sent so many times in a row; large ones take long enough for a pause not to matter."""
+BURST, LONGEST_BURST_S = 16, 0.25
+"""Calls follow each other directly up to so many times, and for so long: a pause of some microseconds matters to a call
+of milliseconds too, when threads fall asleep in it, and no longer to one that takes a good part of the limit."""
+
+
+FEWEST_PLACES, PLACES_BYTES = 3, 64 << 20
+"""Places in memory that samples use in turn: for one that is timed, one before and one behind it at least, and for a
+whole burst where this much memory holds them."""
+
+
+def count_places(size_bytes: int) -> int:
+    """By the memory that a sample moves in one place."""
+    return min(BURST + 2, max(FEWEST_PLACES, PLACES_BYTES // max(1, size_bytes)))
 
 
 class Traces(NamedTuple):
@@ -82,7 +95,10 @@ class Trial(Protocol):
     synchronises: bool
     """Whether a call of `body` leaves all active ranks in step."""
     burst: int
-    """How many calls may follow each other directly where it does."""
+    """The most calls that may follow each other directly where it does."""
+    places: int
+    """In memory, which samples use in turn: a sample before those that are timed and one behind them leave their
+    results alone, and are checked as well. 1: each sample uses the memory of the one before."""
 
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
@@ -93,10 +109,11 @@ class Trial(Protocol):
     def body(self) -> object: ...
 
     def refresh(self) -> None:
-        """Before each sample, outside the timed region: fresh inputs, spoiled outputs."""
+        """Outside the timed region: fresh inputs, spoiled outputs, in all places."""
 
     def count_wrong(self) -> int | None:
-        """Wrong elements that the last sample left; None where nothing can be checked."""
+        """Wrong elements that the samples since `refresh` left, each in its own place; None where nothing can be
+        checked."""
 
     def facts(self) -> Facts: ...
 
@@ -114,6 +131,29 @@ class Trial(Protocol):
 
 def idle() -> None:
     """The body of a rank that only keeps step."""
+
+
+class Rotation:
+    """The calls of a trial whose samples use several places in memory in turn."""
+
+    def __init__(self, places: Sequence[Sequence[Callable[[], object]]]) -> None:
+        """The calls of one sample, for each place; equally many in all."""
+        self._calls = [call for calls in places for call in calls]
+        self._made, self._calls_per_sample = 0, len(places[0])
+
+    def restart(self) -> None:
+        """With fresh data, in the first place."""
+        self._made = 0
+
+    def body(self) -> None:
+        made = self._made
+        self._made = made + 1
+        self._calls[made % len(self._calls)]()
+
+    @property
+    def used(self) -> int:
+        """Places that samples have used since the last start."""
+        return self._made // self._calls_per_sample
 
 
 class WithoutParts:
@@ -168,8 +208,11 @@ class WaitingDevice:
 class Steps:
     """How the ranks walk through the loop together, checking on the way.
 
-    What disturbs the ranks (an agreement, a check) must not be in the next time: they meet again, and where an
-    operation leaves them in step, they make one call that nobody times. Between two such calls nothing happens.
+    A timed call takes the same time whether it is checked or not. What disturbs the ranks (an agreement, a check) is
+    therefore always followed by the same: fresh data, a barrier, and one call that is not timed. Calls that are checked
+    follow each other as directly as others, since each has its own place in memory: they are compared when the places
+    are used up. And ranks that are done with the last one make one more call before they compare: on a machine with few
+    cores the comparison would hold up those that are not done yet.
     """
 
     def __init__(self, trial: Trial, room: Room, case: Case) -> None:
@@ -177,40 +220,63 @@ class Steps:
         self._taken = 0
         self._disturbed = True
         self._looks = False
+        self._burst = self._following = 1
+        self._uncompared = 0
+        """Samples that were made ready to be compared, and are not yet."""
+        self._released_ns = 0
+        self._quickest_s = math.inf
         self.wrong = 0
         self.checked = 0
+        """Samples whose results were compared, those around the timed ones included."""
 
     def agree(self, value: int) -> int:
+        self._note_pace()
         self._disturbed = True
         self._room.heartbeat.beat("measuring", self._case.key)
-        return self._room.world.broadcast_value(value, self._trial.judge)
+        agreed, self._burst = self._room.world.broadcast_value((value, self._choose_burst()), self._trial.judge)
+        return agreed
+
+    def _note_pace(self) -> None:
+        """What a call took when nothing held it up: the machine's pauses are not to make bursts shorter."""
+        if self._released_ns:
+            took_s = (time.perf_counter_ns() - self._released_ns) * 1e-9
+            self._quickest_s = min(self._quickest_s, took_s / self._following)
+            self._released_ns = 0
+
+    def _choose_burst(self) -> int:
+        return max(1, min(self._trial.burst, int(LONGEST_BURST_S / self._quickest_s)))
 
     def align(self) -> int:
-        self._room.heartbeat.tick()
-        if self._looks:
+        self._note_pace()
+        checkable = max(1, self._trial.places - 2)
+        full = self._uncompared + self._burst > checkable
+        if self._looks and (full or self._disturbed or self._room.check == "sample"):
             self.look()
+        self._room.heartbeat.tick()
         self._taken += 1
         self._looks = self._is_looked_at(self._taken)
-        if not self._trial.synchronises:
-            self._refresh()
-            self._room.world.barrier()
-        else:
-            if self._disturbed:
-                self._room.world.barrier()
-                self._call()
-            self._refresh()
-        self._disturbed = False
-        return 1 if self._looks else self._trial.burst
+        self._get_ready()
+        self._following = min(self._burst, checkable) if self._looks else self._burst
+        self._uncompared += self._following if self._looks else 0
+        self._released_ns = time.perf_counter_ns()
+        return self._following
 
     def _is_looked_at(self, number: int) -> bool:
         """`sample`: the 1st, 2nd, 4th, 8th … sample; and, by `verify`, one call behind the last."""
         return self._room.check == "all" or (self._room.check == "sample" and number & (number - 1) == 0)
 
-    def _refresh(self) -> None:
-        """Only before what is looked at: data is put in by each rank at its own pace, and waited for."""
-        if self._looks and self._trial.active:
-            self._trial.refresh()
-            self._room.device.synchronize()
+    def _get_ready(self) -> None:
+        """Data is put in by each rank at its own pace: the ranks meet after it."""
+        if self._disturbed or (self._looks and not self._uncompared):
+            if self._trial.active:
+                self._trial.refresh()
+                self._room.device.synchronize()
+            if self._trial.places > 1:
+                self._room.world.barrier()
+                self._call()
+        if not self._trial.synchronises:
+            self._room.world.barrier()
+        self._disturbed = False
 
     def _call(self) -> None:
         if self._trial.active:
@@ -219,14 +285,17 @@ class Steps:
             self._trial.device.synchronize()
 
     def look(self) -> None:
-        """Compare what the last call left."""
+        """Compare what the samples left, and those around them: no call is left out where all are checked."""
         self._disturbed = True
-        if not self._trial.active:
-            return
-        found = self._trial.count_wrong()
+        if not self._trial.synchronises:
+            self._room.world.barrier()
+        if self._trial.places > 1:
+            self._call()
+        found = self._trial.count_wrong() if self._trial.active else None
         if found is not None:
             self.wrong += found
-            self.checked += 1
+            self.checked += self._uncompared + 2 if self._trial.places > 1 else 1
+        self._uncompared = 0
 
     def verify(self) -> None:
         """After the last sample: look at it where it was prepared for that, else at one call more."""
@@ -234,7 +303,7 @@ class Steps:
             return
         if not self._looks:
             self._looks = True
-            self._refresh()
-            self._room.world.barrier()
+            self._get_ready()
+            self._uncompared = 1
             self._call()
         self.look()

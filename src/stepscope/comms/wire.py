@@ -26,7 +26,6 @@ from stepscope.comms.trial import Facts, Room, idle
 from stepscope.errors import UsageError
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Scalar, Score
-from stepscope.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +124,7 @@ class Data(NamedTuple):
 
 
 class WireTrial:
-    operations = burst = 1
+    operations = burst = places = 1
     iterations = 1
 
     def __init__(self, case: Case, room: Room) -> None:
@@ -321,7 +320,7 @@ class WireTrial:
     def _find_notices(self, size_bytes: int) -> list[Notice]:
         if size_bytes == self.options.size_bytes:
             return []
-        asked, got = format_bytes(self.options.size_bytes), format_bytes(size_bytes)
+        asked, got = f"{self.options.size_bytes:,} bytes", f"{size_bytes:,}"
         message = f"{asked} do not divide evenly among {self._largest} ranks: {got} were measured"
         return [Notice(kind="rounded", message=message)]
 

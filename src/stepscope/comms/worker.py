@@ -20,6 +20,7 @@ from stepscope.errors import first_line
 from stepscope.launch import RankSession
 from stepscope.launch.join import describe_place, describe_request, find_difference, refuse_difference
 from stepscope.measure import (
+    OF_TIMES,
     CpuUse,
     Measurement,
     MeasureSettings,
@@ -28,6 +29,7 @@ from stepscope.measure import (
     find_neighbours,
     free_memory_bytes,
     give_back_memory,
+    judge_times,
     measure,
     open_device,
     read_cpu_use,
@@ -177,7 +179,7 @@ def _lead(
                 readings += telemetry.read("end")
                 result, samples = fold(
                     case, gathered, started_at, time.monotonic() - start, readings, offsets=offsets or [],
-                    device_time=device_time, library=library,
+                    device_time=device_time, library=library, settings=settings,
                 )  # fmt: skip
                 writer.append(result, samples)
             cases = _find_more(folder, measure_more)
@@ -349,6 +351,7 @@ def fold(
     offsets: Sequence[ClockOffset] = (),
     device_time: bool = False,
     library: dict[str, str] | None = None,
+    settings: MeasureSettings | None = None,
 ) -> tuple[CaseResult, list[RankSamples]]:
     """All ranks' samples and one result; the time of a sample is that of its slowest rank."""
     refusal = next((rank.failure for rank in ranks if rank.failure is not None), None)
@@ -392,6 +395,11 @@ def fold(
         around = neighbours.get(rank.machine)
         extra = {**rank.further_s, **({ARRIVAL: came[number]} if came else {})}
         samples.append(measurement.as_samples(case.key, rank=rank.rank, neighbours=around, extra_s=extra))
+    if settings is not None:
+        # One rank's own times have another interval than the case, whose times are those of the slowest rank.
+        kept = [notice for notice in result.notices if notice.kind not in OF_TIMES]
+        found = judge_times(MeasuredCase(result, samples).seconds(), settings)
+        result = msgspec.structs.replace(result, notices=[*found, *kept])
     return result, samples
 
 

@@ -190,6 +190,9 @@ def _from_mpi(environ: Mapping[str, str], family: _Family, ask: Lookups) -> Rank
             answers.append(_ask_mpi(environ, family, ask, why))
         return answers[0]
 
+    if family is not _BARE_PMIX:
+        # A variable that was left behind or set by hand: MPI itself would say that this is the only rank.
+        _required(environ, family.size)
     if all(name in environ for name in (family.size, family.local_rank, family.local_size)):
         place = _read_place(environ, family)
     elif environ.get(family.size) == "1":
@@ -371,7 +374,8 @@ def _contradiction(environ: Mapping[str, str], first: str, second: str) -> Usage
 def _required(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "").strip()
     if not value:
-        found = sorted(n for n in environ if n in (*_TORCH, "MASTER_ADDR", "MASTER_PORT") or n.startswith("SLURM_STEP"))
+        related = {*_TORCH, "MASTER_ADDR", "MASTER_PORT", *(name for family in _MPI_FAMILIES for name in family)}
+        found = sorted(n for n in environ if n in related or n.startswith("SLURM_STEP"))
         found_text = ", ".join(f"{n}={environ[n]}" for n in found) or "nothing related"
         raise UsageError(
             f"{name} is not set, although other variables say that this is one of several ranks ({found_text})",

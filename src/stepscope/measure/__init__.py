@@ -13,6 +13,7 @@ from stepscope.measure.device import (
     last_level_cache_bytes,
     open_device,
 )
+from stepscope.measure.instability import OF_TIMES, judge_times
 from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure, no_garbage_collection
 from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
@@ -32,6 +33,7 @@ from stepscope.measure.settings import QUICK, MeasureSettings
 
 __all__ = [
     "DEADLY",
+    "OF_TIMES",
     "QUICK",
     "Alone",
     "BarProgress",
@@ -61,6 +63,7 @@ __all__ = [
     "format_case_line",
     "free_memory_bytes",
     "give_back_memory",
+    "judge_times",
     "keep_freed_memory",
     "last_level_cache_bytes",
     "measure",

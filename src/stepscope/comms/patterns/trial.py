@@ -49,7 +49,7 @@ class Stopwatch:
 
 class PatternTrial:
     iterations = 1
-    operations = burst = 1
+    operations = burst = places = 1
     synchronises = False
 
     def __init__(self, case: Case, room: Room) -> None:
