@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from typing import NamedTuple
 
 import pytest
@@ -246,31 +247,33 @@ class Compared(NamedTuple):
     n_b: int
     verdict: str
     reason: str | None
-    median_a_s: float | None
-    median_b_s: float | None
-    score_a: float | None = None
-    score_b: float | None = None
-    unit: str | None = None
+    statistic: str | None
+    time_a_s: float | None
+    time_b_s: float | None
+    processes_a: int
+    processes_b: int
 
 
 COMPARED = [
-    Compared("k1", "gemm [m=1]", 1.25, 1.2, 1.3, 30, 31, "worse", None, 1e-3, 1.25e-3, 2.0, 1.6, "TFLOP/s"),
-    Compared("k2", "emb", None, None, None, 30, 0, "not enough data", "no samples in B", 2e-3, None),
+    Compared("k1", "gemm [m=1]", 1.25, 1.2, 1.3, 30, 31, "worse", None, "p10", 1e-3, 1.25e-3, 5, 6),
+    Compared("k2", "emb", None, None, None, 30, 0, "not enough data", "no samples in B", None, None, None, 5, 0),
+    Compared("k3", "wild", 2.0, 0.0, math.inf, 9, 9, "not enough data", None, "p95", 1e-3, 2e-3, 1, 1),
 ]
 
 
 def test_comparison_text() -> None:
     assert render_comparison_text(COMPARED) == (
-        "# Case                               A                         B   Ratio       Interval      n  Verdict\n"
-        "  gemm [m=1]  1.000 ms (2.000 TFLOP/s)  1.250 ms (1.600 TFLOP/s)  1.250×  1.200×–1.300×  30/31  worse\n"
-        "  emb                         2.000 ms                         -       -              -   30/0  not enough data\n"  # noqa: E501
+        "# Case        Of          A         B     B/A       Interval      n  Processes  Verdict\n"
+        "  gemm [m=1]  p10  1.000 ms  1.250 ms  1.250×  1.200×–1.300×  30/31        5/6  worse\n"
+        "  emb         -           -         -       -              -   30/0        5/0  not enough data\n"
+        "  wild        p95  1.000 ms  2.000 ms  2.000×       0.000×–∞    9/9        1/1  not enough data\n"
         "# emb: no samples in B\n"
-        "# 2 cases: 1 worse, 1 not enough data\n"
+        "# 3 cases: 2 not enough data, 1 worse\n"
     )
 
 
 def test_comparison_markdown() -> None:
     lines = render_comparison_markdown(COMPARED).splitlines()
-    assert lines[0] == "| Case | A | B | Ratio | Interval | n | Verdict |"
-    assert lines[3] == "| emb | 2.000 ms | - | - | - | 30/0 | not enough data |"
-    assert lines[-1] == "2 cases: 1 worse, 1 not enough data"
+    assert lines[0] == "| Case | Of | A | B | B/A | Interval | n | Processes | Verdict |"
+    assert lines[3] == "| emb | - | - | - | - | - | 30/0 | 5/0 | not enough data |"
+    assert lines[-1] == "3 cases: 2 not enough data, 1 worse"
