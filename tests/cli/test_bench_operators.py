@@ -131,10 +131,8 @@ def test_any_aten_operator_by_its_schema(here: Stepscope) -> None:
     assert answer.code == 0
     assert [case["status"] for case in answer.data["cases"]] == ["ok", "ok"]
     absent = here(*OPS, "--call", "aten::no_such_thing", "--args", "float32[4]", "--quick", "--json")
-    assert absent.code == 0
-    (case,) = absent.data["cases"]
-    assert case["status"] == "skipped"
-    assert "no_such_thing" in case["failure"]["message"]
+    assert (absent.code, absent.error["where"]) == (2, "--call")
+    assert "no operator aten::no_such_thing" in absent.error["message"]
 
 
 def test_the_micro_suite_gives_one_score_a_row(here: Stepscope) -> None:

@@ -575,7 +575,8 @@ def test_imported_runs_can_be_compared(tmp_path: Path) -> None:
     many = import_nccl_tests(OUTPUTS / "all_reduce_per_iteration.json", tmp_path)
     other = import_nccl_tests(OUTPUTS / "all_reduce.json", tmp_path)
     with_itself = compare_cases(many.cases(), many.cases())
-    assert {row.verdict for row in with_itself.rows} == {"no difference found"}
+    assert {row.ratio for row in with_itself.rows} == {1.0}
+    assert {(row.verdict, row.processes_needed) for row in with_itself.rows} == {("not enough data", 5)}
     too_few = compare_cases(single.cases(), many.cases())
     assert len(too_few.rows) == 4
     assert all("5 are needed" in row.reason for row in too_few.rows)

@@ -16,7 +16,7 @@ from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
 from suite_runs import measure as measure_alone
 
-from stepscope.cli.execute import measure_ranks
+from stepscope.cli.execute import WORKERS, measure_ranks
 from stepscope.errors import RankDiedError, UsageError
 from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
@@ -54,7 +54,7 @@ def shared(name: str, parallel: str = "ddp", **chosen: Any) -> Case:
 
 def plan_cases(store: Path, cases: list[Case], *, ranks: int, **further: Any) -> Path:
     request = {
-        "device": "cpu", "backend": "gloo", "world_size": ranks, "worker": WORKER,
+        "device": "cpu", "backend": "gloo", "world_size": ranks,
         "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None,
         **further,
     }  # fmt: skip
@@ -189,10 +189,13 @@ def own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_workers")
-def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
+def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody takes the others for hung; what was finished stays, and the case that cannot be measured is behind it."""
     cases = [shared(SMALL), shared(RESNET), shared(SMALL, batch_size=2)]
-    folder = plan_cases(tmp_path, cases, ranks=2, worker="failing_ranks:fail_in_the_second_case", hang_timeout_s=30.0)
+    folder = plan_cases(tmp_path, cases, ranks=2, hang_timeout_s=30.0)
+    monkeypatch.setitem(WORKERS, "workload", "failing_ranks:fail_in_the_second_case")
     with pytest.raises(RankDiedError, match="no room for the second model") as caught:
         measure_ranks(StoredRun(folder))
     assert "smaller" in str(caught.value.hint)

@@ -32,7 +32,6 @@ from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
 GPU_BACKENDS = ("nccl", "xccl")
-TORCH_BACKENDS = ("gloo", "nccl", "ucc", "xccl")
 BACKENDS_WITHOUT_TORCH = ("mpi", "fake")
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
@@ -258,23 +257,15 @@ def require_memory(size: int, device: str) -> None:
         )
 
 
-def require_backend(backend: str, device: str) -> None:
+def require_world(backend: str, device: str) -> None:
     """Refused here, and not by every rank after it was started."""
+    from stepscope.launch.join import require_backend
     from stepscope.measure import device_kind, open_device
 
     if device_kind(device) != "cpu":
         open_device(device)
-    if backend in BACKENDS_WITHOUT_TORCH:
-        return
-    from torch import distributed
-
-    known = [one for one in TORCH_BACKENDS if distributed.is_available() and distributed.is_backend_available(one)]
-    if backend not in known and not (distributed.is_available() and distributed.is_backend_available(backend)):
-        raise UsageError(
-            f"this torch has no backend {backend!r}",
-            hint=f"use one of {', '.join([*known, *BACKENDS_WITHOUT_TORCH])}",
-            where="--backend",
-        )
+    if backend not in BACKENDS_WITHOUT_TORCH:
+        require_backend(backend)
 
 
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
@@ -376,7 +367,7 @@ def run_ranks(
     verb: str = "comms",
 ) -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
-    require_backend(ranks.backend, ranks.device)
+    require_world(ranks.backend, ranks.device)
     if ranks.outer:
         limit_s = ranks.hang_timeout_s
         return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, verb=verb)

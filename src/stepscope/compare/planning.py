@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stepscope.compare.sides import read_sides
+from stepscope.compare.sides import read_sides, slow_phase_chance
 from stepscope.compare.verdict import DEFAULT_FAMILY_LEVEL, STATISTICS, leave_out_tries
-from stepscope.stats import SLOW_PHASE_CHANCE, SLOW_PHASE_CHANCE_PROBED, compare_processes, plan_processes
+from stepscope.stats import compare_processes, plan_processes
 from stepscope.store import MeasuredCase
 
 
@@ -33,10 +33,13 @@ def plan_candidate(
 
 def _plan_case(a: MeasuredCase, b: MeasuredCase, log_effect: float, level: float, *, same_system: bool) -> int | None:
     before, after = read_sides(a, b, same_system=same_system)
-    chance = SLOW_PHASE_CHANCE_PROBED if before.probed and after.probed and same_system else SLOW_PHASE_CHANCE
-    statistic = STATISTICS[0]
-    found = compare_processes(before.seconds, after.seconds, quantile=statistic.quantile)
-    level *= statistic.weight
     if len(before.processes) < 2:
         return None
-    return plan_processes(found.between_sd, log_effect, level, slow_chance=chance, other=len(before.processes))
+    fast_end = STATISTICS[0]
+    return plan_processes(
+        compare_processes(before.seconds, after.seconds, quantile=fast_end.quantile).between_sd,
+        log_effect,
+        level * fast_end.weight,
+        slow_chance=slow_phase_chance(before, after, same_system=same_system),
+        other=len(before.processes),
+    )

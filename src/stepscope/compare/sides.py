@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from stepscope.records import RankSamples
+from stepscope.stats import SLOW_PHASE_CHANCE, SLOW_PHASE_CHANCE_PROBED
 from stepscope.store import MeasuredCase
 
 NOTABLE_LOAD = 0.05
@@ -89,6 +90,11 @@ def read_sides(
     else:
         chosen = [_leave_out_disturbed(side) for side in sides]
     return Side(chosen[0], sides[0]), Side(chosen[1], sides[1])
+
+
+def slow_phase_chance(a: Side, b: Side, *, same_system: bool) -> float:
+    """How likely a process is to be in a slow phase that nothing shows; reference operations show most of them."""
+    return SLOW_PHASE_CHANCE_PROBED if a.probed and b.probed and same_system else SLOW_PHASE_CHANCE
 
 
 def _leave_out_disturbed(side: list[Process]) -> list[Process]:

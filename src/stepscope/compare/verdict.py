@@ -8,10 +8,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.compare.sides import Side, explain_slowness, read_sides
+from stepscope.compare.sides import Side, explain_slowness, read_sides, slow_phase_chance
 from stepscope.stats import (
     SLOW_PHASE_CHANCE,
-    SLOW_PHASE_CHANCE_PROBED,
     RatioEstimate,
     compare_paired,
     compare_processes,
@@ -247,7 +246,7 @@ def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseCo
     a, b = read_sides(pair.a, pair.b, same_system=same_system, paired=paired)
     if paired and len(a.processes) < 2:
         return msgspec.structs.replace(row, reason="one pair of processes shows no noise; at least two are needed")
-    chance = SLOW_PHASE_CHANCE_PROBED if a.probed and b.probed and same_system else SLOW_PHASE_CHANCE
+    chance = slow_phase_chance(a, b, same_system=same_system)
     row = msgspec.structs.replace(row, disturbed_a=a.disturbed, disturbed_b=b.disturbed)
     return _Tested(row, _estimate_sides(a, b, chance, paired=paired), a, b, chance, paired)
 

@@ -35,8 +35,8 @@ def require_backend(backend: str) -> None:
     """Of torch.distributed, in this process."""
     import torch.distributed as dist
 
-    if not dist.is_backend_available(backend):
-        built = [name for name in KNOWN_BACKENDS if dist.is_backend_available(name)]
+    if not (dist.is_available() and dist.is_backend_available(backend)):
+        built = [name for name in KNOWN_BACKENDS if dist.is_available() and dist.is_backend_available(name)]
         raise UsageError(
             f"this torch was built without {backend}",
             hint=f"built here: {', '.join(built)}; MPI goes through mpi4py: bench comms --backend mpi under mpirun",
