@@ -22,8 +22,8 @@ from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import DEADLY, QUICK, CpuDevice, Measurement, MeasureSettings
 from stepscope.measure.recorded import TRACED_STEPS
-from stepscope.records import Case
-from stepscope.store import RANKS_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run
+from stepscope.records import Case, Failure
+from stepscope.store import RANKS_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run, record_failure
 from stepscope.system import collect_system
 from stepscope.traces import read_traces
 from stepscope.workloads import choose_workloads, find_workload, ranks, sharing
@@ -32,7 +32,7 @@ from stepscope.workloads.catalogue import read_catalogue
 from stepscope.workloads.control import Control, Groups
 from stepscope.workloads.facts import Peak
 from stepscope.workloads.protocol import Optimized
-from stepscope.workloads.ranks import WORKER, RankMeasurement
+from stepscope.workloads.ranks import WORKER, RankMeasurement, give_up_case
 from stepscope.workloads.steps import TrainStep
 from stepscope.workloads.worker import TRAIN_SAMPLE_S
 
@@ -466,3 +466,17 @@ def test_a_model_is_gone_before_the_next_is_built(control: Control, monkeypatch:
         gc.enable()
         torch.backends.cudnn.benchmark = False
     assert alive == [0, 0, 0]
+
+
+def test_a_case_that_is_given_up_is_no_continuation(tmp_path: Path) -> None:
+    """Rank 0 may be ended before it can write that the case has failed; who then writes it has measured nothing."""
+    cases = [shared(SMALL), shared(RESNET)]
+    folder = plan_cases(tmp_path, cases, ranks=2)
+    with RunWriter(folder) as writer:
+        writer.write_system(collect_system())
+    failure = Failure(kind="rank_died", message="no room", rank=1, case=cases[0].key, stack=["in a step"])
+    record_failure(folder, failure)
+    give_up_case(folder)
+    run = StoredRun(folder)
+    assert [one.kind for one in run.failures] == ["rank_died"]
+    assert [(one.case.key, one.status) for one in run.results] == [(cases[0].key, "failed")]

@@ -76,7 +76,8 @@ def create_run(
 class RunWriter:
     """The one process that writes a run. Opens a folder made by `create_run`, new or interrupted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, measures: bool = True) -> None:
+        """`measures` is False for who only notes how a run ended: that continues nothing."""
         self.folder = folder
         self._open = ExitStack()
         if (folder / layout.RUN_FILE).exists():
@@ -93,7 +94,7 @@ class RunWriter:
         self._take_up(stored)
         self._keeps_note = False
         self._deaths = _read_deaths(folder / layout.BEGUN_FILE)
-        if continued:
+        if continued and measures:
             message = f"continued after an interruption, {len(self._results)} of {len(self.plan.cases)} cases done"
             record_failure(folder, Failure(kind="interrupted", message=message, where=layout.utc_now()))
 

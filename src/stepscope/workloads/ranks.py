@@ -183,7 +183,7 @@ def give_up_case(folder: Path) -> None:
     case = next((one for one in run.plan.cases if one.key == failure.case), None)
     if case is None or not failure.stack or any(one.case.key == case.key for one in run.results):
         return
-    with RunWriter(folder) as writer:
+    with RunWriter(folder, measures=False) as writer:
         writer.append(_fail(case, failure), [])
 
 
