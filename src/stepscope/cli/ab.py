@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from stepscope.cli.execute import command_line
-from stepscope.cli.options import Duration, Share, json_option, store_option
+from stepscope.cli.options import Duration, Share, json_option, resolution_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.errors import ExitCode
 
@@ -18,13 +18,7 @@ from stepscope.errors import ExitCode
 @click.option("--pairs", type=click.IntRange(2), default=8, show_default=True, help="Fresh processes of each side.")
 @click.option("--max-time", type=Duration(), default="1s", show_default=True, help="Sampling time a case and process.")
 @click.option("--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm.")
-@click.option(
-    "--resolution",
-    type=Share(),
-    default="5%",
-    show_default=True,
-    help='A change by this much must be visible; else the answer is "not enough data".',
-)
+@resolution_option
 @store_option
 @json_option
 def command(

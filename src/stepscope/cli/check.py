@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from stepscope.cli.compare import compare_stored
-from stepscope.cli.options import Share, json_option, store_option
+from stepscope.cli.options import Share, json_option, level_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.report import unverified_lines
 from stepscope.errors import RunNotFoundError, UsageError
@@ -18,9 +18,7 @@ from stepscope.store import StoredRun, find_newest, find_run
 @click.argument("name", metavar="[RUN]", required=False)
 @click.option("--baseline", required=True, metavar="RUN", help="The run to be held against.")
 @click.option("--max-regression", type=Share(), default="5%", show_default=True, help="How much more time is allowed.")
-@click.option(
-    "--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm among all cases."
-)
+@level_option
 @store_option
 @json_option
 def command(*, name: str | None, baseline: str, max_regression: float, level: float, store: Path, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stepscope.cli.options import Share, json_option, store_option
+from stepscope.cli.options import json_option, level_option, resolution_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.report import unverified_lines
 from stepscope.errors import ExitCode, UsageError
@@ -45,16 +45,8 @@ def _check_notes(a: StoredRun, b: StoredRun) -> list[str]:
 @click.command("compare")
 @click.argument("name_a", metavar="A")
 @click.argument("name_b", metavar="B", required=False)
-@click.option(
-    "--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm among all cases."
-)
-@click.option(
-    "--resolution",
-    type=Share(),
-    default="5%",
-    show_default=True,
-    help='A change by this much must be visible; else the answer is "not enough data".',
-)
+@level_option
+@resolution_option
 @click.option("--view", type=click.Choice(VIEWS), default="cases", show_default=True,
               help="cases and systems: B beside A; ootb-optimized: inside the runs.")  # fmt: skip
 @click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", show_default=True)

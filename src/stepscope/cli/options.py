@@ -76,6 +76,22 @@ class Share(FloatParameter):
         return value if isinstance(value, float) else parse_share(str(value), where=param.opts[0] if param else None)
 
 
+def level_option(function: F) -> F:
+    return click.option(
+        "--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm among all cases."
+    )(function)
+
+
+def resolution_option(function: F) -> F:
+    return click.option(
+        "--resolution",
+        type=Share(),
+        default="5%",
+        show_default=True,
+        help='A change by this much must be visible; else the answer is "not enough data".',
+    )(function)
+
+
 MEASURE_OPTIONS = (
     click.option(
         "--processes",
