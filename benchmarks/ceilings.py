@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 import torch
 
+from stepscope.bench.ops import make_ceiling_cases
+from stepscope.bench.ops.worker import OpsBench, OpsRequest
+from stepscope.core.units import format_significant, scale_score
 from stepscope.measure import MeasureSettings, Prepared, WallClock, measure_prepared, open_device
-from stepscope.ops import make_ceiling_cases
-from stepscope.ops.worker import OpsBench, OpsRequest
 from stepscope.records import Case
 from stepscope.system import collect_system, find_device_peak
-from stepscope.units import format_significant, scale_score
 
 TURNS = 5
 HEAT_MS = 1000

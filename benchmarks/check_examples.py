@@ -12,13 +12,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepscope.workloads import choose_workloads
-from stepscope.workloads.check import MOST_SIZE, _Unchanged, check_optimized
-from stepscope.workloads.findings import CheckReport
-from stepscope.workloads.protocol import Task
+from stepscope.bench.workloads import choose_workloads
+from stepscope.bench.workloads.check import MOST_SIZE, _Unchanged, check_optimized
+from stepscope.bench.workloads.findings import CheckReport
+from stepscope.bench.workloads.protocol import Task
 
 if TYPE_CHECKING:
-    from stepscope.workloads.protocol import Outputs
+    from stepscope.bench.workloads.protocol import Outputs
 
 MODELS = ("regnety", "cvt", "oscar", "xlmr", "resnext3d", "rnnt")
 """DLRM's tables at full size do not fit a small host."""

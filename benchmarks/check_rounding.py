@@ -17,11 +17,11 @@ from collections.abc import Sequence
 
 import torch
 
-from stepscope.workloads import find_workload
-from stepscope.workloads.check import NOISE, _Jostled, build_stirred
-from stepscope.workloads.distances import gradients_of, named_errors
-from stepscope.workloads.findings import TOLERANCES
-from stepscope.workloads.protocol import Task
+from stepscope.bench.workloads import find_workload
+from stepscope.bench.workloads.check import NOISE, _Jostled, build_stirred
+from stepscope.bench.workloads.distances import gradients_of, named_errors
+from stepscope.bench.workloads.findings import TOLERANCES
+from stepscope.bench.workloads.protocol import Task
 
 SEEDS = (727, 11)
 JOSTLED = 10

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 
+from stepscope.core.units import format_duration
 from stepscope.stats import summarize
-from stepscope.units import format_duration
 
 LIMIT_S = 0.200
 COMMANDS = {

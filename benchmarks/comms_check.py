@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from comms_overhead import KIB, MIB, close_room, find_ratio, open_room, run_ranks
-from stepscope.comms import make_cases
-from stepscope.comms.collective_trial import CollectiveTrial
-from stepscope.comms.trial import Check, Room, Steps
+from stepscope.bench.comms import make_cases
+from stepscope.bench.comms.collective_trial import CollectiveTrial
+from stepscope.bench.comms.trial import Check, Room, Steps
 from stepscope.measure import MeasureSettings, WallClock, measure
 from stepscope.records import Case
 from stepscope.system import collect_system

@@ -26,10 +26,10 @@ from typing import Any
 
 import msgspec
 
-from stepscope.comms import make_cases
-from stepscope.comms.collective_trial import CollectiveTrial
-from stepscope.comms.torch_group import TorchWorld
-from stepscope.comms.trial import Room, Steps
+from stepscope.bench.comms import make_cases
+from stepscope.bench.comms.collective_trial import CollectiveTrial
+from stepscope.bench.comms.torch_group import TorchWorld
+from stepscope.bench.comms.trial import Room, Steps
 from stepscope.launch import Heartbeat, detect_rank_context, export_rendezvous
 from stepscope.measure import MeasureSettings, WallClock, measure, open_device
 from stepscope.records import Case

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 import torch
 
+from stepscope.bench.ops import expand_shape, find_operator
+from stepscope.bench.ops.worker import OpsBench, OpsRequest
 from stepscope.measure import MeasureSettings, WallClock, measure_prepared, open_device
-from stepscope.ops import expand_shape, find_operator
-from stepscope.ops.worker import OpsBench, OpsRequest
 from stepscope.records import Benchmark, Case
 from stepscope.system import collect_system
 

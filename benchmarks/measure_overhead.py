@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from stepscope.core.units import format_duration
 from stepscope.measure import CpuDevice, MeasureSettings, WallClock, measure
 from stepscope.stats import summarize
-from stepscope.units import format_duration
 
 LIMIT_S = 1e-6
 SETTINGS = MeasureSettings(min_time_s=0.2, max_time_s=0.2)

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
+from stepscope.bench.ops import make_cases
 from stepscope.launch import call_stepscope
 from stepscope.measure import MeasureSettings
-from stepscope.ops import make_cases
 from stepscope.store import StoredRun, create_run, run_folders
 
 MOST_SAMPLES = 150

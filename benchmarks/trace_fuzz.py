@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.kineto.careful import read_kineto
 from stepscope.traces.kineto.fast import read_kineto_fast
 from stepscope.traces.timeline import COLUMNS, Timeline

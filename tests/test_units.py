@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import UsageError
-from stepscope.units import (
+from stepscope.core.errors import UsageError
+from stepscope.core.units import (
     BINARY_SUFFIXES,
     format_bandwidth,
     format_bytes,

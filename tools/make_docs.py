@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from stepscope.bench.ops.describe import format_operator_page  # noqa: E402
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
-from stepscope.ops.describe import format_operator_page  # noqa: E402
 from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
 from stepscope.store import format_tables_markdown  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402

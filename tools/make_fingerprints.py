@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.workloads import fingerprint as fingerprints
+from stepscope.bench.workloads import fingerprint as fingerprints
 
-PLACE = Path(__file__).parents[1] / "src" / "stepscope" / "workloads" / fingerprints.FILE
+PLACE = Path(__file__).parents[1] / "src" / "stepscope" / "bench" / "workloads" / fingerprints.FILE
 PARTS = ("configuration", "weights", "optimizer", "graph")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from stepscope.core.units import format_significant
 from stepscope.report.axes import Axis
-from stepscope.units import format_significant
 from workload_table import Line, format_precision
 
 WIDTH, ROW, TOP, LABELS, RIGHT = 720, 24, 54, 150, 120

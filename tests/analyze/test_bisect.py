@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze.network import BisectionVerdict, bisect_ranks, plan_bisection
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 Measure = Callable[[Sequence[int]], float]
 

@@ -12,7 +12,7 @@ import pytest
 from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.critical import critical_path
 from stepscope.analyze.job.report import JobReport, explain_job
-from stepscope.ops.from_trace import find_trace_files, read_traced_calls
+from stepscope.bench.ops.from_trace import find_trace_files, read_traced_calls
 from stepscope.traces import read_timeline, read_traces
 from stepscope.traces.graphs.execution_trace import read_execution_trace
 from stepscope.traces.link import link

@@ -25,7 +25,7 @@ from stepscope.analyze.network import (
 )
 from stepscope.analyze.network.pairs import Finding as PairsFinding
 from stepscope.analyze.network.usual import find_usual
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.store import RunWriter, StoredRun, create_run
 
 # Reading

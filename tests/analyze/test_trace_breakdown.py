@@ -9,7 +9,7 @@ from trace_samples import Sketch, timelines
 
 from stepscope.analyze.step.breakdown import SHARES, Breakdown, break_down, break_down_steps
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, REASONS, SYNC_REASONS, explain_idle
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.timeline import DEVICE_ANNOTATION, Timeline
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from trace_samples import Sketch, timelines
 
 from stepscope.analyze.step.report import StepReport, explain_step
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.timeline import Timeline, TimelineBuilder
 
 

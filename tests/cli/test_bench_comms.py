@@ -454,7 +454,7 @@ def test_ranks_with_other_sizes_are_told_apart(store: Path) -> None:
 
 
 def test_every_operation_over_mpi(store: Path) -> None:
-    from stepscope.comms import operations
+    from stepscope.bench.comms import operations
 
     names = [word for name in operations() for word in ("--collective", name)]
     launcher = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]

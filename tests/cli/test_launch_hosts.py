@@ -17,7 +17,7 @@ import pytest
 from cli_process import Stepscope
 from test_bench_ops import start, wait_for_cases
 
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 from stepscope.launch import NetLab
 from stepscope.launch.mpi import find_mpirun
 from stepscope.launch.watchdog import read_beat

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.cli.main import run
 from stepscope.cli.trace_options import parse_numbers
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "traces" / "data"
 PAIR = DATA / "h200_dlrm_8t"

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from stepscope.comms.cases import make_cases
-from stepscope.comms.fake_group import SpoiledWorld, flip_element
-from stepscope.comms.worker import open_world, run_in_world
+from stepscope.bench.comms.cases import make_cases
+from stepscope.bench.comms.fake_group import SpoiledWorld, flip_element
+from stepscope.bench.comms.worker import open_world, run_in_world
 from stepscope.launch import RankSession, launch_local
 from stepscope.measure import MeasureSettings
 from stepscope.records import Case
@@ -38,7 +38,7 @@ def plan_run(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> P
 
 
 def measure_cases(
-    store: Path, cases: list[Case], *, ranks: int, target: str = "stepscope.comms.worker:run", **request: Any
+    store: Path, cases: list[Case], *, ranks: int, target: str = "stepscope.bench.comms.worker:run", **request: Any
 ) -> tuple[StoredRun, list[MeasuredCase]]:
     folder = plan_run(store, cases, ranks=ranks, **request)
     hang_limit_s = float(StoredRun(folder).plan.request["hang_timeout_s"])
@@ -95,8 +95,8 @@ def run_with_rank_1_lost(session: RankSession) -> None:
     """Rank 1 stops in the middle of the second case."""
     import time
 
-    from stepscope.comms import worker
-    from stepscope.comms.trial import Steps
+    from stepscope.bench.comms import worker
+    from stepscope.bench.comms.trial import Steps
 
     if session.context.rank == 1:
         seen: set[str] = set()

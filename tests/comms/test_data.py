@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.comms.data import (
+from stepscope.bench.comms.data import (
     DTYPE_BYTES,
     LARGEST_EXACT,
     PERIOD,

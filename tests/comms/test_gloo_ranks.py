@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from comms_runs import cases_of, measure_cases, measure_in_turn, plan_run
 
-from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
-from stepscope.comms.operations import PATTERNS, operations
-from stepscope.errors import RankDiedError, RankHungError, StepscopeError
+from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
+from stepscope.bench.comms.operations import PATTERNS, operations
+from stepscope.core.errors import RankDiedError, RankHungError, StepscopeError
 from stepscope.records import Case
 from stepscope.store import MeasuredCase, StoredRun, run_folders, verify_run
 

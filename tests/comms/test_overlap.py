@@ -13,14 +13,14 @@ from comms_runs import BRIEF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
-from stepscope.comms.kinds import make_trial
-from stepscope.comms.overlap import OverlapTrial, make_overlap_cases, parse_beside
-from stepscope.comms.side_tasks import ComputeTask, CopyTask, Task, make_kernel, parse_compute
-from stepscope.comms.stages import LONGEST_HOLD_S, CpuStage, CudaStage, choose_hold
-from stepscope.comms.trial import Room, Steps
-from stepscope.comms.worker import RankMeasurement, fold
-from stepscope.errors import UsageError
+from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.kinds import make_trial
+from stepscope.bench.comms.overlap import OverlapTrial, make_overlap_cases, parse_beside
+from stepscope.bench.comms.side_tasks import ComputeTask, CopyTask, Task, make_kernel, parse_compute
+from stepscope.bench.comms.stages import LONGEST_HOLD_S, CpuStage, CudaStage, choose_hold
+from stepscope.bench.comms.trial import Room, Steps
+from stepscope.bench.comms.worker import RankMeasurement, fold
+from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, WallClock, measure
 from stepscope.records import Case, CaseResult, RankSamples, Scalar

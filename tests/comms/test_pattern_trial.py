@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from comms_runs import measure_cases
 
-from stepscope.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
-from stepscope.comms.group import World
-from stepscope.comms.kinds import make_trial
-from stepscope.comms.patterns import PATTERNS, busy
-from stepscope.comms.patterns.registry import find_pattern, make_case, read_options
-from stepscope.comms.patterns.trial import SEQUENCE, STEP, WAIT, PatternTrial, describe_sequence
-from stepscope.comms.trial import Room
-from stepscope.comms.worker import RankMeasurement, fold
+from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.group import World
+from stepscope.bench.comms.kinds import make_trial
+from stepscope.bench.comms.patterns import PATTERNS, busy
+from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options
+from stepscope.bench.comms.patterns.trial import SEQUENCE, STEP, WAIT, PatternTrial, describe_sequence
+from stepscope.bench.comms.trial import Room
+from stepscope.bench.comms.worker import RankMeasurement, fold
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.measure.loop import Measurement

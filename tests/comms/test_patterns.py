@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.comms.patterns import PATTERNS, Action, Step, find_pattern, make_program, require_sound
-from stepscope.comms.patterns.buckets import fill_buckets
-from stepscope.comms.patterns.busy import plan_products
-from stepscope.comms.patterns.dlrm import DlrmOptions, split_tables
-from stepscope.comms.patterns.experts import ExpertOptions, route
-from stepscope.comms.patterns.models import MODELS, find_sizes, transformer_block
-from stepscope.comms.patterns.pipeline import order_work, plan_stage
-from stepscope.comms.patterns.registry import make_case, read_case, read_options, read_settings
-from stepscope.comms.patterns.sequence import busiest_rank_bytes, collective, compute, message
-from stepscope.errors import UsageError
+from stepscope.bench.comms.patterns import PATTERNS, Action, Step, find_pattern, make_program, require_sound
+from stepscope.bench.comms.patterns.buckets import fill_buckets
+from stepscope.bench.comms.patterns.busy import plan_products
+from stepscope.bench.comms.patterns.dlrm import DlrmOptions, split_tables
+from stepscope.bench.comms.patterns.experts import ExpertOptions, route
+from stepscope.bench.comms.patterns.models import MODELS, find_sizes, transformer_block
+from stepscope.bench.comms.patterns.pipeline import order_work, plan_stage
+from stepscope.bench.comms.patterns.registry import make_case, read_case, read_options, read_settings
+from stepscope.bench.comms.patterns.sequence import busiest_rank_bytes, collective, compute, message
+from stepscope.core.errors import UsageError
 
 
 def build(name: str, world_size: int, **parameters: Any) -> list[Step]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from comms_runs import measure_cases
 
-from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
-from stepscope.comms.operations import operations
-from stepscope.comms.sweep import Sweep, make_sweep
-from stepscope.errors import UsageError
+from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
+from stepscope.bench.comms.operations import operations
+from stepscope.bench.comms.sweep import Sweep, make_sweep
+from stepscope.core.errors import UsageError
 
 RANKS = 3
 ROOTED = [name for name, operation in operations().items() if operation.rooted]

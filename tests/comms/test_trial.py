@@ -11,22 +11,22 @@ import msgspec
 import pytest
 from comms_runs import BRIEF, cases_of
 
-from stepscope.comms.clocks import ClockOffset, answer_pings, arrivals, ask_clock
-from stepscope.comms.collective_trial import CollectiveTrial
-from stepscope.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
-from stepscope.comms.group import UnsupportedCallError
-from stepscope.comms.kinds import make_trial
-from stepscope.comms.library import describe_torch_library, find_loaded_libraries, read_settings
-from stepscope.comms.operations import operations
-from stepscope.comms.trial import BURST, CHECKS, Check, Facts, Room, Steps, WaitingDevice
-from stepscope.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
-from stepscope.errors import RankHungError, UsageError
+from stepscope.bench.comms.clocks import ClockOffset, answer_pings, arrivals, ask_clock
+from stepscope.bench.comms.collective_trial import CollectiveTrial
+from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.group import UnsupportedCallError
+from stepscope.bench.comms.kinds import make_trial
+from stepscope.bench.comms.library import describe_torch_library, find_loaded_libraries, read_settings
+from stepscope.bench.comms.operations import operations
+from stepscope.bench.comms.trial import BURST, CHECKS, Check, Facts, Room, Steps, WaitingDevice
+from stepscope.bench.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
+from stepscope.core.errors import RankHungError, UsageError
+from stepscope.core.units import format_share
 from stepscope.launch import Heartbeat
 from stepscope.launch.join import wait_for_all
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
 from stepscope.records import Case, Failure, Notice
 from stepscope.store import MeasuredCase
-from stepscope.units import format_share
 
 
 class QuietHeartbeat(Heartbeat):

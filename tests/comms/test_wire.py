@@ -16,14 +16,14 @@ from comms_runs import cases_of, measure_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.comms.encodings import BLOCK, ENCODINGS, Coder, Encoding, bound_error, find_encoding
-from stepscope.comms.fake_group import FakeWorld
-from stepscope.comms.group import Bound, Call, UnsupportedCallError
-from stepscope.comms.kinds import make_trial
-from stepscope.comms.options import CallOptions
-from stepscope.comms.trial import Room
-from stepscope.comms.wire import Laps, WireTrial, make_normals, require_wire_sense
-from stepscope.errors import UsageError
+from stepscope.bench.comms.encodings import BLOCK, ENCODINGS, Coder, Encoding, bound_error, find_encoding
+from stepscope.bench.comms.fake_group import FakeWorld
+from stepscope.bench.comms.group import Bound, Call, UnsupportedCallError
+from stepscope.bench.comms.kinds import make_trial
+from stepscope.bench.comms.options import CallOptions
+from stepscope.bench.comms.trial import Room
+from stepscope.bench.comms.wire import Laps, WireTrial, make_normals, require_wire_sense
+from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.records import Case

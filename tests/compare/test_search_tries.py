@@ -9,7 +9,7 @@ import pytest
 from builders import make_result, make_samples
 from stepscope.compare import check_regression, compare_cases, describe_comparison
 from stepscope.compare.interleaved import parse_side
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.records import Benchmark, Case
 from stepscope.store import MeasuredCase
 

@@ -17,7 +17,7 @@ from stepscope.compare import (
     describe_comparison,
     pair_ootb_optimized,
 )
-from stepscope.errors import ExitCode, UsageError
+from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Benchmark, Case, CaseResult, Failure, RankSamples, Score
 from stepscope.store import MeasuredCase
 

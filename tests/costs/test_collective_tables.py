@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
+from stepscope.core.errors import BadInputError, NewerVersionError, StoreWriteError, UsageError
 from stepscope.costs import (
     CollectiveTable,
     Measurement,
@@ -26,7 +27,6 @@ from stepscope.costs import (
     read_published_table,
     write_collective_table,
 )
-from stepscope.errors import BadInputError, NewerVersionError, StoreWriteError, UsageError
 from stepscope.store import RunWriter, StoredRun
 
 SIZES = [1024 * 4**i for i in range(6)]

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from stepscope.bench.ops import make_cases, operators
+from stepscope.bench.ops.worker import run_ops
 from stepscope.measure import QUICK, CudaDevice, MeasureSettings, SilentProgress, WallClock, measure
-from stepscope.ops import make_cases, operators
-from stepscope.ops.worker import run_ops
 from stepscope.records import Case, Reading
 from stepscope.stats import median
 from stepscope.store import MeasuredCase, StoredRun, create_run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from comms_runs import cases_of, measure_cases
 
-from stepscope.comms.overlap import make_overlap_cases
+from stepscope.bench.comms.overlap import make_overlap_cases
 from stepscope.store import MeasuredCase
 
 torch = pytest.importorskip("torch")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.bench.ops.describe import format_operator_page
 from stepscope.cli.reference import format_cli_reference
-from stepscope.ops.describe import format_operator_page
 from stepscope.store import format_tables_markdown
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "stepscope"
 
 FLOORS: list[set[str]] = [
-    {"_version", "errors"},
-    {"units", "escapes", "files"},
+    {"_version"},
+    {"core"},
     {"records"},
     {"stats"},
     {"store"},
@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"launch"},
     {"traces"},
     {"measure"},
-    {"ops", "comms", "workloads", "exchange", "replay"},
+    {"bench"},
     {"analyze"},
     {"costs"},
     {"predict"},
@@ -34,9 +34,9 @@ FLOORS: list[set[str]] = [
 ]
 """From the ground up; rooms on one floor do not know each other."""
 
-PRODUCERS = {"ops", "comms", "workloads", "exchange", "replay", "measure"}
+PRODUCERS = {"bench", "measure"}
 READERS = {"analyze", "costs", "predict", "compare", "report"}
-MAY_USE_TORCH = {"launch", "traces", "measure", "ops", "comms", "workloads", "exchange", "replay", "system"}
+MAY_USE_TORCH = {"launch", "traces", "measure", "bench", "system"}
 HEAVY = {
     "torch",
     "numpy",
@@ -54,7 +54,7 @@ HEAVY = {
     "zstandard",
     "google",
 }
-PLAIN = {"errors", "units", "escapes", "files", "records"}
+PLAIN = {"core", "records"}
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -102,6 +102,16 @@ def test_every_module_is_in_a_room_of_the_plan() -> None:
     assert not {room_of(path) for path in MODULES} - FLOOR_OF.keys()
 
 
+def test_producers_do_not_know_each_other() -> None:
+    wrong = []
+    for path, name, _, place in every_import():
+        parts = name.split(".")
+        if room_of(path) == "bench" and parts[:2] == ["stepscope", "bench"]:
+            own = path.relative_to(SOURCE / "bench").parts[0]
+            wrong += [place] if parts[2:] and parts[2] != own else []
+    assert not wrong
+
+
 def test_imports_point_down() -> None:
     upward = []
     for path, name, _, place in every_import():
@@ -114,7 +124,7 @@ def test_imports_point_down() -> None:
     assert not upward
 
 
-MODELS = SOURCE / "workloads" / "models"
+MODELS = SOURCE / "bench" / "workloads" / "models"
 PLAIN_MODEL_FILES = {"__init__", "ootb", "optimized"}
 """What the catalogue names; the other files of a model are its network and kernels."""
 
@@ -126,7 +136,12 @@ def is_network(path: Path) -> bool:
 def names_network(name: str) -> bool:
     """Whether an import is of a file that needs torch at its top: classes of layers have it as their base."""
     path = SOURCE.joinpath(*name.split(".")[1:]).with_suffix(".py")
-    return name.startswith("stepscope.workloads.models.") and path.is_file() and is_network(path) and needs_torch(path)
+    return (
+        name.startswith("stepscope.bench.workloads.models.")
+        and path.is_file()
+        and is_network(path)
+        and needs_torch(path)
+    )
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.ops import operators
+from stepscope.bench.ops import operators
 from stepscope.records import System, parse_document
 from stepscope.store import KernelRow, read_kernel_table
 from stepscope.system import find_device_peak

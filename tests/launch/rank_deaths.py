@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-from stepscope.comms.torch_group import TorchWorld
+from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.launch import RankSession
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_reports import read_reports
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.launch.context import (
     Lookups,
     MpiWorld,

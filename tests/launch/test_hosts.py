@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError, StepscopeError, UsageError
+from stepscope.core.errors import BadInputError, StepscopeError, UsageError
 from stepscope.launch.hosts import (
     CLUSTER_VARIABLE,
     MAX_SLOTS,

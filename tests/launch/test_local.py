@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from builders import make_case, make_folder
-from stepscope.errors import RankDiedError, RankHungError
+from stepscope.core.errors import RankDiedError, RankHungError
 from stepscope.launch import launch_local
 from stepscope.launch.local import _describe_death
 from stepscope.launch.watchdog import Heartbeat, beat_path, failure_path, read_beat, write_rank_failure

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import LaunchError, MissingDependencyError, UsageError
+from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.launch import NetLab, read_cluster_file, read_hostfile
 from stepscope.launch.netlab import parse_rate
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import make_case
-from stepscope.errors import LaunchError, MissingDependencyError, UsageError
+from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.launch.evidence import Evidence, find_open_run, store_of
 from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, encode_cluster
 from stepscope.launch.mpi import (

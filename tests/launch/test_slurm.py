@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rank_reports import parse_reports, read_reports
 from slurm_cluster import SlurmCluster
 
-from stepscope.errors import LaunchError, MissingDependencyError, UsageError
+from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.launch.hostlist import expand_hostlist
 from stepscope.launch.slurm import SlurmJob, format_sbatch, submit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
-from stepscope.errors import MissingDependencyError, StoreWriteError, UsageError
+from stepscope.core.errors import MissingDependencyError, StoreWriteError, UsageError
 from stepscope.measure import (
     QUICK,
     BarProgress,

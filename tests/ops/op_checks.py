@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.ops.build import build
-from stepscope.ops.inputs import Maker
-from stepscope.ops.operator import Operator, Work
-from stepscope.ops.reference import as_tensors
+from stepscope.bench.ops.build import build
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.operator import Operator, Work
+from stepscope.bench.ops.reference import as_tensors
 from stepscope.system import bfloat16_works
 
 

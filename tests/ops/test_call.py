@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.errors import UsageError
+from stepscope.bench.ops.arguments import parse_arguments
+from stepscope.bench.ops.build import build
+from stepscope.bench.ops.call import OPERATOR, CallAny, make_call_shape
+from stepscope.bench.ops.call_targets import build_module, read_plan
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.operator import Operator, Work
+from stepscope.bench.ops.reference import as_tensors
+from stepscope.core.errors import UsageError
 from stepscope.measure import WrongResultError
-from stepscope.ops.arguments import parse_arguments
-from stepscope.ops.build import build
-from stepscope.ops.call import OPERATOR, CallAny, make_call_shape
-from stepscope.ops.call_targets import build_module, read_plan
-from stepscope.ops.inputs import Maker
-from stepscope.ops.operator import Operator, Work
-from stepscope.ops.reference import as_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -450,7 +450,7 @@ def test_nothing_passes_by_not_being_finite(monkeypatch: pytest.MonkeyPatch, tar
 def test_what_is_endless_in_float64_too_is_right() -> None:
     import torch
 
-    from stepscope.ops.call_check import _take_finite
+    from stepscope.bench.ops.call_check import _take_finite
 
     inf, nan = float("inf"), float("nan")
     wide = torch.tensor([1.0, inf, -inf, nan, 1e300], dtype=torch.float64)

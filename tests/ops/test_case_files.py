@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError, StepscopeError, UsageError
-from stepscope.ops import case_files
-from stepscope.ops.case_files import read_case_file
-from stepscope.ops.language import CaseRequest
+from stepscope.bench.ops import case_files
+from stepscope.bench.ops.case_files import read_case_file
+from stepscope.bench.ops.language import CaseRequest
+from stepscope.core.errors import BadInputError, StepscopeError, UsageError
 
 TOML = """
 [[cases]]

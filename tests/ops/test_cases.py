@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import UsageError
-from stepscope.ops import cases as cases_module
-from stepscope.ops.call import OPERATOR as CALL
-from stepscope.ops.case_files import read_case_file
-from stepscope.ops.cases import call_cases, cases_of_requests, make_cases, parse_shape
-from stepscope.ops.gemm import Gemm, Linear
-from stepscope.ops.language import CaseRequest
-from stepscope.ops.operator import Operator
+from stepscope.bench.ops import cases as cases_module
+from stepscope.bench.ops.call import OPERATOR as CALL
+from stepscope.bench.ops.case_files import read_case_file
+from stepscope.bench.ops.cases import call_cases, cases_of_requests, make_cases, parse_shape
+from stepscope.bench.ops.gemm import Gemm, Linear
+from stepscope.bench.ops.language import CaseRequest
+from stepscope.bench.ops.operator import Operator
+from stepscope.core.errors import UsageError
 from stepscope.records import Case
 
 
@@ -273,9 +273,9 @@ def test_cases_are_made_without_torch() -> None:
     program = """
 import sys
 sys.modules["torch"] = None
-from stepscope.ops.cases import call_cases, make_cases
-from stepscope.ops.case_files import read_case_file
-from stepscope.ops.call import OPERATOR
+from stepscope.bench.ops.cases import call_cases, make_cases
+from stepscope.bench.ops.case_files import read_case_file
+from stepscope.bench.ops.call import OPERATOR
 cases = make_cases(names=["gemm"], shapes=["m=32~64,n=m"], sets=["A"], dtypes=[], directions=[], device="cpu", draws=3)
 call = dict(target="aten::mm", args='[{"tensor":[8,4]},{"tensor":[4,2]}]', kwargs="{}", build="[]", build_kwargs="{}")
 OPERATOR.check_shape(call)

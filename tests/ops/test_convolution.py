@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from op_checks import count_by_hand, full_shape, moved_by_hand, run_and_check
 
+from stepscope.bench.ops import Work
+from stepscope.bench.ops.convolution import OPERATORS, Conv1d, Conv2d, Conv3d
+from stepscope.bench.ops.inputs import Maker
 from stepscope.measure import WrongResultError
-from stepscope.ops import Work
-from stepscope.ops.convolution import OPERATORS, Conv1d, Conv2d, Conv3d
-from stepscope.ops.inputs import Maker
 
 if TYPE_CHECKING:
     import torch

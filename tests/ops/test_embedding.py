@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import full_shape, moved_by_hand, run_and_check
 
-from stepscope.errors import BadInputError
-from stepscope.measure import WrongResultError
-from stepscope.ops.embedding import (
+from stepscope.bench.ops.embedding import (
     EXACT_RANKS,
     PACKED_ROWS,
     EmbeddingBag,
@@ -20,8 +18,10 @@ from stepscope.ops.embedding import (
     spread_ranks,
     zipf_ranks,
 )
-from stepscope.ops.inputs import SEED, Maker
-from stepscope.ops.operator import FLOATS, Operator, Work
+from stepscope.bench.ops.inputs import SEED, Maker
+from stepscope.bench.ops.operator import FLOATS, Operator, Work
+from stepscope.core.errors import BadInputError
+from stepscope.measure import WrongResultError
 
 BOTH = [EmbeddingBag(), EmbeddingBags()]
 PASSES = ("forward", "backward")

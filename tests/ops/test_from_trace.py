@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError, UsageError
-from stepscope.ops.arguments import reach, read_list
-from stepscope.ops.call_targets import Plan, bind_plan, make_tensor, read_plan
-from stepscope.ops.from_trace import (
+from stepscope.bench.ops.arguments import reach, read_list
+from stepscope.bench.ops.call_targets import Plan, bind_plan, make_tensor, read_plan
+from stepscope.bench.ops.from_trace import (
     TracedCall,
     TracedCalls,
     calls_of_graph,
@@ -23,11 +22,11 @@ from stepscope.ops.from_trace import (
     find_trace_files,
     read_traced_calls,
 )
-from stepscope.ops.inputs import Maker
-from stepscope.ops.operator_case import read_case
-from stepscope.ops.trace_comparison import compare_with_trace, format_calls, format_comparison, store_trace
-from stepscope.ops.trace_units import COMMUNICATION, HOST_COPY, NO_OPERATOR, NO_WORK, find_units
-from stepscope.ops.traced_arguments import (
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.operator_case import read_case
+from stepscope.bench.ops.trace_comparison import compare_with_trace, format_calls, format_comparison, store_trace
+from stepscope.bench.ops.trace_units import COMMUNICATION, HOST_COPY, NO_OPERATOR, NO_WORK, find_units
+from stepscope.bench.ops.traced_arguments import (
     NOT_RECORDED,
     CannotRebuildError,
     TracedTensor,
@@ -37,7 +36,8 @@ from stepscope.ops.traced_arguments import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-from stepscope.ops.traced_call import is_contiguous, make_call_arguments
+from stepscope.bench.ops.traced_call import is_contiguous, make_call_arguments
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.graphs.graph import Graph, Node
 from stepscope.traces.graphs.op_schema import parse_schema

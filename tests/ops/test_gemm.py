@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from op_checks import count_by_hand, full_shape, run_and_check, traffic_is_that_of_the_tensors
 
+from stepscope.bench.ops import Work, find_operator
+from stepscope.bench.ops.build import build
+from stepscope.bench.ops.gemm import LAYOUTS, AddMm, Bmm, Gemm, Linear, Mlp, _require_served
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.operator import UnsupportedError
+from stepscope.bench.ops.reference import check_close
+from stepscope.bench.ops.training import LEARNING_RATE, MlpTrain
 from stepscope.measure import WrongResultError
-from stepscope.ops import Work, find_operator
-from stepscope.ops.build import build
-from stepscope.ops.gemm import LAYOUTS, AddMm, Bmm, Gemm, Linear, Mlp, _require_served
-from stepscope.ops.inputs import Maker
-from stepscope.ops.operator import UnsupportedError
-from stepscope.ops.reference import check_close
-from stepscope.ops.training import LEARNING_RATE, MlpTrain
 
 GEMM = {"m": 7, "n": 5, "k": 3}
 BMM = {"batch": 2, "m": 7, "n": 5, "k": 3}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.ops.caches import EVICTION_FACTOR, MAX_SETS, MAX_SETS_BYTES, CacheFlush, plan_rotation
-from stepscope.ops.inputs import CHUNK_ELEMENTS, Arena, Arenas, Maker
+from stepscope.bench.ops.caches import EVICTION_FACTOR, MAX_SETS, MAX_SETS_BYTES, CacheFlush, plan_rotation
+from stepscope.bench.ops.inputs import CHUNK_ELEMENTS, Arena, Arenas, Maker
 
 
 def test_two_makers_make_the_same() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.ops.build import build, memory_bytes
-from stepscope.ops.inputs import CHUNK_ELEMENTS, Arenas, Maker
-from stepscope.ops.operator import DTYPE_BYTES, Operator, UnsupportedError
-from stepscope.ops.registry import operators
+from stepscope.bench.ops.build import build, memory_bytes
+from stepscope.bench.ops.inputs import CHUNK_ELEMENTS, Arenas, Maker
+from stepscope.bench.ops.operator import DTYPE_BYTES, Operator, UnsupportedError
+from stepscope.bench.ops.registry import operators
 
 MIB = 1 << 20
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from op_checks import count_by_hand, full_shape, run_and_check, traffic_is_that_of_the_tensors
 
-from stepscope.measure import WrongResultError
-from stepscope.ops import Work
-from stepscope.ops.inputs import Maker
-from stepscope.ops.normalisation import (
+from stepscope.bench.ops import Work
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.normalisation import (
     OPERATORS,
     BatchNorm,
     CrossEntropy,
@@ -19,6 +18,7 @@ from stepscope.ops.normalisation import (
     RmsNorm,
     Softmax,
 )
+from stepscope.measure import WrongResultError
 
 if TYPE_CHECKING:
     import torch

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from op_checks import full_shape, run_and_check
 
+from stepscope.bench.ops import Work
+from stepscope.bench.ops.build import memory_bytes
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.operator import FLOATS
+from stepscope.bench.ops.optimizers import OPERATORS, OptimizerStep
 from stepscope.measure import WrongResultError
-from stepscope.ops import Work
-from stepscope.ops.build import memory_bytes
-from stepscope.ops.inputs import Maker
-from stepscope.ops.operator import FLOATS
-from stepscope.ops.optimizers import OPERATORS, OptimizerStep
 
 ALGORITHMS = ("sgd", "momentum", "adam", "adamw")
 IMPLEMENTATIONS = ("forloop", "foreach", "fused")
@@ -111,7 +111,7 @@ def test_the_check_leaves_parameters_alone() -> None:
 
 
 def test_parameters_are_not_shared_with_other_inputs() -> None:
-    from stepscope.ops.inputs import Arenas
+    from stepscope.bench.ops.inputs import Arenas
 
     operator = OptimizerStep()
     shape = full_shape(operator)

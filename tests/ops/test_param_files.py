@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError, StepscopeError
-from stepscope.ops import param_files
-from stepscope.ops.build import build
-from stepscope.ops.call import OPERATOR
-from stepscope.ops.case_files import read_case_file
-from stepscope.ops.inputs import Maker
-from stepscope.ops.language import CaseRequest
-from stepscope.ops.param_files import is_param_file, read_param_file
+from stepscope.bench.ops import param_files
+from stepscope.bench.ops.build import build
+from stepscope.bench.ops.call import OPERATOR
+from stepscope.bench.ops.case_files import read_case_file
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.language import CaseRequest
+from stepscope.bench.ops.param_files import is_param_file, read_param_file
+from stepscope.core.errors import BadInputError, StepscopeError
 
 
 def tensor(*shape: Any, dtype: Any = "float", **more: Any) -> dict[str, Any]:

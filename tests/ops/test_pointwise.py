@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from op_checks import count_by_hand, full_shape, moved_by_hand, run_and_check, traffic_is_that_of_the_tensors
 
+from stepscope.bench.ops import Work
+from stepscope.bench.ops.build import build
+from stepscope.bench.ops.elementwise import Elementwise
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.operator import FLOATS
+from stepscope.bench.ops.pointwise import Activation, Cast
+from stepscope.bench.ops.reduction import Reduction
 from stepscope.measure import WrongResultError
-from stepscope.ops import Work
-from stepscope.ops.build import build
-from stepscope.ops.elementwise import Elementwise
-from stepscope.ops.inputs import Maker
-from stepscope.ops.operator import FLOATS
-from stepscope.ops.pointwise import Activation, Cast
-from stepscope.ops.reduction import Reduction
 
 if TYPE_CHECKING:
     import torch

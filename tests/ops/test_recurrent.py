@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from op_checks import count_by_hand, full_shape, moved_by_hand, run_and_check, traffic_is_that_of_the_tensors
 
+from stepscope.bench.ops import Work
+from stepscope.bench.ops.inputs import Maker
+from stepscope.bench.ops.operator import FLOATS
+from stepscope.bench.ops.recurrent import OPERATORS, Gru, GruCell, Lstm, LstmCell
 from stepscope.measure import WrongResultError
-from stepscope.ops import Work
-from stepscope.ops.inputs import Maker
-from stepscope.ops.operator import FLOATS
-from stepscope.ops.recurrent import OPERATORS, Gru, GruCell, Lstm, LstmCell
 
 CELL = {"batch": 3, "in": 5, "hidden": 4}
 LAYER = {**CELL, "steps": 6}

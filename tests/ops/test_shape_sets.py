@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from stepscope.errors import UsageError
-from stepscope.ops.embedding import EmbeddingBag
-from stepscope.ops.gemm import Gemm, Linear, Mlp
-from stepscope.ops.operator import DTYPES
-from stepscope.ops.registry import operators
-from stepscope.ops.shape_sets import TINY, ShapeSet, all_sets, find_set, shape_sets
+from stepscope.bench.ops.embedding import EmbeddingBag
+from stepscope.bench.ops.gemm import Gemm, Linear, Mlp
+from stepscope.bench.ops.operator import DTYPES
+from stepscope.bench.ops.registry import operators
+from stepscope.bench.ops.shape_sets import TINY, ShapeSet, all_sets, find_set, shape_sets
+from stepscope.core.errors import UsageError
 
 OPERATORS = operators()
 SETS = [(operator, name) for operator, sets in all_sets().items() for name in sets]

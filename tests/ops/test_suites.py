@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from builders import make_result, make_samples
-from stepscope.errors import UsageError
-from stepscope.ops.suites import MICRO, find_rows, format_rows, score_rows
+from stepscope.bench.ops.suites import MICRO, find_rows, format_rows, score_rows
+from stepscope.core.errors import UsageError
 from stepscope.records import Case, Failure
 from stepscope.report.labels import label_cases
 from stepscope.store import MeasuredCase

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import UsageError
+from stepscope.bench.ops import Operator, find_operator, make_cases, make_ceiling_cases, operators
+from stepscope.bench.ops import registry as registry_module
+from stepscope.bench.ops.estimate import estimate_cases
+from stepscope.bench.ops.gemm import Gemm
+from stepscope.bench.ops.modes import math_mode
+from stepscope.bench.ops.profiled import KERNELS_FILE, read_profiled
+from stepscope.bench.ops.profiling import profile_cases
+from stepscope.bench.ops.worker import OpsBench, OpsRequest, run_ops
+from stepscope.core.errors import UsageError
 from stepscope.measure import (
     QUICK,
     CaseSkipped,
@@ -19,14 +27,6 @@ from stepscope.measure import (
     SilentProgress,
     WrongResultError,
 )
-from stepscope.ops import Operator, find_operator, make_cases, make_ceiling_cases, operators
-from stepscope.ops import registry as registry_module
-from stepscope.ops.estimate import estimate_cases
-from stepscope.ops.gemm import Gemm
-from stepscope.ops.modes import math_mode
-from stepscope.ops.profiled import KERNELS_FILE, read_profiled
-from stepscope.ops.profiling import profile_cases
-from stepscope.ops.worker import OpsBench, OpsRequest, run_ops
 from stepscope.records import Case
 from stepscope.store import MeasuredCase, StoredRun, create_run, find_ceilings, rate_case
 
@@ -112,7 +112,7 @@ def test_what_cannot_run_here_is_a_skip_with_its_reason(case: Case, kind: str, w
 
 
 def test_bfloat16_is_skipped_where_it_would_kill_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.ops.operator_case.bfloat16_works", lambda: False)
+    monkeypatch.setattr("stepscope.bench.ops.operator_case.bfloat16_works", lambda: False)
     with pytest.raises(CaseSkipped, match="ends the process") as caught:
         prepare(one_case("gemm", dtype="bfloat16"))
     assert "ONEDNN_MAX_CPU_ISA" in (caught.value.failure.hint or "")
@@ -135,7 +135,7 @@ def test_a_cold_case_rotates_and_flushes() -> None:
 
 
 def test_inputs_larger_than_the_cache_need_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
+    monkeypatch.setattr("stepscope.bench.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
     prepared = prepare(one_case("elementwise", "rows=256,cols=64,chain=add", caches=["cold"]))
     assert prepared.freshen is None
     # 3 × 64 KiB a set against four times 64 KiB of cache
@@ -146,7 +146,7 @@ def test_inputs_larger_than_the_cache_need_no_flush(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_cache_of_unknown_size_is_never_called_cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.ops.worker.last_level_cache_bytes", lambda device: 0)
+    monkeypatch.setattr("stepscope.bench.ops.worker.last_level_cache_bytes", lambda device: 0)
     with pytest.raises(CaseSkipped, match="nobody tells"):
         prepare(one_case("gemm", caches=["cold"]))
 
@@ -312,7 +312,7 @@ def test_out_of_memory_is_a_skip_and_the_next_case_runs(tmp_path: Path, monkeypa
 
 
 def test_a_cold_backward_that_touches_little_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
+    monkeypatch.setattr("stepscope.bench.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
     shape = "rows=100000,columns=8,count=10"
     backward = prepare(one_case("scatter", shape, direction="backward", caches=["cold"]), check=False)
     assert backward.freshen is not None

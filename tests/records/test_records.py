@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import make_case, make_result, make_samples, make_system
-from stepscope.errors import BadInputError, NewerVersionError, UsageError
+from stepscope.core.errors import BadInputError, NewerVersionError, UsageError
 from stepscope.records import (
     Benchmark,
     Case,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
-from stepscope.errors import BadInputError, CorruptRunError, NewerVersionError, StepscopeError, UsageError
+from stepscope.core.errors import BadInputError, CorruptRunError, NewerVersionError, StepscopeError, UsageError
 from stepscope.records import CaseResult, Failure, Plan, System, add_seal, check_seal, encode_document, parse_document
 from stepscope.store import (
     JournalTail,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.errors import StoreWriteError
-from stepscope.files import output_file, write_file_atomically, write_output
+from stepscope.core.errors import StoreWriteError
+from stepscope.core.files import output_file, write_file_atomically, write_output
 
 
 def test_a_new_file_is_made_and_its_folders_where_that_is_wanted(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_stdout_is_written_in_its_place(tmp_path: Path, name: str, kind: str) ->
         (tmp_path / "link").symlink_to("/dev/stdout")
         name = str(tmp_path / "link")
     script = (
-        "import pathlib, sys\nfrom stepscope.files import write_output\n"
+        "import pathlib, sys\nfrom stepscope.core.files import write_output\n"
         f"print('before')\nwrite_output(pathlib.Path({name!r}), b'content\\n')\nprint('after')"
     )
     out = tmp_path / "out"

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
+from stepscope.bench.ops import operators
 from stepscope.cli.runs import export_table
-from stepscope.errors import BadInputError, UsageError
-from stepscope.ops import operators
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.records import KernelUse
 from stepscope.store import (
     KernelRow,

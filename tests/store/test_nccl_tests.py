@@ -26,7 +26,7 @@ from nccl_writing import (
 )
 
 from stepscope.compare import compare_cases, describe_comparison
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.records import Benchmark, Case
 from stepscope.store import (
     NcclOutput,

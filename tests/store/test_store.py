@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
-from stepscope.errors import (
+from stepscope.core.errors import (
     BadInputError,
     CorruptRunError,
     NewerVersionError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.graphs.execution_trace import read_execution_trace
 from stepscope.traces.graphs.graph import Graph
 from stepscope.traces.read import read_timeline

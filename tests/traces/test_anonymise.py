@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from same_timeline import GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks, real_trace, values
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.anonymise import _KERNEL_STEMS, Anonymised, anonymise, describe_report
 from stepscope.traces.chrome.write import write_chrome
 from stepscope.traces.classify import CATEGORIES, classify_names

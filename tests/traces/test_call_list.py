@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces import call_list
 from stepscope.traces.finish import finish
 from stepscope.traces.formats import require_format

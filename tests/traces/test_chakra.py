@@ -16,7 +16,7 @@ from graph_examples import check_refusal, document, shared_graph, small_nodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.chakra.files import (
     ChakraNode,
     ChakraReader,
@@ -308,7 +308,8 @@ def test_collectives_of_a_real_graph() -> None:
 def test_without_protobuf_the_error_says_what_to_install() -> None:
     code: Any = (
         "import sys\nsys.modules['google'] = sys.modules['google.protobuf'] = None\n"
-        "from stepscope.errors import MissingDependencyError\nfrom stepscope.traces.chakra.files import read_chakra\n"
+        "from stepscope.core.errors import MissingDependencyError\n"
+        "from stepscope.traces.chakra.files import read_chakra\n"
         "from pathlib import Path\n"
         "try:\n    read_chakra(Path('x.et'))\n"
         "except MissingDependencyError as error:\n    print(error.hint)\n"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from graph_examples import SHARED, pairs, shared_graph, shared_timeline
 
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces.chakra import encode
 from stepscope.traces.chakra.collectives import comm_type
 from stepscope.traces.chakra.convert import Conversion, convert

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.chakra.convert import convert
 from stepscope.traces.chakra.files import ChakraNode, ChakraTrace, read_chakra, write_chakra
 from stepscope.traces.chakra.schema import COLLECTIVE, MEMORY_LOAD, SEND, messages

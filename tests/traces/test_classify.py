@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces import classify as classes
 from stepscope.traces.classify import CATEGORIES, classify, classify_host_communication, classify_names, labels
 from stepscope.traces.timeline import ANNOTATION, COPY, DEVICE_ANNOTATION, KERNEL, RUNTIME, SET

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same_timeline import GPT2, NCCL, assert_same, dlrm_ranks, real_trace, values
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.cut import cut, cut_all, take_rows
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder

@@ -11,7 +11,7 @@ import pytest
 from damage import DAMAGES, variants
 from same_rows import rows_of
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.damage import describe_damage
 from stepscope.traces.finish import finish
 from stepscope.traces.kineto.careful import read_kineto

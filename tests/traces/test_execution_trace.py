@@ -11,7 +11,7 @@ import damage
 import pytest
 from graph_examples import SHARED, check_refusal, document, flat, nested, roots, small_nodes
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.chakra.graphs import chakra_of_graph
 from stepscope.traces.graphs.data_dependencies import data_dependencies
 from stepscope.traces.graphs.execution_trace import parse_execution_trace, read_execution_trace, sniff

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces import plain_pickle
 from stepscope.traces.finish import finish
 from stepscope.traces.flight_recorder import dump as flight_recorder

@@ -7,7 +7,7 @@ from graph_examples import document, nested, operator, roots, shared_graph, smal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces.graphs.execution_trace import parse_execution_trace
 from stepscope.traces.graphs.graph import Collective, Graph, Node
 

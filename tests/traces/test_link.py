@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from graph_examples import ADD, document, nested, operator, pairs, roots, shared_graph, shared_timeline, tensor
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.finish import finish
 from stepscope.traces.graphs.execution_trace import parse_execution_trace
 from stepscope.traces.graphs.graph import Graph

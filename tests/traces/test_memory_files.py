@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.memory_use import MemoryUse, memory_use
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.memory import snapshot
 from stepscope.traces.memory.files import looks_like_memory, read_memory
 from stepscope.traces.memory.history import BEFORE

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.classify import CATEGORIES
 from stepscope.traces.finish import finish
 from stepscope.traces.formats import require_format

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces import load_timeline, make_table, read_timeline, read_traces
 from stepscope.traces.cache import cache_folders, verify_cache
 from stepscope.traces.finish import finish

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.read import read_traces
 from stepscope.traces.source import Source, is_packed, open_bytes, read_bounded, read_head
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from same_timeline import ALEXNET, GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks, real_trace
 
-from stepscope.errors import StoreWriteError, UsageError
+from stepscope.core.errors import StoreWriteError, UsageError
 from stepscope.traces.chrome.write import Arrow, arrows_of_edges, write_chrome
 from stepscope.traces.dependencies import RowEdges
 from stepscope.traces.finish import finish

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from same_timeline import NCCL, dlrm_ranks, real_trace, values
 
-from stepscope.errors import StoreWriteError, UsageError
+from stepscope.core.errors import StoreWriteError, UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import KERNEL, KINDS, OPERATOR, TimelineBuilder
 from stepscope.traces.write_csv import write_csv

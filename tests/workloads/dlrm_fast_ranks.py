@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.workloads import find_workload
-from stepscope.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
-from stepscope.workloads.precision import build_module
-from stepscope.workloads.steps import TrainStep
+from stepscope.bench.workloads import find_workload
+from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
+from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+from stepscope.bench.workloads.precision import build_module
+from stepscope.bench.workloads.steps import TrainStep
 
 RANKS, BATCH, SEED = 2, 12, 5
 STEPS = 3

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.workloads import find_workload
-from stepscope.workloads.asked import SEED as WEIGHT_SEED
-from stepscope.workloads.asked import Asked, read_case
-from stepscope.workloads.catalogue import read_catalogue
-from stepscope.workloads.feed import make_batches
-from stepscope.workloads.models.dlrm.ootb import DlrmTask
-from stepscope.workloads.models.dlrm.sharded import ShardedDlrm
-from stepscope.workloads.models.dlrm.sharded_network import ShardedNetwork
-from stepscope.workloads.precision import build_module, math_of
-from stepscope.workloads.protocol import Optimized, Task
-from stepscope.workloads.sharing import open_rank_step
-from stepscope.workloads.steps import TrainStep
+from stepscope.bench.workloads import find_workload
+from stepscope.bench.workloads.asked import SEED as WEIGHT_SEED
+from stepscope.bench.workloads.asked import Asked, read_case
+from stepscope.bench.workloads.catalogue import read_catalogue
+from stepscope.bench.workloads.feed import make_batches
+from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm
+from stepscope.bench.workloads.models.dlrm.sharded_network import ShardedNetwork
+from stepscope.bench.workloads.precision import build_module, math_of
+from stepscope.bench.workloads.protocol import Optimized, Task
+from stepscope.bench.workloads.sharing import open_rank_step
+from stepscope.bench.workloads.steps import TrainStep
 
 RANKS = 2
 BATCH, SEED = 12, 5

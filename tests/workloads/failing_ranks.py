@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stepscope.bench.workloads import ranks
 from stepscope.launch import RankSession
-from stepscope.workloads import ranks
 
 
 def fail_in_the_second_case(session: RankSession) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from stepscope.bench.workloads import find_workload
+from stepscope.bench.workloads.worker import run_workloads
 from stepscope.measure import QUICK, SilentProgress
 from stepscope.records import Case
 from stepscope.store import StoredRun, create_run
-from stepscope.workloads import find_workload
-from stepscope.workloads.worker import run_workloads
 
 SMALL = "dlrm/ootb/train/small.1dev-embed32-fp32"
 SERVED = "dlrm/ootb/infer/default.1dev-fp32"

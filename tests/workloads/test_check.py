@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.workloads import find_workload, list_workloads
-from stepscope.workloads.check import NOISE, _Jostled, _Side, _Training, _Unchanged, check_optimized
-from stepscope.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
-from stepscope.workloads.protocol import Change, Mode, Optimized, Precision, Task
-from stepscope.workloads.steps import UpdatesEarly
+from stepscope.bench.workloads import find_workload, list_workloads
+from stepscope.bench.workloads.check import NOISE, _Jostled, _Side, _Training, _Unchanged, check_optimized
+from stepscope.bench.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
+from stepscope.bench.workloads.protocol import Change, Mode, Optimized, Precision, Task
+from stepscope.bench.workloads.steps import UpdatesEarly
 
 WIDTH = 24
 
@@ -125,7 +125,7 @@ def test_rounding_of_rows_that_are_added_one_by_one_is_no_wrong_update() -> None
 
 
 def test_statistics_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.workloads.models.convnets import folding
+    from stepscope.bench.workloads.models.convnets import folding
 
     right = folding.fold_one
 
@@ -294,7 +294,7 @@ def test_jostled_weights_differ_in_their_last_bit() -> None:
 def test_a_comparison_that_does_not_fit_takes_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from stepscope.workloads import verify
+    from stepscope.bench.workloads import verify
 
     tried: list[int] = []
 

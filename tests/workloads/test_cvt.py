@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.workloads.catalogue import Declared, read_catalogue
-from stepscope.workloads.check import check_optimized
-from stepscope.workloads.findings import CheckReport
-from stepscope.workloads.models.cvt import network
-from stepscope.workloads.models.cvt.optimized import FastCvt
-from stepscope.workloads.protocol import EAGER, Precision
-from stepscope.workloads.steps import TrainStep
+from stepscope.bench.workloads.catalogue import Declared, read_catalogue
+from stepscope.bench.workloads.check import check_optimized
+from stepscope.bench.workloads.findings import CheckReport
+from stepscope.bench.workloads.models.cvt import network
+from stepscope.bench.workloads.models.cvt.optimized import FastCvt
+from stepscope.bench.workloads.protocol import EAGER, Precision
+from stepscope.bench.workloads.steps import TrainStep
 
 CVT = read_catalogue()["cvt"]
 TRAIN, INFER = CVT.benchmark

@@ -10,15 +10,21 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from stepscope.workloads.catalogue import Declared, DeclaredModel, read_catalogue
-from stepscope.workloads.check import check_optimized
-from stepscope.workloads.findings import CheckReport
-from stepscope.workloads.models.decoders import data, network
-from stepscope.workloads.models.decoders.data import Lengths, draw_tokens, make_prompts, pack_documents, pack_prompts
-from stepscope.workloads.models.decoders.optimized import OptimizedDecoder
-from stepscope.workloads.precision import math_of
-from stepscope.workloads.protocol import EAGER, Optimized, Task
-from stepscope.workloads.steps import InferStep, TrainStep
+from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, read_catalogue
+from stepscope.bench.workloads.check import check_optimized
+from stepscope.bench.workloads.findings import CheckReport
+from stepscope.bench.workloads.models.decoders import data, network
+from stepscope.bench.workloads.models.decoders.data import (
+    Lengths,
+    draw_tokens,
+    make_prompts,
+    pack_documents,
+    pack_prompts,
+)
+from stepscope.bench.workloads.models.decoders.optimized import OptimizedDecoder
+from stepscope.bench.workloads.precision import math_of
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.steps import InferStep, TrainStep
 
 # Dynamo makes an autograd function by itself and means to hide the warning; where warnings are errors it cannot.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -213,7 +219,7 @@ def test_positions_that_count_the_padding_are_found(monkeypatch: pytest.MonkeyPa
         longest = right["spread"].shape[1]
         return {**right, "places": right["home"] % longest + 1}
 
-    monkeypatch.setattr("stepscope.workloads.models.decoders.optimized.pack_prompts", shifted)
+    monkeypatch.setattr("stepscope.bench.workloads.models.decoders.optimized.pack_prompts", shifted)
     assert not INFER[0].check().passed
 
 
@@ -248,6 +254,6 @@ def test_blocks_are_the_layers() -> None:
 
 def test_declaring_needs_no_torch() -> None:
     names = ("gpt2.ootb", "gpt2.optimized", "llama.ootb", "llama.optimized")
-    code = "".join(f"import stepscope.workloads.models.{name}\n" for name in names)
-    code += "import sys, stepscope.workloads.serving\nassert 'torch' not in sys.modules"
+    code = "".join(f"import stepscope.bench.workloads.models.{name}\n" for name in names)
+    code += "import sys, stepscope.bench.workloads.serving\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import dlrm_fast_ranks as ranks  # noqa: E402
 
-from stepscope.workloads.models.dlrm.sharded import join_batches  # noqa: E402
+from stepscope.bench.workloads.models.dlrm.sharded import join_batches  # noqa: E402
 
 CONFIGS = ["A.8dev-embed32-fp32", "default.1dev-fp32", "mlperf.1dev-fp32", "open-source.1dev-fp32"]
 """Learned weights of rows, equal tables, tables of different lengths, bags of different sizes."""

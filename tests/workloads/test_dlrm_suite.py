@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.workloads.catalogue import Declared, read_catalogue
-from stepscope.workloads.check import check_optimized
-from stepscope.workloads.findings import CheckReport
-from stepscope.workloads.models.dlrm import fast_network, optimized
-from stepscope.workloads.models.dlrm.batches import draw_rows
-from stepscope.workloads.models.dlrm.network import QuantisedBag, WeightedBag
-from stepscope.workloads.models.dlrm.ootb import DlrmTask
-from stepscope.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.workloads.models.dlrm.tables import read_tables
-from stepscope.workloads.precision import build_module
-from stepscope.workloads.protocol import Mode, Precision
-from stepscope.workloads.steps import InferStep, TrainStep
+from stepscope.bench.workloads.catalogue import Declared, read_catalogue
+from stepscope.bench.workloads.check import check_optimized
+from stepscope.bench.workloads.findings import CheckReport
+from stepscope.bench.workloads.models.dlrm import fast_network, optimized
+from stepscope.bench.workloads.models.dlrm.batches import draw_rows
+from stepscope.bench.workloads.models.dlrm.network import QuantisedBag, WeightedBag
+from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
+from stepscope.bench.workloads.models.dlrm.tables import read_tables
+from stepscope.bench.workloads.precision import build_module
+from stepscope.bench.workloads.protocol import Mode, Precision
+from stepscope.bench.workloads.steps import InferStep, TrainStep
 
 MODEL = read_catalogue()["dlrm"]
 TRAINED = [one for one in MODEL.benchmark if one.mode == "train"]

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.workloads import choose_workloads, find_workload  # noqa: E402
-from stepscope.workloads.precision import shape_module  # noqa: E402
-from stepscope.workloads.protocol import Task  # noqa: E402
+from stepscope.bench.workloads import choose_workloads, find_workload  # noqa: E402
+from stepscope.bench.workloads.precision import shape_module  # noqa: E402
+from stepscope.bench.workloads.protocol import Task  # noqa: E402
 
 DRAWS = 150
 FAR = 0.3
@@ -75,7 +75,7 @@ def test_all_models_that_drop_are_among_them() -> None:
 
 
 def test_a_fast_form_that_drops_less_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.workloads.models.encoders import lean
+    from stepscope.bench.workloads.models.encoders import lean
 
     monkeypatch.setattr(lean, "drop", lambda hidden, *_: hidden)
     assert compare_spreads("xlmr/optimized/train/fb-1dev-A-fp32") < -FAR

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.workloads.catalogue import Declared, DeclaredModel, read_catalogue
-from stepscope.workloads.check import check_optimized
-from stepscope.workloads.findings import CheckReport
-from stepscope.workloads.models.bert.ootb import BREAK, IGNORED, MASK
-from stepscope.workloads.models.encoders import fp8, lean, packing
-from stepscope.workloads.models.encoders.text import PUBLISHED_LENGTHS, draw_lengths, draw_words, length_at
-from stepscope.workloads.models.xlmr.ootb import BEGIN, END, PAD
-from stepscope.workloads.protocol import EAGER, Optimized, Precision, Task
-from stepscope.workloads.steps import TrainStep
+from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, read_catalogue
+from stepscope.bench.workloads.check import check_optimized
+from stepscope.bench.workloads.findings import CheckReport
+from stepscope.bench.workloads.models.bert.ootb import BREAK, IGNORED, MASK
+from stepscope.bench.workloads.models.encoders import fp8, lean, packing
+from stepscope.bench.workloads.models.encoders.text import PUBLISHED_LENGTHS, draw_lengths, draw_words, length_at
+from stepscope.bench.workloads.models.xlmr.ootb import BEGIN, END, PAD
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Precision, Task
+from stepscope.bench.workloads.steps import TrainStep
 
 MODELS = ("xlmr", "bert-base", "bert-large", "oscar")
 ALL = [(model, one) for model in MODELS for one in read_catalogue()[model].benchmark]
@@ -366,7 +366,7 @@ def test_positions_that_do_not_begin_anew_are_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_words_guessed_at_wrong_places_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.workloads.models.bert.optimized import FastBert
+    from stepscope.bench.workloads.models.bert.optimized import FastBert
 
     arrange = FastBert.arrange
 

@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.errors import BadInputError  # noqa: E402
-from stepscope.workloads import choose_workloads, find_workload  # noqa: E402
-from stepscope.workloads.facts import _count_on, count_flops  # noqa: E402
-from stepscope.workloads.feed import Feed, Loader, count_round, make_clean_context, read_batches  # noqa: E402
+from stepscope.bench.workloads import choose_workloads, find_workload  # noqa: E402
+from stepscope.bench.workloads.facts import _count_on, count_flops  # noqa: E402
+from stepscope.bench.workloads.feed import Feed, Loader, count_round, make_clean_context, read_batches  # noqa: E402
+from stepscope.core.errors import BadInputError  # noqa: E402
 
 LENGTHS = "xlmr/ootb/infer/fb-1dev-A-realdist"
 """Its batches are as wide as their longest sequence."""
@@ -41,11 +41,11 @@ def test_what_the_device_cannot_count_is_counted_on_the_cpu(monkeypatch: pytest.
         tried.append(place)
         return None if place == "cuda" else _count_on(place, *asked)
 
-    monkeypatch.setattr("stepscope.workloads.facts._count_on", count_on)
+    monkeypatch.setattr("stepscope.bench.workloads.facts._count_on", count_on)
     assert [count_flops(task, [batch], mode="infer", device="cuda")] == right
     assert tried == ["meta", "cuda", "cpu"]
     tried.clear()
-    monkeypatch.setattr("stepscope.workloads.facts.MOST_ON_HOST", 10)
+    monkeypatch.setattr("stepscope.bench.workloads.facts.MOST_ON_HOST", 10)
     assert count_flops(task, [batch], mode="infer", device="cuda") is None
     assert tried == ["meta", "cuda"]
 
@@ -94,7 +94,7 @@ def test_operations_are_the_mean_over_batches_and_equal_shapes_are_counted_once(
         counted.append(len(several))
         return _count_on(place, task, mode, several)
 
-    monkeypatch.setattr("stepscope.workloads.facts._count_on", count_on)
+    monkeypatch.setattr("stepscope.bench.workloads.facts._count_on", count_on)
     assert count_flops(task, batches, mode="infer", device="cpu") == sum(one_by_one) // 4
     assert set(counted) == {3}
     assert count_flops(task, batches[:1] * 4, mode="infer", device="cpu") == one_by_one[0]
@@ -241,7 +241,7 @@ def test_a_width_that_is_fixed_stays_demanded(tmp_path: Path) -> None:
 
 
 def test_what_was_there_before_a_model_is_not_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.workloads.facts import PeakMemory
+    from stepscope.bench.workloads.facts import PeakMemory
 
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 300)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 1000)
@@ -253,7 +253,7 @@ def test_a_model_that_a_measurement_froze_is_gone_after_clearing_up() -> None:
     import gc
     import weakref
 
-    from stepscope.workloads.steps import clear_up
+    from stepscope.bench.workloads.steps import clear_up
 
     module = torch.nn.Linear(2, 2)
     module.itself = module

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.workloads.fingerprint import (
+from stepscope.bench.workloads.fingerprint import (
     METHOD,
     Fingerprint,
     benchmarks_to_mark,
@@ -15,12 +15,12 @@ from stepscope.workloads.fingerprint import (
     read_fingerprints,
     take_fingerprint,
 )
-from stepscope.workloads.models.convnets.ootb import PictureTask
-from stepscope.workloads.models.decoders.ootb import PlainDecoder, PlainState
-from stepscope.workloads.models.resnet50.ootb import ResNet50
-from stepscope.workloads.models.rnnt.lamb import Lamb
-from stepscope.workloads.protocol import Task
-from stepscope.workloads.registry import Workload
+from stepscope.bench.workloads.models.convnets.ootb import PictureTask
+from stepscope.bench.workloads.models.decoders.ootb import PlainDecoder, PlainState
+from stepscope.bench.workloads.models.resnet50.ootb import ResNet50
+from stepscope.bench.workloads.models.rnnt.lamb import Lamb
+from stepscope.bench.workloads.protocol import Task
+from stepscope.bench.workloads.registry import Workload
 
 RULE = "it computes something else: raise its version in the catalogue, then run tools/make_fingerprints.py"
 PICTURES = "resnet50/train/1dev-fp32"
@@ -141,7 +141,7 @@ def test_other_weights_in_a_group_of_the_optimizer_are_seen(monkeypatch: pytest.
 
 def test_another_step_of_an_own_optimizer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     before = take(SPEECH)
-    monkeypatch.setattr("stepscope.workloads.models.rnnt.lamb.EPSILON", 1e-3)
+    monkeypatch.setattr("stepscope.bench.workloads.models.rnnt.lamb.EPSILON", 1e-3)
     assert changed_parts(before, take(SPEECH)) == {"graph"}
     monkeypatch.setattr(Lamb, "step", lambda optimizer: None)
     assert changed_parts(before, take(SPEECH)) == {"graph"}

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.errors import UsageError
-from stepscope.measure import FakeClock
-from stepscope.workloads.catalogue import read_catalogue
-from stepscope.workloads.findings import CheckReport
-from stepscope.workloads.generation import (
+from stepscope.bench.workloads.catalogue import read_catalogue
+from stepscope.bench.workloads.findings import CheckReport
+from stepscope.bench.workloads.generation import (
     Decoder,
     GenerateStep,
     GenerationTimes,
     check_generation,
     measure_generation,
 )
-from stepscope.workloads.models.decoders import network, optimized
-from stepscope.workloads.protocol import EAGER
+from stepscope.bench.workloads.models.decoders import network, optimized
+from stepscope.bench.workloads.protocol import EAGER
+from stepscope.core.errors import UsageError
+from stepscope.measure import FakeClock
 
 
 @pytest.fixture(autouse=True)

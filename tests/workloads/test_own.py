@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from suite_runs import measure
 
+from stepscope.bench.workloads.own import is_own, make_own_case, prepare_own
 from stepscope.cli.main import run
 from stepscope.cli.resume import rehearse
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.measure import open_device
 from stepscope.measure.recorded import TRACED_STEPS
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
 from stepscope.traces.timeline import OPERATOR
-from stepscope.workloads.own import is_own, make_own_case, prepare_own
 
 EXAMPLE = """
 import torch

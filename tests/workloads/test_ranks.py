@@ -16,8 +16,17 @@ from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
 from suite_runs import measure as measure_alone
 
+from stepscope.bench.workloads import choose_workloads, find_workload, ranks, sharing
+from stepscope.bench.workloads.asked import read_case
+from stepscope.bench.workloads.catalogue import read_catalogue
+from stepscope.bench.workloads.control import Control, Groups
+from stepscope.bench.workloads.facts import Peak
+from stepscope.bench.workloads.protocol import Optimized
+from stepscope.bench.workloads.ranks import WORKER, RankMeasurement, give_up_case
+from stepscope.bench.workloads.steps import TrainStep
+from stepscope.bench.workloads.worker import TRAIN_SAMPLE_S
 from stepscope.cli.execute import WORKERS, measure_ranks
-from stepscope.errors import RankDiedError, UsageError
+from stepscope.core.errors import RankDiedError, UsageError
 from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import DEADLY, QUICK, CpuDevice, Measurement, MeasureSettings
@@ -26,15 +35,6 @@ from stepscope.records import Case, Failure
 from stepscope.store import RANKS_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run, record_failure
 from stepscope.system import collect_system
 from stepscope.traces import read_traces
-from stepscope.workloads import choose_workloads, find_workload, ranks, sharing
-from stepscope.workloads.asked import read_case
-from stepscope.workloads.catalogue import read_catalogue
-from stepscope.workloads.control import Control, Groups
-from stepscope.workloads.facts import Peak
-from stepscope.workloads.protocol import Optimized
-from stepscope.workloads.ranks import WORKER, RankMeasurement, give_up_case
-from stepscope.workloads.steps import TrainStep
-from stepscope.workloads.worker import TRAIN_SAMPLE_S
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]  # the ranks started once for most of these tests
 

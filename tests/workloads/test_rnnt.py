@@ -9,16 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.workloads.catalogue import Declared, read_catalogue  # noqa: E402
-from stepscope.workloads.check import check_optimized  # noqa: E402
-from stepscope.workloads.models.rnnt import fast_decoding, fast_layers, fast_loss  # noqa: E402
-from stepscope.workloads.models.rnnt.fast_decoding import Transcriber  # noqa: E402
-from stepscope.workloads.models.rnnt.lamb import ForeachLamb, Lamb  # noqa: E402
-from stepscope.workloads.models.rnnt.ootb import RnntTask, encoded_lengths  # noqa: E402
-from stepscope.workloads.models.rnnt.optimized import FastRnnt  # noqa: E402
-from stepscope.workloads.models.rnnt.speech import make_utterances  # noqa: E402
-from stepscope.workloads.protocol import Mode, Precision  # noqa: E402
-from stepscope.workloads.steps import TrainStep  # noqa: E402
+from stepscope.bench.workloads.catalogue import Declared, read_catalogue  # noqa: E402
+from stepscope.bench.workloads.check import check_optimized  # noqa: E402
+from stepscope.bench.workloads.models.rnnt import fast_decoding, fast_layers, fast_loss  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.fast_decoding import Transcriber  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.lamb import ForeachLamb, Lamb  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.ootb import RnntTask, encoded_lengths  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.optimized import FastRnnt  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.speech import make_utterances  # noqa: E402
+from stepscope.bench.workloads.protocol import Mode, Precision  # noqa: E402
+from stepscope.bench.workloads.steps import TrainStep  # noqa: E402
 
 
 def declared(mode: Mode) -> Declared:
@@ -235,7 +235,7 @@ def test_decoding_kernel_does_what_torch_does() -> None:
     pytest.importorskip("triton")
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no GPU; TRITON_INTERPRET=1 would run the kernel on the CPU")
-    from stepscope.workloads.models.rnnt import kernels
+    from stepscope.bench.workloads.models.rnnt import kernels
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     task = tiny("infer")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.workloads.search import Trial, best_trial, most_tries, next_batch
+from stepscope.bench.workloads.search import Trial, best_trial, most_tries, next_batch
 
 EXACT = 1e-9
 Scripted = Callable[[int], Trial]

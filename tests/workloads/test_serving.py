@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import UsageError
+from stepscope.bench.workloads.serving import DecoderServer, ServingResult, make_arrivals, serve
+from stepscope.core.errors import UsageError
 from stepscope.measure import FakeClock
 from stepscope.records import LatencyTarget
-from stepscope.workloads.serving import DecoderServer, ServingResult, make_arrivals, serve
 
 PREFILL_S, TOKEN_S = 0.1, 0.02
 CHAT = LatencyTarget(limit_s=2.0, percentile=99)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from suite_runs import measure
 
+from stepscope.bench.workloads import find_workload
+from stepscope.bench.workloads.catalogue import SUITE
+from stepscope.bench.workloads.suite import choose_suite, make_suite_cases, suite_precisions
 from stepscope.compare import compare_implementations
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.records import Failure
-from stepscope.workloads import find_workload
-from stepscope.workloads.catalogue import SUITE
-from stepscope.workloads.suite import choose_suite, make_suite_cases, suite_precisions
 
 EMULATED = ("cvt", "resnext3d", "regnety")
 """Convolutions in bf16 are slow on a CPU without such units; the tests of these networks compare them once."""

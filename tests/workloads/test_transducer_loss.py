@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from stepscope.workloads.models.rnnt import fast_loss  # noqa: E402
-from stepscope.workloads.models.rnnt.fast_loss import Transcripts, joint_transducer_costs  # noqa: E402
-from stepscope.workloads.models.rnnt.transducer import (  # noqa: E402
+from stepscope.bench.workloads.models.rnnt import fast_loss  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.fast_loss import Transcripts, joint_transducer_costs  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.transducer import (  # noqa: E402
     lattice_costs,
     pick_log_probs,
     skew,
@@ -174,7 +174,7 @@ def kernel_device() -> str:
 
 
 def test_kernels_of_the_loss_do_what_torch_does(kernel_device: str) -> None:
-    from stepscope.workloads.models.rnnt import kernels
+    from stepscope.bench.workloads.models.rnnt import kernels
 
     batch, frames, said, classes, width = 3, 7, 5, 11, 12
     transcripts = Transcripts(*(x.to(kernel_device) for x in make_transcripts(4, [7, 4, 1], [5, 2, 0], classes)))

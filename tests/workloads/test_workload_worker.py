@@ -9,19 +9,19 @@ import msgspec
 import pytest
 from suite_runs import SERVED, SMALL, measure, tiny
 
+from stepscope.bench.workloads import find_workload, list_workloads, steps
+from stepscope.bench.workloads.asked import SEED, read_case
+from stepscope.bench.workloads.catalogue import Declared, read_catalogue
+from stepscope.bench.workloads.facts import count_flops
+from stepscope.bench.workloads.feed import make_batches
+from stepscope.bench.workloads.files import hash_file
+from stepscope.bench.workloads.rounds import is_try
+from stepscope.bench.workloads.worker import Running, WorkloadBench, WorkloadRequest, open_step
 from stepscope.compare import compare_implementations
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.measure import QUICK, open_device
 from stepscope.records import Case
 from stepscope.store import MeasuredCase
-from stepscope.workloads import find_workload, list_workloads, steps
-from stepscope.workloads.asked import SEED, read_case
-from stepscope.workloads.catalogue import Declared, read_catalogue
-from stepscope.workloads.facts import count_flops
-from stepscope.workloads.feed import make_batches
-from stepscope.workloads.files import hash_file
-from stepscope.workloads.rounds import is_try
-from stepscope.workloads.worker import Running, WorkloadBench, WorkloadRequest, open_step
 
 
 def test_a_training_score_counts_examples(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_batches_of_one_shape_make_no_round(tmp_path: Path) -> None:
 def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepscope.workloads.models.xlmr.ootb import Xlmr
+    from stepscope.bench.workloads.models.xlmr.ootb import Xlmr
 
     usual = Xlmr.make_batch
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from stepscope.core.units import format_bytes, format_share
 from stepscope.traces.memory.history import Fragmentation, MemoryHistory, OutOfMemory
-from stepscope.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers

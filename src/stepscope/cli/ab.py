@@ -9,7 +9,7 @@ import click
 from stepscope.cli.execute import command_line
 from stepscope.cli.options import Duration, Share, json_option, resolution_option, store_option
 from stepscope.cli.output import emit, narrate
-from stepscope.errors import ExitCode
+from stepscope.core.errors import ExitCode
 
 
 @click.command("ab")

@@ -10,7 +10,7 @@ from stepscope.cli.compare import compare_stored
 from stepscope.cli.options import Share, json_option, level_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.report import unverified_lines
-from stepscope.errors import RunNotFoundError, UsageError
+from stepscope.core.errors import RunNotFoundError, UsageError
 from stepscope.store import StoredRun, find_newest, find_run
 
 

@@ -26,7 +26,7 @@ from stepscope.cli.options import (
     store_option,
 )
 from stepscope.cli.output import LAST_WORD_S, emit, narrate
-from stepscope.errors import ExitCode, UsageError
+from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.store import StoredRun
 
@@ -116,8 +116,8 @@ def comms(
 
     Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
     """
-    from stepscope.comms.sweep import make_sweep
-    from stepscope.units import parse_range
+    from stepscope.bench.comms.sweep import make_sweep
+    from stepscope.core.units import parse_range
 
     if listing:
         return list_operations(as_json=as_json)
@@ -162,9 +162,9 @@ def explain_run(run: StoredRun) -> Addition:
 
 def explain_parts(run: StoredRun) -> Addition:
     """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
+    from stepscope.core.units import format_bytes, format_duration, format_significant
     from stepscope.report.message_table import format_message_table, read_message_figures
     from stepscope.report.rank_averages import format_rank_averages
-    from stepscope.units import format_bytes, format_duration, format_significant
 
     figures = read_message_figures(run.cases())
     traced = [case.result.observed["trace"] for case in run.cases() if "trace" in case.result.observed]
@@ -246,7 +246,7 @@ def require_memory(size: int, device: str) -> None:
     """Some sizes that do not fit are skipped cases; where even the smallest never can, the command is wrong."""
     import psutil
 
-    from stepscope.units import format_bytes
+    from stepscope.core.units import format_bytes
 
     total = psutil.virtual_memory().total
     if device == "cpu" and size > total:
@@ -270,8 +270,8 @@ def require_world(backend: str, device: str) -> None:
 
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     """Fields of CallOptions, from the command line."""
-    from stepscope.comms.options import DEFAULT_DEPTH
-    from stepscope.comms.splits import read_matrix
+    from stepscope.bench.comms.options import DEFAULT_DEPTH
+    from stepscope.bench.comms.splits import read_matrix
 
     names = ("placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
     options = {name: choices[name] for name in names}
@@ -304,7 +304,7 @@ def read_ranks(text: str | None, *, where: str) -> list[int] | None:
 
 def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
     """Sizes in bytes of --trace, which must be among those of the cases."""
-    from stepscope.units import parse_range
+    from stepscope.core.units import parse_range
 
     measured = list(dict.fromkeys(int(str(case.parameters["size_bytes"])) for case in cases))
     wanted = measured if text.strip() == "all" else parse_range(text, where="--trace")
@@ -316,9 +316,9 @@ def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
 
 def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[float]] | None:
     """What --split-bytes says, which is also the size of the message."""
-    from stepscope.comms.data import DTYPE_BYTES
-    from stepscope.comms.splits import read_matrix, require_whole_elements
-    from stepscope.comms.sweep import read_axis
+    from stepscope.bench.comms.data import DTYPE_BYTES
+    from stepscope.bench.comms.splits import read_matrix, require_whole_elements
+    from stepscope.bench.comms.sweep import read_axis
 
     given = choices["split_bytes"]
     if given is None:
@@ -417,9 +417,9 @@ def describe_cases(cases: Sequence[Case]) -> str:
 
 
 def list_operations(*, as_json: bool) -> int:
-    from stepscope.comms import operations
-    from stepscope.comms.data import DTYPE_BYTES, REDUCTIONS
-    from stepscope.comms.operations import PATTERNS
+    from stepscope.bench.comms import operations
+    from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
+    from stepscope.bench.comms.operations import PATTERNS
 
     listed = [
         {

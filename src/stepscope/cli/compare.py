@@ -11,7 +11,7 @@ import msgspec
 from stepscope.cli.options import json_option, level_option, resolution_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.report import unverified_lines
-from stepscope.errors import ExitCode, UsageError
+from stepscope.core.errors import ExitCode, UsageError
 from stepscope.store import StoredRun, find_run
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def command(
 
 
 def _describe_gains(gains: dict[str, Gains | None]) -> list[str]:
-    from stepscope.units import format_ratio
+    from stepscope.core.units import format_ratio
 
     return [
         f"optimized over ootb, {name.replace('_', ' ')}: {format_ratio(one.geometric_mean)} in the geometric mean of "

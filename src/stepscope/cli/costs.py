@@ -12,9 +12,9 @@ import msgspec
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.report import chosen_runs
-from stepscope.errors import ExitCode, MissingDependencyError, UsageError
+from stepscope.core.errors import ExitCode, MissingDependencyError, UsageError
+from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
 from stepscope.store import find_run
-from stepscope.units import format_bandwidth, format_bytes, format_duration, format_share
 
 if TYPE_CHECKING:
     from stepscope.costs import CollectiveCost, CollectiveFit, HeldOut, Measurement, Refusal

@@ -12,8 +12,8 @@ from stepscope.cli.execute import Job, open_job
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.report import render, report_of
-from stepscope.errors import ExitCode, StepscopeError
-from stepscope.files import write_output
+from stepscope.core.errors import ExitCode, StepscopeError
+from stepscope.core.files import write_output
 from stepscope.measure import MeasureSettings
 from stepscope.records import Case
 from stepscope.store import StoredRun
@@ -77,8 +77,8 @@ def explain_training(store: Path) -> dict[str, str]:
     import stepscope
     from stepscope.analyze.answers.compose import answer
     from stepscope.analyze.job import explain_job
+    from stepscope.bench.workloads.worker import open_step
     from stepscope.report.trace_page import write_page
-    from stepscope.workloads.worker import open_step
 
     step = open_step(_training_case())
     folder = store / "demo-trace"
@@ -101,7 +101,7 @@ def _request(**more: object) -> dict[str, object]:
 
 
 def operator_job() -> Job:
-    from stepscope.ops import make_cases, make_ceiling_cases
+    from stepscope.bench.ops import make_cases, make_ceiling_cases
 
     def cases(name: str, shape: str, directions: tuple[str, ...]) -> list[Case]:
         return make_cases(names=[name], shapes=[shape], dtypes=["float32"], directions=directions, device="cpu")
@@ -117,8 +117,8 @@ def operator_job() -> Job:
 
 
 def collective_job() -> Job:
-    from stepscope.comms import make_cases
-    from stepscope.units import parse_range
+    from stepscope.bench.comms import make_cases
+    from stepscope.core.units import parse_range
 
     cases = make_cases(
         collective="all_reduce", sizes=parse_range(SIZES), dtype="float32", backend="gloo", world_size=RANKS,
@@ -137,6 +137,6 @@ def workload_job() -> Job:
 
 
 def _training_case() -> Case:
-    from stepscope.workloads import find_workload
+    from stepscope.bench.workloads import find_workload
 
     return find_workload(WORKLOAD).make_case(device="cpu")

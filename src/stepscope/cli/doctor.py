@@ -6,7 +6,7 @@ import click
 
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
-from stepscope.errors import ExitCode
+from stepscope.core.errors import ExitCode
 
 
 @click.command("doctor")

@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.cli.options import NEWEST
 from stepscope.cli.output import emit, narrate
-from stepscope.errors import ExitCode, RankDiedError, UsageError
+from stepscope.core.errors import ExitCode, RankDiedError, UsageError
 from stepscope.records import Case, System
 from stepscope.stats import median
 from stepscope.store import (
@@ -35,9 +35,9 @@ from stepscope.store.folder import require_plain_folder
 NOT_MEASURING = frozenset({"table", "per_rank", "tag", "worker", "cluster"})
 """Of a request: what may differ when a run is continued, as it does not decide what is measured."""
 WORKERS = {
-    "comms": "stepscope.comms.worker:run",
+    "comms": "stepscope.bench.comms.worker:run",
     "bisect": "stepscope.cli.pairs:run_bisection",
-    "workload": "stepscope.workloads.ranks:run",
+    "workload": "stepscope.bench.workloads.ranks:run",
 }
 """What each rank calls. Never read from a run: a run folder is data."""
 _rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
@@ -224,9 +224,9 @@ def _count_wanted(stored: StoredRun, cases: list[MeasuredCase], system: System |
 
 def measure_inline(stored: StoredRun) -> None:
     """Measure in this process; an interrupted run goes on where it stopped."""
+    from stepscope.bench.ops.worker import run_ops
+    from stepscope.bench.workloads.worker import run_workloads
     from stepscope.measure import open_progress
-    from stepscope.ops.worker import run_ops
-    from stepscope.workloads.worker import run_workloads
 
     require_one_process(stored.plan.verb)
     worker = {"ops": run_ops, "workload": run_workloads, "suite": run_workloads}[stored.plan.verb]
@@ -273,7 +273,7 @@ def measure_ranks(stored: StoredRun) -> None:
             )
         except RankDiedError:
             if plan.verb == "workload":
-                from stepscope.workloads.ranks import give_up_case
+                from stepscope.bench.workloads.ranks import give_up_case
 
                 give_up_case(stored.folder)
             raise
@@ -281,7 +281,7 @@ def measure_ranks(stored: StoredRun) -> None:
 
 def measure_alone(stored: StoredRun) -> None:
     """A world of one process, which plays the others (the fake backend)."""
-    from stepscope.comms.worker import run
+    from stepscope.bench.comms.worker import run
     from stepscope.launch import rank_session
 
     request = stored.plan.request
@@ -311,8 +311,8 @@ def _warn_of_nothing(cases: Sequence[MeasuredCase]) -> None:
 
 
 def _format_run(stored: StoredRun) -> str:
+    from stepscope.bench.comms import operations
     from stepscope.cli.report import collective_table_of, render, report_of
-    from stepscope.comms import operations
 
     # What users of nccl-tests look for, where that table has room for all there is to say.
     plain = stored.plan.verb == "comms" and all(case.benchmark.model in operations() for case in stored.plan.cases)

@@ -14,8 +14,8 @@ import click
 
 from stepscope.cli.options import Duration, json_option
 from stepscope.cli.output import emit, print_error
-from stepscope.errors import ExitCode, LaunchError, RankDiedError, RankHungError, StepscopeError, UsageError
-from stepscope.files import write_output
+from stepscope.core.errors import ExitCode, LaunchError, RankDiedError, RankHungError, StepscopeError, UsageError
+from stepscope.core.files import write_output
 
 if TYPE_CHECKING:
     from stepscope.launch.evidence import Evidence

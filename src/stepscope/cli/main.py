@@ -14,7 +14,7 @@ import click
 
 from stepscope._version import __version__
 from stepscope.cli.output import LAST_WORD_S, narrate, print_error
-from stepscope.errors import ExitCode, FileError, InterruptedRunError, StepscopeError, UsageError
+from stepscope.core.errors import ExitCode, FileError, InterruptedRunError, StepscopeError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("stepscope.cli.demo", "Run the whole loop on this machine and end with a page to open."),

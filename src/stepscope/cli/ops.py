@@ -21,12 +21,12 @@ from stepscope.cli.options import (
     store_option,
 )
 from stepscope.cli.output import emit, narrate
-from stepscope.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
+from stepscope.core.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
+from stepscope.core.units import format_bytes, format_duration
 from stepscope.records import Case
-from stepscope.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from stepscope.ops.trace_comparison import StoredTrace
+    from stepscope.bench.ops.trace_comparison import StoredTrace
     from stepscope.store import StoredRun
 
 SHOWN_CASES = 40
@@ -112,7 +112,7 @@ def ops(
     """
     if listing:
         return list_operators(as_json)
-    from stepscope.ops import call_cases, cases_of_requests, make_cases, read_case_file
+    from stepscope.bench.ops import call_cases, cases_of_requests, make_cases, read_case_file
 
     if (arguments is not None or building is not None) and target is None:
         raise UsageError("--args and --build belong to --call", hint="name it: --call aten::mm", where="--call")
@@ -160,8 +160,8 @@ class TraceCases(NamedTuple):
 def read_trace(
     path: Path, *, rank: int | None, top: int | None, device: str, caches: Sequence[str], compiled: bool
 ) -> TraceCases:
-    from stepscope.ops.from_trace import cases_of_trace, find_trace_files, read_traced_calls
-    from stepscope.ops.trace_comparison import format_calls, store_trace
+    from stepscope.bench.ops.from_trace import cases_of_trace, find_trace_files, read_traced_calls
+    from stepscope.bench.ops.trace_comparison import format_calls, store_trace
 
     require_device(device)
     files = find_trace_files(path, rank=rank)
@@ -206,14 +206,14 @@ def micro(
 
     Example: stepscope bench suite micro --benchmark dlrm/micro/linear/linear_small.1dev
     """
-    from stepscope.ops.suites import MICRO, find_rows
+    from stepscope.bench.ops.suites import MICRO, find_rows
 
     if listing:
         benchmarks = [{"id": row.id, "unit": row.unit, "description": row.description} for row in MICRO]
         text = "\n".join(f"{row.id}  {row.unit}: {row.description}" for row in MICRO)
         emit({"suite": "micro", "benchmarks": benchmarks}, text, as_json=as_json)
         return ExitCode.DONE
-    from stepscope.ops import DTYPES
+    from stepscope.bench.ops import DTYPES
 
     for dtype in dtypes:
         if dtype not in DTYPES:
@@ -246,7 +246,7 @@ def measure_cases(
     **limits: Any,
 ) -> int:
     """Measure the cases (ceilings first), or only list them; then write the table that was asked for."""
-    from stepscope.ops.trace_comparison import read_stored_trace
+    from stepscope.bench.ops.trace_comparison import read_stored_trace
 
     limits.pop("compiled")
     processes = request_processes(limits)
@@ -259,7 +259,7 @@ def measure_cases(
     check = not no_check and trace is None
     listed = list(cases)
     if listed and ceilings:
-        from stepscope.ops import make_ceiling_cases
+        from stepscope.bench.ops import make_ceiling_cases
 
         listed = make_ceiling_cases([str(case.parameters["dtype"]) for case in cases], device) + listed
     if dry_run:
@@ -297,8 +297,8 @@ def show_trace_run(run: StoredRun, table: Path | None) -> int:
 
 def require_call(target: str) -> None:
     """What no device could ever run is wrong use, not a case that is skipped."""
-    from stepscope.ops.call_targets import require_target
-    from stepscope.ops.operator import UnsupportedError
+    from stepscope.bench.ops.call_targets import require_target
+    from stepscope.bench.ops.operator import UnsupportedError
 
     try:
         require_target(target)
@@ -317,8 +317,8 @@ def require_device(name: str) -> None:
 
 def finish_run(run: StoredRun, table: Path | None) -> Addition:
     """The kernel table that was asked for, one score for each benchmark of a suite, and a trace's own times beside."""
-    from stepscope.ops.suites import format_rows, score_rows
-    from stepscope.ops.trace_comparison import compare_with_trace, format_comparison, read_stored_trace
+    from stepscope.bench.ops.suites import format_rows, score_rows
+    from stepscope.bench.ops.trace_comparison import compare_with_trace, format_comparison, read_stored_trace
 
     data: dict[str, Any] = {}
     if table is not None:
@@ -366,7 +366,7 @@ def _write_table(run: StoredRun, table: Path) -> int:
 def show_plan(
     cases: Sequence[Case], *, device: str, settings: Any, check: bool, trace: TraceCases | None = None, as_json: bool
 ) -> int:
-    from stepscope.ops.estimate import estimate_cases
+    from stepscope.bench.ops.estimate import estimate_cases
 
     if not cases:
         raise UsageError("nothing to measure was named", hint="stepscope bench ops --help")
@@ -401,7 +401,7 @@ def show_plan(
 
 
 def list_operators(as_json: bool) -> int:
-    from stepscope.ops import operators, shape_sets
+    from stepscope.bench.ops import operators, shape_sets
 
     listed = [
         {

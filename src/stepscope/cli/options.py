@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
+from stepscope.core.units import parse_duration, parse_share
 from stepscope.store import resolve_store
-from stepscope.units import parse_duration, parse_share
 
 if TYPE_CHECKING:
     FloatParameter = click.ParamType[float]

@@ -12,9 +12,9 @@ from typing import Any
 import click
 import msgspec
 
-from stepscope.errors import StepscopeError
-from stepscope.escapes import escape_controls, escape_json
-from stepscope.files import is_stdout, write_output
+from stepscope.core.errors import StepscopeError
+from stepscope.core.escapes import escape_controls, escape_json
+from stepscope.core.files import is_stdout, write_output
 
 ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
 """As in `launch.mpi`, which is not imported for it."""

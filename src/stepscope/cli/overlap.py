@@ -12,7 +12,7 @@ from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_optio
 from stepscope.cli.execute import Addition, Job
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
-from stepscope.errors import ExitCode, UsageError
+from stepscope.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from stepscope.store import StoredRun
@@ -61,9 +61,9 @@ def overlap(
     """
     if show is not None:
         return show_overlaps(show, store=store, as_json=as_json)
-    from stepscope.comms.data import DTYPE_BYTES
-    from stepscope.comms.overlap import make_overlap_cases
-    from stepscope.comms.sweep import read_axis
+    from stepscope.bench.comms.data import DTYPE_BYTES
+    from stepscope.bench.comms.overlap import make_overlap_cases
+    from stepscope.bench.comms.sweep import read_axis
 
     require_sense(choices)
     ranks = find_ranks(choices)
@@ -89,10 +89,10 @@ def overlap(
 
 def read_wanted(collectives: tuple[str, ...], sizes: str, choices: dict[str, Any]) -> list[dict[str, Any]]:
     """What runs beside what: every combination, or the pairs that were named."""
-    from stepscope.comms.operations import operations
-    from stepscope.comms.overlap import parse_pair
-    from stepscope.comms.sweep import read_axis
-    from stepscope.units import parse_range
+    from stepscope.bench.comms.operations import operations
+    from stepscope.bench.comms.overlap import parse_pair
+    from stepscope.bench.comms.sweep import read_axis
+    from stepscope.core.units import parse_range
 
     if not choices["pairs"]:
         every = [name for name in operations() if name != "barrier"]

@@ -12,7 +12,7 @@ import msgspec
 from stepscope.cli.comms import Ranks, find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition, Job
 from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.launch import RankSession
@@ -33,8 +33,8 @@ def pairs(*, sizes: str, only: str | None, resume: str | None, store: Path, as_j
 
     Example: stepscope bench pairs --ranks 4 --quick
     """
-    from stepscope.comms.pairs import make_pair_cases
-    from stepscope.units import parse_range
+    from stepscope.bench.comms.pairs import make_pair_cases
+    from stepscope.core.units import parse_range
 
     ranks = find_real_ranks(choices)
     cases = make_pair_cases(
@@ -89,7 +89,7 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
 
     Example: stepscope bench bisect --ranks 4 --quick
     """
-    from stepscope.units import parse_size
+    from stepscope.core.units import parse_size
 
     ranks = find_real_ranks(choices)
     if choices["processes"] > 1:
@@ -103,14 +103,14 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
 
 def run_bisection(session: RankSession) -> None:
     """The worker of the ranks: measures, and lets the search decide what to measure next."""
-    from stepscope.comms.worker import run
+    from stepscope.bench.comms.worker import run
 
     run(session, measure_more=lambda measured: next_round(session.request, measured))
 
 
 def next_round(request: Any, measured: Sequence[MeasuredCase]) -> list[Case]:
     """What the search asks for after what was measured: one case, whose groups are the subsets."""
-    from stepscope.comms.cases import make_cases
+    from stepscope.bench.comms.cases import make_cases
 
     search = replay_search(request, measured)
     subsets = search.next_subsets()

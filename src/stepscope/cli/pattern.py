@@ -12,11 +12,11 @@ from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_optio
 from stepscope.cli.execute import Addition, Job, cases_to_dict
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
-from stepscope.errors import ExitCode, UsageError
-from stepscope.units import format_bytes
+from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from stepscope.comms.patterns import Pattern, Step
+    from stepscope.bench.comms.patterns import Pattern, Step
     from stepscope.store import StoredRun
 
 
@@ -50,7 +50,7 @@ def pattern(
 
     Example: stepscope bench pattern ddp --set model=resnet50 --set scale=0.1 --ranks 4
     """
-    from stepscope.comms.patterns.registry import find_pattern, make_case, read_options, read_settings
+    from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options, read_settings
 
     if listing:
         return list_patterns(as_json=as_json)
@@ -81,7 +81,7 @@ def pattern(
 
 
 def list_patterns(*, as_json: bool) -> int:
-    from stepscope.comms.patterns import PATTERNS
+    from stepscope.bench.comms.patterns import PATTERNS
 
     listed, lines = [], []
     for one in PATTERNS.values():

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from stepscope.cli.execute import Job, RehearsedError, find_differences, rehearsing
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.launch.fresh import OWN_PLAN_VARIABLE
 from stepscope.store import StoredRun
 from stepscope.store.folder import require_plain_folder
@@ -77,7 +77,7 @@ def rehearse(command: Sequence[str]) -> Job | None:
 
 def _require_same_files(run: StoredRun, job: Job) -> None:
     """Said apart from other differences, as files of users change often."""
-    from stepscope.workloads.files import require_unchanged
+    from stepscope.bench.workloads.files import require_unchanged
 
     for stored, asked in zip(run.plan.cases, job.cases, strict=False):
         if "function" in asked.parameters and asked.parameters["file"] == stored.parameters.get("file"):

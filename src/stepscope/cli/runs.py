@@ -16,8 +16,8 @@ from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
-from stepscope.errors import ExitCode, RunNotFoundError, UsageError
-from stepscope.escapes import escape_line
+from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
+from stepscope.core.escapes import escape_line
 from stepscope.store import (
     TABLES,
     Damage,

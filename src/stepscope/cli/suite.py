@@ -11,11 +11,11 @@ from stepscope.cli.execute import Job, open_job, run_stored
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.workload import make_request, workload_options
-from stepscope.errors import ExitCode, UsageError
-from stepscope.units import format_duration
+from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
-    from stepscope.workloads import Workload
+    from stepscope.bench.workloads import Workload
 
 
 @click.command("list")
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @json_option
 def list_benchmarks(*, models: tuple[str, ...], as_json: bool) -> int:
     """List the workloads: what is measured, and the rules."""
-    from stepscope.workloads import choose_workloads
+    from stepscope.bench.workloads import choose_workloads
 
     known = {one.model.model for one in choose_workloads()}
     unknown = [one for one in models if one not in known]
@@ -106,7 +106,7 @@ def proxy(
 
     Example: stepscope bench suite proxy --device cpu --scale tiny
     """
-    from stepscope.workloads.suite import choose_suite, make_suite_cases
+    from stepscope.bench.workloads.suite import choose_suite, make_suite_cases
 
     chosen = choose_suite(models=models, modes=modes, implementations=implementations, everything=everything)
     cases = make_suite_cases(chosen, device=how["device"], scale=how["scale"], precision=how["precision"])

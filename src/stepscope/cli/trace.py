@@ -17,7 +17,7 @@ from stepscope.cli.trace_options import Progress, engine_options, open_traces, s
 from stepscope.cli.trace_path import critical_path
 from stepscope.cli.trace_record import record
 from stepscope.cli.trace_sums import show_sums
-from stepscope.errors import ExitCode, UsageError
+from stepscope.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from stepscope.analyze.answers.compose import Answer

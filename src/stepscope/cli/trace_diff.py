@@ -12,8 +12,8 @@ from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
 from stepscope.cli.trace_options import Progress, format_signed, open_traces, parse_numbers
 from stepscope.cli.trace_sums import diff_two_sums
-from stepscope.errors import ExitCode
-from stepscope.units import format_duration
+from stepscope.core.errors import ExitCode
+from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
     from stepscope.analyze.diff.ranks import ChosenRanks
@@ -70,7 +70,7 @@ def _choose(a: TraceSet, b: TraceSet, steps: tuple[list[int] | None, list[int] |
 def _step_times(traces: TraceSet, steps: list[int] | None) -> dict[int, float]:
     """Rank → its profiled step. A rank that cannot be compared is left out, unless none can."""
     from stepscope.analyze.diff import step_time_s
-    from stepscope.errors import UsageError
+    from stepscope.core.errors import UsageError
 
     times: dict[int, float] = {}
     refused: UsageError | None = None

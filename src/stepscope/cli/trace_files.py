@@ -13,9 +13,9 @@ import msgspec
 from stepscope.cli.options import FiniteRange, json_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.trace_options import open_traces, parse_numbers, require_numpy, step_options
-from stepscope.errors import ExitCode, StoreWriteError, UsageError
-from stepscope.files import output_file
-from stepscope.units import format_bytes, format_duration, format_share, parse_size
+from stepscope.core.errors import ExitCode, StoreWriteError, UsageError
+from stepscope.core.files import output_file
+from stepscope.core.units import format_bytes, format_duration, format_share, parse_size
 
 if TYPE_CHECKING:
     from stepscope.traces.graphs.graph import Graph

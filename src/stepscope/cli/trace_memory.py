@@ -8,7 +8,7 @@ import msgspec
 
 from stepscope.cli.output import emit
 from stepscope.cli.trace_options import require_numpy
-from stepscope.errors import ExitCode
+from stepscope.core.errors import ExitCode
 
 
 def show_memory(source: str, *, as_json: bool) -> int | None:

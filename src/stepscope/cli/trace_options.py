@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from stepscope.errors import MissingDependencyError, UsageError
-from stepscope.units import format_duration
+from stepscope.core.errors import MissingDependencyError, UsageError
+from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
     from stepscope.traces.read import TraceSet

@@ -11,8 +11,8 @@ import msgspec
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
 from stepscope.cli.trace_options import open_traces, source_argument, step_options
-from stepscope.errors import ExitCode
-from stepscope.units import format_duration, format_share
+from stepscope.core.errors import ExitCode
+from stepscope.core.units import format_duration, format_share
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.path import CriticalPath

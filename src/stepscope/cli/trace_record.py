@@ -10,8 +10,8 @@ import msgspec
 
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit, narrate, print_error
-from stepscope.errors import ExitCode
-from stepscope.units import format_bytes, format_duration, format_ratio, format_share
+from stepscope.core.errors import ExitCode
+from stepscope.core.units import format_bytes, format_duration, format_ratio, format_share
 
 if TYPE_CHECKING:
     from stepscope.traces.link import LinkSummary

@@ -9,8 +9,8 @@ import msgspec
 
 from stepscope.cli.output import emit
 from stepscope.cli.trace_options import format_signed
-from stepscope.errors import ExitCode, UsageError
-from stepscope.units import format_duration, format_share
+from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.units import format_duration, format_share
 
 if TYPE_CHECKING:
     from stepscope.analyze.diff.sums import SumChange, SumsDiff

@@ -22,13 +22,13 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.errors import UsageError
-from stepscope.units import format_duration
+from stepscope.core.errors import UsageError
+from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
+    from stepscope.bench.workloads import Workload
     from stepscope.records import Case
     from stepscope.store import StoredRun
-    from stepscope.workloads import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
 LONG_S = 60.0
@@ -172,7 +172,7 @@ def _make_job(
     data: Path | None,
 ) -> Job:
     """On one device."""
-    from stepscope.workloads.files import hash_file
+    from stepscope.bench.workloads.files import hash_file
 
     if search and how["processes"] > 1:
         raise UsageError("a search decides as it goes: it has one process", where="--processes")
@@ -221,7 +221,7 @@ def _was_given(name: str) -> bool:
 
 
 def _refuse_idle(*, has: dict[str, object]) -> None:
-    from stepscope.workloads.own import as_flag
+    from stepscope.bench.workloads.own import as_flag
 
     for name, needed in _NEEDS.items():
         if _was_given(name) and has[needed] is None:
@@ -231,7 +231,7 @@ def _refuse_idle(*, has: dict[str, object]) -> None:
 
 def _refuse_without_effect(benchmark_id: str) -> None:
     """Of the options that are for some benchmarks only."""
-    from stepscope.workloads.own import as_flag
+    from stepscope.bench.workloads.own import as_flag
 
     if "/ootb/" in benchmark_id:
         for name in ("no_check", "compile_backend"):
@@ -244,7 +244,7 @@ def _refuse_without_effect(benchmark_id: str) -> None:
 
 
 def _refuse_on_ranks() -> None:
-    from stepscope.workloads.own import as_flag
+    from stepscope.bench.workloads.own import as_flag
 
     for name in _ONE_DEVICE:
         if _was_given(name):
@@ -279,7 +279,7 @@ def _make_shared_job(
     parallel: str | None,
     accumulate: int | None,
 ) -> Job:
-    from stepscope.workloads import find_workload
+    from stepscope.bench.workloads import find_workload
 
     found = find_workload(benchmark_id)
     way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
@@ -324,7 +324,7 @@ def _read_sizes(one: int | None, several: str | None, find_batch: str | None) ->
 
 def _read_accumulate(benchmark_id: str, asked: int | None, sizes: list[int | None], how: dict[str, Any]) -> int | None:
     """For the case; None: as the benchmark does without being asked."""
-    from stepscope.workloads import find_workload
+    from stepscope.bench.workloads import find_workload
 
     if asked is None:
         return None
@@ -349,7 +349,7 @@ def _read_accumulate(benchmark_id: str, asked: int | None, sizes: list[int | Non
 
 def _find_largest(benchmark_id: str, asked: int | None, accumulate: int | None) -> int | None:
     """Of a search: with gradients that are added up, the rule of the benchmark is on all batches of an update."""
-    from stepscope.workloads import find_workload
+    from stepscope.bench.workloads import find_workload
 
     if accumulate is None:
         return asked
@@ -358,14 +358,14 @@ def _find_largest(benchmark_id: str, asked: int | None, accumulate: int | None) 
 
 
 def _generates(benchmark_id: str) -> bool:
-    from stepscope.workloads import find_workload
+    from stepscope.bench.workloads import find_workload
 
     return not is_own_model(benchmark_id) and "new_tokens" in find_workload(benchmark_id).declared.sizes
 
 
 def _make_cases(benchmark_id: str, sizes: list[int | None], how: dict[str, Any], further: dict[str, Any]) -> list[Case]:
-    from stepscope.workloads import find_workload
-    from stepscope.workloads.own import make_own_case
+    from stepscope.bench.workloads import find_workload
+    from stepscope.bench.workloads.own import make_own_case
 
     if is_own_model(benchmark_id):
         return [
@@ -377,14 +377,14 @@ def _make_cases(benchmark_id: str, sizes: list[int | None], how: dict[str, Any],
 
 
 def is_own_model(benchmark_id: str) -> bool:
-    from stepscope.workloads.own import is_own
+    from stepscope.bench.workloads.own import is_own
 
     return is_own(benchmark_id)
 
 
 def _refuse_for_own() -> None:
     """Defaults are not refused: only what was written on the command line."""
-    from stepscope.workloads.own import refuse_options
+    from stepscope.bench.workloads.own import refuse_options
 
     refuse_options(name for name in click.get_current_context().params if _was_given(name))
 
@@ -413,7 +413,7 @@ def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 def _describe_search(run: StoredRun) -> Addition:
     """What the tries of a search came to."""
-    from stepscope.workloads.rounds import is_try, read_trial
+    from stepscope.bench.workloads.rounds import is_try, read_trial
 
     asked = run.plan.request.get("find_batch")
     if not asked:

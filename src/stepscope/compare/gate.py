@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from stepscope.compare.verdict import PASS_LEVEL, CaseComparison, Comparison
-from stepscope.errors import ExitCode, UsageError
+from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.units import format_ratio, format_share
 from stepscope.stats import plan_processes
-from stepscope.units import format_ratio, format_share
 
 Outcome = Literal["pass", "regression", "undecided"]
 

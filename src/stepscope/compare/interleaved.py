@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.compare.verdict import DEFAULT_FAMILY_LEVEL, DEFAULT_RESOLUTION, Comparison, Pair, compare_pairs
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.launch import call_stepscope, merge_processes
 from stepscope.store import MeasuredCase, StoredRun, create_run
 

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from stepscope.compare.sides import Side, explain_slowness, read_sides, slow_phase_chance
+from stepscope.core.units import format_ratio, format_share
 from stepscope.stats import (
     SLOW_PHASE_CHANCE,
     RatioEstimate,
@@ -20,7 +21,6 @@ from stepscope.stats import (
     quantile_time,
 )
 from stepscope.store import MeasuredCase
-from stepscope.units import format_ratio, format_share
 
 Verdict = Literal["better", "worse", "no difference found", "not enough data"]
 

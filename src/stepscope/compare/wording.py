@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from stepscope.compare.verdict import CaseComparison, Comparison, Verdict
-from stepscope.units import format_ratio, format_share
+from stepscope.core.units import format_ratio, format_share
 
 ORDER: tuple[Verdict, ...] = ("worse", "better", "no difference found", "not enough data")
 

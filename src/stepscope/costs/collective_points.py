@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.costs.collective import CollectiveCurve, CollectiveSetting
 from stepscope.costs.fitting import Point
-from stepscope.errors import BadInputError, UsageError
 from stepscope.records import Parameter, System
 from stepscope.stats import median
 from stepscope.store import MeasuredCase, StoredRun

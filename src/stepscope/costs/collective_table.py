@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.core.errors import BadInputError, NewerVersionError, UsageError
+from stepscope.core.files import write_output
 from stepscope.costs.collective import CollectiveCost
-from stepscope.errors import BadInputError, NewerVersionError, UsageError
-from stepscope.files import write_output
 from stepscope.store import utc_now
 
 FORMAT_VERSION = 1

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.launch.hostlist import expand_hostlist, parse_tasks_per_node
 from stepscope.launch.lookups import LOOPBACK, Lookups, MpiWorld
 

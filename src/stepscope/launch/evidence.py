@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 from stepscope.launch.hosts import Cluster
 from stepscope.launch.watchdog import Beat, log_path, read_beat, read_rank_failure
 from stepscope.records import Failure

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 from stepscope.records import CaseResult, Notice, RankSamples, System
 from stepscope.store import TRACES_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run, run_folders
 

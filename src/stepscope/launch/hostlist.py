@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 _MOST_HOSTS = 65536
 """Slurm itself refuses longer ranges; the limit keeps a mistyped number from filling the memory."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 
 CLUSTER_VARIABLE = "STEPSCOPE_CLUSTER"
 """Given to every rank by `stepscope launch`: the hosts of the run as JSON, kept with the run."""

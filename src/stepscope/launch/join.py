@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.errors import RankHungError, UsageError
+from stepscope.core.errors import RankHungError, UsageError
 from stepscope.records import RankPlace
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import IO
 
 import psutil
 
-from stepscope.errors import InterruptedRunError, LaunchError, MissingDependencyError, RankDiedError, RankHungError
+from stepscope.core.errors import InterruptedRunError, LaunchError, MissingDependencyError, RankDiedError, RankHungError
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.join import is_echo
 from stepscope.launch.watchdog import (

@@ -18,7 +18,7 @@ from typing import IO, Literal, NamedTuple
 
 import msgspec
 
-from stepscope.errors import ExitCode, LaunchError, MissingDependencyError, UsageError
+from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, UsageError
 from stepscope.launch.agent import RSH_VARIABLE
 from stepscope.launch.hosts import Cluster, Host
 from stepscope.launch.remote import choose_port, meeting_address, shared_variables

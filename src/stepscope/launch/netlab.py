@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stepscope.errors import LaunchError, MissingDependencyError, UsageError
+from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.launch.hosts import Cluster, Host, format_cluster, format_hostfile
 
 INTERFACE = "eth0"

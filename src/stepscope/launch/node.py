@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any
 
-from stepscope.errors import ExitCode, LaunchError, MissingDependencyError, StepscopeError
+from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, StepscopeError
 
 HOLD = b"hold\n"
 """Written first by whoever holds the leash. Many remote shells give their command no input at all, which must not be

@@ -22,7 +22,7 @@ from typing import IO, NoReturn
 
 import msgspec
 
-from stepscope.errors import ExitCode, LaunchError, UsageError
+from stepscope.core.errors import ExitCode, LaunchError, UsageError
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, check_rsh, encode_cluster
 from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REACHED, REASON, STARTED, exit_code_of

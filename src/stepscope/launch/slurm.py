@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.errors import LaunchError, MissingDependencyError, UsageError
+from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 
 _SUBMIT_LIMIT_S = 60
 _LOOKUP_LIMIT_S = 10

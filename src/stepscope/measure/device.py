@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
-from stepscope.errors import MissingDependencyError, UsageError
+from stepscope.core.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
     from stepscope.measure.clock import FakeClock

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from stepscope.core.units import format_duration, format_share
 from stepscope.measure.settings import MeasureSettings
 from stepscope.records import Notice
 from stepscope.stats import drift, find_outliers, summarize
-from stepscope.units import format_duration, format_share
 
 OUTLIER_SHARE = 0.02
 """A few slow samples are ordinary; more than this share is worth a word."""

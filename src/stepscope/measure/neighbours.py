@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import psutil
 
+from stepscope.core.units import format_share
 from stepscope.records import Notice
-from stepscope.units import format_share
 
 NOTABLE_SHARE = 0.05
 """From here on others are worth a word: threads that fill the cores wait for the one that is busy."""

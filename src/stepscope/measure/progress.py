@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from stepscope.escapes import escape_controls
+from stepscope.core.escapes import escape_controls
+from stepscope.core.units import format_duration, format_share, format_significant
 from stepscope.measure.loop import Estimate
 from stepscope.records import Case, CaseResult, RankSamples
 from stepscope.store import MeasuredCase
-from stepscope.units import format_duration, format_share, format_significant
 
 
 def format_case_line(result: CaseResult, samples: Sequence[RankSamples]) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 from stepscope.measure.clock import Clock, WallClock
 from stepscope.measure.device import Device
 from stepscope.measure.instability import find_held_notices

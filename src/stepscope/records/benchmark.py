@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.escapes import escape_line
+from stepscope.core.escapes import escape_line
 
 Implementation = Literal["ootb", "optimized", "micro"]
 

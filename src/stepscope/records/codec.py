@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stepscope.errors import BadInputError, NewerVersionError
+from stepscope.core.errors import BadInputError, NewerVersionError
 from stepscope.records.communication import Communication
 from stepscope.records.result import CaseResult
 from stepscope.records.run import Plan, Run

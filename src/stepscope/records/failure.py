@@ -6,7 +6,7 @@ import traceback
 
 import msgspec
 
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 
 STACK_LINES = 40
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")

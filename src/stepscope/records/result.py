@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from stepscope.core.units import SCORE_SCALES
 from stepscope.records.benchmark import Case, Scalar
 from stepscope.records.failure import Failure, Notice
-from stepscope.units import SCORE_SCALES
 
 _SAMPLES_NAME = re.compile(r"samples/rank-\d+\.jsonl")
 """A path of any other kind could lead out of the run."""
@@ -25,7 +25,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     unit: str
-    """One of `stepscope.units.SCORE_SCALES`."""
+    """One of `stepscope.core.units.SCORE_SCALES`."""
     work: float
     """Per iteration and over all ranks that take part, in the base unit: flop, bytes, examples."""
 

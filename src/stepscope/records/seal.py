@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from stepscope.errors import CorruptRunError
+from stepscope.core.errors import CorruptRunError
 
 SEALED_FROM = 2
 """Documents of older formats have no seal."""

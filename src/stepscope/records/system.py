@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stepscope.escapes import escape_line
+from stepscope.core.escapes import escape_line
 
 CORE_LIBRARIES = frozenset({"torch", "cuda", "cudnn", "nccl", "hip", "rocm"})
 """Those that every measuring process of one installation has loaded alike."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stepscope.core.units import format_bytes, format_significant
 from stepscope.report.scale import TimeScale, choose_time_scale
-from stepscope.units import format_bytes, format_significant
 
 
 class Tick(NamedTuple):

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepscope._version import __version__
+from stepscope.core.units import format_significant
 from stepscope.records import Notice, Parameter, RankPlace, System
 from stepscope.report.labels import format_fact, format_parameter, read_number, strip_unit
 from stepscope.report.text import plain
 from stepscope.report.view import ReportRun, read_bandwidths
 from stepscope.store import MeasuredCase
-from stepscope.units import format_significant
 
 OWNER = "communication"
 """Of the benchmarks that belong into this table."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.report.generation import FACTS, GenerationFact, explain_generation, is_served_late
 from stepscope.report.labels import format_percent
 from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
 from stepscope.report.view import CaseView, SystemView
-from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
 NONE = "-"
 

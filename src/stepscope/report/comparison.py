@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from stepscope.core.units import format_duration, format_ratio
 from stepscope.report.columns import NONE
 from stepscope.report.markdown import escape, markdown_table
 from stepscope.report.text import align, plain
-from stepscope.units import format_duration, format_ratio
 
 
 class ComparedCase(Protocol):

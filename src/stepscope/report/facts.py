@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
 from stepscope.report.columns import format_memory_share
 from stepscope.report.labels import (
@@ -20,7 +21,6 @@ from stepscope.report.labels import (
 from stepscope.report.latency import describe_target
 from stepscope.report.rooflines import Roofline
 from stepscope.report.view import CaseView, RunView
-from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
 MAX_HOSTS = 8
 """Hosts described one by one; clusters are made of equals."""

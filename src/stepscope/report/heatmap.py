@@ -21,11 +21,11 @@ from stepscope.analyze.network import (
     find_pair,
     read_pair_matrices,
 )
+from stepscope.core.units import format_bytes
 from stepscope.report.labels import format_parameter
 from stepscope.report.scale import TimeScale, choose_time_scale
 from stepscope.stats import median
 from stepscope.store import MeasuredCase
-from stepscope.units import format_bytes
 
 if TYPE_CHECKING:
     from stepscope.report.view import CaseView, SystemView

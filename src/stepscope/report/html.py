@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.core.units import format_duration, format_significant
 from stepscope.report.columns import Cell, Column, choose_columns, explain
 from stepscope.report.facts import (
     Fact,
@@ -46,7 +47,6 @@ from stepscope.report.svg_parts import MAX_DRAWN_POINTS, MAX_SERIES
 from stepscope.report.svg_roofline import draw_roofline
 from stepscope.report.sweeps import Sweep
 from stepscope.report.view import CaseView, Report, RunView, SystemView
-from stepscope.units import format_duration, format_significant
 
 if TYPE_CHECKING:
     from markupsafe import Markup

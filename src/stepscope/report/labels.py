@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.records import Case, Parameter, Scalar
 from stepscope.report.unusual import find_unnamed, find_unusual, read_other_devices
-from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
 _ABSENT = object()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from stepscope.core.units import format_duration
 from stepscope.report.generation import generates, is_served_late
 from stepscope.report.view import CaseView
-from stepscope.units import format_duration
 
 
 def describe_target(case: CaseView) -> str | None:

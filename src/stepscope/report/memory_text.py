@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.analyze.memory_use import Growth, Held, MemoryUse
+from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.traces.memory.history import Fragmentation
-from stepscope.units import format_bytes, format_duration, format_share
 
 SHOWN = 10
 SHOWN_STEPS = 8

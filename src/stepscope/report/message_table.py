@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stepscope.core.units import format_bytes, format_significant
 from stepscope.report.text import align
 from stepscope.store import MeasuredCase
-from stepscope.units import format_bytes, format_significant
 
 MODEL = "send_recv"
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_ratio, format_share
 from stepscope.records import RankSamples
 from stepscope.report.labels import read_number
 from stepscope.report.text import align
 from stepscope.stats import DEFAULT_LEVEL, median, median_interval
 from stepscope.store import MeasuredCase
-from stepscope.units import format_bandwidth, format_bytes, format_duration, format_ratio, format_share
 
 MODEL = "overlap"
 COMPUTE, COMM, TOGETHER = "compute", "comm", "together"

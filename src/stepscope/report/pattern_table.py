@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
 from stepscope.records import RankSamples
 from stepscope.report.labels import read_number
 from stepscope.report.text import align
 from stepscope.stats import median, quantile_sorted
 from stepscope.store import MeasuredCase
-from stepscope.units import format_bandwidth, format_bytes, format_duration, format_share
 
 PREFIX = "pattern_"
 """Of the models that are patterns."""

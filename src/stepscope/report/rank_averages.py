@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from stepscope.core.units import format_bytes, format_duration, format_significant
 from stepscope.report.text import align, plain
 from stepscope.store import MeasuredCase
-from stepscope.units import format_bytes, format_duration, format_significant
 
 
 def format_rank_averages(cases: Sequence[MeasuredCase]) -> str:

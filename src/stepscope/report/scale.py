@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stepscope.units import format_significant
+from stepscope.core.units import format_significant
 
 
 class TimeScale(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from stepscope.core.units import format_bytes, format_duration, format_significant
 from stepscope.report.axes import Axis, decade_values, linear_axis, log_axis, size_ticks, time_ticks
 from stepscope.report.samples import Histogram, SampleSeries, even_positions
 from stepscope.report.svg_parts import (
@@ -27,7 +28,6 @@ from stepscope.report.svg_parts import (
 )
 from stepscope.report.sweeps import SweepPoint, SweepSeries
 from stepscope.stats import Summary
-from stepscope.units import format_bytes, format_duration, format_significant
 
 
 def draw_sparkline(histogram: Histogram, summary: Summary) -> str:

@@ -8,6 +8,7 @@ from html import escape
 from itertools import chain
 from typing import NamedTuple
 
+from stepscope.core.units import format_duration, format_significant
 from stepscope.report.axes import Axis, Tick, decade_values, log_axis
 from stepscope.report.labels import format_byte_rate, format_flop_rate, format_percent
 from stepscope.report.rooflines import Roofline, RooflinePoint, drawable
@@ -23,7 +24,6 @@ from stepscope.report.svg_parts import (
     draw_tick_below,
     wrap_svg,
 )
-from stepscope.units import format_duration, format_significant
 
 SLANTED = ("copy", "read")
 """The bandwidths that have a roof; what is written alone computes nothing."""

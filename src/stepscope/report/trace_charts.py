@@ -9,10 +9,10 @@ from typing import NamedTuple
 from stepscope.analyze.job import RankSummary
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.memory import DeviceMemory
+from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.report.axes import Axis, linear_axis, time_ticks
 from stepscope.report.svg_parts import draw_text, draw_tick_below, shorten, wrap_svg
 from stepscope.report.trace_words import by_step_time, median_rank, share_values
-from stepscope.units import format_bytes, format_duration, format_share
 
 WIDTH, LEFT, RIGHT = 900, 120, 80
 ROW, BAR = 20, 14

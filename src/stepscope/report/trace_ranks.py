@@ -12,12 +12,12 @@ from stepscope.analyze.critical.path import CriticalPath, critical_path
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
+from stepscope.core.units import format_duration
 from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES, Names, Overview, draw_overview, used_names
 from stepscope.report.trace_tracks import Track, draw_tracks
 from stepscope.report.trace_words import by_step_time, median_rank
 from stepscope.traces.timeline import Timeline
-from stepscope.units import format_duration
 
 TimelineOf = Callable[[int], Timeline]
 """Reads the timeline of a rank."""

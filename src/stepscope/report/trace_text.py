@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from stepscope.analyze.answers.compose import Answer
 from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.step.breakdown import SHARES
+from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.report.text import align, plain, text_width
 from stepscope.report.trace_words import (
     REASON_WORDS,
@@ -26,7 +27,6 @@ from stepscope.report.trace_words import (
     share_words,
 )
 from stepscope.traces.kernel_names import short_name
-from stepscope.units import format_bytes, format_duration, format_share, format_significant
 
 WIDTH = 110
 MOST_LINES = 60

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from stepscope._version import __version__
+from stepscope.core.units import format_bytes, scale_score
 from stepscope.records import (
     CaseResult,
     Communication,
@@ -44,7 +45,6 @@ from stepscope.report.samples import Histogram, SampleSeries, count_bins, read_s
 from stepscope.report.sweeps import Sweep, SweepInput, SweepPoint, find_sweeps
 from stepscope.stats import Summary, drift, median, quantile_sorted, summarize
 from stepscope.store import TPOT, TTFT, Ceilings, MeasuredCase, Rates, is_ceiling
-from stepscope.units import format_bytes, scale_score
 
 RunStatus = Literal["complete", "interrupted", "running"]
 TimingKind = Literal["own", "slowest_rank", "device", "slowest_rank_device"]

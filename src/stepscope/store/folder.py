@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stepscope.errors import CorruptRunError, RunBusyError, StoreNotWritableError, UsageError
+from stepscope.core.errors import CorruptRunError, RunBusyError, StoreNotWritableError, UsageError
 
 STORE_VARIABLE = "STEPSCOPE_STORE"
 DEFAULT_STORE = "stepscope-runs"

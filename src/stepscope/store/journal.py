@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepscope.errors import StoreWriteError
-from stepscope.files import sync_folder
+from stepscope.core.errors import StoreWriteError
+from stepscope.core.files import sync_folder
 
 
 class AppendFile:

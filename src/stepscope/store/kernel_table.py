@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import msgspec
 
-from stepscope.errors import BadInputError, MissingDependencyError, StoreWriteError, UsageError
-from stepscope.files import output_file, write_output
+from stepscope.core.errors import BadInputError, MissingDependencyError, StoreWriteError, UsageError
+from stepscope.core.files import output_file, write_output
 from stepscope.records import Parameter, Scalar, System
 from stepscope.stats import median, summarize
 from stepscope.store.reader import StoredRun

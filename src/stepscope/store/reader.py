@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from stepscope.errors import (
+from stepscope.core.errors import (
     BadInputError,
     CorruptRunError,
     RunBusyError,

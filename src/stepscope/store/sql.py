@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.errors import MissingDependencyError, StepscopeError, UsageError
+from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageError
 from stepscope.store.reader import StoredRun, read_each
 
 TABLES: dict[str, dict[str, str]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 from stepscope.records import Run
 from stepscope.store import folder as layout
 from stepscope.store.journal import whole_lines

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from stepscope.core.units import scale_score
 from stepscope.records import CaseResult, RankSamples, slowest_rank_seconds
 from stepscope.stats import Summary, median, quantile_sorted, summarize
-from stepscope.units import scale_score
 
 ARRIVAL = "arrival"
 """Of `RankSamples.extra_s`: when this rank began each iteration, in seconds after the first rank."""

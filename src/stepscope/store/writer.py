@@ -12,8 +12,8 @@ from typing import Any, Self
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.errors import CorruptRunError, StoreWriteError, UsageError
-from stepscope.files import write_file_atomically
+from stepscope.core.errors import CorruptRunError, StoreWriteError, UsageError
+from stepscope.core.files import write_file_atomically
 from stepscope.records import (
     Case,
     CaseResult,

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.records import Host, Notice, System
 from stepscope.system.capabilities import Capability, list_capabilities
 from stepscope.system.collect import collect_system
@@ -19,7 +20,6 @@ from stepscope.system.files import ROOT
 from stepscope.system.hazards import find_hazards
 from stepscope.system.nvml import open_nvml
 from stepscope.system.probes import ChildRunner, check_cpu_dtypes, probe_torch, run_python_child
-from stepscope.units import format_bytes, format_duration, format_share
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):

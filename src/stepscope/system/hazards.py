@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stepscope.core.units import format_bytes, format_share
 from stepscope.records import Host, Notice, System
 from stepscope.system.cpu import read_turbo
 from stepscope.system.files import ROOT, list_folder, read_int
@@ -14,7 +15,6 @@ from stepscope.system.host import read_throttled_periods
 from stepscope.system.nvml import ask, list_handles
 from stepscope.system.probes import AMX_REMEDY, DtypeCheck
 from stepscope.system.telemetry import read_throttle_reasons
-from stepscope.units import format_bytes, format_share
 
 MAX_LOAD_SHARE = 0.25
 """Runnable processes per usable thread above which others visibly take time from a measurement."""

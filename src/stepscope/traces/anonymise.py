@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces import public_names as public
 from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT
 from stepscope.traces.timeline import (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.errors import BadInputError, MissingDependencyError
+from stepscope.core.errors import BadInputError, MissingDependencyError
 from stepscope.traces.timeline import Block, Span, Thread, Timeline
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError, first_line
 from stepscope.traces.graphs.tensors import dtype_bytes
 from stepscope.traces.kineto.fields import rank_in_name
 from stepscope.traces.loose_values import damaged_byte, list_of, text_of, whole_of

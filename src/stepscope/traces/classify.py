@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepscope.errors import BadInputError, first_line, unknown_name
+from stepscope.core.errors import BadInputError, first_line, unknown_name
 from stepscope.traces import timeline
 from stepscope.traces.kernel_names import base_name, normal_name
 

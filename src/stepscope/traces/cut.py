@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UsageError, unknown_name
+from stepscope.core.errors import UsageError, unknown_name
 from stepscope.traces.timeline import COLUMN, COLUMNS, DEVICE_KINDS, KINDS, MISSING, Block, Span, Timeline
 
 if TYPE_CHECKING:

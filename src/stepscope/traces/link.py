@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.enclosing import climb
 from stepscope.traces.graphs.graph import PROFILER_STEP, Graph, Node
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline

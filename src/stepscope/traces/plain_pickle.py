@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import Any, NamedTuple, NoReturn
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.gc_pause import gc_paused
 
 DEEPEST = 64

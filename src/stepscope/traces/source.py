@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from stepscope.errors import BadInputError, MissingDependencyError
-from stepscope.units import format_bytes
+from stepscope.core.errors import BadInputError, MissingDependencyError
+from stepscope.core.units import format_bytes
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"

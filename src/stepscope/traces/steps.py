@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, Span, Timeline
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import unknown_name
+from stepscope.core.errors import unknown_name
 from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
 
 if TYPE_CHECKING:

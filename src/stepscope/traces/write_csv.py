@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.errors import UsageError, unknown_name
-from stepscope.files import output_file
+from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.files import output_file
 from stepscope.traces.chrome.rows import PIECE_ROWS
 from stepscope.traces.chrome.write import packed
 from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepscope.analyze.critical import build_graph, build_graph_of_ranks, critical_path, find_limits, what_if
 from stepscope.analyze.critical.latencies import LOW, MOST_USUAL_NS, USUAL, least, usual
 from stepscope.analyze.critical.rows import device_queues
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, RUNTIME, Timeline, TimelineBuilder
 

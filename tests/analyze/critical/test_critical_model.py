@@ -17,7 +17,7 @@ from stepscope.analyze.critical import (
     what_if,
 )
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.runtime_calls import (
     ALLOCATION,

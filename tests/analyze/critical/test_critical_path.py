@@ -31,7 +31,7 @@ from stepscope.analyze.critical.path import kind_totals, path_stretches
 from stepscope.analyze.critical.schedule import path_edges
 from stepscope.analyze.critical.settle import order_edges
 from stepscope.analyze.critical.what_if import apply_edits
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.dependencies import EDGE_KINDS
 from stepscope.traces.timeline import DEVICE_KINDS, Timeline
 

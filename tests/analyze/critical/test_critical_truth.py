@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulate import Costs, Op, ordinary_program, random_program, run
 
 from stepscope.analyze.critical import Constants, build_graph, build_graph_of_ranks, retime, what_if
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 SYNC_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 FEW = settings(max_examples=25, deadline=None)

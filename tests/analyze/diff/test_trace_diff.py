@@ -17,7 +17,7 @@ from stepscope.analyze.diff import NameChange, TraceDiff, diff_traces
 from stepscope.analyze.diff.compare import apportion
 from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.step.breakdown import break_down
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.cut import cut
 from stepscope.traces.finish import finish
 from stepscope.traces.kernel_names import normal_name

@@ -14,7 +14,7 @@ import pytest
 from stepscope.analyze.job import explain_job
 from stepscope.analyze.job.engines import choose_workers, run_tasks
 from stepscope.analyze.job.tasks import RankTask, explain_rank
-from stepscope.errors import MissingDependencyError, StepscopeError, UsageError
+from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageError
 from stepscope.traces import read_traces
 
 RANKS = 6

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulated_ranks import MS, US, Call, Plan, collective_fields, make_digests, real_timelines, simulate
 
 from stepscope.analyze.ranks import COLLECTIVES, Matching, RankDigest, digest, match, summarize_matching
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import KERNEL, TimelineBuilder
 

@@ -12,7 +12,7 @@ from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, s
 from stepscope.analyze.ranks import RankDigest, RanksReport, StepDigest, digest, explain_ranks, shift
 from stepscope.analyze.ranks.digest import calls_of, step_times_ns
 from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.finish import finish
 from stepscope.traces.timeline import ANNOTATION, KERNEL, Timeline, TimelineBuilder
 

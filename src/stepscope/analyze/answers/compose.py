@@ -31,7 +31,7 @@ from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
-from stepscope.units import format_duration, format_ratio, format_share
+from stepscope.core.units import format_duration, format_ratio, format_share
 
 __all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "Point", "answer"]
 

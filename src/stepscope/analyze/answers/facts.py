@@ -33,7 +33,7 @@ from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step.breakdown import CPU, UNRECORDED
 from stepscope.analyze.step.host_activity import HostActivity
 from stepscope.analyze.step.report import StepReport
-from stepscope.units import format_share
+from stepscope.core.units import format_share
 
 ON_CPU = ("data_loading", "sleeping", "python")
 """Classes of a program without a device: what its thread does beside operators."""

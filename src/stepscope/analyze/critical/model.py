@@ -19,7 +19,7 @@ from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.latencies import Constants
 from stepscope.analyze.critical.rows import StepRows
 from stepscope.analyze.critical.settle import Settled, settle
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:

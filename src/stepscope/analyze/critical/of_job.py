@@ -12,7 +12,7 @@ from stepscope.analyze.ranks.digest import digest
 from stepscope.analyze.ranks.matching import Matching, match
 from stepscope.analyze.ranks.step_numbers import common_numbers, list_numbers, pair_numbers
 from stepscope.analyze.step.view import view
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Timeline

@@ -13,8 +13,8 @@ from stepscope.analyze.critical.latencies import Constants
 from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph_of_ranks
 from stepscope.analyze.critical.schedule import Checks, Schedule, check_graph, find_slack, path_edges, retime
 from stepscope.analyze.step.numbers import seconds
+from stepscope.core.units import format_share
 from stepscope.traces.timeline import Timeline
-from stepscope.units import format_share
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Whole

@@ -16,7 +16,7 @@ from stepscope.analyze.critical.model import StepGraph
 from stepscope.analyze.critical.path import CriticalPath, describe_path
 from stepscope.analyze.critical.schedule import Schedule, retime
 from stepscope.analyze.step.numbers import seconds
-from stepscope.errors import UsageError, unknown_name
+from stepscope.core.errors import UsageError, unknown_name
 from stepscope.traces.timeline import KERNEL, OPERATOR, Timeline
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from stepscope.analyze.diff.tables import (
 from stepscope.analyze.diff.wording import describe_change, list_notes
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from stepscope.analyze.step.host_activity import ACTIVITY_WORDS, divide_cpu_time
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
 from stepscope.analyze.step.intervals import Intervals, complement, length, measure_within, subtract, union
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from stepscope.analyze.diff.noise import middle_steps
 from stepscope.analyze.diff.records import RankSteps
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Timeline

@@ -10,10 +10,10 @@ import msgspec
 from stepscope.analyze.diff.matching import match_names
 from stepscope.analyze.diff.records import Status
 from stepscope.analyze.diff.tables import Identity
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
+from stepscope.core.units import format_duration, format_share
 from stepscope.traces.classify import CATEGORIES, classify_names
 from stepscope.traces.kernel_names import base_name, normal_name, short_name
-from stepscope.units import format_duration, format_share
 
 if TYPE_CHECKING:
     from stepscope.traces.nsys.stats import KernelSummary

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.diff.noise import ENOUGH_STEPS, STEP_VARIATION
 from stepscope.analyze.diff.records import Contribution, TraceDiff
-from stepscope.units import format_duration, format_share
+from stepscope.core.units import format_duration, format_share
 
 MOST_NAMED = 3
 """Contributions in the sentence."""

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
-from stepscope.errors import MissingDependencyError, StepscopeError, UsageError
+from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageError
 
 Task = TypeVar("Task", bound="HasPath")
 Answer = TypeVar("Answer")

@@ -15,7 +15,7 @@ from stepscope.analyze.job.tasks import RankAnswer, RankTask, explain_rank
 from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, explain_ranks
 from stepscope.analyze.step.breakdown import Shares
 from stepscope.analyze.step.report import CHOSEN, StepReport
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.traces.damage import describe_damage
 from stepscope.traces.read import TraceSet
 

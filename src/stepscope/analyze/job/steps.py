@@ -16,7 +16,7 @@ from stepscope.analyze.ranks.step_numbers import (
     pair_numbers,
     pair_steps,
 )
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.step.breakdown import Shares
 from stepscope.analyze.step.report import StepReport
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Timeline
@@ -99,7 +99,7 @@ def explain_rank(task: RankTask) -> RankAnswer:
 def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int | None:
     from stepscope.analyze.ranks.step_numbers import list_numbers
     from stepscope.analyze.step.view import view
-    from stepscope.errors import UsageError
+    from stepscope.core.errors import UsageError
 
     numbers = [span.number for span in timeline.steps]
     if step is None or step in numbers:

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.errors import UsageError
-from stepscope.units import format_significant
+from stepscope.core.errors import UsageError
+from stepscope.core.units import format_significant
 
 DEFAULT_THRESHOLD = 1.4
 """A subset is slow when it takes this many times as long as the fastest of its size, in the same round if it can be."""

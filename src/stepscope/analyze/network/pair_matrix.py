@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.records import CaseResult, Parameter
 from stepscope.stats import median, median_interval
 from stepscope.store import MeasuredCase

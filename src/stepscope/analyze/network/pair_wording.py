@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepscope.analyze.network.suspects import Kind, Scope, Suspect
-from stepscope.units import format_share, format_significant
+from stepscope.core.units import format_share, format_significant
 
 MOST_NAMES = 8
 """Named one by one; of more only the first ones."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.clocks import Clocks, usable_offsets_ns
 from stepscope.analyze.ranks.matching import Matching
-from stepscope.units import format_duration
+from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

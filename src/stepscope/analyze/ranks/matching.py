@@ -19,7 +19,7 @@ from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.collectives import BY_KERNEL, ordinals
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
 from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,9 +24,9 @@ from stepscope.analyze.ranks.stragglers import (
 )
 from stepscope.analyze.ranks.waiting import Waiting, find_waiting
 from stepscope.analyze.ranks.waiting_map import WaitingMap, map_waiting
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
+from stepscope.core.units import format_duration, format_share
 from stepscope.traces.timeline import Timeline
-from stepscope.units import format_duration, format_share
 
 if TYPE_CHECKING:
     import numpy as np

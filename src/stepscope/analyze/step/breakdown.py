@@ -22,8 +22,8 @@ from stepscope.analyze.step.intervals import (
 )
 from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.units import format_duration
 from stepscope.traces.timeline import KERNEL, MISSING, Timeline
-from stepscope.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,9 +16,9 @@ from stepscope.analyze.step.overheads import OverheadReport, measure_overheads
 from stepscope.analyze.step.sequences import SequenceReport, find_sequences
 from stepscope.analyze.step.variation import StepVariation, compare_steps
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
+from stepscope.core.units import format_duration
 from stepscope.traces.timeline import Timeline
-from stepscope.units import format_duration
 
 BETWEEN_STEPS = 1.05
 """Steps that end further apart than so many times their length leave time between them."""

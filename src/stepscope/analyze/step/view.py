@@ -18,7 +18,7 @@ from stepscope.analyze.step.numbers import distinct, is_any
 from stepscope.analyze.step.row_loops import Columns
 from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
 from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 from stepscope.traces.enclosing import farthest, nearest, nearest_after
 from stepscope.traces.timeline import (
     ANNOTATION,

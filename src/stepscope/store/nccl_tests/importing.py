@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepscope.errors import BadInputError, UsageError, unknown_name
+from stepscope.core.errors import BadInputError, UsageError, unknown_name
+from stepscope.core.units import format_bandwidth, format_duration
 from stepscope.records import (
     Benchmark,
     Case,
@@ -34,7 +35,6 @@ from stepscope.store.nccl_tests.output import FOREIGN_HINT, OPERATIONS, NcclOutp
 from stepscope.store.nccl_tests.text import parse_nccl_text
 from stepscope.store.reader import StoredRun
 from stepscope.store.writer import RunWriter, create_run
-from stepscope.units import format_bandwidth, format_duration
 
 VERB = "import"
 """Of the plan of an imported run; nothing can continue it."""

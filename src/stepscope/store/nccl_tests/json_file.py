@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.store.nccl_tests.output import (
     FOREIGN_HINT,
     PARTIAL_HINT,

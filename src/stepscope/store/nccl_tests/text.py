@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.store.nccl_tests.output import (
     FOREIGN_HINT,
     OPERATIONS,

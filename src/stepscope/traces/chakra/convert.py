@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
 from stepscope.traces.chakra.encode import Encoder, Parts
 from stepscope.traces.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks

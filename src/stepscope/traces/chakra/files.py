@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.errors import BadInputError
-from stepscope.files import output_file
+from stepscope.core.errors import BadInputError
+from stepscope.core.files import output_file
 from stepscope.traces.chakra.schema import ATTRIBUTE_FIELDS, COMPUTE, messages
 from stepscope.traces.chakra.wire import encode_number
 from stepscope.traces.gc_pause import gc_paused

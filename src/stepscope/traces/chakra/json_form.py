@@ -8,7 +8,7 @@ from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError, first_line
 from stepscope.traces.chakra.files import ChakraNode, ChakraTrace, make_trace, parse_attributes, parse_message
 from stepscope.traces.chakra.schema import NODE_TYPES, messages
 from stepscope.traces.source import read_bounded

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.errors import BadInputError, MissingDependencyError
+from stepscope.core.errors import BadInputError, MissingDependencyError
 from stepscope.traces.chakra.files import ChakraNode, ChakraReader, ChakraTrace, TextArguments, read_chakra
 from stepscope.traces.chakra.json_form import has_times, looks_like_chakra_json, read_chakra_json
 from stepscope.traces.chakra.schema import COLLECTIVE, COLLECTIVE_TYPES, MEMORY_LOAD, MEMORY_STORE, RECEIVE, SEND

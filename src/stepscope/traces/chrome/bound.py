@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
+from stepscope.core.units import format_bytes
 from stepscope.traces.chrome.arrows import launch_pairs
 from stepscope.traces.timeline import COUNTER, DEVICE_ANNOTATION, DEVICE_KINDS, KINDS, MEMORY, SYNC, Timeline
-from stepscope.units import format_bytes
 
 if TYPE_CHECKING:
     from stepscope.traces.timeline import Integers

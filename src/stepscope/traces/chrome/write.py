@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.errors import UsageError
-from stepscope.files import output_file
+from stepscope.core.errors import UsageError
+from stepscope.core.files import output_file
 from stepscope.traces.chrome.arrows import FLOWS, Arrow, arrow_lines, arrows_of_edges, flow_lines
 from stepscope.traces.chrome.bound import DropOrder, count_left_out, write_within
 from stepscope.traces.chrome.places import Places, plan_places

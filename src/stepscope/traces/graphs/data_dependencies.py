@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.graphs.graph import RECORD_COLLECTIVE, Graph, Node
 from stepscope.traces.graphs.tensors import Arguments, Tensor, Value, flatten_tensors
 

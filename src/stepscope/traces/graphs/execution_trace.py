@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.gc_pause import gc_paused
 from stepscope.traces.graphs.graph import GROUPS_LABEL, Graph, Node, ProcessGroup, read_groups
 from stepscope.traces.graphs.tensors import Arguments

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces.enclosing import climb
 from stepscope.traces.graphs.nesting import nest, order_calls
 from stepscope.traces.graphs.op_schema import Schema, parse_schema

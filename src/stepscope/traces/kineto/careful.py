@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.damage import ends_early, first_damage
 from stepscope.traces.kineto.fields import (
     COLUMN_OF_ARGUMENT,

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.kineto.careful import EventReader
 from stepscope.traces.kineto.text import ChromeText
 from stepscope.traces.source import Source

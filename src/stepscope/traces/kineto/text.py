@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.damage import INVALID_EVENTS, INVALID_STRETCHES
 from stepscope.traces.source import PIECE_BYTES, Source
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from stepscope.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError, first_line
 from stepscope.traces.loose_values import damaged_byte
 from stepscope.traces.memory.history import MOST_IN_SUM, MemoryHistory, Owner
 from stepscope.traces.source import read_bounded

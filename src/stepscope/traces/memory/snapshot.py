@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces import plain_pickle
 from stepscope.traces.loose_values import list_of, text_of, whole_of
 from stepscope.traces.memory.history import BEFORE, MOST_IN_SUM, Fragmentation, MemoryHistory, OutOfMemory, Owner

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError, first_line
 from stepscope.traces.kineto.fields import NO_STREAM, rank_in_name
 from stepscope.traces.nsys.row_parts import RowPart, join_parts
 from stepscope.traces.nsys.tables import DAMAGE, Tables, connect

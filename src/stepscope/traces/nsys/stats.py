@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.kineto.fields import rank_in_name
 from stepscope.traces.source import read_bounded
 from stepscope.traces.timeline import COPY, KERNEL, SET, Timeline, TimelineBuilder

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from stepscope.errors import first_line
+from stepscope.core.errors import first_line
 from stepscope.traces.timeline import MISSING
 
 if TYPE_CHECKING:

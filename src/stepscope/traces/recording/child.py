@@ -12,8 +12,8 @@ from types import FrameType
 
 import msgspec
 
-from stepscope.errors import StepscopeError, first_line
-from stepscope.files import write_file_atomically
+from stepscope.core.errors import StepscopeError, first_line
+from stepscope.core.files import write_file_atomically
 from stepscope.traces.recording.api import set_current
 from stepscope.traces.recording.marks import install
 from stepscope.traces.recording.recorder import Recorder

@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.errors import BadInputError
-from stepscope.files import write_file_atomically
+from stepscope.core.errors import BadInputError
+from stepscope.core.files import write_file_atomically
 from stepscope.records import System
 from stepscope.store.folder import hold_lock, utc_now
 from stepscope.traces.link import LinkSummary

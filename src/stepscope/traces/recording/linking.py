@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.errors import StepscopeError
+from stepscope.core.errors import StepscopeError
 from stepscope.traces.recording.evidence import RankRecording
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.traces.recording.child import PROCESSES_FOLDER, VARIABLE, Assignment, SeenProcess
 from stepscope.traces.recording.evidence import (
     FOLDERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stepscope._version import __version__
-from stepscope.errors import StepscopeError, UsageError, first_line
+from stepscope.core.errors import StepscopeError, UsageError, first_line
 from stepscope.records import System
 from stepscope.traces.recording.evidence import (
     ET_FOLDER,

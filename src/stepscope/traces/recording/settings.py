@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from stepscope.errors import UsageError
+from stepscope.core.errors import UsageError
 
 StepMarker = Literal["auto", "optimizer", "mark", "forward"]
 STEP_MARKERS: tuple[str, ...] = get_args(StepMarker)

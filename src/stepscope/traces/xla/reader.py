@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.errors import BadInputError
+from stepscope.core.errors import BadInputError
 from stepscope.traces.damage import ends_early, first_damage
 from stepscope.traces.kineto.text import UNREADABLE, ChromeText, Piece, salvage
 from stepscope.traces.loose_values import identity_of

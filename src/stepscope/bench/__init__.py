@@ -1,0 +1,1 @@
+"""Producers: each turns what is asked for into measured cases; none knows another."""

@@ -1,0 +1,174 @@
+"""The one small adapter between the benchmarks and whatever moves the data.
+
+A `World` is all ranks of the run, with what the benchmark itself says to them (never timed). A `Group` is ranks that
+act together; it binds calls: what can be prepared is prepared then, and only the operation itself is left to be timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from stepscope.bench.comms.data import Recipe
+from stepscope.bench.comms.operations import Operation, Traffic
+from stepscope.core.errors import StepscopeError
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+class UnsupportedCallError(StepscopeError):
+    """The backend has no such operation, dtype or reduction: a recorded skip."""
+
+    kind = "unsupported"
+
+
+class Waitable(Protocol):
+    def wait(self) -> object: ...
+
+
+class Call(NamedTuple):
+    """One operation on this rank's buffers: flat, contiguous, as long as `traffic` says for this member."""
+
+    operation: Operation
+    traffic: Traffic
+    input: torch.Tensor
+    output: torch.Tensor
+    reduction: str = "sum"
+    root: int = 0
+    form: str = "tensor"
+    """`tensor` or `list`, for operations that cut."""
+    pattern: str = "ring"
+    tag: int = 0
+    """Tells outstanding messages between two ranks apart."""
+    recipe: Callable[[], Recipe] | None = None
+    """What the members put in just now, for a group that plays them."""
+
+
+class Bound(NamedTuple):
+    """A call ready to be made as often as wanted."""
+
+    run: Callable[[], object]
+    """Returns when the result can be read on this rank (or is queued on its device)."""
+    start: Callable[[], Sequence[Waitable]]
+    """Returns at once; the result is there when all that it returns has been waited for."""
+    composed: str | None = None
+    """Of what the operation was made, where the backend lacks it."""
+
+
+class Group(Protocol):
+    ranks: tuple[int, ...]
+    """Of the world, by member."""
+    me: int | None
+    """Which member this rank is; None: it is not one."""
+
+    def bind(self, calls: Sequence[Call]) -> Bound:
+        """Several calls are made as one, coalesced where the backend can. Raises UnsupportedCallError."""
+
+
+class World(Protocol):
+    rank: int
+    size: int
+    backend: str
+
+    def join(self, ranks: Sequence[int], *, fresh: bool = False) -> Group:
+        """A group of these ranks; every rank of the world must ask for every group, in the same order.
+
+        `fresh`: with connections that no other group uses, so that two operations at once do not wait for each other.
+        """
+
+    def barrier(self) -> None: ...
+
+    def broadcast_value(self, value: T | None, source: int = 0) -> T:
+        """That rank's value on every rank."""
+
+    def gather_values(self, value: T) -> list[T] | None:
+        """All ranks' values on rank 0, None elsewhere."""
+
+    def send_value(self, value: int, to: int) -> None: ...
+
+    def receive_value(self, source: int) -> int: ...
+
+    def describe_library(self) -> dict[str, str]:
+        """What really carries the data, as loaded: name, version, file where known."""
+
+    def close(self) -> None: ...
+
+
+def bind_in_turn(parts: Sequence[Bound], composed: str | None = None) -> Bound:
+    """One after the other when waited for; all under way at once when not."""
+
+    def run() -> None:
+        for part in parts:
+            part.run()
+
+    def start() -> list[Waitable]:
+        return [work for part in parts for work in part.start()]
+
+    return Bound(run, start, composed)
+
+
+def before(action: Callable[[], Any], bound: Bound, composed: str | None = None) -> Bound:
+    """Do `action` first, each time, as part of the call."""
+
+    def run() -> None:
+        action()
+        bound.run()
+
+    def start() -> Sequence[Waitable]:
+        action()
+        return bound.start()
+
+    return Bound(run, start, composed or bound.composed)
+
+
+class Then:
+    """Waits for several, then does what is left."""
+
+    def __init__(self, works: Sequence[Waitable], action: Callable[[], object]) -> None:
+        self._works, self._action = works, action
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._action()
+
+
+class Message(NamedTuple):
+    """One tensor from or to one member."""
+
+    sends: bool
+    tensor: torch.Tensor
+    member: int
+    tag: int
+
+
+def list_messages(call: Call, me: int) -> list[Message]:
+    """What this member has to send and to receive in an operation between single members, all at once."""
+    name, root, size = call.operation.name, call.root, call.traffic.contribution
+    others = [member for member in range(len(call.traffic.inputs)) if member != root]
+    if name == "incast" and me == root:
+        return [Message(False, _piece(call.output, i, size), other, call.tag) for i, other in enumerate(others)]
+    if name == "incast":
+        return [Message(True, call.input, root, call.tag)]
+    if name == "multicast" and me == root:
+        return [Message(True, call.input, other, call.tag) for other in others]
+    if name == "multicast":
+        return [Message(False, call.output, root, call.tag)]
+    to, sender = call.traffic.partners[me]
+    size = call.traffic.size
+    window = max(len(segments) for segments in call.traffic.sources)
+    messages = []
+    for i in range(window):
+        tag = call.tag * window + i
+        if sender is not None:
+            messages.append(Message(False, _piece(call.output, i, size), sender, tag))
+        if to is not None:
+            messages.append(Message(True, _piece(call.input, i, size), to, tag))
+    return messages
+
+
+def _piece(tensor: torch.Tensor, number: int, size: int) -> torch.Tensor:
+    return tensor[number * size : (number + 1) * size]

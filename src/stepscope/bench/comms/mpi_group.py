@@ -1,0 +1,292 @@
+"""MPI through mpi4py behind the adapter: the torch wheels have no MPI of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepscope.bench.comms.group import (
+    Bound,
+    Call,
+    Message,
+    Then,
+    UnsupportedCallError,
+    Waitable,
+    before,
+    list_messages,
+)
+from stepscope.core.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepscope.launch import RankContext
+
+T = TypeVar("T")
+_TYPES = {
+    "torch.float64": "DOUBLE", "torch.float32": "FLOAT", "torch.int64": "INT64_T", "torch.int32": "INT32_T",
+    "torch.int16": "INT16_T", "torch.int8": "INT8_T", "torch.uint8": "UINT8_T", "torch.bool": "C_BOOL",
+}  # fmt: skip
+_REDUCTIONS = {"sum": "SUM", "avg": "SUM", "min": "MIN", "max": "MAX", "prod": "PROD"}
+_BOOL_REDUCTIONS = {"sum": "LOR", "max": "LOR", "min": "LAND", "prod": "LAND"}
+
+
+class MpiWorld:
+    backend = "mpi"
+
+    def __init__(self, context: RankContext) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"the mpi backend needs mpi4py: {error}", hint="pip install 'stepscope[mpi]'"
+            ) from error
+        self._mpi: Any = MPI
+        self._control: Any = MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self._control.Get_rank(), self._control.Get_size()
+        if (self.rank, self.size) != (context.rank, context.world_size):
+            raise UsageError(
+                f"mpi4py says rank {self.rank} of {self.size}; the launcher says {context.rank} of "
+                f"{context.world_size}",
+                hint="start the ranks with the mpirun of the MPI that mpi4py was built for",
+                where="--backend",
+            )
+
+    def join(self, ranks: Sequence[int], *, fresh: bool = False) -> MpiGroup:
+        colour = 0 if self.rank in ranks else self._mpi.UNDEFINED
+        key = list(ranks).index(self.rank) if self.rank in ranks else 0
+        return MpiGroup(self._mpi, self._control.Split(colour, key), tuple(ranks), self.rank)
+
+    def barrier(self) -> None:
+        self._control.Barrier()
+
+    def broadcast_value(self, value: T | None, source: int = 0) -> T:
+        received: T = self._control.bcast(value, root=source)
+        return received
+
+    def gather_values(self, value: T) -> list[T] | None:
+        gathered: list[T] | None = self._control.gather(value, root=0)
+        return gathered
+
+    def send_value(self, value: int, to: int) -> None:
+        self._control.send(value, dest=to)
+
+    def receive_value(self, source: int) -> int:
+        return int(self._control.recv(source=source))
+
+    def describe_library(self) -> dict[str, str]:
+        words = self._mpi.Get_library_version().replace("\x00", "").split(",")[0].split()
+        digits = [i for i, word in enumerate(words) if any(letter.isdigit() for letter in word)]
+        name = " ".join(words[: digits[0]]) if digits else " ".join(words)
+        return {"name": name or "MPI", "version": words[digits[0]] if digits else "unknown"}
+
+    def close(self) -> None:
+        self._control.Barrier()
+
+
+class MpiGroup:
+    def __init__(self, mpi: Any, communicator: Any, ranks: tuple[int, ...], rank: int) -> None:
+        self._mpi, self._comm = mpi, communicator
+        self.ranks = ranks
+        self.me = ranks.index(rank) if rank in ranks else None
+
+    def bind(self, calls: Sequence[Call]) -> Bound:
+        parts = [self._bind_one(call) for call in calls]
+        if len(parts) == 1:
+            return parts[0]
+
+        def start() -> list[Waitable]:
+            return [work for part in parts for work in part.start()]
+
+        def run() -> None:
+            for work in start():
+                work.wait()
+
+        return Bound(run, start, f"{len(parts)} started together; MPI coalesces nothing")
+
+    def _bind_one(self, call: Call) -> Bound:
+        if call.input.device.type != "cpu":
+            raise UnsupportedCallError("the mpi backend carries host memory only", hint="--device cpu")
+        name = call.operation.name
+        binder: Callable[[Call], Bound] | None = getattr(self, f"_{name}", None)
+        if binder is None:
+            raise UnsupportedCallError(f"the mpi backend has no {name}")
+        return binder(call)
+
+    def _pair(
+        self, blocking: Callable[..., Any], starting: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Bound:
+        going = partial(starting, *arguments, **options)
+        return Bound(partial(blocking, *arguments, **options), lambda: [_Request(going())])
+
+    def _operator(self, call: Call) -> Any:
+        names = _BOOL_REDUCTIONS if str(call.output.dtype) == "torch.bool" else _REDUCTIONS
+        if str(call.output.dtype) not in _TYPES or call.reduction not in names:
+            raise UnsupportedCallError(f"MPI does not reduce {call.output.dtype} by {call.reduction}")
+        if call.reduction == "avg" and not call.output.is_floating_point():
+            raise UnsupportedCallError(f"averages of {call.output.dtype} are not whole numbers")
+        return getattr(self._mpi, names[call.reduction])
+
+    def _averaged(self, call: Call, bound: Bound) -> Bound:
+        """MPI has no average: a sum, divided."""
+        if call.reduction != "avg":
+            return bound
+        divide = partial(call.output.div_, len(self.ranks))
+
+        def run() -> None:
+            bound.run()
+            divide()
+
+        def start() -> list[Waitable]:
+            return [Then(bound.start(), divide)]
+
+        return Bound(run, start, "a sum, then divided")
+
+    def _buffer(self, tensor: torch.Tensor) -> list[Any]:
+        """Types that MPI lacks travel as bytes."""
+        import torch
+
+        kind = _TYPES.get(str(tensor.dtype))
+        if kind is None:
+            return [tensor.view(torch.uint8).numpy(), self._mpi.BYTE]
+        return [tensor.numpy(), getattr(self._mpi, kind)]
+
+    def _pieces(self, tensor: torch.Tensor, counts: Sequence[int]) -> list[Any]:
+        array, kind = self._buffer(tensor)
+        width = len(array) // max(1, len(tensor))
+        sizes = [count * width for count in counts]
+        return [array, sizes, [0, *accumulate(sizes)][:-1], kind]
+
+    def _all_reduce(self, call: Call) -> Bound:
+        given = self._mpi.IN_PLACE if _same(call) else self._buffer(call.input)
+        bound = self._pair(
+            self._comm.Allreduce, self._comm.Iallreduce, given, self._buffer(call.output), op=self._operator(call)
+        )
+        return self._averaged(call, bound)
+
+    def _reduce(self, call: Call) -> Bound:
+        at_root = self.me == call.root
+        given = self._mpi.IN_PLACE if at_root and _same(call) else self._buffer(call.input)
+        into = self._buffer(call.output) if at_root else None
+        operator = self._operator(call)
+        bound = self._pair(self._comm.Reduce, self._comm.Ireduce, given, into, op=operator, root=call.root)
+        return self._averaged(call, bound) if at_root else bound
+
+    def _broadcast(self, call: Call) -> Bound:
+        bound = self._pair(self._comm.Bcast, self._comm.Ibcast, self._buffer(call.output), root=call.root)
+        if self.me != call.root or _same(call):
+            return bound
+        return before(partial(call.output.copy_, call.input), bound, "a copy, then in place")
+
+    def _all_gather(self, call: Call) -> Bound:
+        given = self._mpi.IN_PLACE if _inside(call.input, call.output) else self._buffer(call.input)
+        return self._pair(self._comm.Allgather, self._comm.Iallgather, given, self._buffer(call.output))
+
+    def _all_gatherv(self, call: Call) -> Bound:
+        into = self._pieces(call.output, call.traffic.inputs)
+        return self._pair(self._comm.Allgatherv, self._comm.Iallgatherv, self._buffer(call.input), into)
+
+    def _reduce_scatter(self, call: Call) -> Bound:
+        if _inside(call.output, call.input):
+            raise UnsupportedCallError("MPI leaves in-place results at the front, not in the rank's own piece")
+        bound = self._pair(
+            self._comm.Reduce_scatter_block,
+            self._comm.Ireduce_scatter_block,
+            self._buffer(call.input),
+            self._buffer(call.output),
+            op=self._operator(call),
+        )
+        return self._averaged(call, bound)
+
+    def _reduce_scatterv(self, call: Call) -> Bound:
+        bound = self._pair(
+            self._comm.Reduce_scatter,
+            self._comm.Ireduce_scatter,
+            self._buffer(call.input),
+            self._buffer(call.output),
+            recvcounts=list(call.traffic.outputs),
+            op=self._operator(call),
+        )
+        return self._averaged(call, bound)
+
+    def _all_to_all(self, call: Call) -> Bound:
+        return self._pair(
+            self._comm.Alltoall, self._comm.Ialltoall, self._buffer(call.input), self._buffer(call.output)
+        )
+
+    def _all_to_allv(self, call: Call) -> Bound:
+        assert self.me is not None
+        sent = self._pieces(call.input, call.traffic.pieces[self.me])
+        received = self._pieces(call.output, [row[self.me] for row in call.traffic.pieces])
+        return self._pair(self._comm.Alltoallv, self._comm.Ialltoallv, sent, received)
+
+    def _gather(self, call: Call) -> Bound:
+        into = self._buffer(call.output) if self.me == call.root else None
+        return self._pair(self._comm.Gather, self._comm.Igather, self._buffer(call.input), into, root=call.root)
+
+    def _scatter(self, call: Call) -> Bound:
+        given = self._buffer(call.input) if self.me == call.root else None
+        return self._pair(self._comm.Scatter, self._comm.Iscatter, given, self._buffer(call.output), root=call.root)
+
+    def _barrier(self, call: Call) -> Bound:
+        return self._pair(self._comm.Barrier, self._comm.Ibarrier)
+
+    def _start(self, message: Message) -> Callable[[], Any]:
+        buffer, tag = self._buffer(message.tensor), message.tag
+        if message.sends:
+            return partial(self._comm.Isend, buffer, dest=message.member, tag=tag)
+        return partial(self._comm.Irecv, buffer, source=message.member, tag=tag)
+
+    def _send_recv(self, call: Call) -> Bound:
+        assert self.me is not None
+        messages = list_messages(call, self.me)
+        if call.pattern == "ping_pong":
+            return self._ping_pong(call, messages)
+        starts = [self._start(message) for message in messages]
+
+        def start() -> list[Waitable]:
+            return [_Request(begin()) for begin in starts]
+
+        def run() -> None:
+            self._mpi.Request.Waitall([begin() for begin in starts])
+
+        return Bound(run, start)
+
+    _incast = _multicast = _send_recv
+
+    def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
+        """The openers send first, the others answer."""
+        turns: list[Callable[[], Any]] = []
+        for message in sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers)):
+            buffer, tag = self._buffer(message.tensor), message.tag
+            send = partial(self._comm.Send, buffer, dest=message.member, tag=tag)
+            receive = partial(self._comm.Recv, buffer, source=message.member, tag=tag)
+            turns.append(send if message.sends else receive)
+
+        def run() -> None:
+            for turn in turns:
+                turn()
+
+        def start() -> Sequence[Waitable]:
+            raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
+
+        return Bound(run, start)
+
+
+class _Request:
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def wait(self) -> None:
+        self._request.Wait()
+
+
+def _same(call: Call) -> bool:
+    return call.input.data_ptr() == call.output.data_ptr()
+
+
+def _inside(one: torch.Tensor, other: torch.Tensor) -> bool:
+    first, last = other.data_ptr(), other.data_ptr() + other.numel() * other.element_size()
+    return one.numel() < other.numel() and first <= one.data_ptr() < last

@@ -1,0 +1,339 @@
+"""What each operation is: how large its parts are, and where each element of a result comes from. No torch.
+
+Inputs, expected results and checks all follow from `Traffic`, and so does a group that only plays the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from itertools import accumulate
+from typing import NamedTuple
+
+from stepscope.bench.comms.splits import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
+from stepscope.core.errors import UsageError, unknown_name
+
+ENTRY_POINT_GROUP = "stepscope.collectives"
+
+
+class Segment(NamedTuple):
+    """A run of elements of a result."""
+
+    member: int | None
+    """Whose input it is; None: the reduction over all members."""
+    start: int
+    """In that input."""
+    elements: int
+
+
+class Traffic(NamedTuple):
+    """Elements, by member of the group."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    """0: this member gets nothing that could be checked."""
+    sources: tuple[tuple[Segment, ...], ...]
+    """What each member's output is made of, in order."""
+    size: int
+    """What the table's size counts."""
+    contribution: int
+    """What a member contributes, as nccl-tests counts; of uneven operations the largest."""
+    bus: float
+    """What the busiest link has to carry: bus factor = bus / size."""
+    pieces: tuple[tuple[int, ...], ...] = ()
+    """From each member to each, where the operation cuts inputs up."""
+    partners: tuple[tuple[int | None, int | None], ...] = ()
+    """(to, from) of each member, where members speak to single others."""
+    openers: tuple[int, ...] = ()
+    """The members of a ping-pong that send first."""
+
+
+class Shape(NamedTuple):
+    """What is asked for."""
+
+    members: int
+    elements: int
+    """Of the table's size, as asked; operations of equal pieces round it."""
+    root: int = 0
+    skew: float | None = None
+    matrix: Sequence[Sequence[float]] | None = None
+    pattern: str | None = None
+    window: int = 1
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Sender and receiver of each message, in place of the pattern's own."""
+
+
+class Operation(NamedTuple):
+    name: str
+    summary: str
+    plan: Callable[[Shape], Traffic]
+    reduces: bool = False
+    rooted: bool = False
+    cut: bool = False
+    """Into one piece a member: a list form exists beside the tensor form."""
+    uneven: bool = False
+    synchronises: bool = False
+    """Nobody is done before everybody has begun: one iteration leaves the ranks in step for the next."""
+    in_place: bool = False
+    """Usually: the result replaces the input."""
+    both_placements: bool = False
+    pairs: bool = False
+    """Members send to single others; needs at least two."""
+    judge: Callable[[Shape], int] = lambda shape: 0
+    """The member whose times decide when there are enough samples: one that is done last."""
+
+
+def _all_alike(shape: Shape, *, bus: float) -> Traffic:
+    elements, every = shape.elements, range(shape.members)
+    whole = (Segment(None, 0, elements),)
+    sizes = (elements,) * shape.members
+    return Traffic(sizes, sizes, tuple(whole for _ in every), elements, elements, bus)
+
+
+def plan_all_reduce(shape: Shape) -> Traffic:
+    return _all_alike(shape, bus=2 * (shape.members - 1) / shape.members * shape.elements)
+
+
+def plan_reduce(shape: Shape) -> Traffic:
+    alike = _all_alike(shape, bus=shape.elements)
+    outputs = tuple(count if member == shape.root else 0 for member, count in enumerate(alike.outputs))
+    sources = tuple(segments if member == shape.root else () for member, segments in enumerate(alike.sources))
+    return alike._replace(outputs=outputs, sources=sources)
+
+
+def plan_broadcast(shape: Shape) -> Traffic:
+    elements = shape.elements
+    inputs = tuple(elements if member == shape.root else 0 for member in range(shape.members))
+    sources = ((Segment(shape.root, 0, elements),),) * shape.members
+    return Traffic(inputs, (elements,) * shape.members, sources, elements, elements, elements)
+
+
+def _even_chunks(shape: Shape) -> tuple[int, ...]:
+    return (max(1, shape.elements // shape.members),) * shape.members
+
+
+def _uneven_chunks(shape: Shape) -> tuple[int, ...]:
+    if shape.matrix is not None:
+        return deal(shape.elements, shape.matrix[0])
+    skew = DEFAULT_SKEW if shape.skew is None else shape.skew
+    return deal(shape.elements, skewed_weights(shape.members, skew))
+
+
+def _gathered(chunks: tuple[int, ...]) -> Traffic:
+    total = sum(chunks)
+    segments = tuple(Segment(member, 0, count) for member, count in enumerate(chunks))
+    sources = (segments,) * len(chunks)
+    return Traffic(chunks, (total,) * len(chunks), sources, total, max(chunks), total - min(chunks))
+
+
+def _scattered(chunks: tuple[int, ...]) -> Traffic:
+    total, starts = sum(chunks), [0, *accumulate(chunks)]
+    sources = tuple((Segment(None, starts[member], count),) for member, count in enumerate(chunks))
+    return Traffic((total,) * len(chunks), chunks, sources, total, max(chunks), total - min(chunks))
+
+
+def plan_all_gather(shape: Shape) -> Traffic:
+    return _gathered(_even_chunks(shape))
+
+
+def plan_all_gatherv(shape: Shape) -> Traffic:
+    return _gathered(_uneven_chunks(shape))
+
+
+def plan_reduce_scatter(shape: Shape) -> Traffic:
+    return _scattered(_even_chunks(shape))
+
+
+def plan_reduce_scatterv(shape: Shape) -> Traffic:
+    return _scattered(_uneven_chunks(shape))
+
+
+def plan_all_to_all(shape: Shape) -> Traffic:
+    chunks = _even_chunks(shape)
+    return exchange_pieces((chunks,) * shape.members)
+
+
+def plan_all_to_allv(shape: Shape) -> Traffic:
+    if shape.matrix is not None and len(shape.matrix) == shape.members:
+        return exchange_pieces(deal_matrix(shape.elements, shape.matrix))
+    return exchange_pieces((_uneven_chunks(shape),) * shape.members)
+
+
+def exchange_pieces(pieces: tuple[tuple[int, ...], ...]) -> Traffic:
+    """Everybody sends everybody a piece: size is the most that one member sends or gets in all."""
+    members = range(len(pieces))
+    starts = [[0, *accumulate(row)] for row in pieces]
+    inputs = tuple(sum(row) for row in pieces)
+    outputs = tuple(sum(row[member] for row in pieces) for member in members)
+    sources = tuple(
+        tuple(Segment(sender, starts[sender][member], pieces[sender][member]) for sender in members)
+        for member in members
+    )
+    bus = max(max(inputs[m], outputs[m]) - pieces[m][m] if len(pieces) > 1 else 0 for m in members)
+    largest = max(max(row) for row in pieces)
+    return Traffic(inputs, outputs, sources, max(*inputs, *outputs), largest, bus, pieces)
+
+
+def plan_gather(shape: Shape) -> Traffic:
+    alike = _gathered(_even_chunks(shape))
+    outputs = tuple(count if member == shape.root else 0 for member, count in enumerate(alike.outputs))
+    sources = tuple(segments if member == shape.root else () for member, segments in enumerate(alike.sources))
+    return alike._replace(outputs=outputs, sources=sources)
+
+
+def plan_scatter(shape: Shape) -> Traffic:
+    chunks = _even_chunks(shape)
+    starts = [0, *accumulate(chunks)]
+    inputs = tuple(sum(chunks) if member == shape.root else 0 for member in range(shape.members))
+    sources = tuple((Segment(shape.root, starts[member], count),) for member, count in enumerate(chunks))
+    return Traffic(inputs, chunks, sources, sum(chunks), chunks[0], sum(chunks) - chunks[0])
+
+
+def plan_barrier(shape: Shape) -> Traffic:
+    nothing = (0,) * shape.members
+    return Traffic(nothing, nothing, ((),) * shape.members, 0, 0, 0.0)
+
+
+def plan_incast(shape: Shape) -> Traffic:
+    chunk = max(1, shape.elements // max(1, shape.members - 1))
+    senders = [member for member in range(shape.members) if member != shape.root]
+    inputs = tuple(0 if member == shape.root else chunk for member in range(shape.members))
+    into_root = tuple(Segment(sender, 0, chunk) for sender in senders)
+    outputs = tuple(chunk * len(senders) if member == shape.root else 0 for member in range(shape.members))
+    sources = tuple(into_root if member == shape.root else () for member in range(shape.members))
+    total = chunk * len(senders)
+    return Traffic(inputs, outputs, sources, total, chunk, total)
+
+
+def plan_multicast(shape: Shape) -> Traffic:
+    elements = shape.elements
+    inputs = tuple(elements if member == shape.root else 0 for member in range(shape.members))
+    outputs = tuple(0 if member == shape.root else elements for member in range(shape.members))
+    sources = tuple(() if not count else (Segment(shape.root, 0, elements),) for count in outputs)
+    # The root's link carries one copy for each of the others.
+    return Traffic(inputs, outputs, sources, elements, elements, elements * (shape.members - 1))
+
+
+PATTERNS = {
+    "ring": "member i sends to i+1 and gets from i−1, all at once",
+    "one_to_one": "member 0 sends to member 1; the others wait",
+    "pairwise": "even members send to the next odd one",
+    "bidirectional": "pairs of neighbours send to each other at the same time",
+    "ping_pong": "member 0 sends to member 1, which answers; two messages one after the other",
+}
+
+
+USUAL_PATTERN = "ring"
+BOTH_WAYS = frozenset({"bidirectional", "ping_pong"})
+
+
+def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
+    members, pattern = shape.members, shape.pattern or USUAL_PATTERN
+    if shape.pairs:
+        to = dict(shape.pairs)
+        if pattern in BOTH_WAYS:
+            to |= {target: source for source, target in shape.pairs}
+        sender = {target: source for source, target in to.items()}
+        return tuple((to.get(member), sender.get(member)) for member in range(members))
+    if pattern == "ring":
+        return tuple(((member + 1) % members, (member - 1) % members) for member in range(members))
+    paired = members - members % 2 if pattern in {"pairwise", "bidirectional"} else 2
+    both = pattern in BOTH_WAYS
+    found: list[tuple[int | None, int | None]] = []
+    for member in range(members):
+        other = member ^ 1
+        if member >= paired:
+            found.append((None, None))
+        elif both:
+            found.append((other, other))
+        else:
+            found.append((other, None) if member % 2 == 0 else (None, other))
+    return tuple(found)
+
+
+def plan_send_recv(shape: Shape) -> Traffic:
+    return send_messages(_partners(shape), shape)
+
+
+def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shape) -> Traffic:
+    """Each member sends to one and gets from one, or none. With a window, that many messages of the size follow each
+    other, each with data of its own."""
+    elements = shape.elements
+    inputs = tuple(0 if to is None else elements * shape.window for to, _ in partners)
+    sources = tuple(
+        () if sender is None else tuple(Segment(sender, i * elements, elements) for i in range(shape.window))
+        for _, sender in partners
+    )
+    outputs = tuple(elements * len(segments) for segments in sources)
+    openers = tuple(source for source, _ in shape.pairs) or (shape.root,)
+    return Traffic(
+        inputs, outputs, sources, elements, elements, elements, partners=tuple(partners), openers=openers
+    )  # fmt: skip
+
+
+def _root(shape: Shape) -> int:
+    return shape.root
+
+
+def _far_end(shape: Shape) -> int:
+    """A member that is not the root, and the last to be reached in a chain."""
+    return (shape.root - 1) % shape.members
+
+
+def _receiver(shape: Shape) -> int:
+    if shape.pairs:
+        source, target = shape.pairs[0]
+        return source if shape.pattern in BOTH_WAYS else target
+    return 0 if shape.pattern in {None, "ring", "bidirectional", "ping_pong"} else 1
+
+
+_BUILT_IN = (
+    Operation("all_reduce", "every rank ends with the sum of all ranks' tensors", plan_all_reduce, reduces=True,
+              synchronises=True, in_place=True, both_placements=True),
+    Operation("reduce", "the root ends with the sum of all ranks' tensors", plan_reduce, reduces=True, rooted=True,
+              in_place=True, both_placements=True, judge=_root),
+    Operation("broadcast", "every rank ends with the root's tensor", plan_broadcast, rooted=True, in_place=True,
+              both_placements=True, judge=_far_end),
+    Operation("all_gather", "every rank ends with all ranks' tensors, one behind the other", plan_all_gather, cut=True,
+              synchronises=True, both_placements=True),
+    Operation("all_gatherv", "the same with tensors of different lengths", plan_all_gatherv, cut=True, uneven=True),
+    Operation("reduce_scatter", "every rank ends with its piece of the sum", plan_reduce_scatter, reduces=True,
+              synchronises=True, cut=True, both_placements=True),
+    Operation("reduce_scatterv", "the same with pieces of different lengths", plan_reduce_scatterv, reduces=True,
+              cut=True, uneven=True),
+    Operation("all_to_all", "every rank sends every rank a piece of its tensor", plan_all_to_all, cut=True,
+              synchronises=True),
+    Operation("all_to_allv", "the same with pieces of different lengths", plan_all_to_allv, cut=True, uneven=True),
+    Operation("gather", "the root ends with all ranks' tensors", plan_gather, rooted=True, judge=_root),
+    Operation("scatter", "every rank ends with its piece of the root's tensor", plan_scatter, rooted=True,
+              judge=_far_end),
+    Operation("barrier", "no rank leaves before the last has come", plan_barrier, synchronises=True),
+    Operation("send_recv", "messages between single ranks, in a pattern", plan_send_recv, pairs=True, judge=_receiver),
+    Operation("incast", "all others send to the root at once", plan_incast, rooted=True, pairs=True, judge=_root),
+    Operation("multicast", "the root sends to all others at once", plan_multicast, rooted=True, pairs=True,
+              judge=_far_end),
+)  # fmt: skip
+
+
+@cache
+def operations() -> dict[str, Operation]:
+    """Name → operation: those of this package and those that others add by entry point."""
+    found = {operation.name: operation for operation in _BUILT_IN}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        operation: Operation = entry.load()
+        if operation.name in found:
+            raise UsageError(
+                f"the collective {operation.name!r} of {entry.value} is already taken",
+                hint="rename it in the package that declares it",
+                where=f"entry point {entry.name}",
+            )
+        found[operation.name] = operation
+    return found
+
+
+def find_operation(name: str) -> Operation:
+    known = operations()
+    if name not in known:
+        raise unknown_name("collective", name, known, where="--collective")
+    return known[name]

@@ -1,0 +1,364 @@
+"""A kernel beside a collective, or several collectives at once: each alone and all together, in turn.
+
+One call of `body` is one cycle: every task alone, then all of them together; each cycle begins one place further, so
+that none is always first. Efficiency and slow-downs are derived from the times on reading.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.bench.comms.cases import make_benchmark, require_size
+from stepscope.bench.comms.data import DTYPE_BYTES
+from stepscope.bench.comms.exchange import Exchange
+from stepscope.bench.comms.group import Group
+from stepscope.bench.comms.layouts import WORLD, parse_layout
+from stepscope.bench.comms.operations import Operation, Shape, find_operation
+from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task, parse_compute
+from stepscope.bench.comms.stages import choose_hold, open_stage
+from stepscope.bench.comms.trial import Facts, Room
+from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.units import parse_size
+from stepscope.measure import Device
+from stepscope.records import Case, Notice, Parameter, Scalar, Score
+
+MODEL = "overlap"
+DEVICE_COPY = "device_copy"
+"""In the place of a collective: a copy within the memory of one device, which needs no other rank."""
+COPY_BUS_FACTOR = 2.0
+"""A copy reads every byte and writes it."""
+PLACES = 2
+"""In memory, of everything that moves data."""
+REHEARSALS = 5
+SHORTEST_S = 1e-9
+MOST_KERNELS, MOST_QUEUED_KERNELS = 10_000, 256
+"""Of one stretch; on a device with a queue, what surely fits into it together with the collective."""
+TOLD_DRY_SHARE = 0.1
+COMPUTE, COMM, TOGETHER = "compute", "comm", "together"
+
+
+# Cases
+
+
+class Beside(NamedTuple):
+    """A further collective, on a communicator of its own."""
+
+    collective: str
+    size_bytes: int
+    groups: str = WORLD
+
+    @property
+    def text(self) -> str:
+        return f"{self.collective}:{self.size_bytes}" + (f":{self.groups}" if self.groups != WORLD else "")
+
+
+def parse_beside(text: str, *, where: str = "--beside") -> Beside:
+    """`all_gather:4M`, `all_reduce:64K:split:2`: name, size, and groups as `--groups` takes them."""
+    name, _, rest = text.strip().partition(":")
+    size, _, groups = rest.partition(":")
+    if not size:
+        raise UsageError(
+            f"{text!r} lacks a size", hint="write NAME:SIZE[:GROUPS], for example all_gather:4M", where=where
+        )
+    return Beside(_require_collective(name, where), parse_size(size, where=where), groups or WORLD)
+
+
+class Pair(NamedTuple):
+    """A collective and the kernel beside it."""
+
+    collective: Beside
+    compute: str
+
+
+def parse_pair(text: str, *, where: str = "--pair") -> Pair:
+    """`all_reduce:1M+gemm:m=512`: a collective as `--beside` takes it, and a kernel as `--compute` takes it."""
+    collective, plus, compute = text.partition("+")
+    if not plus:
+        hint = "write NAME:SIZE[:GROUPS]+KERNEL, for example all_reduce:1M+gemm:m=512"
+        raise UsageError(f"{text!r} lacks a kernel", hint=hint, where=where)
+    return Pair(parse_beside(collective, where=where), parse_compute(compute, where=where).text)
+
+
+class OverlapOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a case's parameters say."""
+
+    collective: str
+    size_bytes: int
+    compute: str | None = None
+    """None: collectives alone beside each other."""
+    dtype: str = "float32"
+    device: str = "cpu"
+    repeat: int | None = None
+    """Kernels a stretch; None: as many as take about as long as the longest collective."""
+    groups: str = WORLD
+    beside: list[str] = []
+
+
+def make_overlap_cases(
+    *,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    computes: Sequence[str | None],
+    backend: str,
+    world_size: int,
+    device: str,
+    dtype: str = "float32",
+    repeat: int | None = None,
+    groups: str = WORLD,
+    beside: Sequence[str] = (),
+) -> list[Case]:
+    """One case for each collective, kernel and size. Raises UsageError for what cannot be."""
+    if dtype not in DTYPE_BYTES:
+        raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--dtype")
+    others = [parse_beside(text) for text in beside]
+    for layout in (groups, *(other.groups for other in others)):
+        parse_layout(layout, world_size)
+    for size in (*sizes, *(other.size_bytes for other in others)):
+        require_size(size, dtype)
+    specs = [parse_compute(compute).text if compute else None for compute in computes]
+    if not others and None in specs:
+        raise UsageError("nothing runs beside the collective", hint="name --compute or --beside", where="--compute")
+    benchmark = make_benchmark(MODEL, backend, world_size, "a kernel beside a collective: alone, alone, together")
+    asked = [
+        OverlapOptions(
+            collective=_require_collective(collective, "--collective"), size_bytes=size, compute=spec, dtype=dtype,
+            device=device, repeat=repeat if spec else None, groups=groups, beside=[other.text for other in others],
+        )
+        for collective in collectives for spec in specs for size in sizes
+    ]  # fmt: skip
+    return [Case(benchmark=benchmark, parameters=_to_parameters(one), world_size=world_size) for one in asked]
+
+
+def _require_collective(name: str, where: str) -> str:
+    if name == "barrier":
+        raise UsageError("a barrier moves nothing that could run beside", hint="name a collective", where=where)
+    return name if name == DEVICE_COPY else find_operation(name).name
+
+
+def _to_parameters(options: OverlapOptions) -> dict[str, Parameter]:
+    """What is usual is left out, as for other cases."""
+    always = ("collective", "size_bytes", "dtype", "device")
+    usual = msgspec.structs.asdict(OverlapOptions(collective="", size_bytes=0))
+    every = msgspec.structs.asdict(options)
+    return {name: value for name, value in every.items() if name in always or value != usual[name]}
+
+
+# Sides of a cycle
+
+
+class Traffic(NamedTuple):
+    """Of one collective on its largest group."""
+
+    name: str
+    size_bytes: int
+    bus_bytes: float
+    members: int
+
+
+class Side:
+    """Something that runs alone and beside the others, each time into a place of its own: neither result is ever taken
+    for the other. The places change their roles from cycle to cycle, since one may lie better in memory."""
+
+    def __init__(self, name: str, tasks: Sequence[Task], traffic: Traffic | None = None) -> None:
+        self.name, self.tasks, self.traffic = name, tasks, traffic
+
+    def alone(self, cycle: int) -> Task:
+        return self.tasks[cycle % len(self.tasks)]
+
+    def beside(self, cycle: int) -> Task:
+        return self.tasks[(cycle + 1) % len(self.tasks)]
+
+
+class OverlapTrial:
+    operations = burst = places = 1
+    synchronises = False
+
+    def __init__(self, case: Case, room: Room) -> None:
+        self._room = room
+        self.options = msgspec.convert(case.parameters, OverlapOptions, strict=False)
+        self.iterations, self.active = 1, True
+        self.device: Device = room.device
+        self.judge = 0
+        self._seed = zlib.crc32(case.key.encode()) & 0xFFFF
+        first = Beside(self.options.collective, self.options.size_bytes, self.options.groups)
+        asked = [first, *(parse_beside(text) for text in self.options.beside)]
+        self._sides = [self._make_side(number, beside) for number, beside in enumerate(asked)]
+        self._compute: ComputeTask | None = None
+        if self.options.compute is not None:
+            self._compute = ComputeTask(parse_compute(self.options.compute), room.device.name)
+            self._compute.repeat = self.options.repeat or 1
+            # It computes in the calling thread, so it comes last: see `Stage.play`.
+            self._sides.append(Side(COMPUTE, [self._compute]))
+        self._stage = open_stage(room.device)
+        self._cycles = 0
+        self._rehearsed = False
+        self._times: dict[str, list[float]] = {}
+        self.forget()
+
+    def _make_side(self, number: int, beside: Beside) -> Side:
+        name = COMM if not number else f"{COMM}{number + 1}"
+        if beside.collective == DEVICE_COPY:
+            copies = [self._make_copy(beside, PLACES * number + place) for place in range(PLACES)]
+            size_bytes = copies[0].size_bytes
+            return Side(name, copies, Traffic(DEVICE_COPY, size_bytes, COPY_BUS_FACTOR * size_bytes, 1))
+        operation = find_operation(beside.collective)
+        group, largest = self._find_groups(number, beside.groups)
+        shape = Shape(len(largest.ranks), beside.size_bytes // DTYPE_BYTES[self.options.dtype])
+        exchanges = [
+            self._make_exchange(operation, group, shape.elements, PLACES * number + place) for place in range(PLACES)
+        ]
+        plan, width = operation.plan(shape), DTYPE_BYTES[self.options.dtype]
+        traffic = Traffic(operation.name, plan.size * width, plan.bus * width, shape.members)
+        return Side(name, [CollectiveTask(exchange) for exchange in exchanges], traffic)
+
+    def _find_groups(self, number: int, layout: str) -> tuple[Group, Group]:
+        """This rank's group, and the largest one, which speaks for all."""
+        every = [self._room.group(ranks, number) for ranks in parse_layout(layout, self._room.world.size)]
+        largest = max(every, key=lambda group: len(group.ranks))
+        return next((group for group in every if group.me is not None), largest), largest
+
+    def _make_exchange(self, operation: Operation, group: Group, elements: int, copy: int) -> Exchange:
+        seed = (self._seed + zlib.crc32(str(group.ranks).encode()) + copy) & 0xFFFF
+        shape = Shape(len(group.ranks), elements)
+        return Exchange(
+            operation, shape, group, device=self._room.device.name, dtype=self.options.dtype, seed=seed, tag=copy
+        )
+
+    def _make_copy(self, beside: Beside, copy: int) -> CopyTask:
+        threaded = not self._room.device.has_events
+        return CopyTask(
+            beside.size_bytes, self.options.dtype, self._room.device.name, threaded=threaded, seed=self._seed + copy
+        )
+
+    @property
+    def _tasks(self) -> list[Task]:
+        return [task for side in self._sides for task in side.tasks]
+
+    def needed_bytes(self) -> int:
+        return sum(task.needed_bytes() for task in self._tasks)
+
+    def open(self) -> None:
+        for task in self._tasks:
+            task.open()
+
+    def body(self) -> None:
+        if not self._rehearsed:  # by the worker's rehearsal: once all ranks have agreed to take part
+            self._rehearsed = True
+            self._rehearse()
+        stretches = len(self._sides) + 1
+        for place in range(stretches):
+            self._play((self._cycles + place) % stretches)
+        self._cycles += 1
+
+    def _play(self, stretch: int) -> None:
+        """One side alone, or all of them; all ranks begin it at the same moment."""
+        self._room.world.barrier()
+        if stretch < len(self._sides):
+            side = self._sides[stretch]
+            (took_s,) = self._stage.play([side.alone(self._cycles)])
+            self._times[side.name].append(took_s)
+            return
+        ends_s = self._play_all(self._cycles)
+        for side, end_s in zip(self._sides, ends_s, strict=True):
+            self._times[f"{side.name}_beside"].append(end_s)
+        self._times[TOGETHER].append(max(ends_s))
+
+    def _play_all(self, cycle: int) -> list[float]:
+        return self._stage.play([side.beside(cycle) for side in self._sides])
+
+    def _rehearse(self) -> None:
+        """Everything once (what is set up on a first call is no part of any time), then how many kernels, how long to
+        hold; every rank does the same steps and uses the same numbers."""
+        for place in range(PLACES):
+            self._play_all(place)
+        if self._compute is not None and self.options.repeat is None:
+            longest_s = max(self._time_alone(side.tasks[0]) for side in self._sides if side.traffic is not None)
+            for _ in range(2):  # a first guess from one kernel, a second from many
+                wanted = self._compute.repeat * longest_s / max(self._time_alone(self._compute), SHORTEST_S)
+                self._compute.repeat = self._agree(max(1, min(round(wanted), self._most_kernels)))
+        self._stage.issue_s = 0.0
+        for cycle in range(REHEARSALS):
+            self._room.world.barrier()
+            self._play_all(cycle)
+        everybody = self._room.world.gather_values(self._stage.issue_s)
+        slowest_s = self._room.world.broadcast_value(None if everybody is None else max(everybody))
+        self._stage.hold_s = choose_hold(slowest_s) if self._room.device.has_events else 0.0
+        self.refresh()
+        self._room.device.synchronize()
+
+    @property
+    def _most_kernels(self) -> int:
+        return MOST_QUEUED_KERNELS if self._room.device.has_events else MOST_KERNELS
+
+    def _time_alone(self, task: Task) -> float:
+        """The least of a few: other work on a machine only adds time."""
+        times = []
+        for _ in range(REHEARSALS):
+            self._room.world.barrier()
+            times += self._stage.play([task])
+        return min(times)
+
+    def _agree(self, value: int) -> int:
+        mine = self._room.world.rank == self.judge
+        return self._room.world.broadcast_value(value if mine else None, self.judge)
+
+    def refresh(self) -> None:
+        for task in self._tasks:
+            task.refresh()
+
+    def count_wrong(self) -> int | None:
+        counts = [count for task in self._tasks if (count := task.count_wrong()) is not None]
+        return sum(counts) if counts else None
+
+    def facts(self) -> Facts:
+        moving = [(side.name, side.traffic) for side in self._sides if side.traffic is not None]
+        size_bytes = sum(traffic.size_bytes for _, traffic in moving)
+        bus_bytes = sum(traffic.bus_bytes for _, traffic in moving)
+        observed: dict[str, Scalar] = {
+            "size_bytes": size_bytes,
+            "bus_factor": bus_bytes / size_bytes if size_bytes else 0.0,
+            "members": moving[0][1].members,
+        }
+        for name, traffic in moving:
+            observed |= {
+                f"{name}_collective": traffic.name,
+                f"{name}_size_bytes": traffic.size_bytes,
+                f"{name}_bus_bytes": traffic.bus_bytes,
+            }
+        if self._compute is not None:
+            work = self._compute.work
+            observed |= {"repeat": self._compute.repeat, "compute_flops": work.flops, "compute_bytes": work.moved_bytes}
+        score = Score(unit="GB/s", work=bus_bytes) if bus_bytes else None
+        return Facts(score=score, observed=observed, notices=self._find_notices())
+
+    def _find_notices(self) -> list[Notice]:
+        notices, played = [], max(1, self._cycles * (len(self._sides) + 1))
+        if self._stage.dry > TOLD_DRY_SHARE * played:
+            message = f"in {self._stage.dry} of {played} stretches the device began before all was queued"
+            notices.append(Notice(kind="late_launch", message=message, hint="use larger kernels, or fewer: --repeat N"))
+        if self._stage.untold and self._compute is not None:
+            message = (
+                f"{self._room.world.backend} does not tell when all of this is over: what ran beside the kernels ends "
+                "no earlier than they do, and its slow-down may be less than it says"
+            )
+            notices.append(Notice(kind="end_by_waiting", message=message))
+        return notices
+
+    def further_s(self) -> dict[str, list[float]]:
+        return self._times
+
+    def own_s(self) -> list[float] | None:
+        return self._times[TOGETHER]
+
+    def forget(self) -> None:
+        names = [name for side in self._sides for name in (side.name, f"{side.name}_beside")]
+        self._times = {name: [] for name in (*names, TOGETHER)}
+        self._cycles = self._stage.dry = 0
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.close()

@@ -1,0 +1,193 @@
+"""One step of a job as data: what is communicated and computed, by whom, and what has to be done before. No torch.
+
+A sequence is the same list on every rank. A rank carries out the steps it is in; `program.py` says when.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from stepscope.bench.comms.data import DTYPE_BYTES
+from stepscope.bench.comms.layouts import Layout
+from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
+from stepscope.core.errors import UsageError
+
+Pieces = tuple[tuple[int, ...], ...]
+"""Elements from each member to each."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.\d+)*")
+
+
+class Step(NamedTuple):
+    name: str
+    """`part` or `part.3`: steps of one part are shown together."""
+    groups: Layout
+    """Who acts together; several groups do the same thing at the same time."""
+    after: tuple[str, ...] = ()
+    """Names of the steps that must be done before, on the ranks that are in both."""
+    operation: str | None = None
+    """None: the rank computes."""
+    shape: Shape | None = None
+    """Of one group."""
+    pieces: Pieces | None = None
+    """Of an all_to_allv, in place of a shape."""
+    dtype: str = "float32"
+    flops: float = 0.0
+    """Of a step that computes; 0: only a point that others wait for."""
+
+    @property
+    def part(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def communicates(self) -> bool:
+        return self.operation is not None
+
+    @property
+    def ranks(self) -> list[int]:
+        return [rank for group in self.groups for rank in group]
+
+    def group_of(self, rank: int) -> tuple[int, ...] | None:
+        return next((group for group in self.groups if rank in group), None)
+
+    def make_operation(self) -> Operation:
+        """As the groups bind it; pieces that were given take the place of what the operation would plan."""
+        assert self.operation is not None
+        operation, pieces = find_operation(self.operation), self.pieces
+        return operation if pieces is None else operation._replace(plan=lambda shape: exchange_pieces(pieces))
+
+    def make_shape(self) -> Shape:
+        return self.shape or Shape(len(self.groups[0]), max(sum(row) for row in self.pieces or ((0,),)))
+
+    def plan(self) -> Traffic:
+        return self.make_operation().plan(self.make_shape())
+
+    @property
+    def size_bytes(self) -> int:
+        """As `bench comms` counts the size of this operation."""
+        return self.plan().size * DTYPE_BYTES[self.dtype] if self.communicates else 0
+
+    @property
+    def bus_bytes(self) -> float:
+        return self.plan().bus * DTYPE_BYTES[self.dtype] if self.communicates else 0.0
+
+
+def compute(name: str, ranks: Iterable[int], *, after: Iterable[str] = (), flops: float = 0.0) -> Step:
+    """Every rank for itself."""
+    return Step(name, tuple((rank,) for rank in ranks), tuple(after), flops=flops)
+
+
+def collective(
+    name: str, operation: str, groups: Layout, elements: int, *, after: Iterable[str] = (), dtype: str = "float32"
+) -> Step:
+    """`elements` of the table's size. Groups must be equally large."""
+    return Step(name, groups, tuple(after), operation, Shape(len(groups[0]), elements), None, dtype)
+
+
+def exchange(
+    name: str, groups: Layout, pieces: Sequence[Sequence[int]], *, after: Iterable[str] = (), dtype: str = "float32"
+) -> Step:
+    rows = tuple(tuple(row) for row in pieces)
+    return Step(name, groups, tuple(after), "all_to_allv", None, rows, dtype)
+
+
+def message(
+    name: str, sender: int, receiver: int, elements: int, *, after: Iterable[str] = (), dtype: str = "float32"
+) -> Step:
+    """The pair (sender, receiver) is another group than (receiver, sender), so that ways do not wait for each other."""
+    shape = Shape(2, elements, pattern="one_to_one")
+    return Step(name, ((sender, receiver),), tuple(after), "send_recv", shape, None, dtype)
+
+
+def rooted(
+    name: str,
+    operation: str,
+    ranks: tuple[int, ...],
+    root: int,
+    elements: int,
+    *,
+    after: Iterable[str] = (),
+    dtype: str = "float32",
+) -> Step:
+    """`root` is a rank of the world."""
+    shape = Shape(len(ranks), elements, ranks.index(root))
+    return Step(name, (ranks,), tuple(after), operation, shape, None, dtype)
+
+
+def transpose(pieces: Sequence[Sequence[int]]) -> Pieces:
+    """What goes back: j returns to i what i sent to j."""
+    return tuple(zip(*pieces, strict=True))
+
+
+def require_sound(steps: Sequence[Step], world_size: int) -> None:
+    """Raises UsageError: a sequence that breaks a rule would hang or measure something else."""
+    known: dict[str, Step] = {}
+    for step in steps:
+        _require(_NAME.fullmatch(step.name) is not None, step, "names are words, or words and numbers: gather.3")
+        _require(step.name not in known, step, "the name stands there twice")
+        known[step.name] = step
+        _require_groups(step, world_size)
+    for step in steps:
+        for name in step.after:
+            _require(name in known, step, f"it comes after {name!r}, which is not there")
+            shared = set(step.ranks) & set(known[name].ranks)
+            _require(bool(shared), step, f"it comes after {name!r}, but no rank is in both")
+    order_steps(steps)
+
+
+def _require_groups(step: Step, world_size: int) -> None:
+    ranks = step.ranks
+    _require(bool(ranks) and all(step.groups), step, "nobody is in one of its groups")
+    _require(len(set(ranks)) == len(ranks), step, "a rank is in two of its groups")
+    _require(all(0 <= rank < world_size for rank in ranks), step, f"a rank is not among the {world_size}")
+    if not step.communicates:
+        return
+    members = len(step.pieces) if step.pieces is not None else step.make_shape().members
+    _require(all(len(group) == members for group in step.groups), step, f"its shape is for groups of {members}")
+    _require(step.pieces is not None or step.shape is not None, step, "it has neither a shape nor pieces")
+
+
+def _require(holds: bool, step: Step, rule: str) -> None:
+    if not holds:
+        raise UsageError(f"step {step.name!r} cannot be: {rule}", hint="correct the pattern's builder", where=step.name)
+
+
+def order_steps(steps: Sequence[Step]) -> list[Step]:
+    """As listed, but never before what a step comes after. Raises UsageError where steps wait for each other."""
+    place = {step.name: number for number, step in enumerate(steps)}
+    waiting = [len(set(step.after)) for step in steps]
+    followers: list[list[int]] = [[] for _ in steps]
+    for number, step in enumerate(steps):
+        for name in set(step.after):
+            followers[place[name]].append(number)
+    ready = [number for number, count in enumerate(waiting) if not count]
+    ordered = []
+    while ready:
+        number = heapq.heappop(ready)
+        ordered.append(steps[number])
+        for follower in followers[number]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, follower)
+    if len(ordered) < len(steps):
+        stuck = [step.name for step, count in zip(steps, waiting, strict=True) if count]
+        raise UsageError(
+            f"steps wait for each other: {', '.join(stuck[:5])}", hint="correct the pattern's builder", where=stuck[0]
+        )
+    return ordered
+
+
+def busiest_rank_bytes(steps: Sequence[Step], world_size: int) -> float:
+    """Of the rank that moves most in all steps. Of messages a rank moves its own; of collectives, bus bytes."""
+    totals = [0.0] * world_size
+    for step in (step for step in steps if step.communicates):
+        traffic, width = step.plan(), DTYPE_BYTES[step.dtype]
+        own: list[float] = [max(moved) for moved in zip(traffic.inputs, traffic.outputs, strict=True)]
+        by_member = own if step.make_operation().pairs else [traffic.bus] * len(own)
+        for group in step.groups:
+            for rank, moved in zip(group, by_member, strict=True):
+                totals[rank] += moved * width
+    return max(totals)

@@ -1,0 +1,199 @@
+"""One step of a job on one rank."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from stepscope.bench.comms.data import DTYPE_BYTES
+from stepscope.bench.comms.exchange import Exchange
+from stepscope.bench.comms.group import Bound, Waitable
+from stepscope.bench.comms.patterns import busy
+from stepscope.bench.comms.patterns.program import make_program
+from stepscope.bench.comms.patterns.registry import read_case
+from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes
+from stepscope.bench.comms.trial import Facts, Room, idle
+from stepscope.measure import Device
+from stepscope.records import Case, Notice, Scalar, Score
+
+STEP, WAIT = "step:", "wait:"
+"""Further times of a case are called so, followed by the step's name: from its start to its end as this rank saw it,
+and how long of that the rank stood waiting for it."""
+SEQUENCE = "sequence"
+"""Of what was observed: `name:operation:size_bytes:bus_bytes` of each communicating step, divided by blanks."""
+
+Moments = tuple[Any, Any, Any]
+"""Of one step: started, waited for, done."""
+
+
+def describe_sequence(steps: list[Step]) -> str:
+    """For readers, who know no builders: what `SEQUENCE` says."""
+    told = [step for step in steps if step.communicates]
+    return " ".join(f"{step.name}:{step.operation}:{step.size_bytes}:{round(step.bus_bytes)}" for step in told)
+
+
+class Stopwatch:
+    """Moments of a rank: on the device's time line where it has one, else on the host's clock."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.now: Callable[[], Any] = device.mark if device.has_events else time.perf_counter_ns
+
+    def between_s(self, start: Any, stop: Any) -> float:
+        """Only after the device has been waited for."""
+        return self._device.elapsed_s(start, stop) if self._device.has_events else (stop - start) * 1e-9
+
+
+class PatternTrial:
+    iterations = 1
+    operations = burst = places = 1
+    synchronises = False
+
+    def __init__(self, case: Case, room: Room) -> None:
+        pattern, options, overlap = read_case(case)
+        self._room, self.device = room, room.device
+        self._steps = pattern.make_steps(options, room.world.size)
+        self._program = make_program(self._steps, room.world.rank, overlap=overlap)
+        self.judge = 0
+        self.active = bool(self._program)
+        self._exchanges = self._make_exchanges(case.key)
+        self._watch = Stopwatch(room.device)
+        self._begun: dict[str, Any] = {}
+        self._taken: list[dict[str, Moments]] = []
+        """Of each step, one entry a call of `body`, until they are known as seconds."""
+        self._current: dict[str, Moments] = {}
+        self._seconds: dict[str, list[float]] = {
+            f"{kind}{name}": [] for name in self._exchanges for kind in (STEP, WAIT)
+        }
+        self._wrong: dict[str, int] = {}
+        self._composed: dict[str, str] = {}
+        self.body: Callable[[], object] = idle
+
+    def _make_exchanges(self, key: str) -> dict[str, Exchange]:
+        """Every rank asks for every group, in the order of the steps; each step has data of its own."""
+        found: dict[str, Exchange] = {}
+        rank = self._room.world.rank
+        for number, step in enumerate(self._steps):
+            if not step.communicates:
+                continue
+            groups = {ranks: self._room.group(ranks) for ranks in step.groups}
+            mine = step.group_of(rank)
+            if mine is not None:
+                found[step.name] = Exchange(
+                    step.make_operation(),
+                    step.make_shape(),
+                    groups[mine],
+                    device=self._room.device.name,
+                    dtype=step.dtype,
+                    seed=zlib.crc32(f"{key}/{step.name}/{mine}".encode()) & 0xFFFF,
+                    tag=number,
+                )
+        return found
+
+    def needed_bytes(self) -> int:
+        """What values are made from is needed by one step at a time only."""
+        making = [self._making_bytes(step) for step in self._steps if step.name in self._exchanges]
+        kept = sum(exchange.needed_bytes() for exchange in self._exchanges.values()) - sum(making)
+        return kept + max(making, default=0) + busy.needed_bytes(self._find_flops(), self._room.device.name)
+
+    def _making_bytes(self, step: Step) -> int:
+        """Of `Exchange.needed_bytes`, what is free again when the step's values are made."""
+        group, traffic = step.group_of(self._room.world.rank), self._exchanges[step.name].traffic
+        assert group is not None
+        me = group.index(self._room.world.rank)
+        return max(traffic.inputs[me], traffic.outputs[me]) * 2 * DTYPE_BYTES["float64"]
+
+    def open(self) -> None:
+        if not self.active:
+            return
+        bounds = {name: exchange.bind() for name, exchange in self._exchanges.items()}
+        self._composed = {name: bound.composed for name, bound in bounds.items() if bound.composed}
+        work = {flops: busy.make_work(flops, self._room.device.name) for flops in self._find_flops()}
+        going: dict[str, list[Waitable]] = {}
+        actions: list[Callable[[], object]] = []
+        for kind, step in self._program:
+            if kind == "start":
+                actions.append(partial(self._start, step.name, bounds[step.name], going))
+            elif kind == "wait":
+                actions.append(partial(self._wait, step.name, going))
+            elif step.flops:
+                actions.append(work[step.flops])
+        self.body = partial(self._do, actions)
+
+    def _find_flops(self) -> set[float]:
+        """Of the steps that have work to do here: one set of matrices serves all of a size."""
+        return {action.step.flops for action in self._program if action.step.flops}
+
+    def _do(self, actions: list[Callable[[], object]]) -> None:
+        self._current = {}
+        for act in actions:
+            act()
+        self._taken.append(self._current)
+
+    def _start(self, name: str, bound: Bound, going: dict[str, list[Waitable]]) -> None:
+        self._begun[name] = self._watch.now()
+        going[name] = list(bound.start())
+
+    def _wait(self, name: str, going: dict[str, list[Waitable]]) -> None:
+        before = self._watch.now()
+        for work in going.pop(name):
+            work.wait()
+        self._current[name] = (self._begun[name], before, self._watch.now())
+
+    def refresh(self) -> None:
+        self._settle()
+        for exchange in self._exchanges.values():
+            exchange.refresh()
+
+    def _settle(self) -> None:
+        """Moments on a device's time line can be read only when it has passed them: between samples."""
+        for moments in self._taken:
+            for name, (start, waiting, stop) in moments.items():
+                self._seconds[f"{STEP}{name}"].append(self._watch.between_s(start, stop))
+                self._seconds[f"{WAIT}{name}"].append(self._watch.between_s(waiting, stop))
+        self._taken.clear()
+
+    def count_wrong(self) -> int | None:
+        counts = {name: exchange.count_wrong() for name, exchange in self._exchanges.items()}
+        known = {name: count for name, count in counts.items() if count is not None}
+        for name, count in known.items():
+            if count:
+                self._wrong[name] = self._wrong.get(name, 0) + count
+        return sum(known.values()) if known else None
+
+    def facts(self) -> Facts:
+        moved = busiest_rank_bytes(self._steps, self._room.world.size)
+        observed: dict[str, Scalar] = {
+            "steps": sum(step.communicates for step in self._steps),
+            "bytes": round(moved),
+            SEQUENCE: describe_sequence(self._steps),
+            **({"composed": "; ".join(dict.fromkeys(self._composed.values()))} if self._composed else {}),
+        }
+        score = Score(unit="GB/s", work=moved) if moved else None
+        return Facts(score=score, observed=observed, notices=self._find_notices())
+
+    def _find_notices(self) -> list[Notice]:
+        if not self._wrong:
+            return []
+        named = ", ".join(f"{name} ({count})" for name, count in self._wrong.items())
+        return [Notice(kind="wrong_steps", message=f"wrong elements on rank {self._room.world.rank}: {named}")]
+
+    def further_s(self) -> dict[str, list[float]]:
+        self._settle()
+        return self._seconds
+
+    def own_s(self) -> list[float] | None:
+        return None
+
+    def forget(self) -> None:
+        self._taken.clear()
+        for values in self._seconds.values():
+            values.clear()
+
+    def close(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self.body = idle

@@ -1,0 +1,284 @@
+"""torch.distributed behind the adapter: gloo, nccl, ucc, xccl, as torch was built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepscope.bench.comms.group import (
+    Bound,
+    Call,
+    Message,
+    Then,
+    UnsupportedCallError,
+    Waitable,
+    before,
+    bind_in_turn,
+    list_messages,
+)
+from stepscope.bench.comms.library import describe_torch_library
+from stepscope.launch.join import open_store, require_backend
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepscope.launch import RankContext
+
+T = TypeVar("T")
+_REDUCE_OPS = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
+UNEVEN_LISTS = ("nccl",)
+"""Backends whose list forms take pieces of different lengths."""
+
+
+class TorchWorld:
+    """Control traffic goes over gloo, so that the measured backend carries only what is measured."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        backend: str,
+        *,
+        join_limit_s: float,
+        timeout_s: float,
+        on_wait: Callable[[], object] = lambda: None,
+    ) -> None:
+        import torch.distributed as dist
+
+        require_backend(backend)
+        self._dist: Any = dist
+        self.rank, self.size, self.backend = context.rank, context.world_size, backend
+        self._timeout = timedelta(seconds=timeout_s)
+        store = open_store(context, join_limit_s, on_wait)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self._timeout)
+        self._control: Any = dist.group.WORLD
+        if backend != "gloo":
+            self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+
+    def join(self, ranks: Sequence[int], *, fresh: bool = False) -> TorchGroup:
+        everybody = list(ranks) == list(range(self.size)) and not fresh
+        handle = self._dist.group.WORLD if everybody else self._dist.new_group(list(ranks), timeout=self._timeout)
+        return TorchGroup(self._dist, handle, tuple(ranks), self.rank, self.backend)
+
+    def barrier(self) -> None:
+        self._dist.barrier(group=self._control)
+
+    def broadcast_value(self, value: T | None, source: int = 0) -> T:
+        box: list[Any] = [value]
+        self._dist.broadcast_object_list(box, src=source, group=self._control)
+        received: T = box[0]
+        return received
+
+    def gather_values(self, value: T) -> list[T] | None:
+        box: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        self._dist.gather_object(value, box, dst=0, group=self._control)
+        return box
+
+    def send_value(self, value: int, to: int) -> None:
+        import torch
+
+        self._dist.send(torch.tensor([value]), dst=to, group=self._control)
+
+    def receive_value(self, source: int) -> int:
+        import torch
+
+        box = torch.zeros(1, dtype=torch.int64)
+        self._dist.recv(box, src=source, group=self._control)
+        return int(box)
+
+    def describe_library(self) -> dict[str, str]:
+        return describe_torch_library(self.backend)
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+
+
+class TorchGroup:
+    def __init__(self, dist: Any, handle: Any, ranks: tuple[int, ...], rank: int, backend: str) -> None:
+        self._dist, self._handle, self._backend = dist, handle, backend
+        self.ranks = ranks
+        self.me = ranks.index(rank) if rank in ranks else None
+
+    def bind(self, calls: Sequence[Call]) -> Bound:
+        binders: dict[str, Callable[[Call], Bound]] = {
+            "all_reduce": self._all_reduce,
+            "reduce": self._reduce,
+            "broadcast": self._broadcast,
+            "all_gather": self._all_gather,
+            "all_gatherv": self._all_gatherv,
+            "reduce_scatter": self._reduce_scatter,
+            "reduce_scatterv": self._reduce_scatterv,
+            "all_to_all": self._all_to_all,
+            "all_to_allv": self._all_to_all,
+            "gather": self._gather,
+            "scatter": self._scatter,
+            "barrier": self._barrier,
+            "send_recv": self._send_recv,
+            "incast": self._send_recv,
+            "multicast": self._send_recv,
+        }
+        if calls[0].operation.name not in binders:
+            raise UnsupportedCallError(f"torch.distributed has no {calls[0].operation.name}")
+        parts = [binders[call.operation.name](call) for call in calls]
+        return parts[0] if len(parts) == 1 else self._coalesce(calls, parts)
+
+    def _coalesce(self, calls: Sequence[Call], parts: Sequence[Bound]) -> Bound:
+        """As one launch where torch knows how, else started together."""
+        name = calls[0].operation.name
+        manager = getattr(self._dist, "_coalescing_manager", None)
+        if manager is None or name not in {"all_reduce", "all_gather", "reduce_scatter"} or calls[0].form == "list":
+            together = bind_in_turn(parts, f"{len(parts)} started together; nothing coalesces them here")
+
+            def run_all() -> None:
+                for work in together.start():
+                    work.wait()
+
+            return together._replace(run=run_all)
+
+        def run() -> None:
+            with manager(group=self._handle):
+                for part in parts:
+                    part.run()
+
+        def start() -> list[Waitable]:
+            with manager(group=self._handle, async_ops=True) as works:
+                for part in parts:
+                    part.run()
+            return [works]
+
+        return Bound(run, start, parts[0].composed)
+
+    def _collective(self, function: Callable[..., Any], *arguments: object, **options: object) -> Bound:
+        options["group"] = self._handle
+        waiting = partial(function, *arguments, **options)
+        going = partial(function, *arguments, async_op=True, **options)
+        return Bound(waiting, lambda: [going()])
+
+    def _reduce_op(self, call: Call) -> Any:
+        return getattr(self._dist.ReduceOp, _REDUCE_OPS[call.reduction])
+
+    def _into_output(self, call: Call, bound: Bound, *, when: bool = True) -> Bound:
+        """torch reduces and broadcasts in place only: out of place is a copy first."""
+        if not when or call.input.data_ptr() == call.output.data_ptr():
+            return bound
+        return before(partial(call.output.copy_, call.input), bound, "a copy, then in place")
+
+    def _all_reduce(self, call: Call) -> Bound:
+        return self._into_output(call, self._collective(self._dist.all_reduce, call.output, op=self._reduce_op(call)))
+
+    def _reduce(self, call: Call) -> Bound:
+        target = call.output if self.me == call.root else call.input
+        options = {"dst": self.ranks[call.root], "op": self._reduce_op(call)}
+        bound = self._collective(self._dist.reduce, target, **options)
+        return self._into_output(call, bound, when=self.me == call.root)
+
+    def _broadcast(self, call: Call) -> Bound:
+        bound = self._collective(self._dist.broadcast, call.output, src=self.ranks[call.root])
+        return self._into_output(call, bound, when=self.me == call.root)
+
+    def _all_gather(self, call: Call) -> Bound:
+        if call.form == "list":
+            pieces = _cut(call.output, call.traffic.inputs)
+            return self._collective(self._dist.all_gather, pieces, call.input)
+        return self._collective(self._dist.all_gather_into_tensor, call.output, call.input)
+
+    def _all_gatherv(self, call: Call) -> Bound:
+        pieces = _cut(call.output, call.traffic.inputs)
+        if self._backend in UNEVEN_LISTS:
+            return self._collective(self._dist.all_gather, pieces, call.input)
+        assert self.me is not None
+        parts = [
+            self._collective(self._dist.broadcast, piece, src=self.ranks[member])
+            for member, piece in enumerate(pieces)
+            if len(piece)
+        ]
+        return before(partial(pieces[self.me].copy_, call.input), bind_in_turn(parts), f"{len(parts)} broadcasts")
+
+    def _reduce_scatter(self, call: Call) -> Bound:
+        if call.form == "list":
+            pieces = _cut(call.input, call.traffic.outputs)
+            return self._collective(self._dist.reduce_scatter, call.output, pieces, op=self._reduce_op(call))
+        return self._collective(self._dist.reduce_scatter_tensor, call.output, call.input, op=self._reduce_op(call))
+
+    def _reduce_scatterv(self, call: Call) -> Bound:
+        pieces = _cut(call.input, call.traffic.outputs)
+        if self._backend in UNEVEN_LISTS:
+            return self._collective(self._dist.reduce_scatter, call.output, pieces, op=self._reduce_op(call))
+        assert self.me is not None
+        mine = pieces[self.me]
+        parts = [
+            self._collective(self._dist.reduce, piece, dst=self.ranks[member], op=self._reduce_op(call))
+            for member, piece in enumerate(pieces)
+            if len(piece)
+        ]
+
+        def run() -> None:
+            for part in parts:
+                part.run()
+            call.output.copy_(mine)
+
+        def start() -> list[Waitable]:
+            return [Then([work for part in parts for work in part.start()], partial(call.output.copy_, mine))]
+
+        return Bound(run, start, f"{len(parts)} reduces")
+
+    def _all_to_all(self, call: Call) -> Bound:
+        assert self.me is not None
+        sent, received = call.traffic.pieces[self.me], [row[self.me] for row in call.traffic.pieces]
+        if call.form == "list" and (not call.operation.uneven or self._backend in UNEVEN_LISTS):
+            return self._collective(self._dist.all_to_all, _cut(call.output, received), _cut(call.input, sent))
+        if call.operation.uneven:
+            bound = self._collective(self._dist.all_to_all_single, call.output, call.input, received, list(sent))
+            return bound._replace(composed="the tensor form") if call.form == "list" else bound
+        return self._collective(self._dist.all_to_all_single, call.output, call.input)
+
+    def _gather(self, call: Call) -> Bound:
+        pieces = _cut(call.output, call.traffic.inputs) if self.me == call.root else None
+        return self._collective(self._dist.gather, call.input, pieces, dst=self.ranks[call.root])
+
+    def _scatter(self, call: Call) -> Bound:
+        pieces = _cut(call.input, call.traffic.outputs) if self.me == call.root else None
+        return self._collective(self._dist.scatter, call.output, pieces, src=self.ranks[call.root])
+
+    def _barrier(self, call: Call) -> Bound:
+        return self._collective(self._dist.barrier)
+
+    def _message(self, message: Message) -> Any:
+        function = self._dist.isend if message.sends else self._dist.irecv
+        return self._dist.P2POp(function, message.tensor, self.ranks[message.member], self._handle, message.tag)
+
+    def _messages(self, messages: Sequence[Message]) -> Bound:
+        if not messages:
+            return Bound(_do_nothing, list)
+        batch = partial(self._dist.batch_isend_irecv, [self._message(message) for message in messages])
+
+        def run() -> None:
+            for work in batch():
+                work.wait()
+
+        return Bound(run, batch)
+
+    def _send_recv(self, call: Call) -> Bound:
+        assert self.me is not None
+        messages = list_messages(call, self.me)
+        return self._ping_pong(call, messages) if call.pattern == "ping_pong" else self._messages(messages)
+
+    def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
+        """The openers send first, the others answer."""
+        turns = sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers))
+
+        def start() -> Sequence[Waitable]:
+            raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
+
+        return bind_in_turn([self._messages([message]) for message in turns])._replace(start=start)
+
+
+def _do_nothing() -> None:
+    return
+
+
+def _cut(tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    starts = [0, *accumulate(counts)]
+    return [tensor[start:stop] for start, stop in pairwise(starts)]

@@ -1,0 +1,427 @@
+"""Exactly the operators of a trace, with its shapes: each different call once, as a case that can be measured.
+
+The trace is a timeline (Kineto, with shapes), an execution trace, or both of the same steps, which know more together:
+the timeline has times and exact scalars, the execution trace overloads, lists of tensors and words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from stepscope.bench.ops.arguments import write_json
+from stepscope.bench.ops.call import OPERATOR
+from stepscope.bench.ops.call_targets import ATEN
+from stepscope.bench.ops.language import CaseRequest
+from stepscope.bench.ops.trace_units import NO_WORK, find_units, is_recorded
+from stepscope.bench.ops.traced_arguments import (
+    BoundCall,
+    CannotRebuildError,
+    Traced,
+    TracedTensor,
+    bind_inputs,
+    choose_schema,
+    read_graph_inputs,
+    read_timeline_inputs,
+)
+from stepscope.bench.ops.traced_call import make_call_arguments
+from stepscope.core.errors import BadInputError, UsageError
+from stepscope.records import Case
+from stepscope.traces.operator_names import does_no_work
+
+if TYPE_CHECKING:
+    from stepscope.traces.graphs.graph import Graph, Node
+    from stepscope.traces.graphs.op_schema import Schema
+    from stepscope.traces.link import Link
+    from stepscope.traces.timeline import Timeline
+
+CONFIG = "trace"
+"""Under which the cases run."""
+_FRACTION = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.])")
+NO_SHAPES = "its inputs were not recorded: record with shapes, or an execution trace too"
+
+
+class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator with one set of inputs."""
+
+    operator: str
+    inputs: str
+    """For people: sizes and dtypes."""
+    count: int
+    """Calls in all steps of the trace."""
+    trace_s: float | None = None
+    """Of all these calls together, profiled; on the device where the trace has one. None: the trace has no times."""
+    shape: dict[str, Any] | None = None
+    """Of the case of `call`; None where it cannot be run."""
+    skip: str | None = None
+    assumed: list[str] = []
+    kernels: list[str] = []
+    """What ran on the device, by time."""
+
+
+class TracedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trace asks for."""
+
+    sources: list[str]
+    steps: int
+    calls: list[TracedCall]
+    """By their time in the trace, then by count."""
+    on_device: bool | None = None
+    """Whether times are device times; None: there are none."""
+    busy_s: float | None = None
+    """Time of all work in the trace that was looked at, all steps: device time, or host time of operators."""
+    left_s: dict[str, float] = {}
+    """Time that belongs to no operator's call, by reason."""
+    profiled_step_s: float | None = None
+    unprofiled_step_s: float | None = None
+    """A step's own time, where the recording has measured it."""
+    linked_share: float | None = None
+
+
+class TraceFiles(NamedTuple):
+    """What a path stands for."""
+
+    timeline: Path | None
+    graph: Path | None
+    unprofiled_step_s: float | None = None
+
+
+def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
+    """A timeline, an execution trace, a recording, or a folder with one of each."""
+    from stepscope.traces.recording import is_recording, read_recording
+
+    if not path.exists():
+        raise UsageError(f"{path} is not there", hint="name a trace, or a folder of `stepscope trace record`",
+                         where="--from-trace")  # fmt: skip
+    if path.is_file():
+        return TraceFiles(None, path) if _is_graph(path) else TraceFiles(path, None)
+    if is_recording(path):
+        ranks = {one.rank: one for one in read_recording(path).ranks}
+        chosen = ranks.get(rank) if rank is not None else next(iter(ranks.values()), None)
+        if chosen is None or chosen.kineto is None:
+            known = ", ".join(map(str, ranks)) or "none"
+            raise UsageError(f"the recording holds no traces of this rank: {known}", where="--trace-rank")
+        graph = path / chosen.et.path if chosen.et else None
+        return TraceFiles(path / chosen.kineto.path, graph, chosen.unprofiled_s())
+    files = [one for one in sorted(path.iterdir()) if one.is_file() and ".json" in one.suffixes]
+    graphs = [one for one in files if _is_graph(one)]
+    timelines = [one for one in files if one not in graphs and _is_timeline(one)]
+    if len(graphs) > 1 or len(timelines) > 1 or not graphs + timelines:
+        raise UsageError(
+            f"{path} holds {len(timelines)} timelines and {len(graphs)} execution traces",
+            hint="name one file, or a folder with one of each",
+            where="--from-trace",
+        )
+    return TraceFiles(next(iter(timelines), None), next(iter(graphs), None))
+
+
+def _is_graph(path: Path) -> bool:
+    from stepscope.traces.graphs.execution_trace import sniff
+    from stepscope.traces.source import read_head
+
+    return sniff(read_head(path))
+
+
+def _is_timeline(path: Path) -> bool:
+    from stepscope.traces.source import read_head
+
+    return b'"traceEvents"' in read_head(path)
+
+
+def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
+    """Every different call of the trace, with its case for `device` or the reason why there is none. Loads torch."""
+    from stepscope.traces.graphs.execution_trace import read_execution_trace
+    from stepscope.traces.link import link
+    from stepscope.traces.read import read_timeline
+
+    sources = [str(one) for one in (files.timeline, files.graph) if one is not None]
+    if files.timeline is None:
+        assert files.graph is not None
+        found = calls_of_graph(read_execution_trace(files.graph), device=device)
+    else:
+        timeline = read_timeline(files.timeline)
+        joined = link(read_execution_trace(files.graph), timeline) if files.graph is not None else None
+        found = calls_of_timeline(timeline, joined, device=device)
+    return msgspec.structs.replace(found, sources=sources, unprofiled_step_s=files.unprofiled_step_s)
+
+
+def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device: str) -> TracedCalls:
+    """The calls that launched the work of a timeline; on a timeline without a device, those that did it."""
+    units = find_units(timeline)
+    if joined is None and len(units.rows) and not any(is_recorded(timeline, int(row)) for row in units.rows):
+        raise BadInputError(
+            "the timeline does not hold the inputs of its operators",
+            hint="record with record_shapes=True, or `stepscope trace record`",
+            where=str(timeline.metadata.get("source", "timeline")),
+        )
+    reader = _TimelineReader(timeline, joined, device)
+    gathered = _Gathered()
+    for row, time_ns, group in zip(units.rows.tolist(), units.time_ns.tolist(), units.group.tolist(), strict=True):
+        key, refusal = reader.key(row, group), units.refused.get(group)
+        gathered.add(key, time_ns, lambda row=row: reader.read(row), refusal, units.kernels.get(group, []))
+    spans = timeline.steps
+    window_s = sum(span.end_ns - span.start_ns for span in spans) / 1e9
+    return TracedCalls(
+        sources=[],
+        steps=max(1, len(spans)),
+        calls=gathered.calls(),
+        on_device=units.on_device,
+        busy_s=(int(units.time_ns.sum()) + sum(units.left_ns.values())) / 1e9,
+        left_s={reason: ns / 1e9 for reason, ns in units.left_ns.items()},
+        profiled_step_s=window_s / len(spans) if spans else None,
+        linked_share=joined.linked_share if joined is not None else None,
+    )
+
+
+def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
+    """The top-most operators of an execution trace, which has no times."""
+    gathered = _Gathered()
+    for node in graph.topmost_operators():
+        refusal = NO_WORK if all(does_no_work(one.name) for one in graph.subtree(node)) else None
+        _, shapes, types = node.inputs.texts()
+        key = (node.name, node.op_schema, shapes, types, _numbers(node), node.tensor_range)
+        gathered.add(key, None, lambda node=node: _read_node(node, device), refusal, [])
+    return TracedCalls(sources=[], steps=max(1, len(graph.steps)), calls=gathered.calls())
+
+
+def _numbers(node: Node) -> str:
+    """Values that are not tensors: those of tensors are addresses."""
+    from stepscope.traces.graphs.tensors import parse_type
+
+    kept = [
+        value
+        for value, kind in zip(node.inputs.values, node.inputs.types, strict=False)
+        if parse_type(kind).kind not in ("Tensor", "Undefined") and "Tensor" not in kind
+    ]
+    return json.dumps(kept)
+
+
+class _Read(NamedTuple):
+    """A call, read; `skip` says why it cannot be run."""
+
+    operator: str
+    inputs: str
+    shape: dict[str, Any] | None = None
+    skip: str | None = None
+    assumed: tuple[str, ...] = ()
+
+
+class _Gathered:
+    """Counts calls; each different one is read once."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[object, _Read] = {}
+        self._found: dict[_Identity, _Sum] = {}
+
+    def add(self, key: object, time_ns: int | None, read: Any, refusal: str | None, kernels: list[str]) -> None:
+        call = self._by_key.get(key)
+        if call is None:
+            call = read()
+            if refusal is not None:
+                call = call._replace(shape=None, skip=refusal)
+            self._by_key[key] = call
+        text = blur_numbers(json.dumps(call.shape, sort_keys=True))
+        identity = _Identity(call.operator, text, call.skip, "" if call.shape else call.inputs)
+        one = self._found.setdefault(identity, _Sum(call, []))
+        one.count += 1
+        one.time_ns = None if time_ns is None else (one.time_ns or 0) + time_ns
+        one.kernels += [kernel for kernel in kernels if kernel not in one.kernels]
+
+    def calls(self) -> list[TracedCall]:
+        found = [
+            TracedCall(
+                operator=one.call.operator,
+                inputs=one.call.inputs,
+                count=one.count,
+                trace_s=one.time_ns / 1e9 if one.time_ns is not None else None,
+                shape=one.call.shape,
+                skip=one.call.skip,
+                assumed=list(one.call.assumed),
+                kernels=one.kernels,
+            )
+            for one in self._found.values()
+        ]
+        return sorted(found, key=lambda one: (-(one.trace_s or 0.0), -one.count, one.operator, one.inputs))
+
+
+def blur_numbers(text: str) -> str:
+    """Arguments without the fractions in them: an optimizer's change from step to step and mean the same work.
+
+    Whole numbers and halves stay, for exponents and the like are chosen by them.
+    """
+    return _FRACTION.sub(lambda found: found[0] if (2 * float(found[0])).is_integer() else "~", text)
+
+
+class _Identity(NamedTuple):
+    operator: str
+    shape: str
+    skip: str | None
+    inputs: str
+
+
+class _Sum:
+    def __init__(self, call: _Read, kernels: list[str]) -> None:
+        self.call = call
+        self.count = 0
+        self.time_ns: int | None = None
+        self.kernels = kernels
+
+
+class _TimelineReader:
+    def __init__(self, timeline: Timeline, joined: Link | None, device: str) -> None:
+        self._timeline = timeline
+        self._joined = joined
+        self._device = device
+        self._schemas: dict[str, list[Schema]] = {}
+
+    def _node(self, row: int) -> Node | None:
+        node = self._joined.node_for(row) if self._joined is not None else None
+        return node if node is not None and node.op_schema else None
+
+    def key(self, row: int, group: int) -> object:
+        """What tells calls of one group apart: a timeline leaves out what is inside long lists."""
+        node = self._node(row)
+        return group if node is None else (group, node.op_schema, *node.inputs.texts()[1:], node.tensor_range)
+
+    def read(self, row: int) -> _Read:
+        timeline, node = self._timeline, self._node(row)
+        name = timeline.text("name", row) or ""
+        try:
+            inputs = self._inputs(row) if is_recorded(timeline, row) else None
+        except CannotRebuildError as error:
+            if node is None:
+                return _Read(name, _shown(timeline.text("shapes", row)), skip=str(error))
+            inputs = None
+        if node is not None:
+            return _read_node(node, self._device, inputs)
+        if inputs is None:
+            return _Read(name, "", skip=NO_SHAPES)
+        shown = format_inputs(inputs)
+        try:
+            if not name.startswith(ATEN):
+                raise CannotRebuildError(f"it belongs to {name.partition('::')[0]}, not to torch itself")
+            return _make(
+                name, shown, bind_inputs(choose_schema(self._find_schemas(name), inputs), inputs), self._device
+            )
+        except CannotRebuildError as error:
+            return _Read(name, shown, skip=str(error))
+
+    def _inputs(self, row: int) -> list[Traced]:
+        texts = {name: self._timeline.text(name, row) for name in ("shapes", "types", "strides", "values")}
+        lists = {name: json.loads(text) if text else None for name, text in texts.items()}
+        return read_timeline_inputs(lists["shapes"] or [], lists["types"] or [], lists["strides"], lists["values"])
+
+    def _find_schemas(self, name: str) -> list[Schema]:
+        if name not in self._schemas:
+            self._schemas[name] = find_schemas(name)
+        return self._schemas[name]
+
+
+def find_schemas(name: str) -> list[Schema]:
+    """All overloads that the torch of this process has of an operator."""
+    import torch
+
+    from stepscope.traces.graphs.op_schema import parse_schema
+
+    found = [parse_schema(str(one)) for one in torch._C._jit_get_schemas_for_operator(name)]
+    return [one for one in found if one is not None]
+
+
+def _read_node(node: Node, device: str, timeline_inputs: Sequence[Traced] | None = None) -> _Read:
+    shown = ""
+    try:
+        if node.collective is not None:
+            raise CannotRebuildError("it communicates: `stepscope bench comms` measures that")
+        schema = node.schema
+        if schema is None:
+            raise CannotRebuildError("the execution trace holds no schema of it")
+        inputs = read_graph_inputs(node.inputs.parsed(), timeline_inputs)
+        shown = format_inputs(inputs)
+        if not schema.name.startswith(ATEN):
+            raise CannotRebuildError(f"it belongs to {schema.name.partition('::')[0]}, not to torch itself")
+        return _make(node.name, shown, bind_inputs(schema, inputs), device, _read_ranges(node.tensor_range))
+    except (CannotRebuildError, ValueError) as error:
+        return _Read(node.name, shown, skip=str(error))
+
+
+def _read_ranges(text: str) -> dict[int, tuple[int, int]]:
+    """`{"1": [0, 9]}`; what is none is left out."""
+    try:
+        found = json.loads(text) if text else {}
+        return {int(place): (int(low), int(high)) for place, (low, high) in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _make(
+    name: str, shown: str, call: BoundCall, device: str, ranges: Mapping[int, tuple[int, int]] | None = None
+) -> _Read:
+    """Raises CannotRebuildError."""
+    args, kwargs = make_call_arguments(call, device, ranges)
+    shape = {
+        "target": call.target,
+        "args": write_json(args),
+        "kwargs": write_json(kwargs),
+        "build": "[]",
+        "build_kwargs": "{}",
+    }
+    try:
+        OPERATOR.check_shape(shape)
+    except ValueError as error:
+        raise CannotRebuildError(str(error)) from None
+    return _Read(name, shown, shape, assumed=call.assumed)
+
+
+def format_inputs(inputs: Sequence[Traced]) -> str:
+    """`float32[64,1000] int64[64] 1`, long lists cut."""
+    return " ".join(_format_input(one) for one in inputs if isinstance(one, TracedTensor | list | bool | int | float))
+
+
+def _format_input(value: Traced) -> str:
+    if isinstance(value, TracedTensor):
+        return f"{value.dtype or 'tensor'}[{','.join(map(str, value.size))}]"
+    if isinstance(value, list):
+        shown = ",".join(_format_input(one) for one in value[:3])
+        return f"[{shown}{f',… {len(value)} in all' if len(value) > 3 else ''}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _shown(shapes: str | None) -> str:
+    return shapes if shapes is not None and len(shapes) < 80 else f"{(shapes or '')[:77]}…"
+
+
+def requests_of_calls(calls: Iterable[TracedCall], *, where: str) -> Iterator[tuple[TracedCall, CaseRequest]]:
+    """One request for each call that can be run."""
+    for call in calls:
+        if call.shape is None:
+            continue
+        dtype = OPERATOR.named_dtype(call.shape)
+        yield (
+            call,
+            CaseRequest(
+                op=OPERATOR.name, shape=call.shape, dtypes=(dtype,) if dtype else None, passes=("forward",),
+                config=CONFIG, where=where,
+            ),
+        )  # fmt: skip
+
+
+def cases_of_trace(
+    traced: TracedCalls, *, device: str, caches: Sequence[str] = (), compiled: bool = False, top: int | None = None
+) -> tuple[list[Case], dict[str, list[TracedCall]]]:
+    """Cases, and for each case's key the calls that it stands for. `top`: those with most time in the trace."""
+    from stepscope.bench.ops.cases import cases_of_requests
+
+    wanted = [call for call in traced.calls if call.shape is not None]
+    cases: dict[str, Case] = {}
+    stands_for: dict[str, list[TracedCall]] = {}
+    where = traced.sources[0] if traced.sources else "trace"
+    for call, request in requests_of_calls(wanted[:top], where=where):
+        for case in cases_of_requests([request], device=device, caches=caches, compiled=compiled):
+            cases[case.key] = case
+            stands_for.setdefault(case.key, []).append(call)
+    return list(cases.values()), stands_for

@@ -1,0 +1,360 @@
+"""Matrix products: plain, with an addend, batched, and as layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from stepscope.bench.ops.operator import (
+    DTYPE_BYTES,
+    MATRIX_FLOATS,
+    Call,
+    Operator,
+    Parameter,
+    Shape,
+    UnsupportedError,
+    Work,
+)
+from stepscope.bench.ops.reference import check_backward, check_close, widen
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepscope.bench.ops.inputs import Maker
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+_LAYOUT = Parameter(
+    "layout", "", "nn", "how left and right lie in memory: n as multiplied, t transposed (a view turns them)", LAYOUTS
+)
+_ANY_LAYOUT = _LAYOUT._replace(meaning=f"{_LAYOUT.meaning}; float8 only as nt")
+_M = Parameter("m", "rows", 1024, "rows of the left matrix")
+_N = Parameter("n", "columns", 1024, "columns of the right matrix")
+_K = Parameter("k", "elements", 1024, "inner dimension")
+
+FLOAT8_LAYOUT = "nt"
+"""cuBLASLt multiplies float8 only where the left matrix lies by rows and the right one by columns."""
+FLOAT8_MULTIPLE = 16
+INT8_MULTIPLE = 8
+INT8_ROWS_ABOVE = 16
+"""What torch's products of short numbers ask of dimensions on a GPU: multiples of these, and more rows than this."""
+
+
+def _laid(maker: Maker, rows: int, columns: int, turned: bool) -> torch.Tensor:
+    """A (rows, columns) matrix; `turned` lies in memory as its transpose."""
+    return maker.values(columns, rows).t() if turned else maker.values(rows, columns)
+
+
+def _require_served(shape: Shape, dtype: str, device: str) -> None:
+    """Raise UnsupportedError with the rule of torch's float8 and int8 products that a case breaks."""
+    m, n, k, cuda = shape["m"], shape["n"], shape["k"], device.startswith("cuda")
+    if dtype == "float8_e4m3fn":
+        if shape["layout"] != FLOAT8_LAYOUT:
+            raise UnsupportedError(
+                f"layout={shape['layout']} cannot be in float8, where left lies by rows and right by columns: "
+                f"ask for layout={FLOAT8_LAYOUT}"
+            )
+        if cuda and (m % FLOAT8_MULTIPLE or n % FLOAT8_MULTIPLE or k % FLOAT8_MULTIPLE):
+            raise UnsupportedError(f"float8 on a GPU needs m, n and k that are multiples of {FLOAT8_MULTIPLE}")
+    if dtype == "int8" and cuda and (m <= INT8_ROWS_ABOVE or n % INT8_MULTIPLE or k % INT8_MULTIPLE):
+        raise UnsupportedError(
+            f"int8 on a GPU needs m above {INT8_ROWS_ABOVE}, and n and k that are multiples of {INT8_MULTIPLE}"
+        )
+
+
+def _output_bytes(dtype: str) -> int:
+    """float8 products are written as bfloat16, those of int8 as int32."""
+    return {"float8_e4m3fn": 2, "int8": 4}.get(dtype, DTYPE_BYTES[dtype])
+
+
+class Gemm(Operator):
+    name = "gemm"
+    summary = "torch.mm: (m, k) · (k, n) → (m, n); float8 by torch._scaled_mm into bfloat16, int8 into int32"
+    parameters = (_M, _N, _K, _ANY_LAYOUT)
+    dtypes = (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
+    unit = "TFLOP/s"
+    differentiable = ("left", "right")
+    tiny = {"m": 64, "n": 48, "k": 32, "layout": FLOAT8_LAYOUT}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        size, out = DTYPE_BYTES[dtype], _output_bytes(dtype)
+        if direction == "forward":
+            return Work(flops=2 * m * n * k, bytes=size * (m * k + k * n) + out * m * n)
+        # Two products, dC·Bᵀ and Aᵀ·dC: dC, A and B read, dA and dB written.
+        return Work(flops=4 * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        _require_served(shape, maker.dtype_name, maker.device)
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
+        return {"left": _laid(maker, m, k, left_turned), "right": _laid(maker, k, n, right_turned)}
+
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """The bfloat16 values that float8 ones were rounded from."""
+        given = int(shape["m"] * shape["k"] + shape["k"] * shape["n"])
+        return DTYPE_BYTES["bfloat16"] * given if dtype == "float8_e4m3fn" else 0
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        left, right = inputs["left"], inputs["right"]
+        if left.dtype == torch.float8_e4m3fn:
+            one = torch.ones((), device=left.device)
+            return lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        if left.dtype == torch.int8:
+            return lambda: torch._int_mm(left, right)
+        return lambda: torch.mm(left, right)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        left, right = inputs["left"].double(), inputs["right"].double()
+        return lambda: left @ right
+
+
+class AddMm(Operator):
+    name = "addmm"
+    summary = "torch.addmm: (m, n) + (m, k) · (k, n) → (m, n)"
+    parameters = (_M, _N, _K, _LAYOUT)
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    differentiable = ("addend", "left", "right")
+    tiny = {"m": 64, "n": 48, "k": 32}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        size = DTYPE_BYTES[dtype]
+        if direction == "forward":
+            return Work(flops=2 * m * n * k + m * n, bytes=size * (m * k + k * n + 2 * m * n))
+        # The addend's gradient is the upstream itself: nothing is computed or moved for it.
+        return Work(flops=4 * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
+        return {
+            "addend": maker.values(m, n),
+            "left": _laid(maker, m, k, left_turned),
+            "right": _laid(maker, k, n, right_turned),
+        }
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        addend, left, right = inputs["addend"], inputs["left"], inputs["right"]
+        return lambda: torch.addmm(addend, left, right)
+
+
+class Bmm(Operator):
+    name = "bmm"
+    summary = "torch.bmm: batch products (m, k) · (k, n), packed or strided as in attention"
+    parameters = (
+        Parameter("batch", "matrices", 16, "products in one call"),
+        Parameter("m", "rows", 512, "rows of a left matrix"),
+        Parameter("n", "columns", 512, "columns of a right matrix"),
+        Parameter("k", "elements", 64, "inner dimension"),
+        _LAYOUT,
+        Parameter(
+            "batching", "", "packed", "packed: one matrix after the other; strided: rows of all matrices interleaved",
+            ("packed", "strided"),
+        ),
+    )  # fmt: skip
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    differentiable = ("left", "right")
+    tiny = {"batch": 3, "m": 16, "n": 24, "k": 8}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        batch, m, n, k = shape["batch"], shape["m"], shape["n"], shape["k"]
+        size = DTYPE_BYTES[dtype] * batch
+        if direction == "forward":
+            return Work(flops=2 * batch * m * n * k, bytes=size * (m * k + k * n + m * n))
+        return Work(flops=4 * batch * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        batch, m, n, k = shape["batch"], shape["m"], shape["n"], shape["k"]
+
+        def laid(rows: int, columns: int, turned: bool) -> torch.Tensor:
+            rows, columns = (columns, rows) if turned else (rows, columns)
+            if shape["batching"] == "strided":
+                matrices = maker.values(rows, batch, columns).transpose(0, 1)
+            else:
+                matrices = maker.values(batch, rows, columns)
+            return matrices.transpose(1, 2) if turned else matrices
+
+        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
+        return {"left": laid(m, k, left_turned), "right": laid(k, n, right_turned)}
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        left, right = inputs["left"], inputs["right"]
+        return lambda: torch.bmm(left, right)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        left, right = inputs["left"], inputs["right"]
+        return lambda: torch.einsum("bmk,bkn->bmn", left, right)
+
+
+class Linear(Operator):
+    name = "linear"
+    summary = "torch.nn.functional.linear with bias: (batch, in) → (batch, out)"
+    parameters = (
+        Parameter("batch", "rows", 512, "rows of the input"),
+        Parameter("in", "elements", 1024, "input features"),
+        Parameter("out", "elements", 1024, "output features"),
+    )
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    differentiable = ("input", "weight", "bias")
+    tiny = {"batch": 16, "in": 32, "out": 24}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        batch, wide, out = shape["batch"], shape["in"], shape["out"]
+        size = DTYPE_BYTES[dtype]
+        if direction == "forward":
+            traffic = batch * wide + wide * out + out + batch * out
+            return Work(flops=2 * batch * wide * out + batch * out, bytes=size * traffic)
+        # Input and weight gradients are a product each; the bias gradient sums the upstream over the batch.
+        traffic = batch * out + 2 * batch * wide + 2 * wide * out + out
+        return Work(flops=4 * batch * wide * out + batch * out, bytes=size * traffic)
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        batch, wide, out = shape["batch"], shape["in"], shape["out"]
+        return {"input": maker.values(batch, wide), "weight": maker.values(out, wide), "bias": maker.values(out)}
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        from torch.nn.functional import linear
+
+        tensor, weight, bias = inputs["input"], inputs["weight"], inputs["bias"]
+        return lambda: linear(tensor, weight, bias)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        return lambda: inputs["input"] @ inputs["weight"].T + inputs["bias"]
+
+
+class Mlp(Operator):
+    name = "mlp"
+    summary = "a stack of linear layers with bias, ReLU between them: (batch, first width) → (batch, last width)"
+    parameters = (
+        Parameter("batch", "rows", 512, "rows of the input"),
+        Parameter("widths", "elements", "1024-1024-1024-1024", "input, hidden and output widths"),
+    )
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    tiny = {"batch": 8, "widths": "16-32-8"}
+
+    def gradient_names(self, shape: Shape) -> tuple[str, ...]:
+        layers = range(len(self.widths(shape)) - 1)
+        return ("input", *(f"weight{i}" for i in layers), *(f"bias{i}" for i in layers))
+
+    @staticmethod
+    def widths(shape: Shape) -> list[int]:
+        """Raises ValueError for what is no list of widths."""
+        parts = str(shape["widths"]).split("-")
+        if len(parts) < 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(f"widths={shape['widths']} is not a list of widths such as 512-256-64")
+        return [int(part) for part in parts]
+
+    def check_shape(self, shape: Shape) -> None:
+        self.widths(shape)
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        widths, batch, size = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype]
+        weights = sum(wide * out for wide, out in pairwise(widths))
+        outputs, hidden, biases = sum(widths[1:]), sum(widths[1:-1]), sum(widths[1:])
+        if direction == "forward":
+            flops = 2 * batch * weights + batch * outputs + batch * hidden
+            return Work(flops=flops, bytes=size * (batch * widths[0] + weights + biases + batch * widths[-1]))
+        # Two products a layer, a bias sum a layer, and the mask of each ReLU; hidden outputs were kept and are read.
+        flops = 4 * batch * weights + batch * outputs + batch * hidden
+        traffic = batch * widths[-1] + 2 * batch * widths[0] + 2 * weights + biases + batch * hidden
+        return Work(flops=flops, bytes=size * traffic)
+
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """Hidden outputs before and after ReLU, and the values that the scaled weights were made of."""
+        widths = self.widths(shape)
+        hidden, weights = sum(widths[1:-1]), sum(wide * out for wide, out in pairwise(widths))
+        return (2 * int(shape["batch"]) * hidden + weights) * DTYPE_BYTES[dtype]
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        widths = self.widths(shape)
+        inputs = {"input": maker.values(shape["batch"], widths[0])}
+        for i, (wide, out) in enumerate(pairwise(widths)):
+            # Scaled so that a deep stack neither vanishes nor overflows.
+            inputs[f"weight{i}"] = maker.values(out, wide, scale=(2 / wide) ** 0.5)
+            inputs[f"bias{i}"] = maker.values(out)
+        return inputs
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        from torch.nn.functional import linear, relu
+
+        first = inputs["input"]
+        layers = [(inputs[f"weight{i}"], inputs[f"bias{i}"]) for i in range(len(self.widths(shape)) - 1)]
+        *hidden, (last_weight, last_bias) = layers
+
+        def stack() -> torch.Tensor:
+            value = first
+            for weight, bias in hidden:
+                value = relu(linear(value, weight, bias))
+            return linear(value, last_weight, last_bias)
+
+        return stack
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        last = len(self.widths(shape)) - 2
+
+        def stack() -> torch.Tensor:
+            value = inputs["input"]
+            for layer in range(last + 1):
+                value = value @ inputs[f"weight{layer}"].T + inputs[f"bias{layer}"]
+                if layer < last:
+                    value = self._pass(layer, value)
+            return value
+
+        return stack
+
+    def _pass(self, layer: int, value: torch.Tensor) -> torch.Tensor:
+        """What the reference lets through after a hidden layer."""
+        return value.clamp(min=0)
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        if direction == "forward":
+            super().check(shape, inputs, dtype, direction)
+        else:
+            check_backward(_MaskedMlp(relu_masks(shape, inputs, dtype)), shape, inputs, dtype)
+
+
+class _MaskedMlp(Mlp):
+    """Its reference lets those hidden elements pass that passed in the case's own dtype.
+
+    A value that rounding carries across zero changes nothing in the result, but the gradients wholly: in 16 bits that
+    happens to so many that no comparison would be left.
+    """
+
+    def __init__(self, masks: list[torch.Tensor]) -> None:
+        self._masks = masks
+
+    def _pass(self, layer: int, value: torch.Tensor) -> torch.Tensor:
+        return value * self._masks[layer]
+
+
+def relu_masks(shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> list[torch.Tensor]:
+    """Which elements of a stack's hidden layers pass in its own dtype; raises WrongResultError for wrong layers."""
+    import torch
+    from torch.nn.functional import linear, relu
+
+    wide = widen(inputs)
+    masks = []
+    with torch.no_grad():
+        value, exact = inputs["input"], wide["input"]
+        for layer in range(len(Mlp.widths(shape)) - 2):
+            value = relu(linear(value, inputs[f"weight{layer}"], inputs[f"bias{layer}"]))
+            exact = (exact @ wide[f"weight{layer}"].T + wide[f"bias{layer}"]).relu()
+            check_close(f"hidden layer {layer}", value, exact, dtype)
+            masks.append(value > 0)
+    return masks
+
+
+OPERATORS: tuple[type[Operator], ...] = (Gemm, AddMm, Bmm, Linear, Mlp)

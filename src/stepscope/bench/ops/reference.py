@@ -1,0 +1,178 @@
+"""Comparing a result with a float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepscope.bench.ops.operator import Operator, Shape
+from stepscope.measure import WrongResultError
+
+if TYPE_CHECKING:
+    import torch
+
+RELATIVE_TOLERANCE = {
+    "float64": 1e-12,
+    "float32": 1e-5,
+    "tf32": 2e-3,
+    "bfloat16": 1e-2,
+    "float16": 2e-3,
+    "float8_e4m3fn": 2e-2,
+    "int64": 0.0,
+    "int32": 0.0,
+    "int8": 0.0,
+    "int4": 1e-5,
+}
+"""Largest allowed ‖out − ref‖ / ‖ref‖. Rounding of float32 lands under 1e-6 here, a wrong element far above 1e-5;
+tf32 near 3e-4; float8 inputs are exact in the reference, so only the bfloat16 output is rounded. Integers are exact."""
+
+
+ELEMENT_FACTOR = 8
+"""No single element may be off by more than this many tolerances of its own size and the average one: a row that was
+never written hides in the norm of four thousand others."""
+
+
+def seeded_like(tensors: Sequence[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:
+    """Normal numbers in each tensor's shape, dtype and place: the upstream of a backward check."""
+    import torch
+
+    generator = torch.Generator(tensors[0].device).manual_seed(seed)
+    return [torch.randn(one.shape, device=one.device, generator=generator).to(one.dtype) for one in tensors]
+
+
+def check_close(
+    name: str, result: torch.Tensor, reference: torch.Tensor, dtype: str | None = None, *, terms: int = 1
+) -> None:
+    """`dtype` names the rule where the result's own dtype does not (tf32). NaN never passes.
+
+    Long sums in float32 round by more than single products: `terms` of them are allowed a step times their root.
+    """
+    import torch
+
+    rule = dtype or str(result.dtype).removeprefix("torch.")
+    if result.shape != reference.shape:
+        raise WrongResultError(f"{name} has the shape {tuple(result.shape)}, not {tuple(reference.shape)}")
+    wide = result.detach().to(torch.float64)
+    size = float(reference.detach().to(torch.float64).norm())
+    off = float((wide - reference.detach()).norm())
+    scale = size or 1.0  # a reference of nothing but zeros is compared absolutely
+    tolerance = RELATIVE_TOLERANCE[rule]
+    if rule == "float32":
+        tolerance = max(tolerance, torch.finfo(torch.float32).eps * terms**0.5)
+    if not off <= tolerance * scale + _underflow(result):
+        raise WrongResultError(
+            f"{name} in {rule} is off by {off / scale:.2e} relative to float64; {tolerance:.0e} is allowed",
+            hint="report this with the system record: a library returns wrong numbers",
+        )
+    _check_elements(name, wide, reference.detach().to(torch.float64), tolerance, _underflow(result))
+
+
+def _check_elements(
+    name: str, result: torch.Tensor, reference: torch.Tensor, tolerance: float, underflow: float
+) -> None:
+    if not reference.numel():
+        return
+    size = float(reference.norm()) / reference.numel() ** 0.5
+    allowed = (reference.abs() + (size or 1.0)) * (ELEMENT_FACTOR * tolerance) + underflow
+    wrong = ~((result - reference).abs() <= allowed)
+    count = int(wrong.sum())
+    if count:
+        place = tuple(int(index) for index in wrong.nonzero()[0])
+        raise WrongResultError(
+            f"{name}: {count} of {reference.numel()} elements are off by more than rounding, the first at {place}: "
+            f"{float(result[place]):.6g} instead of {float(reference[place]):.6g}",
+            hint="report this with the system record: a library returns wrong numbers",
+        )
+
+
+def check_compiled(
+    operator: Operator, compiled: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], dtype: str
+) -> None:
+    """The compiled call's results against the eager ones, which are checked by themselves."""
+    name = f"{operator.name} compiled"
+    if len(compiled) == len(eager) and same_tensors(compiled, eager):
+        return
+    _compare(name, compiled, [one.double() for one in eager], dtype, terms=1)
+
+
+def same_tensors(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    """Bit by bit; what is not a number equals itself."""
+    import torch
+
+    return all(
+        torch.equal(one.nan_to_num(0.0) if one.is_floating_point() else one,
+                    other.nan_to_num(0.0) if other.is_floating_point() else other)
+        and bool((one.isnan() == other.isnan()).all())
+        for one, other in zip(map(_dense, first), map(_dense, second), strict=True)
+    )  # fmt: skip
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def _underflow(result: torch.Tensor) -> float:
+    """What rounding costs where values are so small that a dtype has no relative accuracy: half a step an element."""
+    import torch
+
+    if not result.is_floating_point() or result.dtype.itemsize == 1:
+        return 0.0
+    limits = torch.finfo(result.dtype)
+    return float(limits.smallest_normal * limits.eps / 2 * result.numel() ** 0.5)
+
+
+def check_forward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> None:
+    import torch
+
+    with torch.no_grad():
+        results = as_tensors(operator.bind(shape, inputs)())
+        references = as_tensors(operator.bind_reference(shape, widen(inputs))())
+    _compare(operator.name, results, references, dtype, terms=operator.added_terms(shape))
+
+
+def check_backward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> None:
+    """Gradients of a seeded upstream against those of the reference."""
+    import torch
+
+    names = operator.gradient_names(shape)
+    plain = {name: tensor.detach() for name, tensor in inputs.items()}
+    leaves = {name: plain[name].requires_grad_() for name in names}
+    wide = widen(plain)
+    wide_leaves = {name: wide[name].detach().requires_grad_() for name in names}
+    with torch.enable_grad():
+        outputs = differentiable_outputs(operator.bind(shape, {**plain, **leaves})())
+        references = differentiable_outputs(operator.bind_reference(shape, {**wide, **wide_leaves})())
+    upstream = seeded_like(outputs)
+    gradients = torch.autograd.grad(outputs, tuple(leaves.values()), upstream)
+    expected = torch.autograd.grad(references, tuple(wide_leaves.values()), [one.double() for one in upstream])
+    _compare(f"{operator.name} backward", [one.to_dense() if one.is_sparse else one for one in gradients],
+             [one.to_dense() if one.is_sparse else one for one in expected], dtype,
+             terms=operator.added_terms(shape))  # fmt: skip
+
+
+def _compare(
+    name: str, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], dtype: str, *, terms: int
+) -> None:
+    if len(results) != len(references):
+        raise WrongResultError(f"{name} gives {len(results)} results, not {len(references)}")
+    for i, (result, reference) in enumerate(zip(results, references, strict=True)):
+        place = f"{name} ({i + 1} of {len(results)})" if len(results) > 1 else name
+        check_close(place, result, reference, dtype, terms=terms)
+
+
+def widen(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in float64; integers stay what they are."""
+    return {name: tensor.detach().double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+
+
+def as_tensors(result: Any) -> list[torch.Tensor]:
+    """A call's result as a flat list."""
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [tensor for part in result or () for tensor in as_tensors(part)]
+
+
+def differentiable_outputs(result: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in as_tensors(result) if tensor.requires_grad]

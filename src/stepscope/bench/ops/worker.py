@@ -1,0 +1,252 @@
+"""Runs operator cases: the side that knows torch."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stepscope.bench.ops.build import Built, build
+from stepscope.bench.ops.caches import CacheFlush, Rotation
+from stepscope.bench.ops.ceilings import CEILING_SETTINGS
+from stepscope.bench.ops.graphs import CaptureError, time_replays
+from stepscope.bench.ops.inputs import Arenas
+from stepscope.bench.ops.kernels import profile_kernels
+from stepscope.bench.ops.modes import math_mode
+from stepscope.bench.ops.operator_case import OperatorCase, read_case
+from stepscope.bench.ops.profiled import ProfiledCase, profile_in_child
+from stepscope.core.errors import first_line
+from stepscope.core.units import format_bytes
+from stepscope.measure import (
+    BarProgress,
+    CaseSkipped,
+    CudaDevice,
+    Device,
+    Further,
+    LineProgress,
+    MeasureSettings,
+    Prepared,
+    device_kind,
+    free_memory_bytes,
+    give_back_memory,
+    keep_freed_memory,
+    last_level_cache_bytes,
+    open_device,
+)
+from stepscope.measure.session import measure_run
+from stepscope.records import Case, Notice, Run, Scalar, Score
+
+MEMORY_SHARE = 0.9
+"""Of what is free: the rest belongs to the allocator and to others."""
+
+_LACKING = re.compile(
+    r"not implemented|not supported|only supports?|not support|No available kernel|Could not run|only implemented"
+    r"|requires? .*(compute capability|device)|unsupported|must be divisible by|floating point dtype can require",
+    re.IGNORECASE,
+)
+"""How torch says that it lacks an operator for a dtype or device; anything else is a failure of the case."""
+
+
+class OpsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of operator cases was asked for, apart from its cases."""
+
+    settings: MeasureSettings
+    device: str = "cpu"
+    check: bool = True
+    """Compare each case's result with float64."""
+    kernels: bool = False
+    """Look with the profiler which kernels ran."""
+    graph: bool = False
+    """Time graph replays too, where the device has graphs."""
+
+
+def read_request(request: dict[str, Any]) -> OpsRequest:
+    """From a stored plan, which may say more than this room needs."""
+    known = {name: request[name] for name in OpsRequest.__struct_fields__ if name in request}
+    return msgspec.convert(known, OpsRequest)
+
+
+def run_ops(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
+    asked = read_request(request)
+    profiled = profile_in_child(folder) if asked.kernels and device_kind(asked.device) == "cuda" else {}
+    bench = OpsBench(asked, open_device(asked.device), profiled)
+    return measure_run(
+        folder,
+        prepare=bench.prepare,
+        settings=asked.settings,
+        device=bench.device,
+        progress=progress,
+    )
+
+
+class Ready(NamedTuple):
+    """A case built, before anything is timed."""
+
+    asked: OperatorCase
+    rotation: Rotation
+    built: Built
+    freshen: CacheFlush | None
+
+
+class OpsBench:
+    """Prepares cases one after the other in one process; what they can share (inputs, flush buffer) is kept."""
+
+    def __init__(self, request: OpsRequest, device: Device, profiled: Mapping[str, ProfiledCase] | None = None) -> None:
+        self.device = device
+        self._request = request
+        self._profiled = profiled or {}
+        self._arenas = Arenas()
+        self._flush: CacheFlush | None = None
+        self._cache_bytes = last_level_cache_bytes(device.name)
+        if isinstance(device, CudaDevice):
+            device.use_own_stream()
+            _wake_autograd(device.name)
+            # torch lays the weights of short floats apart and cuDNN gathers them on every call: that is their time.
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
+        else:
+            keep_freed_memory()
+
+    def prepare(self, case: Case) -> Prepared:
+        """Raises CaseSkipped for what this machine cannot do: nothing falls back to another dtype or device."""
+        ready = self.build(case)
+        asked, built = ready.asked, ready.built
+        sets, work, unit = len(built.calls), asked.work, asked.operator.unit
+        repeated = asked.operator.repeated_bytes(asked.shape, asked.dtype, asked.direction, built.inputs)
+        observed: dict[str, Scalar] = {
+            "flops": work.flops,
+            "moved_bytes": work.bytes,
+            "unique_bytes": work.bytes - repeated,
+            "input_sets": sets,
+        }
+        if built.compile_s is not None:
+            observed["compile_s"] = built.compile_s
+        return Prepared(
+            body=built.calls[0] if sets == 1 else _rotate(built),
+            check=built.check if self._request.check and not asked.is_ceiling else None,
+            score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
+            observed=observed,
+            scope=math_mode(asked.dtype, asked.direction),
+            freshen=ready.freshen,
+            held=self.device.has_events,
+            steady_memory=True,
+            settings=self._choose_settings(asked, ready.rotation),
+            further=lambda: self._look_further(case, ready),
+        )
+
+    def build(self, case: Case) -> Ready:
+        """Raises CaseSkipped, as `prepare` does."""
+        asked = read_case(case)
+        asked.require(self.device.name)
+        if asked.cold and not self._cache_bytes:
+            raise CaseSkipped("unknown_cache", f"nobody tells how large the last-level cache of {self.device.name} is")
+        rotation = asked.rotation(self._cache_bytes)
+        self._require_memory(asked, rotation)
+        self._arenas.rewind()
+        with math_mode(asked.dtype, asked.direction):
+            built = self._build(asked, rotation)
+        # A GPU's marks leave room for a flush before every call, so that what lies in the cache is always the same.
+        flushes = rotation.flush or (asked.cold and self.device.has_events)
+        return Ready(asked, rotation, built, self._open_flush() if flushes else None)
+
+    def _choose_settings(self, asked: OperatorCase, rotation: Rotation) -> MeasureSettings:
+        """Behind a flush a sample is one lap: a second one would find its inputs in the cache."""
+        kind = device_kind(self.device.name)
+        settings = CEILING_SETTINGS[kind] if asked.is_ceiling else self._request.settings
+        return msgspec.structs.replace(settings, iterations=rotation.sets) if rotation.flush else settings
+
+    def _require_memory(self, asked: OperatorCase, rotation: Rotation) -> None:
+        needed, name = asked.memory_bytes(rotation, check=self._request.check), self.device.name
+        if needed > MEMORY_SHARE * free_memory_bytes(name):
+            self._arenas.release()
+            give_back_memory(name)
+        free = free_memory_bytes(name)
+        if needed > MEMORY_SHARE * free:
+            raise CaseSkipped(
+                "does_not_fit",
+                f"needs {format_bytes(needed)}, {format_bytes(free)} are free on {name}",
+                "use a smaller shape" + (", or --no-check" if self._request.check else ""),
+            )
+
+    def _build(self, asked: OperatorCase, rotation: Rotation) -> Built:
+        """With a first call on every set, so that what torch lacks shows now."""
+        import torch
+
+        try:
+            built = build(
+                asked.operator,
+                asked.shape,
+                dtype=asked.dtype,
+                device=self.device.name,
+                direction=asked.direction,
+                sets=rotation.sets,
+                compiled=asked.compiled,
+                arenas=self._arenas,
+            )
+            for call in built.calls:
+                call()
+            self.device.synchronize()
+        except NotImplementedError as error:
+            raise CaseSkipped("unsupported", first_line(error)) from error
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._arenas.release()
+            give_back_memory(self.device.name)
+            raise CaseSkipped("does_not_fit", first_line(error), "use a smaller shape") from error
+        except RuntimeError as error:
+            if asked.compiled or not _LACKING.search(str(error)):
+                raise
+            raise CaseSkipped("unsupported", first_line(error)) from error
+        return built
+
+    def _open_flush(self) -> CacheFlush:
+        if self._flush is None:
+            self._flush = CacheFlush(self.device.name, self._cache_bytes)
+        return self._flush
+
+    def _look_further(self, case: Case, ready: Ready) -> Further:
+        further, calls, freshen = Further(), ready.built.calls, ready.freshen
+        cuda = self.device.name.startswith("cuda")
+        if self._request.graph and cuda:
+            try:
+                further.extra_s["graph"] = time_replays(calls, self.device, freshen=freshen)
+            except CaptureError as error:
+                further.notices.append(Notice(kind="not_captured", message=f"no graph could be captured: {error}"))
+        if self._request.kernels and not cuda:
+            further.kernels, _ = profile_kernels(calls, cuda=False, freshen=freshen)
+        elif self._request.kernels:
+            self._add_profiled(further, case)
+        return further
+
+    def _add_profiled(self, further: Further, case: Case) -> None:
+        found = self._profiled.get(case.key)
+        if found is None or found.failure is not None:
+            reason = found.failure if found is not None else "the profiling process ended before it"
+            further.notices.append(Notice(kind="not_profiled", message=f"its kernels are not known: {reason}"))
+            return
+        further.kernels = found.kernels
+        if found.kernel_s:
+            further.extra_s["kernel"] = found.kernel_s
+
+
+def _rotate(built: Built) -> Callable[[], object]:
+    """Each call on the next set of inputs."""
+    turn = cycle(built.calls)
+
+    def call_next() -> object:
+        return next(turn)()
+
+    return call_next
+
+
+def _wake_autograd(device: str) -> None:
+    """The backward thread meets its CUDA context on its first product, and warns of it; that is not a case's affair."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        leaf = torch.ones(2, 2, device=device, requires_grad=True)
+        torch.autograd.grad(leaf @ leaf, leaf, torch.ones(2, 2, device=device))

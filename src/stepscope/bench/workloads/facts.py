@@ -1,0 +1,188 @@
+"""What stands beside a score: operations of the model, share of the device's peak, memory, energy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepscope.bench.workloads.feed import Shapes, shapes_of, to_device
+from stepscope.bench.workloads.generation import Decoder, generate_plainly
+from stepscope.bench.workloads.precision import math_of
+from stepscope.system import find_device_peak
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from stepscope.bench.workloads.protocol import Mode, Precision, Task
+
+
+MOST_ON_HOST = 1 << 30
+"""Weights of a model whose operations are counted on the host: a step of a larger one takes minutes there."""
+
+
+def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mode: Mode, device: str) -> int | None:
+    """Of one batch through the plain model in the mean of those given, forward and (in training) backward; of a
+    decoder, to the last new token. Of batches of one shape the first stands for all.
+
+    Counted are products and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
+    followed without values; else one step is made, on the device if it can be counted there, else on the host if the
+    model is not too large for it. None where it cannot.
+    """
+    alike: dict[Shapes, list[Mapping[str, torch.Tensor]]] = {}
+    for batch in batches:
+        alike.setdefault(shapes_of(batch), []).append(batch)
+    firsts = [group[0] for group in alike.values()]
+    places = dict.fromkeys(("meta", device, "cpu"))
+    counts = (
+        _count_on(place, task, mode, firsts) for place in places if place in ("meta", device) or _suits_a_host(task)
+    )
+    found = next((count for count in counts if count is not None), None)
+    if found is None:
+        return None
+    return sum(count * len(group) for count, group in zip(found, alike.values(), strict=True)) // len(batches)
+
+
+def _suits_a_host(task: Task) -> bool:
+    import torch
+
+    with torch.device("meta"):
+        return sum(one.numel() for one in task.build().parameters()) <= MOST_ON_HOST
+
+
+def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[int] | None:
+    """Of each batch."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counts = []
+    try:
+        with torch.device(device):
+            module = task.build()
+        for batch in batches:
+            counter = FlopCounterMode(display=False)
+            there = to_device(batch, device=device, precision="fp32", mode=mode)
+            with counter, math_of("fp32", mode=mode, device=device), in_plain_products(device):
+                _make_step(task, module, there, mode)
+            counts.append(int(counter.get_total_flops()))
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):
+        return None
+    return counts
+
+
+@contextmanager
+def in_plain_products(device: str) -> Iterator[None]:
+    """Some layers are one operator of a library that nobody counts, and that not every machine has: recurrent ones,
+    attention on a CPU."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    library: Any = torch.backends.mkldnn if device == "cpu" else torch.backends.cudnn
+    before, library.enabled = library.enabled, False
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device == "cpu" else nullcontext():
+            yield
+    finally:
+        library.enabled = before
+
+
+def _make_step(task: Task, module: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> None:
+    if mode == "train":
+        task.loss(module.train(), batch).backward()  # type: ignore[no-untyped-call]
+    elif isinstance(task, Decoder):
+        for _ in generate_plainly(task, module.eval(), batch):
+            pass
+    else:
+        task.infer(module.eval(), batch)
+
+
+class Peak(NamedTuple):
+    flops: float
+    source: str
+
+
+def find_peak(device: str, precision: Precision) -> Peak | None:
+    """What the maker promises for this precision; None where nobody says."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    name = torch.cuda.get_device_name(device)
+    found = find_device_peak(name)
+    if found is None or precision not in found.flops:
+        return None
+    return Peak(found.flops[precision], f"{found.name} {precision}: {found.source}")
+
+
+class PeakMemory:
+    """The largest memory in use from now on. Made before a model is built: a captured step takes its memory then."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._before = 0
+        if device.startswith("cuda"):
+            import torch
+
+            # What earlier models left behind, of which libraries keep some, is none of this one's.
+            self._before = int(torch.cuda.memory_allocated(device))
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            self._is_reset = _reset_resident_peak()
+
+    def read_bytes(self) -> int | None:
+        """Of the allocator on a GPU, of the whole process on a CPU; None where that cannot be told from before."""
+        if self._device.startswith("cuda"):
+            import torch
+
+            return int(torch.cuda.max_memory_allocated(self._device)) - self._before
+        return _read_resident_peak() if self._is_reset else None
+
+
+def _reset_resident_peak() -> bool:
+    """Linux forgets the peak of a process that asks so."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _read_resident_peak() -> int | None:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 if found else None
+
+
+class EnergyMeter:
+    """Joules a GPU has used since this was made; None where it does not count them."""
+
+    def __init__(self, device: str) -> None:
+        self._read: Any = _open_counter(device) if device.startswith("cuda") else None
+        self._start_mj = self._read() if self._read is not None else None
+
+    def read_j(self) -> float | None:
+        now_mj = self._read() if self._read is not None else None
+        if now_mj is None or self._start_mj is None:
+            return None
+        return float(now_mj - self._start_mj) / 1e3
+
+
+def _open_counter(device: str) -> Any:
+    """A function that gives millijoules, or None."""
+    import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        index = torch.device(device).index or 0
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except (AttributeError, pynvml.NVMLError):
+        return None
+    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)

@@ -1,0 +1,156 @@
+"""How the convolutional networks are made fast: everything here computes the plain network's function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepscope.bench.workloads.models.convnets.choosing import (
+    TRIAL_BATCH,
+    TRIALS,
+    Layer,
+    choose_way,
+    find_grouped,
+)
+from stepscope.bench.workloads.models.convnets.folding import fold_norms
+from stepscope.bench.workloads.models.convnets.ootb import MOMENTUM, PictureTask
+from stepscope.bench.workloads.models.convnets.stem import Stem
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+STEP = Engine(compile="default", graph=True, dynamic=False)
+"""Blocks differ in their shapes; torch would compile the second one for all shapes, which takes far longer."""
+ALGORITHMS = 4
+"""That cuDNN times for each shape, those first that it thinks well of; ten, torch's own number, take minutes."""
+
+
+class FastPictures(Optimized):
+    """Of a `PictureTask`. A network says where its first convolution is and what it looks like."""
+
+    stem: ClassVar[Stem]
+    stem_at: ClassVar[str] = "stem.conv"
+    """Name of the first convolution in the plain module."""
+    has_norms: ClassVar[bool] = True
+    has_groups: ClassVar[bool] = False
+
+    plain: PictureTask
+
+    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+        return {**batch, "pictures": self.stem.lay_out(batch["pictures"])}
+
+    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        import torch
+
+        if next(module.parameters()).is_cuda:
+            # For the whole process: a backward pass runs outside of whatever could be set around the forward pass.
+            torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.benchmark_limit = ALGORITHMS
+        grouped = self._find_grouped(mode) if self.has_groups else {}
+        if mode == "infer":
+            fold_norms(module)
+        self._lay_stem(module, mode)
+        self._replace_grouped(module, grouped, mode, precision)
+        self.rearrange(module)
+        return _store_channels_last(module)
+
+    def rearrange(self, module: nn.Module) -> None:
+        """What one network alone has to offer."""
+
+    def _find_grouped(self, mode: Mode) -> dict[str, Layer]:
+        import torch
+
+        with torch.device("meta"):
+            return find_grouped(self.plain.build(), torch.empty(TRIAL_BATCH[mode], 3, *self.plain.extent))
+
+    def _lay_stem(self, module: nn.Module, mode: Mode) -> None:
+        from stepscope.bench.workloads.models.convnets.fast_network import StemOnBlocks
+
+        conv: Any = module.get_submodule(self.stem_at)
+        stem = StemOnBlocks(conv, self.stem)
+        module.set_submodule(self.stem_at, stem if mode == "train" else stem.freeze())
+
+    def _replace_grouped(self, module: nn.Module, grouped: dict[str, Layer], mode: Mode, precision: Precision) -> None:
+        from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
+
+        half = mode == "train" and precision == "bf16"
+        for name, layer in grouped.items():
+            conv: Any = module.get_submodule(name)
+            way = choose_way(layer, conv, mode=mode, precision=precision)
+            fast = GroupedConv(conv, way, in_bf16=half, tf32=precision != "fp32")
+            module.set_submodule(name, fast.freeze() if mode == "infer" else fast)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        import torch
+
+        return torch.optim.SGD(
+            module.parameters(),
+            lr=self.sizes["learning_rate"],
+            momentum=MOMENTUM,
+            weight_decay=self.sizes["weight_decay"],
+            fused=True,
+        )
+
+    def engine(self, mode: Mode) -> Engine:
+        return STEP
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        changes = [
+            Change("compile", "torch.compile in its default mode fuses norms, activations, sums and pooling."),
+            Change("graph", "The whole step is one CUDA graph, replayed; batches are copied to where it reads them."),
+            Change("channels last", "Pictures, activations and weights are stored with the channels last."),
+            Change(
+                "stem on blocks",
+                "The loader pads pictures with zeros and lays blocks of pixels out as channels, filled up to a "
+                "multiple of 8; the first convolution's weights are moved accordingly.",
+            ),
+            Change("cudnn benchmark", "cuDNN times four algorithms for each shape and keeps the fastest."),
+        ]
+        if mode == "train":
+            changes.append(Change("fused optimizer", "SGD updates all weights in one kernel (fused=True)."))
+        elif self.has_norms:
+            changes.append(Change("folded norms", "Batch norms are taken into the convolutions before them."))
+        if self.has_groups:
+            changes.append(Change("grouped convolutions", self._describe_groups(mode, precision)))
+        return [*changes, *self.own_changes(mode=mode), *describe_precision(mode, precision)]
+
+    def own_changes(self, *, mode: Mode) -> list[Change]:
+        """What `rearrange` does."""
+        return []
+
+    def _describe_groups(self, mode: Mode, precision: Precision) -> str:
+        """As they were chosen in this process, where they were."""
+        own = set(self._find_grouped(mode).values())
+        made = {
+            layer.describe(): trial.way.describe()
+            for (layer, of_mode, of_precision, _), trial in TRIALS.items()
+            if layer in own and (of_mode, of_precision) == (mode, precision)
+        }
+        rule = "Each is computed in the way that was fastest in a trial on the device before the measurement"
+        if not made:
+            return f"{rule}; the library's own where no trial is made (CPU)."
+        return f"{rule}: {'; '.join(f'{layer}: {way}' for layer, way in made.items())}."
+
+
+def describe_precision(mode: Mode, precision: Precision) -> list[Change]:
+    kind = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    if precision == "tf32":
+        return [Change("tf32", "Products of float32 numbers are rounded to TF32.")]
+    if kind is None:
+        return []
+    if mode == "infer":
+        return [Change(precision, f"Weights, pictures and activations are {kind}.")]
+    return [Change(precision, f"Convolutions and products run in {kind} (autocast); weights and norms stay float32.")]
+
+
+def _store_channels_last(module: nn.Module) -> nn.Module:
+    import torch
+
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            elif parameter.dim() == 5:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
+    return module

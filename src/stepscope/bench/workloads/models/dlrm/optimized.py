@@ -1,0 +1,246 @@
+"""DLRM as fast as it goes: all tables in one kernel or one product, even widths, one graph a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Precision, Task
+from stepscope.bench.workloads.steps import UpdatesEarly
+from stepscope.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm
+    from stepscope.bench.workloads.models.dlrm.network import Dlrm, QuantisedBag
+
+COUNTED_ROWS_A_LOOKUP = 32
+"""Up to so many rows of a table for each lookup of a bag, a product with counts costs less than reading row by row:
+tensor cores multiply some hundred numbers in the time that memory gives one."""
+
+
+class DlrmOptimized(UpdatesEarly):
+    plain: DlrmTask
+
+    def __init__(self, plain: Task) -> None:
+        super().__init__(plain)
+        assert isinstance(plain, DlrmTask)
+        self.plain = plain
+
+    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        plain = cast("Dlrm", module)
+        return self.adopt_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
+
+    def adopt_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
+        import torch
+
+        from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm
+
+        device = plain.get_buffer("lower").device
+        halves = mode == "train" and precision == "bf16"
+        fast = FastDlrm(
+            plain,
+            self.plain.tables,
+            lookup,
+            dtype=torch.bfloat16 if halves else torch.float32,
+            loss=self.sizes["loss"],
+            compiled=mode == "train" and device.type == "cuda",
+        )
+        return fast.train(plain.training)
+
+    def shard(self) -> Task:
+        from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+
+        return ShardedFastDlrm(self)
+
+    def _lay_out_tables(self, plain: Dlrm, mode: Mode) -> nn.Module:
+        from stepscope.bench.workloads.models.dlrm import fast_network
+
+        tables = list(plain.tables)
+        if self._packed:
+            return fast_network.PackedTables(cast("list[QuantisedBag]", tables), int(self.sizes["width"]))
+        bags = cast("list[nn.EmbeddingBag]", tables)
+        if mode == "train" and self._counted:
+            return fast_network.CountedTables(bags, self.plain.tables.lookups[0])
+        return fast_network.GatheredTables(bags)
+
+    @property
+    def _packed(self) -> bool:
+        return bool(self.sizes["embedding_bits"] == 4)
+
+    @property
+    def _counted(self) -> bool:
+        rows, lookups = self.plain.tables
+        equal = len(set(rows)) == len(set(lookups)) == 1 and self.sizes["lengths"] == "fixed"
+        return equal and rows[0] <= COUNTED_ROWS_A_LOOKUP * lookups[0] and lookups[0] <= 256
+
+    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+        """Indices count from the first row of all tables together, in 32 bits; offsets from the first lookup."""
+        import torch
+
+        from stepscope.bench.workloads.models.dlrm.fast_network import even
+
+        if self._packed or (mode == "train" and self._counted):
+            _require_fixed_bags(batch["offsets"], self.plain.tables.lookups)
+        features = batch["dense"].shape[1]
+        arranged = {name: one for name, one in batch.items() if name == "labels"}
+        arranged["dense"] = torch.nn.functional.pad(batch["dense"], (0, even(features) - features))
+        if mode == "train" and self._counted:
+            return {**arranged, "indices": batch["indices"].int()}
+        parts = torch.split(batch["indices"], [len(batch["dense"]) * one for one in self.plain.tables.lookups])
+        arranged["indices"] = _join_tables(parts, self.plain.tables.starts)
+        if not self._packed:
+            arranged["offsets"] = _join_offsets(batch["offsets"], [len(one) for one in parts])
+        return arranged
+
+    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return cast("FastDlrm", module).loss(batch)
+
+    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return cast("FastDlrm", module).infer(batch)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """From here on the backward pass updates gathered tables itself."""
+        fast = cast("FastDlrm", module)
+        return self._make_sgd(fast, leave=fast.arm(self._rate))
+
+    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        fast = cast("FastDlrm", module)
+        return self._make_sgd(fast, leave=fast.arm(None))
+
+    def _make_sgd(self, fast: FastDlrm, *, leave: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
+
+        from stepscope.bench.workloads.models.dlrm.fast_network import MasterSgd
+
+        if fast.dtype != torch.float32:
+            return MasterSgd(fast, self._rate, leave=leave)
+        left = [one for one in fast.parameters() if not any(one is other for other in leave)]
+        return torch.optim.SGD(left, lr=self._rate, fused=True)
+
+    @property
+    def _rate(self) -> float:
+        return float(self.sizes["learning_rate"])
+
+    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Of a module that has no optimizer yet: with one, the backward pass leaves none of gathered tables."""
+        return cast("FastDlrm", module).plain_gradients()
+
+    def added_rows(self, batch_size: int) -> dict[str, int]:
+        if self._counted or self.sizes["pooling"] == "learned":
+            return {}
+        return {f"tables.{i}.weight": batch_size * each for i, each in enumerate(self.plain.tables.lookups)}
+
+    def engine(self, mode: Mode) -> Engine:
+        # The dense part is compiled by the module itself: the lookups before it write to their table in backward.
+        return Engine(graph=True)
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        return self._list_changes(self._lookup_changes(mode, precision), mode, precision)
+
+    def list_sharded_changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        """Of a rank that has some of the tables."""
+        own = _WEIGHTED_ONCE if self.sizes["pooling"] == "learned" else _FUSED_UPDATE
+        return self._list_changes([_OWN_GATHERED, *([own] if mode == "train" else [])], mode, precision)
+
+    def _list_changes(self, lookups: list[Change], mode: Mode, precision: Precision) -> list[Change]:
+        return [
+            *(_TRAINING if mode == "train" else _INFERENCE),
+            *lookups,
+            *([_HALVES] if mode == "train" and precision == "bf16" else []),
+            *([_STORED_HALVES] if mode == "infer" and precision in ("bf16", "fp16") else []),
+            *([_ROUNDED] if precision == "tf32" else []),
+        ]
+
+    def _lookup_changes(self, mode: Mode, precision: Precision) -> list[Change]:
+        if self._packed:
+            return [_PACKED]
+        if mode == "infer":
+            return [_GATHERED]
+        if self._counted:
+            return [_COUNTED, *([_COUNTED_HALVES] if precision == "bf16" else [])]
+        if self.sizes["pooling"] == "learned":
+            return [_GATHERED, _WEIGHTED_ONCE]
+        return [_GATHERED, _FUSED_UPDATE]
+
+
+def _join_tables(parts: tuple[torch.Tensor, ...], starts: list[int]) -> torch.Tensor:
+    import torch
+
+    return torch.cat([(part + start).int() for part, start in zip(parts, starts, strict=True)])
+
+
+def _join_offsets(offsets: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """[tables · batch + 1]: the end of the last bag is there too."""
+    import torch
+
+    ends = torch.tensor(lengths).cumsum(0)
+    begins = torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])
+    return torch.cat([(offsets + begins.unsqueeze(1)).flatten(), ends[-1:]]).int()
+
+
+_EVEN = Change(
+    "even widths",
+    "inner widths of both perceptrons, dense inputs and the number of features get zeros up to multiples of 8",
+)
+_TRAINING = [
+    Change("whole-step CUDA graph", "forward, backward and optimizer are captured once and replayed"),
+    Change("compiled dense part", "perceptrons, interaction and loss go through torch.compile"),
+    _EVEN,
+    Change(
+        "symmetric interaction gradient",
+        "backward of the interaction is one batched product with the symmetric gradient instead of a scatter and two",
+    ),
+    Change("fused SGD", "one pass over each weight for the update"),
+]
+_INFERENCE = [
+    Change("whole-batch CUDA graph", "the forward pass is captured once and replayed"),
+    _EVEN,
+    Change("fused bias and ReLU", "bias and ReLU are added in the product's own kernel"),
+]
+_GATHERED = Change(
+    "one table", "all tables lie in one weight; the loader adds each table's first row to its indices, in 32 bits; one "
+    "kernel sums all bags",
+)  # fmt: skip
+_OWN_GATHERED = Change(
+    "own tables as one", "a rank's tables lie in one weight; one kernel sums all bags that the ranks have sent for them"
+)
+_FUSED_UPDATE = Change(
+    UpdatesEarly.early_change,
+    "the backward kernel adds the SGD update to the tables' rows by atomic additions; no gradient of them is kept",
+)
+_WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once a step")
+_COUNTED = Change(
+    "lookups as a product",
+    "all tables lie in one weight; a kernel counts how often each bag has each row, and a batched product of counts "
+    "and tables pools them; a row's learned weight is multiplied into it once a step; indices have 32 bits",
+)
+_COUNTED_HALVES = Change("tables rounded for the product", "the pooled rows are rounded to bfloat16; updates are not")
+_PACKED = Change(
+    "one packed table",
+    "all 4-bit tables lie in one array of 64-byte-aligned records, scale and offset as 32-bit floats already times the "
+    "row's fixed weight; one kernel gathers, unpacks, scales and sums; the loader adds each table's first row to its "
+    "indices",
+)
+_HALVES = Change(
+    "bfloat16 weights with masters",
+    "products read bfloat16 weights; SGD updates 32-bit copies and rounds them in the same pass",
+)
+_STORED_HALVES = Change("half-precision storage", "weights and activations are stored in 16 bits")
+_ROUNDED = Change("tf32", "32-bit products are rounded to tf32")
+
+
+def _require_fixed_bags(offsets: torch.Tensor, lookups: Sequence[int]) -> None:
+    """The benchmark says how many lookups every bag has, and this form does without their offsets."""
+    import torch
+
+    each = torch.tensor(lookups).unsqueeze(1)
+    if not torch.equal(offsets, torch.arange(offsets.shape[1]) * each):
+        raise BadInputError(
+            "bags have different numbers of lookups; this benchmark says they are all equal",
+            hint="give batches with fixed bags, or measure the out-of-the-box form",
+            where="offsets",
+        )

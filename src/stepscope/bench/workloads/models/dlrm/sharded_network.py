@@ -1,0 +1,130 @@
+"""The modules of one rank. Imports torch at its top: import it inside functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from stepscope.bench.workloads.models.dlrm.network import Dlrm
+
+Group = dist.ProcessGroup | None
+
+
+class ExchangePooled(torch.autograd.Function):
+    """Pooled vectors go to the ranks whose examples they belong to, and their gradients come back.
+
+    From this rank's tables for the examples of all ranks, [ranks · batch, own tables, width], to all tables for the
+    examples of this rank, [batch, tables, width], in the order of owners. A rank's loss is the mean over its own
+    examples, so gradients are divided by the ranks: together they are those of the mean over all examples.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pooled: torch.Tensor, owned: Sequence[int], group: Group) -> torch.Tensor:
+        ctx.owned, ctx.group = owned, group
+        ranks, width = len(owned), pooled.shape[2]
+        batch = len(pooled) // ranks
+        sent = [batch * pooled.shape[1] * width] * ranks
+        received = [batch * one * width for one in owned]
+        flat = _exchange(pooled.contiguous(), sent, received, group)
+        return torch.cat([part.view(batch, -1, width) for part in torch.split(flat, received)], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        owned, group = ctx.owned, ctx.group
+        batch, _, width = gradients[0].shape
+        mine = owned[dist.get_rank(group)]
+        parts = [part.reshape(-1) for part in torch.split(gradients[0], list(owned), dim=1)]
+        received = [batch * mine * width] * len(owned)
+        flat = _exchange(torch.cat(parts), [len(part) for part in parts], received, group)
+        return flat.view(-1, mine, width) / len(owned), None, None
+
+
+def _exchange(flat: torch.Tensor, sent: list[int], received: list[int], group: Group) -> torch.Tensor:
+    target = flat.new_empty(sum(received))
+    dist.all_to_all_single(target, flat.view(-1), received, sent, group=group)
+    return target
+
+
+class DenseNetwork(nn.Module):
+    """What every rank has: both perceptrons and the interaction between them."""
+
+    def __init__(self, plain: Dlrm) -> None:
+        super().__init__()
+        self.plain = plain
+        plain.tables = nn.ModuleList()
+
+    def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        return self.plain.judge(self.plain.bottom(dense), pooled.unbind(1))
+
+
+class Spread(nn.Module):
+    """Which rank has which tables, and how lookups get there and pooled vectors back."""
+
+    def __init__(self, lookups: Sequence[int], owners: Sequence[int], group: Group, device: torch.device) -> None:
+        super().__init__()
+        self.group, self.ranks = group, dist.get_world_size(group)
+        self.lookups = lookups
+        self.tables_of = [[table for table, owner in enumerate(owners) if owner == rank] for rank in range(self.ranks)]
+        self.own = self.tables_of[dist.get_rank(group)]
+        arrived = [table for own in self.tables_of for table in own]
+        self.register_buffer("order", torch.tensor(arrived).argsort().to(device), persistent=False)
+
+    def send_lookups(self, indices: torch.Tensor, batch: int) -> list[list[torch.Tensor]]:
+        """Of each own table, its lookups from every rank. A table has as many from each, so sizes need no exchange."""
+        parts = torch.split(indices, [batch * one for one in self.lookups])
+        sent = [torch.cat([parts[table] for table in own]) if own else parts[0][:0] for own in self.tables_of]
+        sizes = [batch * self.lookups[table] for table in self.own]
+        received = _exchange(torch.cat(sent), [len(one) for one in sent], [sum(sizes)] * self.ranks, self.group)
+        by_rank = [torch.split(one, sizes) for one in received.view(self.ranks, -1)]
+        return [[one[place] for one in by_rank] for place in range(len(self.own))]
+
+    def send_offsets(self, offsets: torch.Tensor) -> torch.Tensor:
+        """[own tables, ranks, batch]: where bags begin in the part of their rank."""
+        batch = offsets.shape[1]
+        sent = [offsets[own].flatten() for own in self.tables_of]
+        received = _exchange(
+            torch.cat(sent), [len(one) for one in sent], [len(self.own) * batch] * self.ranks, self.group
+        )
+        return received.view(self.ranks, len(self.own), batch).transpose(0, 1)
+
+    def return_pooled(self, local: torch.Tensor) -> torch.Tensor:
+        """From [ranks · batch, own tables, width] to all tables for this rank's examples, [batch, tables, width]."""
+        owned = [len(one) for one in self.tables_of]
+        arrived: torch.Tensor = ExchangePooled.apply(local, owned, self.group)  # type: ignore[no-untyped-call]
+        return arrived.index_select(1, self.get_buffer("order"))
+
+
+class ShardedNetwork(nn.Module):
+    """One rank's tables and its copy of the dense network, whose gradients are averaged as backward makes them."""
+
+    def __init__(self, plain: Dlrm, owners: Sequence[int], group: Group) -> None:
+        super().__init__()
+        self.spread = Spread(plain.lookups, owners, group, plain.get_buffer("lower").device)
+        every = list(plain.tables)
+        self.tables = nn.ModuleDict({str(table): every[table] for table in self.spread.own})
+        self.dense = DistributedDataParallel(DenseNetwork(plain), process_group=group)
+
+    def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        batch = len(dense)
+        taken = self.spread.send_lookups(indices, batch)
+        starts = self.spread.send_offsets(offsets)
+        pooled = [
+            table(torch.cat(mine), join_starts(begins, len(mine[0])))
+            for table, mine, begins in zip(self.tables.values(), taken, starts, strict=True)
+        ]
+        width = cast("nn.Linear", self._dense().plain.bottom[-2]).out_features
+        local = torch.stack(pooled, dim=1) if pooled else dense.new_zeros(self.spread.ranks * batch, 0, width)
+        return cast("torch.Tensor", self.dense(dense, self.spread.return_pooled(local)))
+
+    def _dense(self) -> DenseNetwork:
+        return cast("DenseNetwork", self.dense.module)
+
+
+def join_starts(begins: torch.Tensor, length: int) -> torch.Tensor:
+    """Of one table: from [ranks, batch] in each rank's part to all of them in the parts together."""
+    return (begins + length * torch.arange(len(begins), device=begins.device).unsqueeze(1)).flatten()

@@ -1,0 +1,233 @@
+"""Joint and transducer loss as one function with its own gradient. Loads torch; the CUDA side is in `kernels`.
+
+The logits exist once, in the dtype of the inputs, and become their own gradient in place. Of the log-softmax only the
+normaliser and the two entries that the lattice needs are ever formed. The lattice is summed in float64: it is small,
+and sums of hundreds of log-probabilities lose in float32 what the gradients need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepscope.bench.workloads.models.rnnt.transducer import HALVES, IMPOSSIBLE, skew
+
+
+class Transcripts(NamedTuple):
+    """What a batch is to say, and how long it is."""
+
+    labels: Tensor
+    """[batch, labels]."""
+    frames: Tensor
+    label_lengths: Tensor
+
+
+class Lattice(NamedTuple):
+    """Sums over alignments, [batch, frames, positions] each, and minus the log-probability of all, [batch]."""
+
+    alpha: Tensor
+    """Of all ways to a cell."""
+    beta: Tensor
+    """Of all ways from a cell to the end."""
+    costs: Tensor
+
+
+class Picked(NamedTuple):
+    """Of every cell, [batch, frames, positions]: what the lattice needs of the log-softmax."""
+
+    normaliser: Tensor
+    blank: Tensor
+    label: Tensor
+
+
+def joint_transducer_costs(
+    encoded: Tensor,
+    predicted: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    transcripts: Transcripts,
+    *,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Costs [batch] of logits that are `relu(encoded[t] + predicted[u]) @ weight.T + bias`.
+
+    encoded: [batch, frames, width] and predicted: [batch, labels + 1, width], already projected, of one dtype, in which
+    the products are taken; dropout falls on what the relu gives.
+    """
+    costs: Tensor = _JointTransducer.apply(encoded, predicted, weight, bias, transcripts, dropout)  # type: ignore[no-untyped-call]
+    return costs
+
+
+class _JointTransducer(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917
+        ctx: Any,
+        encoded: Tensor,
+        predicted: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        transcripts: Transcripts,
+        dropout: float,
+    ) -> Tensor:
+        parts = _parts_for(encoded)
+        shape = (len(encoded), encoded.shape[1], predicted.shape[1])
+        cast, cast_bias = weight.to(encoded.dtype), bias.to(encoded.dtype)
+        hidden = parts.hide(encoded.contiguous(), predicted.contiguous(), transcripts, dropout)
+        logits = torch.addmm(cast_bias, hidden, cast.t())
+        picked = parts.pick(logits.view(*shape, -1), transcripts)
+        lattice = parts.sum_alignments(picked, transcripts)
+        ctx.parts, ctx.shape, ctx.dropout, ctx.transcripts = parts, shape, dropout, transcripts
+        ctx.of_bias = bias.dtype
+        ctx.logits = logits
+        ctx.save_for_backward(hidden, weight, cast, cast_bias, *picked, *lattice)
+        return lattice.costs.to(picked.normaliser.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, cast, cast_bias, *rest = ctx.saved_tensors
+        picked, lattice = Picked(*rest[:3]), Lattice(*rest[3:])
+        # A second way back finds the logits overwritten and makes them anew.
+        logits = ctx.logits if ctx.logits is not None else torch.addmm(cast_bias, hidden, cast.t())
+        ctx.logits = None
+        batch, frames, positions = ctx.shape
+        parts: Parts = ctx.parts
+        cells = logits.view(batch, frames, positions, -1)
+        parts.differentiate(cells, picked, lattice, ctx.transcripts, upstream.contiguous())
+
+        # One product an utterance and a sum: one product over all cells has few rows and columns to share out.
+        by_utterance = logits.view(batch, frames * positions, -1)
+        of_weight = torch.bmm(by_utterance.transpose(1, 2), hidden.view(batch, frames * positions, -1))
+        of_bias = by_utterance.sum(dim=(0, 1), dtype=picked.normaliser.dtype).to(ctx.of_bias)
+        of_hidden = logits @ cast
+        of_encoded, of_predicted = parts.unhide(of_hidden, hidden, ctx.shape, ctx.transcripts, ctx.dropout)
+        return (
+            of_encoded,
+            of_predicted,
+            of_weight.sum(dim=0, dtype=weight.dtype),
+            of_bias,
+            None,
+            None,
+        )
+
+
+class Parts(NamedTuple):
+    """The pieces that differ between a CPU and a GPU."""
+
+    hide: Callable[[Tensor, Tensor, Transcripts, float], Tensor]
+    """relu of the sums with dropout, [cells, width]; zeros outside of the lengths."""
+    pick: Callable[[Tensor, Transcripts], Picked]
+    sum_alignments: Callable[[Picked, Transcripts], Lattice]
+    differentiate: Callable[[Tensor, Picked, Lattice, Transcripts, Tensor], None]
+    """Puts the gradient of the costs in place of the logits."""
+    unhide: Callable[[Tensor, Tensor, tuple[int, int, int], Transcripts, float], tuple[Tensor, Tensor]]
+    """Gradients of both sides of the sums from that of what `hide` gave."""
+
+
+def _parts_for(tensor: Tensor) -> Parts:
+    if not tensor.is_cuda:
+        return ON_CPU
+    from stepscope.bench.workloads.models.rnnt import kernels
+
+    return Parts(kernels.hide, kernels.pick, kernels.sum_alignments, kernels.differentiate, kernels.unhide)
+
+
+def valid_cells(frames: int, positions: int, transcripts: Transcripts) -> Tensor:
+    """[batch, frames, positions]."""
+    device = transcripts.frames.device
+    inside = torch.arange(frames, device=device) < transcripts.frames[:, None]
+    said = torch.arange(positions, device=device) <= transcripts.label_lengths[:, None]
+    return inside[:, :, None] & said[:, None]
+
+
+def hide(encoded: Tensor, predicted: Tensor, transcripts: Transcripts, dropout: float) -> Tensor:
+    both = torch.relu(encoded[:, :, None] + predicted[:, None])
+    both = torch.nn.functional.dropout(both, dropout)
+    both = both * valid_cells(encoded.shape[1], predicted.shape[1], transcripts)[..., None]
+    return both.view(-1, both.shape[-1])
+
+
+def pick(logits: Tensor, transcripts: Transcripts) -> Picked:
+    wide = logits.float() if logits.dtype in HALVES else logits
+    normaliser = wide.logsumexp(dim=-1)
+    frames, positions = wide.shape[1:3]
+    chosen = transcripts.labels[:, None, :, None].expand(-1, frames, -1, 1)
+    label = torch.full_like(normaliser, IMPOSSIBLE)
+    label[:, :, :-1] = wide[:, :, :-1].gather(3, chosen).squeeze(3) - normaliser[:, :, :-1]
+    last = torch.arange(positions, device=wide.device) >= transcripts.label_lengths[:, None]
+    return Picked(normaliser, wide[..., -1] - normaliser, label.masked_fill(last[:, None], IMPOSSIBLE))
+
+
+def sum_alignments(picked: Picked, transcripts: Transcripts) -> Lattice:
+    blank, label = skew(picked.blank.double()), skew(picked.label.double())
+    inside = valid_cells(picked.blank.shape[1], picked.blank.shape[2], transcripts)
+    valid = skew(torch.where(inside, 0.0, IMPOSSIBLE).double()) == 0.0
+    diagonals, positions = blank.shape[1:]
+
+    alpha = torch.full_like(blank, IMPOSSIBLE)
+    alpha[:, 0, 0] = 0.0
+    for now in range(1, diagonals):
+        before = alpha[:, now - 1]
+        alpha[:, now] = before + blank[:, now - 1]
+        moves = (before + label[:, now - 1])[:, :-1]
+        alpha[:, now, 1:] = torch.logaddexp(alpha[:, now, 1:], moves)
+
+    beta = torch.full_like(blank, IMPOSSIBLE)
+    ends = transcripts.frames - 1 + transcripts.label_lengths
+    position = torch.arange(positions, device=blank.device)
+    # One more diagonal behind the last, from where the blank at the end leads out.
+    after = torch.full_like(blank[:, 0], IMPOSSIBLE)
+    for now in reversed(range(diagonals)):
+        is_end = (ends == now)[:, None] & (position == transcripts.label_lengths[:, None])
+        stays = torch.where(is_end, 0.0, after) + blank[:, now]
+        moves = after[:, 1:] + label[:, now, :-1]
+        stays[:, :-1] = torch.logaddexp(stays[:, :-1], moves)
+        after = beta[:, now] = torch.where(valid[:, now], stays, IMPOSSIBLE)
+    return Lattice(_straighten(alpha), _straighten(beta), -beta[:, 0, 0])
+
+
+def _straighten(skewed: Tensor) -> Tensor:
+    """The reverse of `skew`."""
+    diagonals, positions = skewed.shape[1:]
+    frames = diagonals - positions + 1
+    u = torch.arange(positions, device=skewed.device)
+    return skewed[:, torch.arange(frames, device=skewed.device)[:, None] + u, u]
+
+
+def differentiate(logits: Tensor, picked: Picked, lattice: Lattice, transcripts: Transcripts, upstream: Tensor) -> None:
+    """A cell's gradient: how often alignments pass through it, times its softmax, less how often they leave it by the
+    blank or by the label."""
+    alpha, beta, costs = lattice
+    frames, positions = alpha.shape[1:]
+    device = alpha.device
+    next_frame = torch.cat([beta[:, 1:], torch.full_like(beta[:, :1], IMPOSSIBLE)], dim=1)
+    end = (torch.arange(frames, device=device) == transcripts.frames[:, None] - 1)[:, :, None] & (
+        torch.arange(positions, device=device) == transcripts.label_lengths[:, None]
+    )[:, None]
+    next_frame = torch.where(end, 0.0, next_frame)
+    next_label = torch.cat([beta[:, :, 1:], torch.full_like(beta[:, :, :1], IMPOSSIBLE)], dim=2)
+    begun = alpha + costs[:, None, None]
+    by_blank = (begun + picked.blank + next_frame).exp()
+    by_label = (begun + picked.label + next_label).exp()
+    share = upstream[:, None, None].double() * valid_cells(frames, positions, transcripts)
+    by_blank, by_label = (by_blank * share).to(picked.blank.dtype), (by_label * share).to(picked.blank.dtype)
+
+    gradient = (logits - picked.normaliser[..., None]).exp_().mul_((by_blank + by_label)[..., None])
+    gradient[..., -1] -= by_blank
+    chosen = transcripts.labels[:, None, :, None].expand(-1, frames, -1, 1)
+    gradient[:, :, :-1].scatter_add_(3, chosen, -by_label[:, :, :-1, None])
+    logits.copy_(gradient)
+
+
+def unhide(
+    of_hidden: Tensor, hidden: Tensor, shape: tuple[int, int, int], transcripts: Transcripts, dropout: float
+) -> tuple[Tensor, Tensor]:
+    # What is zero was cut by the relu, dropped, or lies outside of the lengths: no mask need be kept.
+    both = (of_hidden * (hidden > 0) / (1 - dropout)).view(*shape, -1)
+    wide = torch.float32 if both.dtype in HALVES else both.dtype
+    return both.sum(dim=2, dtype=wide).to(hidden.dtype), both.sum(dim=1, dtype=wide).to(hidden.dtype)
+
+
+ON_CPU = Parts(hide, pick, sum_alignments, differentiate, unhide)

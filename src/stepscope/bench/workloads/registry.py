@@ -1,0 +1,133 @@
+"""From a benchmark's id to what is declared of it, and from what was asked to cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, Scale, read_catalogue
+from stepscope.bench.workloads.protocol import Optimized, Precision, Task
+from stepscope.core.errors import UsageError
+from stepscope.records import Benchmark, Case
+from stepscope.records.benchmark import Implementation
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("ootb", "optimized")
+
+
+class Workload(NamedTuple):
+    """One benchmark of the suite."""
+
+    model: DeclaredModel
+    declared: Declared
+    implementation: Implementation
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return self.model.identify(self.declared, self.implementation)
+
+    def make_plain(self, scale: Scale) -> Task:
+        return self.model.make_task(self.declared.sizes_at(scale))
+
+    def make_task(self, scale: Scale, *, with_dense_gradients: bool = False) -> Task:
+        plain = self.make_plain(scale)
+        if with_dense_gradients:
+            plain = self.model.make_task(plain.dense())
+        return plain if self.implementation == "ootb" else self.model.make_optimized(plain)
+
+    def make_calm(self, scale: Scale) -> tuple[Task, Optimized]:
+        """Both forms without their random parts, for comparing them."""
+        plain = self.model.make_task(self.make_plain(scale).calm())
+        return plain, self.model.make_optimized(plain)
+
+    def make_case(
+        self,
+        *,
+        device: str,
+        scale: Scale = "full",
+        batch_size: int | None = None,
+        precision: str | None = None,
+        world_size: int = 1,
+        **further: Any,
+    ) -> Case:
+        """Raises UsageError for what the rules of the benchmark do not allow."""
+        chosen = self.require_precision(precision)
+        if chosen == "tf32" and device == "cpu":
+            raise UsageError("a CPU has no tf32", hint="--device cuda, or fp32", where="--precision")
+        size = self.require_batch(batch_size, scale)
+        parameters = {"device": device, "precision": chosen, "scale": scale}
+        return Case(
+            benchmark=self.benchmark,
+            parameters=parameters | {name: value for name, value in further.items() if value is not None},
+            batch_size=size,
+            world_size=world_size,
+        )
+
+    @property
+    def spreads(self) -> bool:
+        """Whether ranks can share it part by part instead of each having all of it."""
+        return type(self.make_plain("tiny")).shard is not Task.shard
+
+    @property
+    def precisions(self) -> list[Precision]:
+        """That are allowed. Products in 8 bits are a change of the model's code: out of the box there are none."""
+        return [one for one in self.declared.precisions if one != "fp8" or self.implementation == "optimized"]
+
+    def require_precision(self, asked: str | None) -> Precision:
+        if asked is None:
+            return self.declared.precision
+        for known in self.precisions:
+            if known == asked:
+                return known
+        raise UsageError(
+            f"{self.benchmark.id} does not allow {asked}",
+            hint=f"allowed are {', '.join(self.precisions)}",
+            where="--precision",
+        )
+
+    def require_batch(self, asked: int | None, scale: Scale) -> int:
+        size = self.declared.batch_size_at(scale) if asked is None else asked
+        most = self.declared.max_batch_size
+        if most is not None and size > most:
+            raise UsageError(
+                f"{self.benchmark.id} is not known to converge with batches of more than {most}: {size} asked for",
+                hint=f"use at most {most}",
+                where="--batch-size",
+            )
+        return size
+
+
+def list_workloads() -> list[Workload]:
+    """All of the table, the seven models of the suite first."""
+    return [
+        Workload(model, declared, implementation)
+        for model in read_catalogue().values()
+        for declared in model.benchmark
+        for implementation in IMPLEMENTATIONS
+    ]
+
+
+def find_workload(benchmark_id: str) -> Workload:
+    known = {one.benchmark.id: one for one in list_workloads()}
+    if benchmark_id not in known:
+        # A model's name alone is no closer to one of its benchmarks than to another's.
+        of_model = [one for one in known if one.split("/")[0] == benchmark_id]
+        close = of_model or get_close_matches(benchmark_id, known, n=1)
+        raise UsageError(
+            f"there is no benchmark {benchmark_id!r}",
+            hint=(f"did you mean {close[0]}? " if close else "") + "`stepscope bench list` shows those there are",
+        )
+    return known[benchmark_id]
+
+
+def choose_workloads(
+    *, models: Sequence[str] = (), modes: Sequence[str] = (), implementations: Sequence[str] = ()
+) -> list[Workload]:
+    """Those that match every choice; no choice means all."""
+    return [
+        one
+        for one in list_workloads()
+        if (not models or one.model.model in models)
+        and (not modes or one.declared.mode in modes)
+        and (not implementations or one.implementation in implementations)
+    ]

@@ -1,0 +1,165 @@
+"""How ranks share one model: each has its part of the batch, and a module that exchanges what the others need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from stepscope.bench.workloads.asked import SEED, Asked, count_accumulated
+from stepscope.bench.workloads.feed import make_batches, to_device
+from stepscope.bench.workloads.precision import build_module
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.steps import InferStep, TrainStep, make_late_optimizer
+from stepscope.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from stepscope.bench.workloads.protocol import Mode, Outputs
+
+    Batches = list[dict[str, torch.Tensor]]
+
+SharedStep = TrainStep | InferStep
+
+
+def open_rank_step(asked: Asked, parallel: str, device: str, backend: str = "inductor") -> SharedStep:
+    """This rank's share: its own batches, and a module that exchanges what `parallel` says."""
+    return open_share(asked, parallel, device, backend)[0]
+
+
+def open_share(asked: Asked, parallel: str, device: str, backend: str) -> tuple[SharedStep, Batches]:
+    """With this rank's batches on the host."""
+    import torch.distributed as dist
+
+    share = count_share(asked)
+    task = asked.workload.make_task(asked.scale, with_dense_gradients=parallel == "fsdp")
+    engine = EAGER
+    if isinstance(task, Optimized):
+        # What wraps a module exchanges data in the middle of it: no one graph holds the step.
+        engine = task.engine(asked.mode)._replace(graph=False, fullgraph=False)
+    if parallel == "sharded":
+        task = shard(task)
+    # The same seed: the same weights everywhere.
+    module = build_module(task, mode=asked.mode, precision=asked.precision, device=device, seed=SEED)
+    if parallel != "sharded" and asked.mode == "train":
+        task, module = distribute(task, module, parallel, device)
+    batches = make_batches(task, batch_size=share, mode=asked.mode, seed=SEED + 1000 * dist.get_rank())
+    ready = [to_device(one, device=device, precision=asked.precision, mode=asked.mode) for one in batches]
+    how: dict[str, Any] = {"precision": asked.precision, "device": device, "engine": engine, "backend": backend}
+    if asked.mode == "infer":
+        return InferStep(task, module, ready, **how), batches
+    how |= {"accumulate": count_accumulated(asked), "withhold": _find_withholding(module)}
+    return TrainStep(task, module, ready, **how), batches
+
+
+def count_share(asked: Asked) -> int:
+    """Examples of one rank."""
+    import torch.distributed as dist
+
+    world = dist.get_world_size()
+    if asked.batch_size % world:
+        raise UsageError(
+            f"a batch of {asked.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
+        )
+    return asked.batch_size // world
+
+
+def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[object]]:
+    """How accumulated gradients are kept from being averaged batch by batch. Under FSDP they are not: a rank would have
+    to hold those of all weights."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = (one for one in module.modules() if isinstance(one, DistributedDataParallel))
+    wrapped = next(found, None)
+    return nullcontext if wrapped is None else wrapped.no_sync
+
+
+class JoinedTask(Task):
+    """A task whose whole loss is the forward of one module, so that what wraps the module sees every use of it."""
+
+    def __init__(self, task: Task, inner: nn.Module, *, spread: bool = False) -> None:
+        """`spread`: its weights will be, over the ranks."""
+        super().__init__(task.sizes)
+        self._task = task
+        self._inner = inner
+        self._spread = spread
+
+    def build(self) -> nn.Module:
+        from torch import nn
+
+        task = self._task
+
+        class Loss(nn.Module):
+            def __init__(self, inner: nn.Module) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, batch: Any) -> torch.Tensor:
+                return task.loss(self.inner, batch)
+
+        return Loss(self._inner)
+
+    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
+        return self._task.make_batch(count, seed=seed, mode=mode)
+
+    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = module(batch)
+        return loss
+
+    def infer(self, module: nn.Module, batch: Any) -> Outputs:
+        return self._task.infer(self._inner, batch)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        # Fused optimizers do not take weights that are spread; a fast form then steps as the plain one does.
+        task = self._task.plain if self._spread and isinstance(self._task, Optimized) else self._task
+        return make_late_optimizer(task, self._inner)
+
+
+def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tuple[Task, nn.Module]:
+    """Gradients are averaged over the ranks (ddp), or weights, gradients and optimizer state are spread (fsdp)."""
+    joined = JoinedTask(task, inner, spread=parallel == "fsdp")
+    module = joined.build()
+    if parallel == "fsdp":
+        _spread_weights(module, task.blocks(inner), device)
+        return joined, module
+    from torch.nn.parallel import DistributedDataParallel
+
+    ids = [int(device.partition(":")[2])] if device.startswith("cuda") else None
+    return joined, DistributedDataParallel(module, device_ids=ids)
+
+
+def _spread_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()  # it takes none that are stored channels last
+    mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
+    for block in _callable_parts(blocks):
+        fully_shard(block, mesh=mesh)
+        for entrance in getattr(block, "entrances", ()):
+            register_fsdp_forward_method(block, entrance)
+    fully_shard(module, mesh=mesh)
+
+
+def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Those with weights; instead of lists, which are never called, what is in them."""
+    from torch import nn
+
+    for block in blocks:
+        if isinstance(block, nn.ModuleList | nn.ModuleDict):
+            yield from _callable_parts(block.children())
+        elif any(True for _ in block.parameters()):
+            yield block
+
+
+def shard(task: Task) -> Task:
+    spread = task.shard()
+    if spread is None:
+        raise UsageError(
+            "this form has no tables to spread over the ranks", hint="--parallel ddp or fsdp", where="--parallel"
+        )
+    return spread

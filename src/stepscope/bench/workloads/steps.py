@@ -1,0 +1,287 @@
+"""One step of a model as it is timed: forward, loss, backward and optimizer, or one batch through the model."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from stepscope.bench.workloads.feed import Feed
+from stepscope.bench.workloads.precision import math_of, products_of
+from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized
+from stepscope.measure import give_back_memory
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from stepscope.bench.workloads.protocol import Mode, Outputs, Precision, Task
+
+MOST_SHAPES = 64
+"""Different shapes of layers, or of batches that are served, each compiled for itself; torch's own limit is 8."""
+SAMPLED = 256
+"""Values of each weight that are looked at again after training."""
+BENCHMARK_LIMIT = 10
+"""Torch's own."""
+_BACKENDS_USED: set[str] = set()
+"""Of torch.compile, since it was reset."""
+CAPTURE_WARMUPS = 3
+"""Steps on another stream before a capture: libraries make their workspaces in the first ones."""
+
+
+class UpdatesEarly(Optimized):
+    """A fast form whose optimizer leaves updates to the backward pass. It cannot where gradients are added up first,
+    over several batches or ranks: what one of them gives is no update yet."""
+
+    early_change = "update in backward"
+    """As its changes name it, where it makes such updates at all."""
+
+    @abstractmethod
+    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Makes every update itself, from the gradients that backward leaves."""
+
+
+def make_late_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
+    """For steps that add gradients up before they use them."""
+    if isinstance(task, UpdatesEarly):
+        return task.make_late_optimizer(module)
+    return task.make_optimizer(module)
+
+
+def name_early_updates(task: Task, *, mode: Mode, precision: Precision) -> str | None:
+    """The change that is not made where gradients are added up first; None: the form has none such."""
+    if not isinstance(task, UpdatesEarly):
+        return None
+    named = {one.name for one in task.changes(mode=mode, precision=precision)}
+    return task.early_change if task.early_change in named else None
+
+
+class _FedStep(ABC):
+    """Takes batches one after the other, and is replayed as a graph where its engine says so."""
+
+    def __init__(
+        self, batches: Iterable[Mapping[str, torch.Tensor]], *, precision: Precision, device: str, at_once: int = 1
+    ) -> None:
+        self._precision: Precision = precision
+        self._device = device
+        self.at_once = at_once
+        """Batches of one step."""
+        self.feed = Feed(batches)
+        self._replay: Callable[[], None] | None = None
+
+    @abstractmethod
+    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None: ...
+
+    def __call__(self) -> None:
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._step([self.feed.take() for _ in range(self.at_once)])
+
+    def _capture_if(self, engine: Engine) -> None:
+        if not engine.graph or not self._device.startswith("cuda"):
+            return
+        static = [_clone(self.feed.take()) for _ in range(self.at_once)]
+        replay = capture(lambda: self._step(static))
+
+        def step() -> None:
+            for place in static:
+                _refill(place, self.feed.take())
+            replay()
+
+        self._replay = step
+
+
+class TrainStep(_FedStep):
+    """Each call is a whole step on the next of the batches, which lie on the device."""
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        batches: Sequence[Mapping[str, torch.Tensor]],
+        *,
+        precision: Precision,
+        device: str,
+        engine: Engine = EAGER,
+        backend: str = "inductor",
+        accumulate: int = 1,
+        loss_of: Callable[[Any], Any] | None = None,
+        withhold: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """`accumulate`: batches of a step; its one update is that of their mean loss. `loss_of`: the loss of a batch,
+        where it is compiled already. `withhold`: entered for all batches of a step but the last, so that ranks exchange
+        gradients once."""
+        super().__init__(batches, precision=precision, device=device, at_once=accumulate)
+        self._optimizer = make_late_optimizer(task, module) if accumulate > 1 else task.make_optimizer(module)
+        self._withhold = withhold
+        self._loss_of = loss_of or compile_loss(task, module, engine, backend)
+        self.loss: torch.Tensor | None = None
+        """Of the last batch; stays on the device."""
+        self._weights = [one for one in module.parameters() if one.requires_grad]
+        self._before = [_sample(one) for one in self._weights]
+        self._capture_if(engine)
+
+    def find_fault(self) -> str | None:
+        """Why this is no training step, if so: its loss is no number, or its weights stay what they were."""
+        import torch
+
+        if self.loss is None or not bool(torch.isfinite(self.loss).all()):
+            return "this does not train: the loss is not finite"
+        if all(torch.equal(_sample(one), before) for one, before in zip(self._weights, self._before, strict=True)):
+            return "this does not train: the weights do not change"
+        return None
+
+    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        with products_of(self._precision):
+            for number, batch in enumerate(batches, start=1):
+                with self._withhold() if number < len(batches) else nullcontext():
+                    self._add_gradients(batch, len(batches))
+        self._optimizer.step()
+
+    def _add_gradients(self, batch: Mapping[str, torch.Tensor], count: int) -> None:
+        with math_of(self._precision, mode="train", device=self._device):
+            loss = self._loss_of(batch)
+        (loss / count if count > 1 else loss).backward()
+        self.loss = loss.detach()
+
+
+class InferStep(_FedStep):
+    """Each call takes the next of the batches through the model."""
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        batches: Sequence[Mapping[str, torch.Tensor]],
+        *,
+        precision: Precision,
+        device: str,
+        engine: Engine = EAGER,
+        backend: str = "inductor",
+    ) -> None:
+        super().__init__(batches, precision=precision, device=device)
+        self._outputs_of = compile_outputs(task, module, engine, backend)
+        self.outputs: Outputs | None = None
+        self._capture_if(engine)
+
+    def find_fault(self) -> str | None:
+        """Why what it gave is no result, if so."""
+        import torch
+
+        given = self.outputs if isinstance(self.outputs, tuple) else (self.outputs,)
+        if all(one is not None and bool(torch.isfinite(one).all()) for one in given):
+            return None
+        return "outputs are not finite"
+
+    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        (batch,) = batches
+        with math_of(self._precision, mode="infer", device=self._device):
+            self.outputs = self._outputs_of(batch)
+
+
+def compile_loss(task: Task, module: nn.Module, engine: Engine, backend: str) -> Callable[[Any], Any]:
+    """The loss of a batch as the engine runs it."""
+    return _compile_step(task, module, lambda batch: task.loss(module, batch), engine, backend)
+
+
+def compile_outputs(task: Task, module: nn.Module, engine: Engine, backend: str) -> Callable[[Any], Any]:
+    return _compile_step(task, module, lambda batch: task.infer(module, batch), engine, backend)
+
+
+def _compile_step(
+    task: Task, module: nn.Module, step: Callable[[Any], Any], engine: Engine, backend: str
+) -> Callable[[Any], Any]:
+    repeated = task.repeated if isinstance(task, Optimized) else ()
+    parts = [part for part in module.modules() if type(part).__name__ in repeated]
+    if engine.compile is None or not parts:
+        return compiled(step, engine, backend)
+    # Torch looks for gradients on what comes into a layer, and warns itself.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    for part in parts:
+        part.compile(**_how(engine, backend))
+    return step
+
+
+def compiled(function: Callable[[Any], Any], engine: Engine, backend: str) -> Callable[[Any], Any]:
+    if engine.compile is None:
+        return function
+    import torch
+
+    return torch.compile(function, **_how(engine, backend))
+
+
+def _how(engine: Engine, backend: str) -> dict[str, Any]:
+    import torch
+
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    _BACKENDS_USED.add(backend)
+    how: dict[str, Any] = {"dynamic": engine.dynamic, "fullgraph": engine.fullgraph, "backend": backend}
+    if backend == "inductor" and engine.compile != "default":
+        how["mode"] = engine.compile
+    return how
+
+
+def clear_up(device: str) -> None:
+    """What one model left in the process, the next must not inherit: modes, workspaces, and its own memory."""
+    import torch
+
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.benchmark_limit = BENCHMARK_LIMIT
+    if device.startswith("cuda"):
+        # cuBLAS keeps one for each stream that was ever captured on.
+        torch._C._cuda_clearCublasWorkspaces()
+    # A measurement takes what is alive out of the collector's sight, its own model too. Libraries go back there: the
+    # next measurement begins with a collection, which would walk through all of them.
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    give_back_memory(device)
+    if was_frozen:
+        gc.freeze()
+
+
+def forget_compiled() -> None:
+    """Between benchmarks: torch counts how often one line was compiled, and gives up after many different uses."""
+    import torch
+
+    # Torch loads the whole compiler to reset it, which takes many seconds where nothing was compiled.
+    if _BACKENDS_USED:
+        torch.compiler.reset()
+        _BACKENDS_USED.clear()
+
+
+def capture(body: Callable[[], object]) -> Callable[[], None]:
+    """`body` as one CUDA graph; it must read and write the same memory every time."""
+    import torch
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(CAPTURE_WARMUPS):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    return graph.replay
+
+
+def _sample(weight: torch.Tensor) -> torch.Tensor:
+    """Some of its values, copied; of a weight that is spread over ranks, of this rank's part."""
+    here = getattr(weight, "to_local", lambda: weight)()
+    flat = here.detach().flatten()
+    return flat[:: max(1, flat.numel() // SAMPLED)].clone()
+
+
+def _clone(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one.clone() for name, one in batch.items()}
+
+
+def _refill(place: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> None:
+    for name, one in batch.items():
+        place[name].copy_(one, non_blocking=True)

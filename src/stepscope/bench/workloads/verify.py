@@ -1,0 +1,99 @@
+"""What stands beside the score of an optimized form: that it computes the right thing, and what it changed."""
+
+from __future__ import annotations
+
+from stepscope.bench.workloads.asked import SEED, Asked, count_accumulated
+from stepscope.bench.workloads.check import check_optimized
+from stepscope.bench.workloads.findings import CheckReport, Finding
+from stepscope.bench.workloads.generation import Decoder, check_generation
+from stepscope.bench.workloads.protocol import Optimized
+from stepscope.core.errors import StepscopeError, first_line
+from stepscope.measure import Device, WrongResultError, give_back_memory
+from stepscope.records import Scalar, is_out_of_memory
+
+UNCHECKED = "not asked for"
+"""Instead of a passed check; such a form has no score."""
+CHECK_TOKENS = 16
+ADDED_UP = 2
+"""Batches of a step that is checked where gradients are added up: what is right for two is so for more."""
+CHECK_BATCH = 16
+"""Examples in a comparison on a CPU: enough to fill every path of the model."""
+
+
+class Verifier:
+    """Checks one case after the other; what was found in fp32 holds for the other precisions of a benchmark."""
+
+    def __init__(self, device: Device, backend: str) -> None:
+        self._device = device
+        self._backend = backend
+        self._strict: dict[tuple[str, str, int, int], list[Finding]] = {}
+
+    def check(self, asked: Asked, *, adds_up: bool = False) -> dict[str, Scalar]:
+        """Raises WrongResultError: a fast form that computes something else has no score.
+
+        `adds_up`: gradients are added up, over several batches or ranks, before they are used.
+        """
+        adds_up = adds_up or count_accumulated(asked) > 1
+        # On a GPU as many examples as are timed: what was compiled for them need not be compiled again.
+        examples = asked.batch_size if self._device.has_events else min(asked.batch_size, CHECK_BATCH)
+        while True:
+            try:
+                report = self._compare(asked, examples, ADDED_UP if adds_up else 1)
+                break
+            except Exception as error:
+                # The plain form in fp32 beside the fast one needs more than what is timed.
+                if not is_out_of_memory(error):
+                    raise
+                if examples == 1:
+                    raise StepscopeError(
+                        f"there is no room for the plain form in fp32 beside the fast one: {first_line(error)}",
+                        hint="--no-check measures without a score; a device with more memory can check it",
+                    ) from error
+            give_back_memory(self._device.name)
+            examples //= 2
+        if not report.passed:
+            raise WrongResultError(
+                f"not what the out-of-the-box form computes: {format_failures(report)}",
+                hint="compare the two forms layer by layer; see docs/workloads.md#correctness",
+            )
+        errors: dict[str, Scalar] = {
+            f"check_{one.what.replace(' ', '_')}_{one.precision}": one.error for one in report.findings
+        }
+        fewer: dict[str, Scalar] = {"check_examples": examples} if examples < asked.batch_size else {}
+        return {"check": "passed", **fewer, **errors}
+
+    def _compare(self, asked: Asked, examples: int, at_once: int) -> CheckReport:
+        plain, fast = asked.workload.make_calm(asked.scale)
+        known = (asked.case.benchmark.id, asked.scale, examples, at_once)
+        report = check_optimized(
+            plain, fast, mode=asked.mode, precision=asked.precision, device=self._device.name, batch_size=examples,
+            backend=self._backend, seed=SEED, at_once=at_once,
+            strict=self._strict.get(known, ()),
+        )  # fmt: skip
+        self._strict[known] = [one for one in report.findings if one.precision in ("fp32", "fp64")]
+        if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
+            more = check_generation(
+                plain, fast, precision=asked.precision, device=self._device.name, batch_size=examples,
+                new_tokens=min(CHECK_TOKENS, plain.sizes["new_tokens"]), backend=self._backend, seed=SEED,
+            )  # fmt: skip
+            report = CheckReport(findings=[*report.findings, *more.findings])
+        return report
+
+
+def format_failures(report: CheckReport) -> str:
+    return "; ".join(
+        f"{one.what} in {one.precision} differ by {one.error:.3g} (limit {one.limit:.3g})"
+        + (f" at {one.where}" if one.where else "")
+        + (f", where rounding alone makes {one.noise:.3g}" if one.noise is not None else "")
+        for one in report.failures
+    )
+
+
+def describe_changes(task: Optimized, asked: Asked, device: Device, backend: str) -> dict[str, Scalar]:
+    """All that an owner of the model would have to adopt. Graphs and kernels of a GPU are not there on a CPU."""
+    changes = task.changes(mode=asked.mode, precision=asked.precision)
+    listed = "; ".join(f"{one.name}: {one.what}" for one in changes)
+    facts: dict[str, Scalar] = {"changes": listed if device.has_events else f"(as on a GPU) {listed}"}
+    if task.engine(asked.mode).compile is not None:
+        facts["compile_backend"] = backend
+    return facts

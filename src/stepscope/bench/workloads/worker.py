@@ -1,0 +1,468 @@
+"""Runs workload cases in one process: the side that knows torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from stepscope.bench.workloads.asked import SEED, Asked, count_accumulated, read_case
+from stepscope.bench.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
+from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
+from stepscope.bench.workloads.files import require_unchanged
+from stepscope.bench.workloads.generation import Decoder, GenerateStep
+from stepscope.bench.workloads.precision import build_module
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.rounds import is_try, next_cases
+from stepscope.bench.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, name_early_updates
+from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
+from stepscope.bench.workloads.writing import WritingStep, serve_requests
+from stepscope.core.errors import first_line
+from stepscope.measure import (
+    BarProgress,
+    CaseSkipped,
+    CudaDevice,
+    Device,
+    Further,
+    LineProgress,
+    Measurement,
+    MeasureSettings,
+    Prepared,
+    WrongResultError,
+    give_back_memory,
+    no_garbage_collection,
+    open_device,
+)
+from stepscope.measure.recorded import record_steps
+from stepscope.measure.session import measure_run
+from stepscope.records import Case, Notice, Run, Scalar, Score, describe_exception, is_out_of_memory
+from stepscope.store import TPOT, TTFT, StoredRun
+from stepscope.store.view import LOADER
+
+if TYPE_CHECKING:
+    import torch
+
+TRAIN_SAMPLE_S = 0.2
+"""On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
+LOADER_STEPS, LOADER_TIME_S = 20, 2.0
+T = TypeVar("T")
+
+
+class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of workload cases was asked for, apart from its cases."""
+
+    settings: MeasureSettings
+    device: str = "cpu"
+    check: bool = True
+    """Compare fast forms with the plain one; without it they have no score."""
+    loader_workers: int | None = 2
+    """Processes that feed the second score; None: only batches that are ready on the device."""
+    trace: bool = False
+    """Record a few steps after the timed ones."""
+    compile_backend: str = "inductor"
+    """Of torch.compile."""
+    data: str | None = None
+    """A user's examples instead of synthetic ones."""
+    find_batch: dict[str, Any] | None = None
+    rate_per_s: float | None = None
+    """Requests a second that come to a decoder after the timed batches; None: none do."""
+    requests: int = 64
+
+
+def read_request(request: dict[str, Any]) -> WorkloadRequest:
+    known = {name: request[name] for name in WorkloadRequest.__struct_fields__ if name in request}
+    return msgspec.convert(known, WorkloadRequest)
+
+
+def run_workloads(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
+    asked = read_request(request)
+    _require_same_files(folder, asked)
+    bench = WorkloadBench(asked, open_device(asked.device), folder)
+    return measure_run(
+        folder,
+        prepare=bench.prepare,
+        settings=asked.settings,
+        device=bench.device,
+        progress=progress,
+        measure_more=lambda: next_cases(request, StoredRun(folder).cases()),
+    )
+
+
+def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
+    """Before anything is measured: a run that goes on with other files is left as it is."""
+    stored = StoredRun(folder)
+    done = {one.case.key for one in stored.results}
+    for case in (one for one in stored.plan.cases if one.key not in done):
+        if "file" in case.parameters:
+            require_unchanged(Path(str(case.parameters["file"])), str(case.parameters["sha256"]))
+        elif request.data is not None:
+            require_unchanged(Path(request.data), str(case.parameters["data"]))
+
+
+def open_step(case: Case) -> Callable[[], None]:
+    """The step of a case, ready to be made again and again, on its device."""
+    device = str(case.parameters["device"])
+    request = WorkloadRequest(settings=MeasureSettings(), device=device)
+    return WorkloadBench(request, open_device(device), Path()).open(read_case(case))
+
+
+def choose_settings(asked: Asked, settings: MeasureSettings, device: Device) -> MeasureSettings:
+    """A latency is that of one batch."""
+    if asked.mode == "infer":
+        return msgspec.structs.replace(settings, iterations=1)
+    if device.has_events:
+        return msgspec.structs.replace(settings, min_sample_s=max(settings.min_sample_s, TRAIN_SAMPLE_S))
+    return settings
+
+
+def require_samples(settings: MeasureSettings, least: int) -> MeasureSettings:
+    """Latencies of at least so many batches, however long they take."""
+    limits = ("few_samples", "min_samples", "max_samples")
+    return msgspec.structs.replace(settings, **{name: max(getattr(settings, name), least) for name in limits})
+
+
+Step = TrainStep | InferStep | WritingStep
+
+
+class Running:
+    """A model ready to be stepped. Counts its steps; holds the only references to its memory."""
+
+    def __init__(self, step: Step, *, round_steps: int = 1) -> None:
+        self.step: Step | None = step
+        self.round_steps = round_steps
+        """Above 1: batches differ in shape, and only so many steps together stand for all."""
+        self.calls = 0
+        self.sampled = 0
+        """Of the last calls: those that became samples; the others warmed up."""
+
+    def __call__(self) -> None:
+        assert self.step is not None
+        self.step()
+        self.calls += 1
+
+    def keep_measured(self, measurement: Measurement) -> None:
+        self.sampled = measurement.sampled_iterations
+
+    def release(self) -> None:
+        self.step = None
+
+
+class StepEnergy:
+    """From the first step that warms up to the last that is timed: nothing before or after is in it."""
+
+    def __init__(self, device: str, running: Running) -> None:
+        self._device = device
+        self._running = running
+        self._meter: EnergyMeter | None = None
+        self._before = 0
+        self.is_counted = EnergyMeter(device).read_j() is not None
+        self.j_per_step: float | None = None
+
+    def begin(self) -> None:
+        """Only the first time."""
+        if self._meter is None:
+            self._meter, self._before = EnergyMeter(self._device), self._running.calls
+
+    def end(self) -> None:
+        joules = self._meter.read_j() if self._meter is not None else None
+        steps = self._running.calls - self._before
+        if joules is not None and steps:
+            self.j_per_step = joules / steps
+
+
+def require_sound(step: Step | None) -> None:
+    """Raises WrongResultError: what computes nothing has no time worth knowing."""
+    fault = step.find_fault() if isinstance(step, TrainStep | InferStep) else None
+    if fault:
+        raise WrongResultError(fault, hint="another precision, or a smaller batch")
+
+
+def _try(lost: str, body: Callable[[], T], notices: list[Notice], *, hint: str | None = None) -> T | None:
+    """What stands beside a score must not cost it; why it is not there is a notice."""
+    try:
+        return body()
+    except Exception as error:  # noqa: BLE001 - of whatever kind: the score stands
+        failure = describe_exception(error)
+        notices.append(Notice(kind="incomplete", message=f"{lost}: {failure.message}", hint=failure.hint or hint))
+        return None
+
+
+class WorkloadBench:
+    """Prepares cases one after the other in one process."""
+
+    def __init__(self, request: WorkloadRequest, device: Device, folder: Path) -> None:
+        self.device = device
+        self._request = request
+        self._folder = folder
+        self._running: Running | None = None
+        self._compiled_for: tuple[str, int] | None = None
+        self._verifier = Verifier(device, request.compile_backend)
+        if isinstance(device, CudaDevice):
+            device.use_own_stream()
+
+    def prepare(self, case: Case) -> Prepared:
+        """Raises CaseSkipped for what does not fit or cannot run here."""
+        if "file" in case.parameters:
+            from stepscope.bench.workloads.own import prepare_own
+
+            return prepare_own(case, self.device, record_in=self._folder if self._request.trace else None)
+        asked = read_case(case)
+        task = asked.workload.make_task(asked.scale)
+        if self._request.data is not None:
+            require_unchanged(Path(self._request.data), str(case.parameters["data"]))
+        batches = self._guarded(lambda: self._host_batches(task, asked))
+        self._release()
+        self._forget_others(asked)
+        memory = PeakMemory(self.device.name)
+        start = time.perf_counter()
+        running = self.open(asked, task, batches)
+        for _ in range(running.round_steps):  # what is new for a shape is compiled here
+            self._guarded(running)
+        self.device.synchronize()
+        setup_s = time.perf_counter() - start
+        settings = self._keep_rounds(asked, running, choose_settings(asked, self._request.settings, self.device))
+        energy = StepEnergy(self.device.name, running)
+
+        def keep_measured(measurement: Measurement) -> None:
+            energy.end()
+            running.keep_measured(measurement)
+
+        score = Score(unit="ex/s", work=float(asked.batch_size * count_accumulated(asked)))
+        return Prepared(
+            body=running,
+            score=None if self._is_unchecked(asked) else score,
+            latency_target=asked.workload.declared.latency_target,
+            observed={"setup_s": setup_s, **self._describe(task, asked, running)},
+            settings=settings,
+            freshen=energy.begin if energy.is_counted else None,
+            on_measured=keep_measured,
+            further=lambda: self._look_further(asked, batches, memory, energy),
+        )
+
+    def _is_unchecked(self, asked: Asked) -> bool:
+        """And so without a score. Tries are never checked; they have one for their search alone."""
+        is_fast = asked.workload.implementation == "optimized"
+        return is_fast and not self._request.check and not is_try(asked.case)
+
+    def open(
+        self, asked: Asked, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
+    ) -> Running:
+        """The model with its batches on the device; the one before is given up."""
+        self._release()
+        chosen = task or asked.workload.make_task(asked.scale)
+        given = batches or self._host_batches(chosen, asked)
+        round_steps = count_round(given, at_once=count_accumulated(asked) if asked.mode == "train" else 1)
+        running: Running = self._guarded(lambda: Running(self._build(chosen, asked, given), round_steps=round_steps))
+        self._running = running
+        return running
+
+    def _release(self) -> None:
+        if self._running is not None:
+            self._running.release()
+        self._running = None
+        clear_up(self.device.name)
+
+    def _forget_others(self, asked: Asked) -> None:
+        """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else."""
+        wanted = (asked.case.benchmark.id, asked.batch_size)
+        if self._compiled_for != wanted:
+            forget_compiled()
+        self._compiled_for = wanted
+
+    def _host_batches(self, task: Task, asked: Asked) -> list[dict[str, torch.Tensor]]:
+        if self._request.data is not None:
+            path = Path(self._request.data)
+            writes = asked.mode == "infer" and isinstance(task, Decoder)
+            return read_batches(path, task, batch_size=asked.batch_size, mode=asked.mode, any_shape=writes)
+        return make_batches(task, batch_size=asked.batch_size, mode=asked.mode, seed=SEED)
+
+    def _build(self, task: Task, asked: Asked, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
+        kind: dict[str, Any] = {"mode": asked.mode, "precision": asked.precision, "device": self.device.name}
+        module = build_module(task, seed=SEED, **kind)
+        ready = [to_device(one, **kind) for one in batches]
+        how: dict[str, Any] = {
+            "precision": asked.precision,
+            "device": self.device.name,
+            "engine": task.engine(asked.mode) if isinstance(task, Optimized) else EAGER,
+            "backend": self._request.compile_backend,
+        }
+        if asked.mode == "train":
+            return TrainStep(task, module, ready, accumulate=count_accumulated(asked), **how)
+        if isinstance(task, Decoder):
+            tokens = int(task.sizes["new_tokens"])
+            generate = GenerateStep(task, module, new_tokens=tokens, **how)
+            return WritingStep(generate, ready, sequences=asked.batch_size, new_tokens=tokens, device=self.device)
+        return InferStep(task, module, ready, **how)
+
+    def _guarded(self, body: Callable[[], Any]) -> Any:
+        try:
+            return body()
+        except NotImplementedError as error:
+            raise CaseSkipped("unsupported", first_line(error)) from error
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._release()
+            smaller = "use a smaller --batch-size, or --find-batch"
+            hint = smaller if self._request.data is None else "give fewer or smaller batches: all lie on the device"
+            raise CaseSkipped("does_not_fit", first_line(error), hint) from error
+
+    def _keep_rounds(self, asked: Asked, running: Running, settings: MeasureSettings) -> MeasureSettings:
+        """Where batches differ in shape, a sample of training is whole rounds of them; of latencies there is at least
+        one round."""
+        if running.round_steps == 1:
+            return settings
+        if asked.mode == "train":
+            steps: int = self._guarded(lambda: self._count_whole_rounds(running, settings.min_sample_s))
+            return msgspec.structs.replace(settings, iterations=steps)
+        return require_samples(settings, running.round_steps)
+
+    def _count_whole_rounds(self, running: Running, least_s: float) -> int:
+        """Steps of so many rounds as take this long."""
+        start = time.perf_counter()
+        for _ in range(running.round_steps):
+            running()
+        self.device.synchronize()
+        return running.round_steps * max(1, math.ceil(least_s / (time.perf_counter() - start)))
+
+    def _describe(self, task: Task, asked: Asked, running: Running) -> dict[str, Scalar]:
+        facts: dict[str, Scalar] = {} if running.round_steps == 1 else {"round_steps": running.round_steps}
+        porting = asked.workload.make_plain(asked.scale).ported(self.device.name)
+        if porting:
+            facts["porting"] = porting
+        if isinstance(task, Optimized):
+            facts |= describe_changes(task, asked, self.device, self._request.compile_backend)
+            unused = name_early_updates(task, mode=asked.mode, precision=asked.precision)
+            if unused and count_accumulated(asked) > 1:
+                facts["changes"] = f"{facts['changes']}; not used with accumulated gradients: {unused}"
+        return facts
+
+    # --- beside the score ------------------------------------------------------------------------------------------
+
+    def _look_further(
+        self,
+        asked: Asked,
+        batches: list[dict[str, torch.Tensor]],
+        memory: PeakMemory,
+        energy: StepEnergy,
+    ) -> Further:
+        running = self._running
+        assert running is not None
+        require_sound(running.step)
+        peak = memory.read_bytes()
+        facts: dict[str, Scalar] = {} if peak is None else {"peak_memory_bytes": peak}
+        extra: dict[str, list[float]] = {}
+        notices = self._doubt_percentile(asked, running)
+        if isinstance(running.step, WritingStep):
+            written = running.step.times[-running.sampled :]
+            extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
+            if not self._is_unchecked(asked):
+                tokens = sum(one.sequences * one.new_tokens for one in written)
+                facts["tokens_per_s"] = tokens / sum(one.duration_s for one in written)
+        if is_try(asked.case):
+            if asked.workload.implementation == "optimized":
+                facts["check"] = "not made: a try"
+            return Further(extra_s=extra, observed=facts, notices=notices)
+        if energy.j_per_step is not None:
+            facts["energy_j_per_example"] = energy.j_per_step / (asked.batch_size * count_accumulated(asked))
+        rate_per_s, step = self._request.rate_per_s, running.step
+        if isinstance(step, WritingStep) and rate_per_s is not None:
+            served = _try("requests were not served", lambda: self._serve(step, asked, rate_per_s), notices)
+            if served is not None:
+                facts |= served[0]
+                notices += served[1]
+        if self._request.loader_workers is not None:
+            loaded = _try(
+                "there is no score with a loader", lambda: self._time_with_loader(running, asked, batches), notices,
+                hint="--no-loader, or fewer --loader-workers",
+            )  # fmt: skip
+            extra |= {LOADER: loaded} if loaded else {}
+        if self._request.trace:
+            place = _try("no steps were recorded", lambda: record_steps(running, self._folder, asked.case), notices)
+            facts |= {"trace": place} if place else {}
+        self._release()
+        facts |= self._count(asked, batches)
+        if asked.workload.implementation == "optimized":
+            facts |= self._check(asked)
+        return Further(extra_s=extra, observed=facts, notices=notices)
+
+    def _doubt_percentile(self, asked: Asked, running: Running) -> list[Notice]:
+        """A percentile of fewer samples than it divides is the largest of them."""
+        target = asked.workload.declared.latency_target
+        if target is None or running.sampled >= 100 / (100 - target.percentile):
+            return []
+        message = f"p{target.percentile:g} of {running.sampled} batches is the slowest of them, or nearly so"
+        return [Notice(kind="few_for_percentile", message=message, hint="raise --max-time and --min-samples")]
+
+    def _serve(self, step: WritingStep, asked: Asked, rate_per_s: float) -> tuple[dict[str, Scalar], list[Notice]]:
+        """With a batch ready for every power of two up to the case's."""
+        task = asked.workload.make_task(asked.scale)
+        sizes = {min(1 << power, asked.batch_size) for power in range(asked.batch_size.bit_length() + 1)}
+        batches = {
+            size: to_device(
+                task.make_batch(size, seed=SEED, mode="infer"), device=self.device.name, precision=asked.precision,
+                mode="infer",
+            )
+            for size in sizes
+        }  # fmt: skip
+        return serve_requests(
+            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self.device, seed=SEED,
+            target=asked.workload.declared.latency_target,
+        )  # fmt: skip
+
+    def _time_with_loader(self, running: Running, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> list[float]:
+        """Seconds a step when every batch comes through worker processes and is sent to the device."""
+        step = running.step
+        assert step is not None
+        assert self._request.loader_workers is not None
+        loader = Loader(
+            batches, device=self.device.name, precision=asked.precision, mode=asked.mode,
+            workers=self._request.loader_workers,
+        )  # fmt: skip
+        with step.feed.of(loader), no_garbage_collection():
+            return self._time_steps(running, asked)
+
+    def _time_steps(self, running: Running, asked: Asked) -> list[float]:
+        running()
+        self.device.synchronize()
+        # As without a loader: in training on a GPU nobody waits for the device between two steps.
+        window_s = TRAIN_SAMPLE_S if asked.mode == "train" and self.device.has_events else 0.0
+        limit_s = min(LOADER_TIME_S, self._request.settings.max_time_s)
+        times: list[float] = []
+        begin = start = time.perf_counter()
+        while len(times) < LOADER_STEPS and (len(times) < 2 or start - begin < limit_s):
+            steps = 0
+            while not steps or steps % running.round_steps or time.perf_counter() - start < window_s:
+                running()
+                steps += 1
+                if not window_s:
+                    self.device.synchronize()
+            self.device.synchronize()
+            now = time.perf_counter()
+            times.append((now - start) / steps)
+            start = now
+        return times
+
+    def _count(self, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> dict[str, Scalar]:
+        plain = asked.workload.make_plain(asked.scale)
+        timed = batches if asked.workload.implementation == "ootb" else self._host_batches(plain, asked)
+        flops = count_flops(plain, timed, mode=asked.mode, device=self.device.name)
+        if flops is None:
+            return {}
+        facts: dict[str, Scalar] = {"model_flops": flops * count_accumulated(asked)}
+        peak = find_peak(self.device.name, asked.precision)
+        if peak is not None:
+            facts |= {"peak_flops": peak.flops, "peak_source": peak.source}
+        return facts
+
+    def _check(self, asked: Asked) -> dict[str, Scalar]:
+        if not self._request.check:
+            return {"check": UNCHECKED}
+        start = time.perf_counter()
+        facts = self._verifier.check(asked)
+        give_back_memory(self.device.name)
+        return {**facts, "check_s": time.perf_counter() - start}

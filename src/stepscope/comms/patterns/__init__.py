@@ -1,7 +1,0 @@
-"""What real jobs communicate in one step, with the right dependencies."""
-
-from stepscope.comms.patterns.program import Action, make_program
-from stepscope.comms.patterns.registry import PATTERNS, Pattern, find_pattern
-from stepscope.comms.patterns.sequence import Step, require_sound
-
-__all__ = ["PATTERNS", "Action", "Pattern", "Step", "find_pattern", "make_program", "require_sound"]

@@ -1,0 +1,157 @@
+"""The only place that formats numbers for people, and that reads the numbers people write.
+
+Inside, time is in seconds and data in bytes. On the command line the suffixes K, M and G are powers of 1024
+(as in nccl-tests); printed bandwidths are powers of 1000 (GB/s), and headers say so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from stepscope.core.errors import UsageError
+
+BINARY_SUFFIXES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+SCORE_SCALES = {"TFLOP/s": 1e12, "GB/s": 1e9, "ex/s": 1.0, "op/s": 1.0, "step/s": 1.0}
+"""Work per second is stored in the base unit; a score is shown divided by this."""
+
+MAX_RANGE_POINTS = 100_000
+MAX_DURATION_S = 1e6
+"""No measurement is longer, and every clock and timer takes it."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ns|us|µs|ms|s|min|m|h)?", re.IGNORECASE)
+
+
+def parse_size(text: str, *, where: str | None = None) -> int:
+    """`64`, `4K`, `1.5M`, `2GiB` as a whole number; suffixes are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", hint="write a number such as 512, 4K, 64M or 1G", where=where)
+    value = float(match[1]) * BINARY_SUFFIXES[match[2].upper()]
+    if not math.isfinite(value):
+        raise UsageError(f"{text[:40]!r} is too large for a size", hint="write a number such as 64M or 1G", where=where)
+    if value != int(value):
+        raise UsageError(f"{text!r} is not a whole number", hint="use a smaller suffix", where=where)
+    return int(value)
+
+
+def parse_range(text: str, *, where: str | None = None) -> list[int]:
+    """A list of sizes: `1K,4K`, `8:64M:x2` (factor), `64:512:+64` or `64:512:64` (step); ends included."""
+    points: list[int] = []
+    for part in text.split(","):
+        points.extend(_parse_span(part.strip(), where=where))
+    if not points:
+        raise UsageError("the list of sizes is empty", hint="write for example 1K:1M:x4", where=where)
+    if len(set(points)) != len(points):
+        raise UsageError(f"{text!r} names a size twice", hint="remove the repeated size", where=where)
+    return points
+
+
+def _parse_span(part: str, *, where: str | None) -> list[int]:
+    pieces = part.split(":")
+    if len(pieces) == 1:
+        return [parse_size(part, where=where)]
+    hint = "write first:last:xFACTOR or first:last:+STEP, for example 8:64M:x2"
+    if len(pieces) != 3:
+        raise UsageError(f"{part!r} is not a range of sizes", hint=hint, where=where)
+    first, last = parse_size(pieces[0], where=where), parse_size(pieces[1], where=where)
+    if last < first:
+        raise UsageError(f"the range {part!r} ends below its start", hint=hint, where=where)
+    advance = _parse_step(pieces[2].strip(), part, first, hint, where)
+    points = [first]
+    while (following := advance(points[-1])) <= last:
+        points.append(following)
+        if len(points) > MAX_RANGE_POINTS:
+            raise UsageError(
+                f"the range {part!r} has more than {MAX_RANGE_POINTS:,} points", hint="use a larger step", where=where
+            )
+    return points
+
+
+def _parse_step(step: str, part: str, first: int, hint: str, where: str | None) -> Callable[[int], int]:
+    if step[:1] in "x*×" and step[:1]:
+        try:
+            factor = float(step[1:])
+        except ValueError:
+            raise UsageError(f"{step!r} is not a factor", hint=hint, where=where) from None
+        if not (math.isfinite(factor) and factor > 1) or first == 0:
+            raise UsageError(f"the range {part!r} never grows", hint=hint, where=where)
+        return lambda value: max(value + 1, round(value * factor))
+    increment = parse_size(step.removeprefix("+"), where=where)
+    if increment == 0:
+        raise UsageError(f"the range {part!r} never grows", hint=hint, where=where)
+    return lambda value: value + increment
+
+
+def parse_duration(text: str, *, where: str | None = None) -> float:
+    """`2s`, `500ms`, `1.5min` in seconds; a bare number is seconds."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a duration", hint="write for example 500ms, 2s or 5min", where=where)
+    seconds = float(match[1]) * _TIME_UNITS[(match[2] or "s").lower()]
+    if seconds > MAX_DURATION_S:
+        raise UsageError(f"{text[:40]!r} is too long a duration", hint="write at most 11 days", where=where)
+    return seconds
+
+
+def parse_share(text: str, *, where: str | None = None) -> float:
+    """`5%` or `0.05` as a fraction between 0 and 1."""
+    stripped = text.strip()
+    try:
+        value = float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a share", hint="write for example 5% or 0.05", where=where) from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"{text!r} is not between 0 and 100 %", hint="write for example 5% or 0.05", where=where)
+    return value
+
+
+def format_significant(value: float, digits: int = 4) -> str:
+    """Fixed digits without an exponent in the range people read: 0.001234, 12.35, 5678."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    if decimals > 12:
+        return f"{value:.{digits - 1}e}"
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+def format_duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
+        if abs(seconds) >= scale:
+            return f"{format_significant(seconds / scale)} {unit}"
+    return f"{format_significant(seconds / 1e-9)} ns"
+
+
+def format_bytes(size: float) -> str:
+    """Binary units, as sizes are written on the command line."""
+    for (unit, scale), (_, above) in pairwise([*BINARY_SUFFIXES.items(), ("", math.inf)]):
+        if abs(size) < above:
+            text = f"{size / scale:.4g}" if size / scale < 1000 else f"{size / scale:.0f}"
+            return f"{text} {unit}{'iB' if unit else 'B'}"
+    raise AssertionError("the last unit has no upper bound")
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    return f"{format_significant(bytes_per_s / 1e9)} GB/s"
+
+
+def format_share(fraction: float, digits: int = 1) -> str:
+    return f"{fraction * 100:.{digits}f} %"
+
+
+def format_ratio(ratio: float) -> str:
+    """Three decimals where they mean something: an interval may end anywhere."""
+    return f"{ratio:.3f}×" if ratio < 1000 else f"{ratio:.2g}×" if math.isfinite(ratio) else "∞"
+
+
+def scale_score(work_per_s: float, unit: str) -> float:
+    """Work per second (flop/s, bytes/s, examples/s) in the unit a table shows."""
+    return work_per_s / SCORE_SCALES[unit]
