@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.network import BisectionVerdict, bisect_ranks, plan_bisection
+from stepscope.bench.comms.bisection import BisectionVerdict, bisect_ranks, plan_bisection
 from stepscope.core.errors import UsageError
 
 Measure = Callable[[Sequence[int]], float]

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from stepscope.cli.execute import command_line
-from stepscope.cli.options import Duration, Share, json_option, resolution_option, store_option
+from stepscope.cli.execute import Job, command_line
+from stepscope.cli.options import (
+    NEWEST,
+    Duration,
+    json_option,
+    level_option,
+    resolution_option,
+    resume_option,
+    store_option,
+)
 from stepscope.cli.output import emit, narrate
-from stepscope.core.errors import ExitCode
+from stepscope.core.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.store import StoredRun
+
+SEARCHES = ("find_batch", "bisect")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 
 
 @click.command("ab")
 @click.argument("side_a", metavar='"CASE A"')
 @click.argument("side_b", metavar='"CASE B"')
 @click.option("--pairs", type=click.IntRange(2), default=8, show_default=True, help="Fresh processes of each side.")
-@click.option("--max-time", type=Duration(), default="1s", show_default=True, help="Sampling time a case and process.")
-@click.option("--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm.")
+@click.option(
+    "--max-time", type=Duration(), default="1s", show_default=True, help="Sampling time per case and process."
+)
+@level_option
 @resolution_option
+@resume_option
 @store_option
 @json_option
 def command(
@@ -29,6 +52,7 @@ def command(
     max_time: float,
     level: float,
     resolution: float,
+    resume: str | None,
     store: Path,
     as_json: bool,
 ) -> int:
@@ -37,20 +61,22 @@ def command(
     A CASE is what follows `stepscope bench`, with variables in front where the sides differ in them:
 
     stepscope ab "OMP_NUM_THREADS=1 ops --op gemm" "OMP_NUM_THREADS=2 ops --op gemm"
+
+    Each pair of processes is on disk when it is done; --resume continues with the next one.
     """
     from stepscope.compare import describe, describe_comparison
-    from stepscope.compare.interleaved import compare_interleaved, measure_interleaved, parse_side
+    from stepscope.compare.interleaved import compare_interleaved
+    from stepscope.measure.progress import open_progress
+    from stepscope.run.processes import Side, measure_in_processes
+    from stepscope.store import StoredRun
 
     sides = (parse_side(side_a), parse_side(side_b))
-    limited = any(word.startswith(("--max-time", "--quick")) for side in sides for word in side.arguments)
-    a, b = measure_interleaved(
-        sides,
-        pairs=pairs,
-        store=store,
-        command=command_line(),
-        extra=() if limited else ("--max-time", f"{max_time}s"),
-        on_pair=lambda done, total: narrate(f"[{done}/{total}] pairs"),
-    )
+    jobs = tuple(plan_side(side, pairs, max_time) for side in sides)
+    found = find_interrupted(store, jobs, resume) if resume is not None else None
+    runs = found or create_sides(store, jobs)
+    measured = [Side(run, side.environment) for run, side in zip(runs, sides, strict=True)]
+    measure_in_processes(measured, pairs, progress=open_progress())
+    a, b = (StoredRun(run.folder) for run in runs)
     comparison = compare_interleaved(a, b, level=level, resolution=resolution)
     rows = comparison.rows
     lines = [*map(describe, rows), describe_comparison(comparison)]
@@ -58,3 +84,110 @@ def command(
     data = {"a": str(a.folder), "b": str(b.folder), "pairs": pairs, "level": level, "rows": rows}
     emit(data, "\n".join([*lines, f"A: {a.folder}", f"B: {b.folder}"]), as_json=as_json)
     return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+class SideCommand(NamedTuple):
+    """One of the two things compared: a `bench` command, and variables set for it alone."""
+
+    text: str
+    environment: dict[str, str]
+    arguments: list[str]
+
+
+def parse_side(text: str) -> SideCommand:
+    """`[NAME=VALUE …] [stepscope] [bench] ops|workload|comms …`, quoted as in a shell; no shell runs it."""
+    from stepscope.cli.bench import command as bench
+
+    hint = 'write what follows `stepscope bench`, for example "OMP_NUM_THREADS=1 ops --op gemm --shape m=512"'
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"cannot read {text!r}: {error}", hint=hint) from error
+    environment = {}
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    for optional in ("stepscope", "bench"):
+        words = words[1:] if words[:1] == [optional] else words
+    if not words or words[0] not in bench.list_commands(click.Context(bench)):
+        raise UsageError(f"{text!r} is not a benchmark", hint=hint)
+    for forbidden in ("--store", "--json", "--resume", "--list", "--processes", "--until-decided"):
+        if any(word.split("=", 1)[0] == forbidden for word in words):
+            raise UsageError(f"{forbidden} has no place in a side", hint="give it to `stepscope ab` itself")
+    return SideCommand(text, environment, words)
+
+
+def plan_side(side: SideCommand, pairs: int, max_time_s: float) -> Job:
+    """What one side measures in each of its processes."""
+    from stepscope.cli.resume import rehearse
+
+    limited = any(word.startswith(("--max-time", "--quick", "--iterations")) for word in side.arguments)
+    extra = [] if limited else ["--max-time", f"{max_time_s}s"]
+    with environment_variables(side.environment):
+        job = rehearse(["stepscope", "bench", *side.arguments, *extra])
+    if job is None:
+        raise UsageError(f"{side.text!r} measures nothing", hint="name what to measure, as for `stepscope bench`")
+    if any(job.request.get(name) for name in SEARCHES):
+        raise UsageError("a search decides as it goes", hint="search first, then give each side its --batch-size")
+    request = {**job.request, "side": side.text, "environment": side.environment, "processes": pairs}
+    return job._replace(request=request)
+
+
+@contextmanager
+def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def create_sides(store: Path, jobs: tuple[Job, ...]) -> list[StoredRun]:
+    """One run per side, on disk before anything is measured; the second names the first."""
+    from stepscope.store import StoredRun, create_run
+
+    runs: list[StoredRun] = []
+    for letter, job in zip("AB", jobs, strict=True):
+        request = {**job.request, **({"partner": runs[0].id} if runs else {})}
+        folder = create_run(
+            store, verb=job.verb, name=f"ab-{letter}", command=command_line(), request=request, cases=job.cases,
+            launcher=job.launcher, world_size=job.world_size,
+        )  # fmt: skip
+        runs.append(StoredRun(folder))
+    return runs
+
+
+def find_interrupted(store: Path, jobs: tuple[Job, ...], name: str) -> list[StoredRun] | None:
+    """The two runs that `--resume` means: the newest that were asked for the same, or those of one that is named."""
+    from stepscope.cli.execute import find_differences
+    from stepscope.store import find_run, list_runs
+    from stepscope.store.folder import require_plain_folder
+
+    runs = {run.id: run for run in list_runs(store)[0]}
+    pairs = [
+        [runs[partner], run]
+        for run in runs.values()
+        if run.run is None and (partner := str(run.plan.request.get("partner"))) in runs
+    ]
+    wanted = find_run(store, name).id if name != NEWEST else None
+    for pair in reversed(pairs):
+        differ = [find_differences(run, job) for run, job in zip(pair, jobs, strict=True)]
+        same = not any(set(one) - {"partner", "processes"} for one in differ)
+        if same and wanted in {None, pair[0].id, pair[1].id}:
+            for run in pair:
+                require_plain_folder(run.folder)
+            narrate(f"continuing {pair[0].id} and {pair[1].id}")
+            return pair
+    if wanted is not None:
+        raise UsageError(
+            f"run {wanted} is not an interrupted side of this comparison",
+            hint="give the same two sides as before, or leave --resume out",
+            where="--resume",
+        )
+    narrate("no interrupted comparison of these sides: starting a new one")
+    return None

@@ -14,7 +14,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from stepscope.cli.execute import Addition, Job, add_nothing, find_worker, open_job, run_stored, show_run
+from stepscope.cli.execute import Addition, Job, add_nothing, open_job, run_stored, show_run
 from stepscope.cli.options import (
     Duration,
     FiniteRange,
@@ -385,8 +385,9 @@ def run_as_rank(
     verb: str = "comms",
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
-    from stepscope.launch import detect_rank_context, load_worker, rank_session
+    from stepscope.launch import detect_rank_context, rank_session
     from stepscope.records import describe_exception
+    from stepscope.run import run_rank
     from stepscope.store import record_failure
 
     if job is None:
@@ -395,8 +396,8 @@ def run_as_rank(
     folder = open_job(job, store=store, resume=resume, verb=verb).folder if rank == 0 else None
     try:
         asked = {**job.request, "cases": describe_cases(job.cases)}
-        with rank_session(folder, request=asked, hang_limit_s=hang_limit_s) as session:
-            load_worker(find_worker(job.verb, job.request))(session)
+        with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
+            run_rank(session)
     except Exception as error:
         if folder is not None:
             record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))

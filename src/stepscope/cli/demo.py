@@ -77,7 +77,7 @@ def explain_training(store: Path) -> dict[str, str]:
     import stepscope
     from stepscope.analyze.answers.compose import answer
     from stepscope.analyze.job import explain_job
-    from stepscope.bench.workloads.worker import open_step
+    from stepscope.bench.workloads.producer import open_step
     from stepscope.report.trace_page import write_page
 
     step = open_step(_training_case())

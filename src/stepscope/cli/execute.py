@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.cli.options import NEWEST
 from stepscope.cli.output import emit, narrate
-from stepscope.core.errors import ExitCode, RankDiedError, UsageError
+from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case, System
 from stepscope.stats import median
 from stepscope.store import (
@@ -34,12 +34,6 @@ from stepscope.store.folder import require_plain_folder
 
 NOT_MEASURING = frozenset({"table", "per_rank", "tag", "worker", "cluster"})
 """Of a request: what may differ when a run is continued, as it does not decide what is measured."""
-WORKERS = {
-    "comms": "stepscope.bench.comms.worker:run",
-    "bisect": "stepscope.cli.pairs:run_bisection",
-    "workload": "stepscope.bench.workloads.ranks:run",
-}
-"""What each rank calls. Never read from a run: a run folder is data."""
 _rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
 
 
@@ -75,10 +69,6 @@ def rehearsing() -> Iterator[None]:
 
 def is_rehearsal() -> bool:
     return _rehearsal.get()
-
-
-def find_worker(verb: str, request: Mapping[str, Any]) -> str:
-    return WORKERS["bisect" if "bisect" in request else verb]
 
 
 def command_line() -> list[str]:
@@ -122,7 +112,9 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
             return found[-1]
         narrate("no interrupted run with these cases: starting a new one")
     _find_baseline(store, job.request)  # a wrong name is said before anything is measured
-    if job.launcher == "inline" and job.verb != "comms":
+    if job.launcher == "inline":
+        from stepscope.run.execute import require_one_process
+
         require_one_process(job.verb)
     folder = create_run(
         store,
@@ -181,23 +173,12 @@ def run_stored(stored: StoredRun, *, as_json: bool, finish: Callable[[StoredRun]
 
 
 def measure_stored(stored: StoredRun) -> StoredRun:
-    processes = int(stored.plan.request.get("processes", 1))
-    if processes > 1:
-        from stepscope.launch import measure_in_processes
+    from stepscope.measure.progress import open_progress
+    from stepscope.run import execute
 
-        measure_in_processes(
-            stored,
-            processes,
-            count_wanted=lambda cases, system: _count_wanted(stored, cases, system),
-            on_done=lambda done, total: narrate(f"[{done}/{total}] processes"),
-        )
-    elif stored.plan.launcher != "inline":
-        measure_ranks(stored)
-    elif stored.plan.verb == "comms":
-        measure_alone(stored)
-    else:
-        measure_inline(stored)
-    return StoredRun(stored.folder)
+    return execute(
+        stored, progress=open_progress(), count_wanted=lambda cases, system: _count_wanted(stored, cases, system)
+    )
 
 
 def _find_baseline(store: Path, request: Mapping[str, Any]) -> StoredRun | None:
@@ -220,74 +201,6 @@ def _count_wanted(stored: StoredRun, cases: list[MeasuredCase], system: System |
         if count is None:
             narrate(f"{label}: no number of processes decides; {baseline.id} itself needs more (--processes)")
     return min(max((count for count in planned.values() if count), default=0), int(until["max_processes"]))
-
-
-def measure_inline(stored: StoredRun) -> None:
-    """Measure in this process; an interrupted run goes on where it stopped."""
-    from stepscope.bench.ops.worker import run_ops
-    from stepscope.bench.workloads.worker import run_workloads
-    from stepscope.measure import open_progress
-
-    require_one_process(stored.plan.verb)
-    worker = {"ops": run_ops, "workload": run_workloads, "suite": run_workloads}[stored.plan.verb]
-    worker(stored.folder, request=stored.plan.request, progress=open_progress())
-
-
-def require_one_process(verb: str) -> None:
-    """Asked before a run is made: each rank of a launcher would leave an empty one behind."""
-    from stepscope.launch import detect_rank_context
-
-    context = detect_rank_context()
-    if context.world_size > 1:
-        raise UsageError(
-            f"`bench {verb}` measures in one process; {context.launcher} started {context.world_size}",
-            hint="start it without the launcher",
-        )
-
-
-def measure_ranks(stored: StoredRun) -> None:
-    """Start the ranks here and follow what rank 0 writes."""
-    from stepscope.launch import launch_local
-    from stepscope.measure import open_progress
-    from stepscope.store import JournalTail
-
-    plan = stored.plan
-    tail = JournalTail(stored)
-    done, total = len(stored.results), len(plan.cases)
-    with open_progress() as progress:
-
-        def show_finished() -> None:
-            nonlocal done
-            for case in tail.read_new():
-                done += 1
-                progress.case_started(case.result.case, done, total)
-                progress.case_done(case.result, case.samples)
-
-        try:
-            launch_local(
-                folder=stored.folder,
-                target=find_worker(plan.verb, plan.request),
-                ranks=plan.world_size,
-                hang_limit_s=float(plan.request["hang_timeout_s"]),
-                on_poll=show_finished,
-            )
-        except RankDiedError:
-            if plan.verb == "workload":
-                from stepscope.bench.workloads.ranks import give_up_case
-
-                give_up_case(stored.folder)
-            raise
-
-
-def measure_alone(stored: StoredRun) -> None:
-    """A world of one process, which plays the others (the fake backend)."""
-    from stepscope.bench.comms.worker import run
-    from stepscope.launch import rank_session
-
-    request = stored.plan.request
-    limit_s = float(request["hang_timeout_s"])
-    with rank_session(stored.folder, request=request, hang_limit_s=limit_s) as session:
-        run(session)
 
 
 def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,7 @@ from stepscope.cli.options import FiniteRange, json_option, measure_options, res
 from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.launch import RankSession
-    from stepscope.records import Case
-    from stepscope.store import MeasuredCase, StoredRun
+    from stepscope.store import StoredRun
 
 
 @click.command("pairs")
@@ -89,62 +86,22 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
 
     Example: stepscope bench bisect --ranks 4 --quick
     """
+    from stepscope.bench.comms.bisection import BisectionRequest, next_round
     from stepscope.core.units import parse_size
 
     ranks = find_real_ranks(choices)
     if choices["processes"] > 1:
         raise UsageError("a search decides as it goes: it has one process a rank", where="--processes")
-    search = {"collective": collective, "size_bytes": parse_size(size, where="--size"), "threshold": threshold}
-    request = {**make_request(ranks, choices), "bisect": search}
-    cases = next_round(request, [])
+    search = BisectionRequest(collective=collective, size_bytes=parse_size(size, where="--size"), threshold=threshold)
+    request = {**make_request(ranks, choices), "bisect": msgspec.to_builtins(search)}
+    cases = next_round(search, [], backend=ranks.backend, device=ranks.device, world_size=ranks.world_size)
     job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
     return run_ranks(job, ranks, store=store, resume=None, as_json=as_json)
 
 
-def run_bisection(session: RankSession) -> None:
-    """The worker of the ranks: measures, and lets the search decide what to measure next."""
-    from stepscope.bench.comms.worker import run
-
-    run(session, measure_more=lambda measured: next_round(session.request, measured))
-
-
-def next_round(request: Any, measured: Sequence[MeasuredCase]) -> list[Case]:
-    """What the search asks for after what was measured: one case, whose groups are the subsets."""
-    from stepscope.bench.comms.cases import make_cases
-
-    search = replay_search(request, measured)
-    subsets = search.next_subsets()
-    if not subsets:
-        return []
-    asked = request["bisect"]
-    colours = ["-"] * request["world_size"]
-    for number, subset in enumerate(subsets):
-        for rank in subset:
-            colours[rank] = str(number)
-    return make_cases(
-        collective=asked["collective"], sizes=[asked["size_bytes"]], dtype="float32", backend=request["backend"],
-        world_size=request["world_size"], device=request["device"], groups=f"colours:{','.join(colours)}",
-        round=len(measured),
-    )  # fmt: skip
-
-
-def replay_search(request: Any, measured: Sequence[MeasuredCase]) -> Any:
-    """The search as it stands: it is told every round again, so that nothing but the run has to be kept."""
-    from stepscope.analyze.network import plan_bisection
-    from stepscope.records import slowest_rank_seconds
-    from stepscope.stats import median
-
-    search = plan_bisection(range(request["world_size"]), threshold=request["bisect"]["threshold"])
-    for case in measured:
-        times = []
-        for subset in search.next_subsets():
-            of_subset = [samples for samples in case.samples if samples.rank in subset]
-            seconds = median(slowest_rank_seconds(of_subset)) if of_subset else None
-            times.append(float("inf") if seconds is None else seconds)
-        search.record(times)
-    return search
-
-
 def explain_bisection(run: StoredRun) -> Addition:
-    verdict = replay_search(run.plan.request, run.cases()).verdict()
+    from stepscope.bench.comms.bisection import BisectionRequest, replay_search
+
+    request = msgspec.convert(run.plan.request["bisect"], BisectionRequest)
+    verdict = replay_search(request, run.cases(), run.plan.world_size).verdict()
     return Addition({"bisection": msgspec.to_builtins(verdict)}, f"# {verdict.sentence}\n#   next: {verdict.next_step}")

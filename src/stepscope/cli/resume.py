@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ import click
 
 from stepscope.cli.execute import Job, RehearsedError, find_differences, rehearsing
 from stepscope.core.errors import StepscopeError, UsageError
-from stepscope.launch.fresh import OWN_PLAN_VARIABLE
 from stepscope.store import StoredRun
 from stepscope.store.folder import require_plain_folder
 
@@ -29,8 +27,6 @@ INNER_LAUNCHERS = ("inline", "self")
 def plan_again(run: StoredRun, *, trust: bool) -> dict[str, Any]:
     """The request that the run's own command makes. Raises UsageError with the reason where the run must not go on."""
     require_plain_folder(run.folder)
-    if run.plan_seal and os.environ.get(OWN_PLAN_VARIABLE) == run.plan_seal:
-        return run.plan.request  # the process that started this one wrote the plan
     command = run.plan.command
     shown = shlex.join(command)
     if run.plan.launcher not in INNER_LAUNCHERS:

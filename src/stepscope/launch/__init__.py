@@ -1,7 +1,6 @@
 """How ranks start, on one host or several: inline, torchrun (elastic), mpirun, Slurm; how their end is noticed."""
 
 from stepscope.launch.context import RankContext, detect_rank_context, export_rendezvous
-from stepscope.launch.fresh import ChildError, call_stepscope, measure_in_processes, merge_processes
 from stepscope.launch.hosts import (
     Cluster,
     Host,
@@ -17,7 +16,6 @@ from stepscope.launch.watchdog import Heartbeat
 from stepscope.launch.worker import RankSession, leave_group_behind, load_worker, rank_session
 
 __all__ = [
-    "ChildError",
     "Cluster",
     "Heartbeat",
     "Host",
@@ -25,15 +23,12 @@ __all__ = [
     "RankContext",
     "RankSession",
     "SlurmJob",
-    "call_stepscope",
     "detect_rank_context",
     "export_rendezvous",
     "format_sbatch",
     "launch_local",
     "leave_group_behind",
     "load_worker",
-    "measure_in_processes",
-    "merge_processes",
     "parse_hostfile",
     "rank_session",
     "read_cluster_file",

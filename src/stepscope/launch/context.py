@@ -56,6 +56,13 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     """The variables that decided, for the record."""
 
 
+ALONE = RankContext(
+    rank=0, world_size=1, local_rank=0, local_world_size=1, launcher="inline", master_addr=LOOPBACK, master_port=0,
+    job=None, source="no launcher",
+)  # fmt: skip
+"""A single process without a launcher."""
+
+
 def detect_rank_context(environ: Mapping[str, str] | None = None, *, lookups: Lookups | None = None) -> RankContext:
     """Finds out which rank this process is; a process without a launcher is rank 0 of 1.
 
@@ -316,17 +323,9 @@ def _find_first_host(environ: Mapping[str, str], ask: Lookups) -> str:
 
 def _inline(environ: Mapping[str, str]) -> RankContext:
     slurm_job = environ.get("SLURM_JOB_ID")
-    return RankContext(
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        launcher="inline",
-        master_addr=LOOPBACK,
-        master_port=0,
-        job=None,
-        source="no launcher" if slurm_job is None else f"no launcher (a shell of Slurm job {slurm_job})",
-    )
+    if slurm_job is None:
+        return ALONE
+    return msgspec.structs.replace(ALONE, source=f"no launcher (a shell of Slurm job {slurm_job})")
 
 
 def _context(place: _Place, meeting: _Meeting, *, launcher: Launcher, job: str | None, source: str) -> RankContext:

@@ -18,11 +18,11 @@ from stepscope.records import RankPlace
 if TYPE_CHECKING:
     from stepscope.launch.context import RankContext
 
-ECHOES = (
-    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed",
-    "ncclRemoteError", "remote process exited",
+PEER_DISCONNECTS = (
+    "connection closed by peer", "connection reset by peer", "broken pipe", "connection was likely closed",
+    "connection refused", "timed out", "socket timeout", "ncclremoteerror", "remote process exited",
 )  # fmt: skip
-"""What gloo, torch's store and NCCL say on one rank when another one went away: the cause is elsewhere."""
+"""What gloo, torch's store and NCCL report on one rank when another one is gone, in lower case."""
 KNOWN_BACKENDS = ("gloo", "nccl", "ucc", "xccl", "mpi")
 POLL_S = 0.05
 REST_S = 10.0
@@ -44,8 +44,10 @@ def require_backend(backend: str) -> None:
         )
 
 
-def is_echo(message: str) -> bool:
-    return any(echo in message for echo in ECHOES)
+def is_peer_disconnect(message: str) -> bool:
+    """Whether an error only says that another rank is gone or silent: the cause is elsewhere."""
+    lower = message.lower()
+    return any(sign in lower for sign in PEER_DISCONNECTS)
 
 
 def describe_request(request: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import psutil
 
 from stepscope.core.errors import InterruptedRunError, LaunchError, MissingDependencyError, RankDiedError, RankHungError
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
-from stepscope.launch.join import is_echo
+from stepscope.launch.join import is_peer_disconnect
 from stepscope.launch.watchdog import (
     STACK_SIGNAL,
     Beat,
@@ -267,7 +267,7 @@ def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Fai
     by_signal = {rank: -code for rank, code in ended.items() if code < 0 and rank not in own_words}
     killed = [rank for rank, number in by_signal.items() if number not in {signal.SIGTERM, signal.SIGABRT}]
     aborted = [rank for rank, number in by_signal.items() if number == signal.SIGABRT]
-    original = [rank for rank, failure in own_words.items() if not is_echo(failure.message)]
+    original = [rank for rank, failure in own_words.items() if not is_peer_disconnect(failure.message)]
     culprit = next(iter([*killed, *original, *aborted, *own_words, *ended]), None)
     if culprit is None:
         return Failure(

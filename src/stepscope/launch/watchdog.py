@@ -104,6 +104,16 @@ class Heartbeat:
             self._path.unlink(missing_ok=True)
 
 
+class NoHeartbeat:
+    """For a process that nobody waits for."""
+
+    def beat(self, phase: str, case: str | None = None) -> None:
+        return
+
+    def tick(self) -> None:
+        return
+
+
 def _write_whole(path: Path, content: bytes) -> None:
     """By rename: whoever looks at any moment, or after a kill, finds all of it or nothing."""
     aside = path.with_suffix(".tmp")

@@ -8,6 +8,7 @@ is what self-launched ranks run; under torchrun, mpirun or srun the command itse
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import time
@@ -17,9 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.launch.context import RankContext, detect_rank_context, export_rendezvous
+from stepscope.launch.context import ALONE, RankContext, detect_rank_context, export_rendezvous
 from stepscope.launch.watchdog import (
     Heartbeat,
+    NoHeartbeat,
     die_with_parent,
     enable_stack_dumps,
     failure_path,
@@ -32,16 +34,48 @@ BACKSTOP_S = 15.0
 """A self-launched rank's own alarm rings this much after its supervisor's, which knows more."""
 
 
-class RankSession:
-    """What a worker function gets: who it is, what is asked of it, and where its evidence goes."""
+class Session:
+    """One process that measures: which rank it is, what is asked of it, and where its evidence goes.
 
-    def __init__(self, *, request: Mapping[str, Any], hang_limit_s: float, supervised: bool) -> None:
-        self.context: RankContext = detect_rank_context()
+    As it is, a process that nobody else waits for: it has no heartbeat, no log of its own and no alarm.
+    """
+
+    heartbeat: Heartbeat | NoHeartbeat
+    hang_limit_s: float = math.inf
+
+    def __init__(
+        self, *, verb: str, request: Mapping[str, Any], world_size: int = 1, folder: Path | None = None
+    ) -> None:
+        self.context: RankContext = ALONE
+        self.verb = verb
         self.request = request
-        """The worker's own description of the work, as the plan stores it."""
-        self.hang_limit_s = hang_limit_s
-        self.folder: Path | None = None
+        """How to measure, as the plan stores it."""
+        self.world_size = world_size
+        """Ranks of the run; with the fake process group this process stands for all of them."""
+        self.folder = folder
         """The run folder; None on a rank that rank 0 has not told yet."""
+        self.heartbeat = NoHeartbeat()
+
+    def adopt_folder(self, folder: Path) -> None:
+        self.folder = folder
+
+    def keep_failure(self, error: BaseException) -> None:
+        """Whoever waits for this process reads it; here nobody does."""
+
+    def forget_failure(self) -> None:
+        """It was one case's, and the run goes on."""
+
+
+class RankSession(Session):
+    """One of several ranks, which others wait for: it beats, logs, and leaves behind what ended it."""
+
+    heartbeat: Heartbeat
+
+    def __init__(self, *, verb: str, request: Mapping[str, Any], hang_limit_s: float, supervised: bool) -> None:
+        context = detect_rank_context()
+        super().__init__(verb=verb, request=request, world_size=context.world_size)
+        self.context = context
+        self.hang_limit_s = hang_limit_s
         self._supervised = supervised
         self._has_failed = False
         self.heartbeat = Heartbeat(
@@ -81,10 +115,10 @@ Worker = Callable[[RankSession], None]
 
 @contextmanager
 def rank_session(
-    folder: Path | None, *, request: Mapping[str, Any], hang_limit_s: float, supervised: bool = False
+    folder: Path | None, *, verb: str, request: Mapping[str, Any], hang_limit_s: float, supervised: bool = False
 ) -> Iterator[RankSession]:
     """Prepare this process to be a rank: rendezvous variables, stack dumps, signs of life, evidence of failure."""
-    session = RankSession(request=request, hang_limit_s=hang_limit_s, supervised=supervised)
+    session = RankSession(verb=verb, request=request, hang_limit_s=hang_limit_s, supervised=supervised)
     export_rendezvous(session.context)
     if folder is not None:
         session.adopt_folder(folder)
@@ -132,9 +166,11 @@ def load_worker(target: str) -> Worker:
 def main() -> None:
     folder, target, hang_limit_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     die_with_parent()
-    request = StoredRun(folder).plan.request
+    plan = StoredRun(folder).plan
     try:
-        with rank_session(folder, request=request, hang_limit_s=hang_limit_s, supervised=True) as session:
+        with rank_session(
+            folder, verb=plan.verb, request=plan.request, hang_limit_s=hang_limit_s, supervised=True
+        ) as session:
             load_worker(target)(session)
     except BaseException as error:
         traceback.print_exc()

@@ -121,15 +121,15 @@ def measure(
     device: Device,
     peers: Peers | None = None,
     watch: Watch | None = None,
-    freshen: Callable[[], object] | None = None,
+    before_sample: Callable[[], object] | None = None,
     held: bool = False,
 ) -> Measurement:
     """Time `body`; one call is one iteration. What `body` raises passes through.
 
-    `freshen` is called before each timed stretch, outside it (it empties caches). `held` is for devices with a queue:
-    each sample is taken twice, once by the host's clock and once by marks on the device behind a full queue, so that
-    device time does not contain the host's launching; the stop rule then looks at device time, and `freshen` is called
-    before every single call that is marked.
+    `before_sample` is called before each timed region, outside it (it empties caches). `held` is for devices with a
+    queue: each sample is taken twice, once by the host's clock and once by marks on the device behind a full queue, so
+    that device time does not contain the host's launching; the stop rule then looks at device time, and
+    `before_sample` is called before every single call that is marked.
     """
     if held and peers is not None:
         raise ValueError("a held device takes spoiled samples again, on which several ranks would have to agree")
@@ -140,7 +140,7 @@ def measure(
         device=device,
         peers=peers or Alone(),
         watch=watch,
-        freshen=freshen,
+        before_sample=before_sample,
         held=held and device.has_events,
     )
     with no_garbage_collection():
@@ -160,11 +160,11 @@ class _Loop:
         device: Device,
         peers: Peers,
         watch: Watch | None,
-        freshen: Callable[[], object] | None,
+        before_sample: Callable[[], object] | None,
         held: bool,
     ) -> None:
         self._body = body
-        self._freshen = freshen
+        self._before_sample = before_sample
         self._held = held
         self._hold_factor = HOLD_FACTOR
         self._dry: list[bool] = []
@@ -272,10 +272,10 @@ class _Loop:
         may follow each other directly, several, and at most so many."""
         body, clock, device = self._body, self._clock, self._device
         following = min(self._peers.align(), most)
-        if following > 1 and count == 1 and not device.has_events and self._freshen is None:
+        if following > 1 and count == 1 and not device.has_events and self._before_sample is None:
             return self._take_directly(following)
-        if self._freshen is not None:
-            self._freshen()
+        if self._before_sample is not None:
+            self._before_sample()
         device.synchronize()
         began = device.mark()
         start_ns = clock.now_ns()
@@ -323,8 +323,8 @@ class _Loop:
 
     def _time_held(self, count: int, issue_s: float) -> tuple[float, bool]:
         """Seconds of all calls, each between two marks, and whether the device reached one before it was issued."""
-        if self._freshen is not None:
-            return self._time_freshened(count, issue_s / count)
+        if self._before_sample is not None:
+            return self._time_each_prepared(count, issue_s / count)
         body, device = self._body, self._device
         device.hold(min(issue_s * self._hold_factor + HOLD_MARGIN_S, LONGEST_HOLD_S))
         marks = [device.mark()]
@@ -335,13 +335,13 @@ class _Loop:
         device.synchronize()
         return device.elapsed_s(marks[0], marks[-1]), ran_dry
 
-    def _time_freshened(self, count: int, issue_s: float) -> tuple[float, bool]:
-        """Freshened before every call: that and a short hold keep the device busy while the call is issued."""
+    def _time_each_prepared(self, count: int, issue_s: float) -> tuple[float, bool]:
+        """`before_sample` before every call: that and a short hold keep the device busy while the call is issued."""
         body, device, ran_dry = self._body, self._device, False
         pairs = []
         for _ in repeat(None, count):
-            if self._freshen is not None:
-                self._freshen()
+            if self._before_sample is not None:
+                self._before_sample()
             device.hold(min(issue_s * (self._hold_factor - 1) + HOLD_MARGIN_S, LONGEST_HOLD_S / count))
             began = device.mark()
             body()

@@ -42,8 +42,9 @@ class LineProgress:
     def __exit__(self, *exception: object) -> None:
         return
 
-    def case_started(self, case: Case, index: int, total: int) -> None:
-        self._place = f"[{index}/{total}]"
+    def case_started(self, case: Case, index: int, total: int, *, note: str = "") -> None:
+        """`note`: which part of a longer run this is, such as one of several processes."""
+        self._place = f"[{index}/{total}]" + (f" {note}:" if note else "")
 
     def estimate(self, estimate: Estimate) -> None:
         return
@@ -86,11 +87,11 @@ class BarProgress:
     ) -> None:
         self._bar.stop()
 
-    def case_started(self, case: Case, index: int, total: int) -> None:
-        self._label = case.label
+    def case_started(self, case: Case, index: int, total: int, *, note: str = "") -> None:
+        self._label = f"{note}: {case.label}" if note else case.label
         if self._task is None:
-            self._task = self._bar.add_task("", total=total, completed=index - 1)
-        self._bar.update(self._task, description=self._label)
+            self._task = self._bar.add_task("", total=total)
+        self._bar.update(self._task, description=self._label, completed=index - 1, total=total)
 
     def estimate(self, estimate: Estimate) -> None:
         width = "" if estimate.half_width is None else f" ± {format_share(estimate.half_width)}"

@@ -1,6 +1,5 @@
 """What measurements say together: which host, NIC, rank or link is slow."""
 
-from stepscope.analyze.network.bisect import Bisection, BisectionVerdict, SlowRank, bisect_ranks, plan_bisection
 from stepscope.analyze.network.pair_matrix import (
     PAIR_MODEL,
     QUANTITIES,
@@ -19,21 +18,16 @@ from stepscope.analyze.network.pairs import Finding, find_outliers, pairs_to_dic
 __all__ = [
     "PAIR_MODEL",
     "QUANTITIES",
-    "Bisection",
-    "BisectionVerdict",
     "Finding",
     "HostMatrix",
     "Interval",
     "PairFailure",
     "PairMatrix",
     "Quantity",
-    "SlowRank",
-    "bisect_ranks",
     "by_host",
     "find_outliers",
     "find_pair",
     "pairs_to_dict",
-    "plan_bisection",
     "read_pair_matrices",
     "read_pair_matrix",
 ]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from stepscope.bench.comms.data import make_values
 from stepscope.bench.comms.group import Bound, Call, Group, Waitable, World
+from stepscope.run.control import Alone
 
 T = TypeVar("T")
 
@@ -19,7 +20,7 @@ class Done:
         return
 
 
-class FakeWorld:
+class FakeWorld(Alone):
     """One rank of a world whose other ranks put in what the case's recipe says. Moves nothing, takes no time."""
 
     backend = "fake"
@@ -30,28 +31,8 @@ class FakeWorld:
     def join(self, ranks: Sequence[int], *, fresh: bool = False) -> FakeGroup:
         return FakeGroup(tuple(ranks), self.rank)
 
-    def barrier(self) -> None:
-        return
-
-    def broadcast_value(self, value: T | None, source: int = 0) -> T:
-        if value is None:
-            raise ValueError("a world of one process must have the value it broadcasts")
-        return value
-
-    def gather_values(self, value: T) -> list[T] | None:
-        return [value]
-
-    def send_value(self, value: int, to: int) -> None:
-        raise ValueError("nobody is there to send to")
-
-    def receive_value(self, source: int) -> int:
-        raise ValueError("nobody is there to receive from")
-
     def describe_library(self) -> dict[str, str]:
         return {"name": "fake", "version": "moves nothing: times are those of Python"}
-
-    def close(self) -> None:
-        return
 
 
 class FakeGroup:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from stepscope.bench.comms.data import Recipe
 from stepscope.bench.comms.operations import Operation, Traffic
 from stepscope.core.errors import StepscopeError
+from stepscope.run.control import Control
 
 if TYPE_CHECKING:
     import torch
@@ -68,9 +69,9 @@ class Group(Protocol):
         """Several calls are made as one, coalesced where the backend can. Raises UnsupportedCallError."""
 
 
-class World(Protocol):
-    rank: int
-    size: int
+class World(Control, Protocol):
+    """All ranks of the run, with what the benchmark itself tells them (never timed)."""
+
     backend: str
 
     def join(self, ranks: Sequence[int], *, fresh: bool = False) -> Group:
@@ -79,22 +80,8 @@ class World(Protocol):
         `fresh`: with connections that no other group uses, so that two operations at once do not wait for each other.
         """
 
-    def barrier(self) -> None: ...
-
-    def broadcast_value(self, value: T | None, source: int = 0) -> T:
-        """That rank's value on every rank."""
-
-    def gather_values(self, value: T) -> list[T] | None:
-        """All ranks' values on rank 0, None elsewhere."""
-
-    def send_value(self, value: int, to: int) -> None: ...
-
-    def receive_value(self, source: int) -> int: ...
-
     def describe_library(self) -> dict[str, str]:
         """What really carries the data, as loaded: name, version, file where known."""
-
-    def close(self) -> None: ...
 
 
 def bind_in_turn(parts: Sequence[Bound], composed: str | None = None) -> Bound:

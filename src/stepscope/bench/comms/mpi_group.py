@@ -45,6 +45,7 @@ class MpiWorld:
             ) from error
         self._mpi: Any = MPI
         self._control: Any = MPI.COMM_WORLD.Dup()
+        self._marks: list[Any] = []
         self.rank, self.size = self._control.Get_rank(), self._control.Get_size()
         if (self.rank, self.size) != (context.rank, context.world_size):
             raise UsageError(
@@ -75,6 +76,16 @@ class MpiWorld:
 
     def receive_value(self, source: int) -> int:
         return int(self._control.recv(source=source))
+
+    def set_mark(self, name: str) -> None:
+        """MPI has no store: the mark is seen when every rank has set it, which is what marks are for here."""
+        self._marks.append(self._control.Ibarrier())
+
+    def has_marks(self, names: list[str]) -> bool:
+        return all(mark.Test() for mark in self._marks)
+
+    def renew(self) -> None:
+        """Groups are split off anew by those who need them."""
 
     def describe_library(self) -> dict[str, str]:
         words = self._mpi.Get_library_version().replace("\x00", "").split(",")[0].split()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,13 +18,12 @@ from stepscope.bench.comms.group import (
     bind_in_turn,
     list_messages,
 )
-from stepscope.bench.comms.library import describe_torch_library
-from stepscope.launch.join import open_store, require_backend
+from stepscope.run.control import TorchControl
+from stepscope.system.communication import describe_torch_library
 
 if TYPE_CHECKING:
     import torch
 
-    from stepscope.launch import RankContext
 
 T = TypeVar("T")
 _REDUCE_OPS = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
@@ -33,66 +31,14 @@ UNEVEN_LISTS = ("nccl",)
 """Backends whose list forms take pieces of different lengths."""
 
 
-class TorchWorld:
-    """Control traffic goes over gloo, so that the measured backend carries only what is measured."""
-
-    def __init__(
-        self,
-        context: RankContext,
-        backend: str,
-        *,
-        join_limit_s: float,
-        timeout_s: float,
-        on_wait: Callable[[], object] = lambda: None,
-    ) -> None:
-        import torch.distributed as dist
-
-        require_backend(backend)
-        self._dist: Any = dist
-        self.rank, self.size, self.backend = context.rank, context.world_size, backend
-        self._timeout = timedelta(seconds=timeout_s)
-        store = open_store(context, join_limit_s, on_wait)
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self._timeout)
-        self._control: Any = dist.group.WORLD
-        if backend != "gloo":
-            self._control = dist.new_group(backend="gloo", timeout=self._timeout)
-
+class TorchWorld(TorchControl):
     def join(self, ranks: Sequence[int], *, fresh: bool = False) -> TorchGroup:
         everybody = list(ranks) == list(range(self.size)) and not fresh
-        handle = self._dist.group.WORLD if everybody else self._dist.new_group(list(ranks), timeout=self._timeout)
+        handle = self._dist.group.WORLD if everybody else self._dist.new_group(list(ranks), timeout=self.timeout)
         return TorchGroup(self._dist, handle, tuple(ranks), self.rank, self.backend)
-
-    def barrier(self) -> None:
-        self._dist.barrier(group=self._control)
-
-    def broadcast_value(self, value: T | None, source: int = 0) -> T:
-        box: list[Any] = [value]
-        self._dist.broadcast_object_list(box, src=source, group=self._control)
-        received: T = box[0]
-        return received
-
-    def gather_values(self, value: T) -> list[T] | None:
-        box: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        self._dist.gather_object(value, box, dst=0, group=self._control)
-        return box
-
-    def send_value(self, value: int, to: int) -> None:
-        import torch
-
-        self._dist.send(torch.tensor([value]), dst=to, group=self._control)
-
-    def receive_value(self, source: int) -> int:
-        import torch
-
-        box = torch.zeros(1, dtype=torch.int64)
-        self._dist.recv(box, src=source, group=self._control)
-        return int(box)
 
     def describe_library(self) -> dict[str, str]:
         return describe_torch_library(self.backend)
-
-    def close(self) -> None:
-        self._dist.destroy_process_group()
 
 
 class TorchGroup:

@@ -73,6 +73,9 @@ class Room:
             self._groups[key] = self.world.join(key[0], fresh=number > 0)
         return self._groups[key]
 
+    def forget_groups(self) -> None:
+        self._groups.clear()
+
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What every rank knows of a case without measuring it; rank 0's go into the result."""

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from stepscope.bench.ops.operator_case import read_case
 from stepscope.bench.ops.worker import MEMORY_SHARE
 from stepscope.core.units import format_bytes
-from stepscope.measure import CaseSkipped, MeasureSettings, free_memory_bytes, last_level_cache_bytes, open_device
+from stepscope.measure import MeasureSettings, free_memory_bytes, last_level_cache_bytes, open_device
 from stepscope.records import Case
+from stepscope.run import CaseSkipped
 
 GLIMPSE_SIDE, GLIMPSE_ELEMENTS, GLIMPSE_CALLS = 512, 1 << 22, 5
 CALIBRATING, WARMING = 3, 4

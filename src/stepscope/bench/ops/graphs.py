@@ -25,13 +25,13 @@ class CaptureError(Exception):
 
 
 def time_replays(
-    calls: Sequence[Call], device: Device, *, freshen: Callable[[], object] | None = None, replays: int = REPLAYS
+    calls: Sequence[Call], device: Device, *, before_sample: Callable[[], object] | None = None, replays: int = REPLAYS
 ) -> list[float]:
     """Seconds per call of each replay. The current stream must not be the default one: that one cannot be captured."""
     import torch
 
     lap = list(calls)
-    if freshen is None:
+    if before_sample is None:
         lap = lap * -(-MIN_CAPTURED_CALLS // len(lap))
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -48,17 +48,17 @@ def time_replays(
         raise CaptureError(str(error).splitlines()[0]) from error
     times = []
     for _ in range(replays + 1):
-        times.append(_time_replay(graph, device, freshen) / len(lap))
+        times.append(_time_replay(graph, device, before_sample) / len(lap))
     graph.reset()
     return times[1:]
 
 
-def _time_replay(graph: torch.cuda.CUDAGraph, device: Device, freshen: Callable[[], object] | None) -> float:
+def _time_replay(graph: torch.cuda.CUDAGraph, device: Device, before_sample: Callable[[], object] | None) -> float:
     """Behind a hold that is long enough for the host to have launched the graph; a large one takes a while."""
     hold_s = HOLD_S
     while True:
-        if freshen is not None:
-            freshen()
+        if before_sample is not None:
+            before_sample()
         device.hold(hold_s)
         began = device.mark()
         graph.replay()

@@ -15,7 +15,7 @@ QUIET_LOG_LEVEL = "6"
 
 
 def profile_kernels(
-    calls: Sequence[Call], *, cuda: bool, freshen: Callable[[], object] | None = None
+    calls: Sequence[Call], *, cuda: bool, before_sample: Callable[[], object] | None = None
 ) -> tuple[list[KernelUse], list[float]]:
     """The kernels of one call and, on CUDA, the sum of their durations for each profiled call.
 
@@ -23,13 +23,15 @@ def profile_kernels(
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", QUIET_LOG_LEVEL)
     lap = (list(calls) * PROFILED_CALLS)[:PROFILED_CALLS]
-    return _profile_cuda(lap, freshen) if cuda else (_profile_cpu(lap), [])
+    return _profile_cuda(lap, before_sample) if cuda else (_profile_cpu(lap), [])
 
 
-def _profile_cuda(lap: Sequence[Call], freshen: Callable[[], object] | None) -> tuple[list[KernelUse], list[float]]:
-    """With the cache freshened before each call; what that launches is told by what it launches alone."""
-    flushing = _record([freshen]) if freshen is not None else []
-    steps = [step for call in lap for step in ((freshen, call) if freshen is not None else (call,))]
+def _profile_cuda(
+    lap: Sequence[Call], before_sample: Callable[[], object] | None
+) -> tuple[list[KernelUse], list[float]]:
+    """With the cache before_sampleed before each call; what that launches is told by what it launches alone."""
+    flushing = _record([before_sample]) if before_sample is not None else []
+    steps = [step for call in lap for step in ((before_sample, call) if before_sample is not None else (call,))]
     pieces = _pieces(_record(steps), flushing, len(lap))
     uses: dict[str, tuple[int, float]] = {}
     for name, duration_s in (event for piece in pieces for event in piece):
@@ -57,7 +59,7 @@ Event = tuple[str, float]
 
 
 def _pieces(events: Sequence[Event], flushing: Sequence[Event], calls: int) -> list[list[Event]]:
-    """Without what freshening launched. Calls launch alike: their events fall into as many equal pieces."""
+    """Without what before_sampleing launched. Calls launch alike: their events fall into as many equal pieces."""
     if len(events) % calls:
         names = {name for name, _ in flushing}
         return [[event for event in events if event[0] not in names]]

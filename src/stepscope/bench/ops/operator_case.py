@@ -8,8 +8,8 @@ from stepscope.bench.ops.build import memory_bytes
 from stepscope.bench.ops.caches import WARM, Rotation, plan_rotation
 from stepscope.bench.ops.operator import Operator, Shape, UnsupportedError, Work
 from stepscope.bench.ops.registry import find_operator
-from stepscope.measure import CaseSkipped
 from stepscope.records import Case
+from stepscope.run.ranks import CaseSkipped
 from stepscope.store.ceilings import CEILING_CONFIG
 from stepscope.system import bfloat16_works
 

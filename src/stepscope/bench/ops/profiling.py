@@ -9,10 +9,11 @@ import msgspec
 
 from stepscope.bench.ops.kernels import profile_kernels
 from stepscope.bench.ops.modes import math_mode
+from stepscope.bench.ops.producer import OperatorProducer
 from stepscope.bench.ops.profiled import KERNELS_FILE, ProfiledCase, read_profiled
-from stepscope.bench.ops.worker import OpsBench, read_request
-from stepscope.measure import CaseSkipped, open_device
+from stepscope.launch.worker import Session
 from stepscope.records import Case, describe_exception
+from stepscope.run.ranks import CaseSkipped
 from stepscope.store import StoredRun
 from stepscope.store.journal import AppendFile, whole_lines
 
@@ -22,8 +23,9 @@ SHOWN_EVERY = 200
 def profile_cases(folder: Path) -> None:
     """Every case of the run's plan that has no line yet; goes on where an earlier process stopped."""
     plan = StoredRun(folder).plan
-    request = msgspec.structs.replace(read_request(plan.request), check=False, kernels=False, graph=False)
-    bench = OpsBench(request, open_device(request.device))
+    request = {**plan.request, "check": False, "kernels": False, "graph": False}
+    bench = OperatorProducer(Session(verb=plan.verb, request=request))
+    bench.open()
     done = read_profiled(folder)
     file = AppendFile(folder / KERNELS_FILE)
     file.cut(sum(len(line) + 1 for _, line in whole_lines((folder / KERNELS_FILE).read_bytes())))
@@ -37,11 +39,13 @@ def profile_cases(folder: Path) -> None:
         file.close()
 
 
-def _profile(bench: OpsBench, case: Case) -> ProfiledCase:
+def _profile(bench: OperatorProducer, case: Case) -> ProfiledCase:
     try:
         ready = bench.build(case)
         with math_mode(ready.asked.dtype, ready.asked.direction):
-            kernels, seconds = profile_kernels(ready.built.calls, cuda=bench.device.has_events, freshen=ready.freshen)
+            kernels, seconds = profile_kernels(
+                ready.built.calls, cuda=bench.device.has_events, before_sample=ready.before_sample
+            )
     except CaseSkipped:
         return ProfiledCase(case=case.key)
     except Exception as error:  # noqa: BLE001 - the border of a case, as in the run itself

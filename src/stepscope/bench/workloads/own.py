@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from stepscope.bench.workloads.facts import EnergyMeter, PeakMemory
 from stepscope.bench.workloads.files import hash_content, require_unchanged
 from stepscope.core.errors import StepscopeError, UsageError
-from stepscope.measure import CaseSkipped, Device, Further, Prepared, WrongResultError
-from stepscope.measure.recorded import record_steps
+from stepscope.measure import Device, Measurement
 from stepscope.records import Benchmark, Case, Scalar, Score, describe_exception
+from stepscope.run import CaseSkipped, ExtraMeasurements, Prepared, WrongResultError
+from stepscope.run.recorded import record_steps
 
 HINT = "write path/to/file.py:build, where build(device, batch_size) returns a function that makes one step"
 
@@ -224,7 +225,7 @@ def prepare_own(case: Case, device: Device, *, record_in: Path | None = None) ->
             raise _blame(error, path) from error
         calls += 1
 
-    def look_further() -> Further:
+    def finish(measurement: Measurement) -> tuple[Measurement, ExtraMeasurements]:
         joules = energy.read_j()
         peak = memory.read_bytes()
         facts: dict[str, Scalar] = {} if peak is None else {"peak_memory_bytes": peak}
@@ -232,14 +233,14 @@ def prepare_own(case: Case, device: Device, *, record_in: Path | None = None) ->
             facts["energy_j_per_example"] = joules / (calls * examples)
         if record_in is not None:
             facts["trace"] = record_steps(body, record_in, case)
-        return Further(observed=facts)
+        return measurement, ExtraMeasurements(observed=facts)
 
     counted = {"batch_size": None if case.batch_size else batch_size, "examples": examples}
     return Prepared(
         body=body,
         score=Score(unit="ex/s" if examples else "step/s", work=float(examples or 1)),
         observed={what: number for what, number in counted.items() if number is not None},
-        further=look_further,
+        finish=finish,
         check=partial(_run_check, check, path) if check is not None else None,
     )
 

@@ -23,14 +23,11 @@ def is_try(case: Case) -> bool:
     return TRY in case.parameters
 
 
-def next_cases(request: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[Case]:
+def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[Case]:
     """The next try of each search that is not over, or the size it ended with, to be measured in full.
 
-    Empty where no search was asked for, and when all is done.
+    Empty when all is done.
     """
-    asked = request.get("find_batch")
-    if not asked:
-        return []
     following = []
     done = {case.result.case.key for case in measured}
     for cases in _searches(measured).values():

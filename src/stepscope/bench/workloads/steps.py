@@ -13,6 +13,7 @@ from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.precision import math_of, products_of
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized
 from stepscope.measure import give_back_memory
+from stepscope.run import WrongResultError
 
 if TYPE_CHECKING:
     import torch
@@ -285,3 +286,10 @@ def _clone(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _refill(place: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> None:
     for name, one in batch.items():
         place[name].copy_(one, non_blocking=True)
+
+
+def require_sound(step: object) -> None:
+    """Raises WrongResultError: what computes nothing has no time worth knowing."""
+    fault = step.find_fault() if isinstance(step, TrainStep | InferStep) else None
+    if fault:
+        raise WrongResultError(fault, hint="another precision, or a smaller batch")

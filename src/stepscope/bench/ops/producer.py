@@ -1,4 +1,4 @@
-"""Runs operator cases: the side that knows torch."""
+"""Measures operator cases: the side that knows torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import cycle
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,15 +21,11 @@ from stepscope.bench.ops.operator_case import OperatorCase, read_case
 from stepscope.bench.ops.profiled import ProfiledCase, profile_in_child
 from stepscope.core.errors import first_line
 from stepscope.core.units import format_bytes
+from stepscope.launch.worker import Session
 from stepscope.measure import (
-    BarProgress,
-    CaseSkipped,
     CudaDevice,
     Device,
-    Further,
-    LineProgress,
     MeasureSettings,
-    Prepared,
     device_kind,
     free_memory_bytes,
     give_back_memory,
@@ -38,8 +33,9 @@ from stepscope.measure import (
     last_level_cache_bytes,
     open_device,
 )
-from stepscope.measure.session import measure_run
-from stepscope.records import Case, Notice, Run, Scalar, Score
+from stepscope.records import Case, Notice, Scalar, Score
+from stepscope.run.producer import ExtraMeasurements, Prepared, Producer
+from stepscope.run.ranks import CaseSkipped
 
 MEMORY_SHARE = 0.9
 """Of what is free: the rest belongs to the allocator and to others."""
@@ -65,23 +61,10 @@ class OpsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Time graph replays too, where the device has graphs."""
 
 
-def read_request(request: dict[str, Any]) -> OpsRequest:
+def read_request(request: Mapping[str, Any]) -> OpsRequest:
     """From a stored plan, which may say more than this room needs."""
     known = {name: request[name] for name in OpsRequest.__struct_fields__ if name in request}
     return msgspec.convert(known, OpsRequest)
-
-
-def run_ops(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
-    asked = read_request(request)
-    profiled = profile_in_child(folder) if asked.kernels and device_kind(asked.device) == "cuda" else {}
-    bench = OpsBench(asked, open_device(asked.device), profiled)
-    return measure_run(
-        folder,
-        prepare=bench.prepare,
-        settings=asked.settings,
-        device=bench.device,
-        progress=progress,
-    )
 
 
 class Ready(NamedTuple):
@@ -90,18 +73,30 @@ class Ready(NamedTuple):
     asked: OperatorCase
     rotation: Rotation
     built: Built
-    freshen: CacheFlush | None
+    before_sample: CacheFlush | None
 
 
-class OpsBench:
+class OperatorProducer(Producer):
     """Prepares cases one after the other in one process; what they can share (inputs, flush buffer) is kept."""
 
-    def __init__(self, request: OpsRequest, device: Device, profiled: Mapping[str, ProfiledCase] | None = None) -> None:
-        self.device = device
-        self._request = request
-        self._profiled = profiled or {}
+    device: Device
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._request = read_request(session.request)
+        self._profiled: Mapping[str, ProfiledCase] = {}
         self._arenas = Arenas()
         self._flush: CacheFlush | None = None
+
+    @property
+    def settings(self) -> MeasureSettings:
+        return self._request.settings
+
+    def open(self) -> Device:
+        folder, name = self.session.folder, self._request.device
+        if folder is not None and self._request.kernels and device_kind(name) == "cuda":
+            self._profiled = profile_in_child(folder)
+        device = self.device = open_device(name)
         self._cache_bytes = last_level_cache_bytes(device.name)
         if isinstance(device, CudaDevice):
             device.use_own_stream()
@@ -110,6 +105,7 @@ class OpsBench:
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
         else:
             keep_freed_memory()
+        return device
 
     def prepare(self, case: Case) -> Prepared:
         """Raises CaseSkipped for what this machine cannot do: nothing falls back to another dtype or device."""
@@ -131,11 +127,11 @@ class OpsBench:
             score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
             observed=observed,
             scope=math_mode(asked.dtype, asked.direction),
-            freshen=ready.freshen,
+            before_sample=ready.before_sample,
             held=self.device.has_events,
             steady_memory=True,
             settings=self._choose_settings(asked, ready.rotation),
-            further=lambda: self._look_further(case, ready),
+            finish=lambda measurement: (measurement, self._measure_extra(case, ready)),
         )
 
     def build(self, case: Case) -> Ready:
@@ -207,29 +203,29 @@ class OpsBench:
             self._flush = CacheFlush(self.device.name, self._cache_bytes)
         return self._flush
 
-    def _look_further(self, case: Case, ready: Ready) -> Further:
-        further, calls, freshen = Further(), ready.built.calls, ready.freshen
+    def _measure_extra(self, case: Case, ready: Ready) -> ExtraMeasurements:
+        extra, calls, flush = ExtraMeasurements(), ready.built.calls, ready.before_sample
         cuda = self.device.name.startswith("cuda")
         if self._request.graph and cuda:
             try:
-                further.extra_s["graph"] = time_replays(calls, self.device, freshen=freshen)
+                extra.extra_s["graph"] = time_replays(calls, self.device, before_sample=flush)
             except CaptureError as error:
-                further.notices.append(Notice(kind="not_captured", message=f"no graph could be captured: {error}"))
+                extra.notices.append(Notice(kind="not_captured", message=f"no graph could be captured: {error}"))
         if self._request.kernels and not cuda:
-            further.kernels, _ = profile_kernels(calls, cuda=False, freshen=freshen)
+            extra.kernels, _ = profile_kernels(calls, cuda=False, before_sample=flush)
         elif self._request.kernels:
-            self._add_profiled(further, case)
-        return further
+            self._add_profiled(extra, case)
+        return extra
 
-    def _add_profiled(self, further: Further, case: Case) -> None:
+    def _add_profiled(self, extra: ExtraMeasurements, case: Case) -> None:
         found = self._profiled.get(case.key)
         if found is None or found.failure is not None:
             reason = found.failure if found is not None else "the profiling process ended before it"
-            further.notices.append(Notice(kind="not_profiled", message=f"its kernels are not known: {reason}"))
+            extra.notices.append(Notice(kind="not_profiled", message=f"its kernels are not known: {reason}"))
             return
-        further.kernels = found.kernels
+        extra.kernels = found.kernels
         if found.kernel_s:
-            further.extra_s["kernel"] = found.kernel_s
+            extra.extra_s["kernel"] = found.kernel_s
 
 
 def _rotate(built: Built) -> Callable[[], object]:

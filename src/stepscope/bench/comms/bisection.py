@@ -13,8 +13,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from stepscope.bench.comms.cases import make_cases
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_significant
+from stepscope.records import Case, slowest_rank_seconds
+from stepscope.stats import median
+from stepscope.store import MeasuredCase
 
 DEFAULT_THRESHOLD = 1.4
 """A subset is slow when it takes this many times as long as the fastest of its size, in the same round if it can be."""
@@ -321,3 +325,41 @@ def bisect_ranks(
     while subsets := search.next_subsets():
         search.record([measure(subset) for subset in subsets])
     return search.verdict()
+
+
+class BisectionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the subsets run, and when one is slow."""
+
+    collective: str
+    size_bytes: int
+    threshold: float = DEFAULT_THRESHOLD
+
+
+def next_round(
+    request: BisectionRequest, measured: Sequence[MeasuredCase], *, backend: str, device: str, world_size: int
+) -> list[Case]:
+    """What the search asks for after what was measured: one case, whose groups are the subsets."""
+    subsets = replay_search(request, measured, world_size).next_subsets()
+    if not subsets:
+        return []
+    colours = ["-"] * world_size
+    for number, subset in enumerate(subsets):
+        for rank in subset:
+            colours[rank] = str(number)
+    return make_cases(
+        collective=request.collective, sizes=[request.size_bytes], dtype="float32", backend=backend,
+        world_size=world_size, device=device, groups=f"colours:{','.join(colours)}", round=len(measured),
+    )  # fmt: skip
+
+
+def replay_search(request: BisectionRequest, measured: Sequence[MeasuredCase], world_size: int) -> Bisection:
+    """The search as it stands: every round is recorded again, so that nothing but the run has to be kept."""
+    search = plan_bisection(range(world_size), threshold=request.threshold)
+    for case in measured:
+        times = []
+        for subset in search.next_subsets():
+            of_subset = [samples for samples in case.samples if samples.rank in subset]
+            seconds = median(slowest_rank_seconds(of_subset)) if of_subset else None
+            times.append(math.inf if seconds is None else seconds)
+        search.record(times)
+    return search

@@ -1,4 +1,4 @@
-"""Runs workload cases in one process: the side that knows torch."""
+"""Measures workload cases: the side that knows torch."""
 
 from __future__ import annotations
 
@@ -17,79 +17,49 @@ from stepscope.bench.workloads.files import require_unchanged
 from stepscope.bench.workloads.generation import Decoder, GenerateStep
 from stepscope.bench.workloads.precision import build_module
 from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.request import (
+    LOADER_STEPS,
+    LOADER_TIME_S,
+    TRAIN_SAMPLE_S,
+    WorkloadRequest,
+    choose_settings,
+    read_request,
+    require_samples,
+)
 from stepscope.bench.workloads.rounds import is_try, next_cases
-from stepscope.bench.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, name_early_updates
+from stepscope.bench.workloads.shared import fold_shared, prepare_shared
+from stepscope.bench.workloads.steps import (
+    InferStep,
+    TrainStep,
+    clear_up,
+    forget_compiled,
+    name_early_updates,
+    require_sound,
+)
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.bench.workloads.writing import WritingStep, serve_requests
 from stepscope.core.errors import first_line
+from stepscope.launch.worker import Session
 from stepscope.measure import (
-    BarProgress,
-    CaseSkipped,
     CudaDevice,
     Device,
-    Further,
-    LineProgress,
     Measurement,
     MeasureSettings,
-    Prepared,
-    WrongResultError,
     give_back_memory,
     no_garbage_collection,
     open_device,
 )
-from stepscope.measure.recorded import record_steps
-from stepscope.measure.session import measure_run
-from stepscope.records import Case, Notice, Run, Scalar, Score, describe_exception, is_out_of_memory
-from stepscope.store import TPOT, TTFT, StoredRun
+from stepscope.records import Case, Notice, Scalar, Score, describe_exception, is_out_of_memory
+from stepscope.run import CaseSkipped, ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
+from stepscope.run.control import Alone, Control, TorchControl
+from stepscope.run.recorded import record_steps
+from stepscope.store import TPOT, TTFT, MeasuredCase, StoredRun
 from stepscope.store.view import LOADER
 
 if TYPE_CHECKING:
     import torch
 
-TRAIN_SAMPLE_S = 0.2
-"""On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
-LOADER_STEPS, LOADER_TIME_S = 20, 2.0
 T = TypeVar("T")
-
-
-class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of workload cases was asked for, apart from its cases."""
-
-    settings: MeasureSettings
-    device: str = "cpu"
-    check: bool = True
-    """Compare fast forms with the plain one; without it they have no score."""
-    loader_workers: int | None = 2
-    """Processes that feed the second score; None: only batches that are ready on the device."""
-    trace: bool = False
-    """Record a few steps after the timed ones."""
-    compile_backend: str = "inductor"
-    """Of torch.compile."""
-    data: str | None = None
-    """A user's examples instead of synthetic ones."""
-    find_batch: dict[str, Any] | None = None
-    rate_per_s: float | None = None
-    """Requests a second that come to a decoder after the timed batches; None: none do."""
-    requests: int = 64
-
-
-def read_request(request: dict[str, Any]) -> WorkloadRequest:
-    known = {name: request[name] for name in WorkloadRequest.__struct_fields__ if name in request}
-    return msgspec.convert(known, WorkloadRequest)
-
-
-def run_workloads(folder: Path, *, request: dict[str, Any], progress: LineProgress | BarProgress) -> Run:
-    asked = read_request(request)
-    _require_same_files(folder, asked)
-    bench = WorkloadBench(asked, open_device(asked.device), folder)
-    return measure_run(
-        folder,
-        prepare=bench.prepare,
-        settings=asked.settings,
-        device=bench.device,
-        progress=progress,
-        measure_more=lambda: next_cases(request, StoredRun(folder).cases()),
-    )
 
 
 def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
@@ -105,24 +75,10 @@ def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
 
 def open_step(case: Case) -> Callable[[], None]:
     """The step of a case, ready to be made again and again, on its device."""
-    device = str(case.parameters["device"])
-    request = WorkloadRequest(settings=MeasureSettings(), device=device)
-    return WorkloadBench(request, open_device(device), Path()).open(read_case(case))
-
-
-def choose_settings(asked: Asked, settings: MeasureSettings, device: Device) -> MeasureSettings:
-    """A latency is that of one batch."""
-    if asked.mode == "infer":
-        return msgspec.structs.replace(settings, iterations=1)
-    if device.has_events:
-        return msgspec.structs.replace(settings, min_sample_s=max(settings.min_sample_s, TRAIN_SAMPLE_S))
-    return settings
-
-
-def require_samples(settings: MeasureSettings, least: int) -> MeasureSettings:
-    """Latencies of at least so many batches, however long they take."""
-    limits = ("few_samples", "min_samples", "max_samples")
-    return msgspec.structs.replace(settings, **{name: max(getattr(settings, name), least) for name in limits})
+    request = {"settings": MeasureSettings(), "device": str(case.parameters["device"])}
+    producer = WorkloadProducer(Session(verb="workload", request=request))
+    producer.open()
+    return producer.build(read_case(case))
 
 
 Step = TrainStep | InferStep | WritingStep
@@ -174,13 +130,6 @@ class StepEnergy:
             self.j_per_step = joules / steps
 
 
-def require_sound(step: Step | None) -> None:
-    """Raises WrongResultError: what computes nothing has no time worth knowing."""
-    fault = step.find_fault() if isinstance(step, TrainStep | InferStep) else None
-    if fault:
-        raise WrongResultError(fault, hint="another precision, or a smaller batch")
-
-
 def _try(lost: str, body: Callable[[], T], notices: list[Notice], *, hint: str | None = None) -> T | None:
     """What stands beside a score must not cost it; why it is not there is a notice."""
     try:
@@ -191,18 +140,46 @@ def _try(lost: str, body: Callable[[], T], notices: list[Notice], *, hint: str |
         return None
 
 
-class WorkloadBench:
-    """Prepares cases one after the other in one process."""
+class WorkloadProducer(Producer):
+    """Prepares cases one after the other: on one device, or with a model that the ranks share."""
 
-    def __init__(self, request: WorkloadRequest, device: Device, folder: Path) -> None:
-        self.device = device
-        self._request = request
-        self._folder = folder
+    device: Device
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._request = read_request(session.request)
         self._running: Running | None = None
         self._compiled_for: tuple[str, int] | None = None
-        self._verifier = Verifier(device, request.compile_backend)
-        if isinstance(device, CudaDevice):
+
+    @property
+    def settings(self) -> MeasureSettings:
+        return self._request.settings
+
+    @property
+    def _folder(self) -> Path:
+        return self.session.folder or Path()
+
+    def join(self) -> Control:
+        backend = self.session.request.get("backend")
+        return Alone() if backend is None else TorchControl(self.session, str(backend))
+
+    def open(self) -> Device:
+        if self.session.folder is not None and self.session.context.rank == 0:
+            _require_same_files(self.session.folder, self._request)
+        name, context = self._request.device, self.session.context
+        device = self.device = open_device(
+            f"cuda:{context.local_rank}" if name == "cuda" and context.world_size > 1 else name
+        )
+        self._verifier = Verifier(device, self._request.compile_backend)
+        if isinstance(device, CudaDevice) and context.world_size == 1:
             device.use_own_stream()
+        return device
+
+    def next_cases(self, measured: Callable[[], list[MeasuredCase]]) -> list[Case]:
+        return next_cases(self._request.find_batch, measured()) if self._request.find_batch else []
+
+    def fold(self, case: Case, ranks: Sequence[RankOutcome]) -> Folded:
+        return fold_shared(case, ranks) if "parallel" in case.parameters else super().fold(case, ranks)
 
     def prepare(self, case: Case) -> Prepared:
         """Raises CaseSkipped for what does not fit or cannot run here."""
@@ -211,6 +188,8 @@ class WorkloadBench:
 
             return prepare_own(case, self.device, record_in=self._folder if self._request.trace else None)
         asked = read_case(case)
+        if "parallel" in case.parameters:
+            return prepare_shared(asked, self.ranks, self._request, self.device)
         task = asked.workload.make_task(asked.scale)
         if self._request.data is not None:
             require_unchanged(Path(self._request.data), str(case.parameters["data"]))
@@ -219,7 +198,7 @@ class WorkloadBench:
         self._forget_others(asked)
         memory = PeakMemory(self.device.name)
         start = time.perf_counter()
-        running = self.open(asked, task, batches)
+        running = self.build(asked, task, batches)
         for _ in range(running.round_steps):  # what is new for a shape is compiled here
             self._guarded(running)
         self.device.synchronize()
@@ -238,9 +217,9 @@ class WorkloadBench:
             latency_target=asked.workload.declared.latency_target,
             observed={"setup_s": setup_s, **self._describe(task, asked, running)},
             settings=settings,
-            freshen=energy.begin if energy.is_counted else None,
+            before_sample=energy.begin if energy.is_counted else None,
             on_measured=keep_measured,
-            further=lambda: self._look_further(asked, batches, memory, energy),
+            finish=lambda measurement: (measurement, self._measure_extra(asked, batches, memory, energy)),
         )
 
     def _is_unchecked(self, asked: Asked) -> bool:
@@ -248,7 +227,7 @@ class WorkloadBench:
         is_fast = asked.workload.implementation == "optimized"
         return is_fast and not self._request.check and not is_try(asked.case)
 
-    def open(
+    def build(
         self, asked: Asked, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
     ) -> Running:
         """The model with its batches on the device; the one before is given up."""
@@ -343,13 +322,13 @@ class WorkloadBench:
 
     # --- beside the score ------------------------------------------------------------------------------------------
 
-    def _look_further(
+    def _measure_extra(
         self,
         asked: Asked,
         batches: list[dict[str, torch.Tensor]],
         memory: PeakMemory,
         energy: StepEnergy,
-    ) -> Further:
+    ) -> ExtraMeasurements:
         running = self._running
         assert running is not None
         require_sound(running.step)
@@ -366,7 +345,7 @@ class WorkloadBench:
         if is_try(asked.case):
             if asked.workload.implementation == "optimized":
                 facts["check"] = "not made: a try"
-            return Further(extra_s=extra, observed=facts, notices=notices)
+            return ExtraMeasurements(extra_s=extra, observed=facts, notices=notices)
         if energy.j_per_step is not None:
             facts["energy_j_per_example"] = energy.j_per_step / (asked.batch_size * count_accumulated(asked))
         rate_per_s, step = self._request.rate_per_s, running.step
@@ -388,7 +367,7 @@ class WorkloadBench:
         facts |= self._count(asked, batches)
         if asked.workload.implementation == "optimized":
             facts |= self._check(asked)
-        return Further(extra_s=extra, observed=facts, notices=notices)
+        return ExtraMeasurements(extra_s=extra, observed=facts, notices=notices)
 
     def _doubt_percentile(self, asked: Asked, running: Running) -> list[Notice]:
         """A percentile of fewer samples than it divides is the largest of them."""

@@ -56,6 +56,6 @@ def _ask_nccl_version(file: Path) -> str | None:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def read_settings() -> dict[str, str]:
+def read_communication_settings() -> dict[str, str]:
     """What the environment tells the library; secrets do not have such names."""
     return {name: value for name, value in sorted(os.environ.items()) if SETTING.fullmatch(name)}

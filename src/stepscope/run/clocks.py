@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.bench.comms.group import World
+from stepscope.run.control import Control
 
 PINGS = 15
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -31,7 +31,7 @@ def name_clock() -> str:
         return socket.gethostname()
 
 
-def compare_clocks(world: World) -> list[ClockOffset] | None:
+def compare_clocks(world: Control) -> list[ClockOffset] | None:
     """Every rank calls this together; rank 0 gets one offset a rank, the others None."""
     names = world.broadcast_value(world.gather_values(name_clock()))
     strangers = [rank for rank, name in enumerate(names) if name != names[0]]
@@ -42,7 +42,7 @@ def compare_clocks(world: World) -> list[ClockOffset] | None:
     return [ask_clock(world, rank) if rank in strangers else ClockOffset(0, 0) for rank in range(len(names))]
 
 
-def ask_clock(world: World, rank: int) -> ClockOffset:
+def ask_clock(world: Control, rank: int) -> ClockOffset:
     """The fastest of some round trips was held up least: its middle is when the other clock was read."""
     best: tuple[int, int] | None = None
     for _ in range(PINGS):
@@ -56,13 +56,13 @@ def ask_clock(world: World, rank: int) -> ClockOffset:
     return ClockOffset(best[1], best[0] // 2)
 
 
-def answer_pings(world: World) -> None:
+def answer_pings(world: Control) -> None:
     for _ in range(PINGS):
         world.receive_value(0)
         world.send_value(time.perf_counter_ns(), 0)
 
 
-def arrivals(starts_ns: Sequence[Sequence[int]], offsets: Sequence[ClockOffset]) -> list[list[float]]:
+def find_arrivals(starts_ns: Sequence[Sequence[int]], offsets: Sequence[ClockOffset]) -> list[list[float]]:
     """By rank and iteration: seconds after the first rank began. Ranks' lists must be equally long."""
     moved = [[start - offset.offset_ns for start in starts] for starts, offset in zip(starts_ns, offsets, strict=True)]
     firsts = [min(column) for column in zip(*moved, strict=True)]
