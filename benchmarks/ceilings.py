@@ -20,10 +20,12 @@ import msgspec
 import torch
 
 from stepscope.bench.ops import make_ceiling_cases
-from stepscope.bench.ops.worker import OpsBench, OpsRequest
+from stepscope.bench.ops.producer import OperatorProducer
 from stepscope.core.units import format_significant, scale_score
-from stepscope.measure import MeasureSettings, Prepared, WallClock, measure_prepared, open_device
+from stepscope.launch.worker import Session
+from stepscope.measure import MeasureSettings, WallClock
 from stepscope.records import Case
+from stepscope.run import Prepared
 from stepscope.system import collect_system, find_device_peak
 
 TURNS = 5
@@ -34,12 +36,12 @@ DATASHEET_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fl
 LIMIT = 0.03
 
 
-def median_s(bench: OpsBench, prepared: Prepared, case: Case, *, peer: bool) -> tuple[float, list[float]]:
+def median_s(bench: OperatorProducer, prepared: Prepared, case: Case, *, peer: bool) -> tuple[float, list[float]]:
     """The ceiling's time, and the ratio to do_bench of each turn."""
     times, ratios = [], []
     with prepared.scope or torch.no_grad():
         for _ in range(TURNS if peer else 1):
-            result = measure_prepared(prepared, BRIEF, clock=WallClock(), device=bench.device)
+            result = prepared.time(BRIEF, clock=WallClock(), device=bench.device)
             samples = result.as_samples(case.key)
             times.append(statistics.median(samples.device_seconds() or samples.seconds()))
             if peer:
@@ -56,10 +58,11 @@ def main() -> int:
     parser.add_argument("--dtype", action="append", help="[default: float32 and bfloat16, with tf32 on CUDA]")
     parser.add_argument("--output", type=Path, help="write the rows and the system record as JSON")
     options = parser.parse_args()
-    device = open_device(options.device)
-    cuda = device.has_events
+    cuda = options.device.startswith("cuda")
     dtypes = options.dtype or ["float32", *(["tf32"] if cuda else []), "bfloat16"]
-    bench = OpsBench(OpsRequest(settings=BRIEF, device=options.device, check=False), device)
+    request = {"settings": BRIEF, "device": options.device, "check": False}
+    bench = OperatorProducer(Session(verb="ops", request=request))
+    bench.open()
     peak = find_device_peak(torch.cuda.get_device_name(options.device)) if cuda else None
     rows: list[dict[str, Any]] = []
     kept = True

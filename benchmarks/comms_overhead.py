@@ -30,7 +30,7 @@ from stepscope.bench.comms import make_cases
 from stepscope.bench.comms.collective_trial import CollectiveTrial
 from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.bench.comms.trial import Room, Steps
-from stepscope.launch import Heartbeat, detect_rank_context, export_rendezvous
+from stepscope.launch import RankSession, export_rendezvous
 from stepscope.measure import MeasureSettings, WallClock, measure, open_device
 from stepscope.records import Case
 from stepscope.stats import median_interval
@@ -112,12 +112,10 @@ def compare_size(size: int, seconds: float, room: Room) -> dict[str, Any] | None
 
 def open_room(folder: Path, backend: str) -> Room:
     """This process as one rank of torchrun."""
-    context = detect_rank_context()
-    export_rendezvous(context)
-    world = TorchWorld(context, backend, join_limit_s=60, timeout_s=120)
-    heartbeat = Heartbeat(rank=context.rank, limit_s=600, log=sys.stderr)
-    heartbeat.move_to(folder, sys.stderr)
-    return Room(world, open_device("cpu"), heartbeat, "sample")
+    session = RankSession(verb="comms", request={}, hang_limit_s=600, supervised=False)
+    export_rendezvous(session.context)
+    session.heartbeat.move_to(folder, sys.stderr)
+    return Room(TorchWorld(session, backend), open_device("cpu"), session.heartbeat, "sample")
 
 
 def close_room(room: Room) -> None:

@@ -23,8 +23,9 @@ import msgspec
 import torch
 
 from stepscope.bench.ops import expand_shape, find_operator
-from stepscope.bench.ops.worker import OpsBench, OpsRequest
-from stepscope.measure import MeasureSettings, WallClock, measure_prepared, open_device
+from stepscope.bench.ops.producer import OperatorProducer
+from stepscope.launch.worker import Session
+from stepscope.measure import MeasureSettings, WallClock
 from stepscope.records import Benchmark, Case
 from stepscope.system import collect_system
 
@@ -113,13 +114,15 @@ def timer_median_s(call: Callable[[], object]) -> float:
     return float(timer.blocked_autorange(min_run_time=0.1).median)
 
 
-def compare_case(bench: OpsBench, case: Case, other: Callable[[Callable[[], object]], float]) -> tuple[float, float]:
+def compare_case(
+    bench: OperatorProducer, case: Case, other: Callable[[Callable[[], object]], float]
+) -> tuple[float, float]:
     """Medians of both clocks over several turns: ours, theirs."""
     prepared = bench.prepare(case)
     ours, theirs = [], []
     with prepared.scope or torch.no_grad():
         for _ in range(TURNS):
-            result = measure_prepared(prepared, SETTINGS, clock=WallClock(), device=bench.device)
+            result = prepared.time(SETTINGS, clock=WallClock(), device=bench.device)
             samples = result.as_samples(case.key)
             ours.append(statistics.median(samples.device_seconds() or samples.seconds()))
             theirs.append(other(prepared.body))
@@ -134,7 +137,9 @@ def main() -> int:
     kind = options.device.partition(":")[0]
     name, other = ("do_bench", do_bench_median_s) if kind == "cuda" else ("torch Timer", timer_median_s)
     cache = "cold" if kind == "cuda" else "warm"
-    bench = OpsBench(OpsRequest(settings=SETTINGS, device=options.device, check=False), open_device(options.device))
+    request = {"settings": SETTINGS, "device": options.device, "check": False}
+    bench = OperatorProducer(Session(verb="ops", request=request))
+    bench.open()
     rows: list[dict[str, Any]] = []
     for row in CASES[kind]:
         op, shape, dtype, direction = row

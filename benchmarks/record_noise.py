@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from stepscope.bench.ops import make_cases
-from stepscope.launch import call_stepscope
-from stepscope.measure import MeasureSettings
+from stepscope.measure import MeasureSettings, SilentProgress
+from stepscope.run.processes import Side, run_process
 from stepscope.store import StoredRun, create_run, run_folders
 
 MOST_SAMPLES = 150
@@ -42,7 +42,8 @@ def measure_process(store: Path) -> None:
     settings = msgspec.to_builtins(MeasureSettings(max_time_s=0.5))
     request = {"device": "cpu", "settings": settings}
     folder = create_run(store, verb="ops", name="noise", command=sys.argv, request=request, cases=cases)
-    call_stepscope(["runs", "resume", str(folder)], name="process")
+    run = StoredRun(folder)
+    run_process(run, Side(run), progress=SilentProgress(), name="process")
 
 
 def thin(values: list[float]) -> list[float]:

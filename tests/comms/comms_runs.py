@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
 from stepscope.bench.comms.cases import make_cases
-from stepscope.bench.comms.fake_group import SpoiledWorld, flip_element
-from stepscope.bench.comms.worker import open_world, run_in_world
+from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.group import World
+from stepscope.bench.comms.producer import CommunicationProducer, RankFacts, open_world
+from stepscope.bench.comms.trial import Facts
 from stepscope.launch import RankSession, launch_local
-from stepscope.measure import MeasureSettings
-from stepscope.records import Case
+from stepscope.launch.worker import Session
+from stepscope.measure import Measurement, MeasureSettings
+from stepscope.records import Case, CaseResult, RankSamples
+from stepscope.run import ExtraMeasurements, RankOutcome, run_rank
+from stepscope.run.clocks import ClockOffset
+from stepscope.run.control import Alone
+from stepscope.run.execute import RANK_FUNCTION
+from stepscope.run.rank import Gathered, fold
+from stepscope.run.ranks import Ranks
 from stepscope.store import MeasuredCase, StoredRun, create_run, run_folders
 
 BRIEF = MeasureSettings(
@@ -38,13 +49,49 @@ def plan_run(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> P
 
 
 def measure_cases(
-    store: Path, cases: list[Case], *, ranks: int, target: str = "stepscope.bench.comms.worker:run", **request: Any
+    store: Path, cases: list[Case], *, ranks: int, target: str = RANK_FUNCTION, **request: Any
 ) -> tuple[StoredRun, list[MeasuredCase]]:
     folder = plan_run(store, cases, ranks=ranks, **request)
     hang_limit_s = float(StoredRun(folder).plan.request["hang_timeout_s"])
     launch_local(folder=folder, target=target, ranks=ranks, hang_limit_s=hang_limit_s)
     stored = StoredRun(folder)
     return stored, stored.cases()
+
+
+class RankMeasurement(NamedTuple):
+    """One case on one rank, as a test measured it."""
+
+    measurement: Measurement
+    facts: Facts
+    wrong: int = 0
+    checked: int = 0
+    rank: int = 0
+    parts_s: Mapping[str, list[float]] = MappingProxyType({})
+
+    def as_gathered(self) -> Gathered:
+        found = RankFacts(facts=self.facts, wrong=self.wrong, checked=self.checked)
+        extra = ExtraMeasurements(extra_s=dict(self.parts_s), facts=found)
+        outcome = RankOutcome(rank=self.rank, measurement=self.measurement, timing="slowest_rank", extra=extra)
+        return Gathered(outcome=outcome, notices=self.measurement.notices)
+
+
+def fold_ranks(
+    case: Case,
+    ranks: Sequence[RankMeasurement | Gathered],
+    *,
+    offsets: Sequence[ClockOffset] = (),
+    settings: MeasureSettings = BRIEF,
+) -> tuple[CaseResult, list[RankSamples]]:
+    session = Session(verb="comms", request={"settings": settings, "backend": "fake"}, world_size=case.world_size)
+    producer = CommunicationProducer(session, FakeWorld(case.world_size))
+    producer.ranks = Ranks(session, Alone())
+    producer.open()
+    gathered = [one.as_gathered() if isinstance(one, RankMeasurement) else one for one in ranks]
+    return fold(case, gathered, producer, started_at="2026-01-01T00:00:00Z", elapsed_s=1.0, offsets=offsets)
+
+
+def run_in_world(session: RankSession, world: World) -> None:
+    run_rank(session, producer=CommunicationProducer(session, world))
 
 
 def measure_in_turn(folders: list[Path], *, ranks: int, target: str) -> list[list[MeasuredCase]]:
@@ -95,7 +142,6 @@ def run_with_rank_1_lost(session: RankSession) -> None:
     """Rank 1 stops in the middle of the second case."""
     import time
 
-    from stepscope.bench.comms import worker
     from stepscope.bench.comms.trial import Steps
 
     if session.context.rank == 1:
@@ -109,4 +155,4 @@ def run_with_rank_1_lost(session: RankSession) -> None:
             return original(self)
 
         Steps.align = align  # type: ignore[method-assign]
-    worker.run(session)
+    run_rank(session)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from comms_runs import BRIEF
+from comms_runs import BRIEF, RankMeasurement, fold_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,6 @@ from stepscope.bench.comms.overlap import OverlapTrial, make_overlap_cases, pars
 from stepscope.bench.comms.side_tasks import ComputeTask, CopyTask, Task, make_kernel, parse_compute
 from stepscope.bench.comms.stages import LONGEST_HOLD_S, CpuStage, CudaStage, choose_hold
 from stepscope.bench.comms.trial import Room, Steps
-from stepscope.bench.comms.worker import RankMeasurement, fold
 from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, WallClock, measure
@@ -498,9 +497,7 @@ def try_out(case: Case, world: Any = None) -> tuple[OverlapTrial, RankMeasuremen
     measurement = msgspec.structs.replace(measurement, duration_s=own_s)
     facts = trial.facts()
     trial.close()
-    return trial, RankMeasurement(
-        rank=0, measurement=measurement, facts=facts, wrong=steps.wrong, checked=steps.checked, further_s=further
-    )
+    return trial, RankMeasurement(measurement, facts, wrong=steps.wrong, checked=steps.checked, parts_s=further)
 
 
 @pytest.mark.parametrize(
@@ -518,7 +515,7 @@ def try_out(case: Case, world: Any = None) -> tuple[OverlapTrial, RankMeasuremen
 def test_a_case_is_measured_whole(options: dict[str, Any]) -> None:
     (case,) = overlap_cases(**options)
     _, done = try_out(case, FakeWorld(case.world_size))
-    result, samples = fold(case, [done], "t", 1.0, [])
+    result, samples = fold_ranks(case, [done])
     assert result.status == "ok"
     assert result.observed["wrong"] == 0
     measured = MeasuredCase(result, samples)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from comms_runs import measure_cases
+from comms_runs import RankMeasurement, fold_ranks, measure_cases
 
 from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
 from stepscope.bench.comms.group import World
@@ -16,7 +16,6 @@ from stepscope.bench.comms.patterns import PATTERNS, busy
 from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options
 from stepscope.bench.comms.patterns.trial import SEQUENCE, STEP, WAIT, PatternTrial, describe_sequence
 from stepscope.bench.comms.trial import Room
-from stepscope.bench.comms.worker import RankMeasurement, fold
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.measure.loop import Measurement
@@ -166,11 +165,11 @@ def measured_case(name: str, times: dict[int, dict[str, list[float]]], duration_
             ),
             facts=trial.facts(),
             checked=1,
-            further_s=further,
+            parts_s=further,
         )
         for rank, further in times.items()
     ]  # fmt: skip
-    return MeasuredCase(*fold(case, ranks, "2026-01-01T00:00:00Z", 1.0, []))
+    return MeasuredCase(*fold_ranks(case, ranks))
 
 
 def test_readers_know_the_names_that_producers_write() -> None:

@@ -9,24 +9,31 @@ from typing import Any
 
 import msgspec
 import pytest
-from comms_runs import BRIEF, cases_of
+from comms_runs import BRIEF, RankMeasurement, cases_of, fold_ranks
 
-from stepscope.bench.comms.clocks import ClockOffset, answer_pings, arrivals, ask_clock
 from stepscope.bench.comms.collective_trial import CollectiveTrial
 from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
 from stepscope.bench.comms.group import UnsupportedCallError
 from stepscope.bench.comms.kinds import make_trial
-from stepscope.bench.comms.library import describe_torch_library, find_loaded_libraries, read_settings
 from stepscope.bench.comms.operations import operations
 from stepscope.bench.comms.trial import BURST, CHECKS, Check, Facts, Room, Steps, WaitingDevice
-from stepscope.bench.comms.worker import RankMeasurement, fold, is_connection_error, require_same_request
 from stepscope.core.errors import RankHungError, UsageError
 from stepscope.core.units import format_share
 from stepscope.launch import Heartbeat
-from stepscope.launch.join import wait_for_all
+from stepscope.launch.join import is_peer_disconnect, wait_for_all
+from stepscope.launch.worker import Session
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
 from stepscope.records import Case, Failure, Notice
+from stepscope.run import RankOutcome
+from stepscope.run.clocks import ClockOffset, answer_pings, ask_clock, find_arrivals
+from stepscope.run.rank import Gathered
+from stepscope.run.ranks import Ranks, Refusal
 from stepscope.store import MeasuredCase
+from stepscope.system.communication import (
+    describe_torch_library,
+    find_loaded_libraries,
+    read_communication_settings,
+)
 
 
 class QuietHeartbeat(Heartbeat):
@@ -50,7 +57,7 @@ def try_out(case: Case, world: Any = None, check: Check = "all") -> RankMeasurem
     steps.verify()
     facts = trial.facts()
     trial.close()
-    return RankMeasurement(rank=0, measurement=measurement, facts=facts, wrong=steps.wrong, checked=steps.checked)
+    return RankMeasurement(measurement, facts, wrong=steps.wrong, checked=steps.checked)
 
 
 @pytest.mark.parametrize("name", operations())
@@ -67,7 +74,7 @@ def test_every_operation_is_right_in_a_played_world(name: str, mode: str, ranks:
 
 def test_a_right_result_scores_bus_bandwidth() -> None:
     (case,) = cases_of("all_reduce", ranks=4)
-    result, samples = fold(case, [try_out(case)], "t", 1.0, [], offsets=[ClockOffset(0, 0)])
+    result, samples = fold_ranks(case, [try_out(case)], offsets=[ClockOffset(0, 0)])
     assert result.status == "ok"
     assert result.observed["bus_factor"] == 1.5
     assert result.observed["wrong"] == 0
@@ -88,7 +95,7 @@ def test_a_planted_corruption_is_found(check: Check, place: int, dtype: str) -> 
         assert (done.wrong, done.checked) == (0, 0)
         return
     assert done.wrong == done.checked > 0
-    result, samples = fold(case, [done], "t", 1.0, [])
+    result, samples = fold_ranks(case, [done])
     assert result.status == "failed"
     assert result.failure is not None
     assert result.failure.kind == "wrong_result"
@@ -267,12 +274,11 @@ def test_a_case_has_one_interval() -> None:
             start_ns=[0] * 40, duration_s=times, iterations=[1] * 40, device_s=None, dry=0, allocations=0,
             host_share=None, warmups=0, notices=notices,
         )  # fmt: skip
-        return RankMeasurement(rank=rank, measurement=measurement, facts=Facts())
+        return RankMeasurement(measurement, Facts(), rank=rank)
 
     own = [Notice(kind="wide_interval", message="±77 %"), Notice(kind="not_warm", message="still changing")]
-    result, samples = fold(
-        case, [measured(0, quiet, own), measured(1, noisy, [])], "t", 1.0, [], settings=MeasureSettings()
-    )
+    ranks = [measured(0, quiet, own), measured(1, noisy, [])]
+    result, samples = fold_ranks(case, ranks, settings=MeasureSettings())
     summary = MeasuredCase(result, samples).summary()
     assert summary is not None
     wide = next(notice for notice in result.notices if notice.kind == "wide_interval")
@@ -306,9 +312,9 @@ def test_a_result_that_nobody_writes_is_wrong() -> None:
 
 
 def test_one_rank_that_cannot_makes_the_case_a_skip() -> None:
-    refusal = Failure(kind="does_not_fit", message="no room")
+    refusal = Refusal(status="skipped", failure=Failure(kind="does_not_fit", message="no room"))
     (case,) = cases_of("all_reduce", ranks=2)
-    result, samples = fold(case, [RankMeasurement(rank=r, failure=refusal) for r in range(2)], "t", 0.1, [])
+    result, samples = fold_ranks(case, [Gathered(outcome=RankOutcome(rank=rank), refusal=refusal) for rank in range(2)])
     assert (result.status, samples) == ("skipped", [])
 
 
@@ -386,7 +392,7 @@ def test_outstanding_calls_end_before_the_clock_is_read() -> None:
 
 
 def test_arrivals_are_counted_from_the_first_rank() -> None:
-    came = arrivals([[100, 2000], [1_000_400, 1_002_100]], [ClockOffset(0, 0), ClockOffset(1_000_000, 50)])
+    came = find_arrivals([[100, 2000], [1_000_400, 1_002_100]], [ClockOffset(0, 0), ClockOffset(1_000_000, 50)])
     assert came == [[0.0, 0.0], pytest.approx([300e-9, 100e-9])]
 
 
@@ -435,17 +441,21 @@ class TwoRanks(FakeWorld):
         return [value, {**value, **self._other}]
 
 
+def require_same_request(other: dict[str, str]) -> None:
+    Ranks(Session(verb="comms", request={"check": "all"}), TwoRanks(other)).require_same_request()
+
+
 def test_ranks_that_were_started_differently_are_named() -> None:
-    require_same_request(TwoRanks({}), {"check": "all"})
+    require_same_request({})
     with pytest.raises(UsageError, match='rank 1 was started differently: check is "off" there and "all" on rank 0'):
-        require_same_request(TwoRanks({"check": '"off"'}), {"check": "all"})
+        require_same_request({"check": '"off"'})
     with pytest.raises(UsageError, match="version of stepscope"):
-        require_same_request(TwoRanks({"version of stepscope": "9"}), {"check": "all"})
+        require_same_request({"version of stepscope": "9"})
 
 
 def test_connection_errors_are_no_property_of_the_operation() -> None:
-    assert is_connection_error(RuntimeError("Connection closed by peer [127.0.0.1]:123"))
-    assert not is_connection_error(RuntimeError("Invalid scalar type"))
+    assert is_peer_disconnect("Connection closed by peer [127.0.0.1]:123")
+    assert not is_peer_disconnect("Invalid scalar type")
 
 
 def test_the_library_is_told_as_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -455,6 +465,6 @@ def test_the_library_is_told_as_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert all(path.is_absolute() for path in find_loaded_libraries())
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("MY_TOKEN", "secret")
-    settings = read_settings()
+    settings = read_communication_settings()
     assert settings["NCCL_ALGO"] == "Ring"
     assert "MY_TOKEN" not in settings

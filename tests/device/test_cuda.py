@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from stepscope.bench.ops import make_cases, operators
-from stepscope.bench.ops.worker import run_ops
-from stepscope.measure import QUICK, CudaDevice, MeasureSettings, SilentProgress, WallClock, measure
+from stepscope.measure import QUICK, CudaDevice, MeasureSettings, WallClock, measure
 from stepscope.records import Case, Reading
+from stepscope.run import execute
 from stepscope.stats import median
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.system import collect_system, find_device_peak, open_telemetry
@@ -41,8 +41,7 @@ def test_a_kernel_is_timed_by_events_and_by_the_wall() -> None:
 def run_on_gpu(tmp_path: Path, cases: list[Case], **request: Any) -> list[MeasuredCase]:
     asked = {"device": "cuda", "settings": msgspec.to_builtins(QUICK), **request}
     folder = create_run(tmp_path, verb="ops", name="gpu", command=[], request=asked, cases=cases)
-    run_ops(folder, request=asked, progress=SilentProgress())
-    return StoredRun(folder).cases()
+    return execute(StoredRun(folder)).cases()
 
 
 @pytest.fixture(scope="module")

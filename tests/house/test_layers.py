@@ -23,6 +23,7 @@ FLOORS: list[set[str]] = [
     {"launch"},
     {"traces"},
     {"measure"},
+    {"run"},
     {"bench"},
     {"analyze"},
     {"costs"},
@@ -34,9 +35,9 @@ FLOORS: list[set[str]] = [
 ]
 """From the ground up; rooms on one floor do not know each other."""
 
-PRODUCERS = {"bench", "measure"}
+PRODUCERS = {"bench", "measure", "run"}
 READERS = {"analyze", "costs", "predict", "compare", "report"}
-MAY_USE_TORCH = {"launch", "traces", "measure", "bench", "system"}
+MAY_USE_TORCH = {"launch", "traces", "measure", "run", "bench", "system"}
 HEAVY = {
     "torch",
     "numpy",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, measure
 from stepscope.measure.instability import find_held_notices
 from stepscope.measure.loop import MAX_HELD_ITERATIONS
-from stepscope.measure.runner import RestedReadings
 from stepscope.records import Reading
+from stepscope.run.rank import RestedReadings
 
 SETTINGS = MeasureSettings(min_time_s=0.01, max_time_s=0.2)
 
@@ -92,12 +92,12 @@ def test_a_hold_that_was_too_short_is_made_longer() -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_freshening_is_outside_the_time_and_before_every_stretch(held: bool) -> None:
+def test_before_sampleing_is_outside_the_time_and_before_every_stretch(held: bool) -> None:
     clock = FakeClock()
     device = FakeDevice(clock, launch_s=1e-6)
     order: list[str] = []
 
-    def freshen() -> None:
+    def before_sample() -> None:
         order.append("f")
         device.submit(5e-3)
 
@@ -106,7 +106,7 @@ def test_freshening_is_outside_the_time_and_before_every_stretch(held: bool) -> 
         device.submit(4e-4)
 
     settings = MeasureSettings(min_time_s=0.01, max_time_s=0.1, iterations=3)
-    result = measure(body, settings=settings, clock=clock, device=device, freshen=freshen, held=held)
+    result = measure(body, settings=settings, clock=clock, device=device, before_sample=before_sample, held=held)
     stretches = "".join(order).split("f")[1:]
     laps, singles = stretches.count("bbb"), stretches.count("b")
     assert laps == len(result.duration_s)
@@ -116,14 +116,14 @@ def test_freshening_is_outside_the_time_and_before_every_stretch(held: bool) -> 
     assert max(wall_times(result)) == pytest.approx(4e-4, rel=0.02)
 
 
-def test_a_freshened_call_that_takes_long_to_issue_is_held_long_enough() -> None:
-    """Issuing takes longer than freshening: without a hold the device would wait for every call."""
+def test_a_before_sampleed_call_that_takes_long_to_issue_is_held_long_enough() -> None:
+    """Issuing takes longer than before_sampleing: without a hold the device would wait for every call."""
     clock = FakeClock()
     device = FakeDevice(clock, launch_s=200e-6)
     settings = MeasureSettings(min_time_s=0.01, max_time_s=0.1, iterations=4)
     result = measure(
         lambda: device.submit(2e-6), settings=settings, clock=clock, device=device,
-        freshen=lambda: device.hold(20e-6), held=True,
+        before_sample=lambda: device.hold(20e-6), held=True,
     )  # fmt: skip
     assert result.dry == 0
     assert device_times(result)[-1] == pytest.approx(2e-6, rel=1e-2)

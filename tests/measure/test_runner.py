@@ -4,29 +4,31 @@ import io
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
 from stepscope.core.errors import MissingDependencyError, StoreWriteError, UsageError
+from stepscope.launch.worker import Session
 from stepscope.measure import (
     QUICK,
     BarProgress,
-    CaseSkipped,
     CpuDevice,
     FakeClock,
     FakeDevice,
     LineProgress,
-    Prepared,
     SilentProgress,
     WallClock,
-    WrongResultError,
     format_case_line,
     open_device,
-    run_cases,
 )
 from stepscope.records import Case, Notice, Reading, Score
+from stepscope.run import CaseSkipped, Prepared, Producer, WrongResultError
+from stepscope.run.control import Alone
+from stepscope.run.rank import Lead, RankLoop
+from stepscope.run.ranks import Ranks
 from stepscope.store import RunWriter, StoredRun, verify_run
 
 CASES = [make_case(m=m) for m in range(1, 6)]
@@ -37,19 +39,28 @@ class NoReadings:
         return [Reading(device="cpu", at="start" if at == "start" else "end", clock_hz=1e9)]
 
 
-def measure_all(folder: Path, prepare: object, stream: io.StringIO | None = None) -> None:
+class GivenProducer(Producer):
+    """Prepares cases by a function of the test."""
+
+    settings = QUICK
+
+    def __init__(self, prepare: Callable[[Case], Prepared]) -> None:
+        super().__init__(Session(verb="ops", request={}))
+        self.ranks = Ranks(self.session, Alone())
+        self._prepare = prepare
+
+    def open(self) -> CpuDevice:
+        return CpuDevice()
+
+    def prepare(self, case: Case) -> Prepared:
+        return self._prepare(case)
+
+
+def measure_all(folder: Path, prepare: Callable[[Case], Prepared], stream: io.StringIO | None = None) -> None:
+    producer = GivenProducer(prepare)
+    loop = RankLoop(producer, producer.open(), clock=FakeClockThatMoves())
     with RunWriter(folder) as writer:
-        writer.write_system(make_system())
-        run_cases(
-            writer,
-            prepare=prepare,  # type: ignore[arg-type]
-            settings=QUICK,
-            device=CpuDevice(),
-            telemetry=NoReadings(),
-            progress=LineProgress(stream or io.StringIO()),
-            clock=FakeClockThatMoves(),
-        )
-        writer.finish()
+        Lead(loop, writer, LineProgress(stream or io.StringIO()), NoReadings()).run([make_system()], [])
 
 
 class FakeClockThatMoves(FakeClock):
@@ -222,7 +233,7 @@ def test_a_case_that_kills_the_process_twice_is_given_up_and_the_others_go_on(tm
         "from pathlib import Path\n"
         f"sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]\n"
         "from test_runner import measure_all\n"
-        "from stepscope.measure import Prepared\n"
+        "from stepscope.run import Prepared\n"
         "def prepare(case):\n"
         "    if case.parameters['m'] == 3:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"

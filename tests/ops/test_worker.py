@@ -13,21 +13,14 @@ from stepscope.bench.ops import registry as registry_module
 from stepscope.bench.ops.estimate import estimate_cases
 from stepscope.bench.ops.gemm import Gemm
 from stepscope.bench.ops.modes import math_mode
+from stepscope.bench.ops.producer import OperatorProducer
 from stepscope.bench.ops.profiled import KERNELS_FILE, read_profiled
 from stepscope.bench.ops.profiling import profile_cases
-from stepscope.bench.ops.worker import OpsBench, OpsRequest, run_ops
 from stepscope.core.errors import UsageError
-from stepscope.measure import (
-    QUICK,
-    CaseSkipped,
-    CpuDevice,
-    Further,
-    MeasureSettings,
-    Prepared,
-    SilentProgress,
-    WrongResultError,
-)
+from stepscope.launch.worker import Session
+from stepscope.measure import QUICK, MeasureSettings
 from stepscope.records import Case
+from stepscope.run import CaseSkipped, ExtraMeasurements, Prepared, WrongResultError, execute
 from stepscope.store import MeasuredCase, StoredRun, create_run, find_ceilings, rate_case
 
 TINY = MeasureSettings(
@@ -44,8 +37,10 @@ def one_case(name: str, shape: str = "", *, direction: str = "forward", dtype: s
     return case
 
 
-def open_bench(**changes: Any) -> OpsBench:
-    return OpsBench(OpsRequest(settings=TINY, **changes), CpuDevice())
+def open_bench(**changes: Any) -> OperatorProducer:
+    producer = OperatorProducer(Session(verb="ops", request={"settings": TINY, **changes}))
+    producer.open()
+    return producer
 
 
 def prepare(case: Case, **changes: Any) -> Prepared:
@@ -53,11 +48,11 @@ def prepare(case: Case, **changes: Any) -> Prepared:
 
 
 def measure_all(tmp_path: Path, cases: list[Case], **request: Any) -> list[MeasuredCase]:
-    folder = create_run(tmp_path, verb="ops", name="x", command=["x"], request={}, cases=cases)
     settings = {"settings": json.loads(json.dumps({"min_samples": 3, "few_samples": 2, "min_time_s": 0.0,
                 "max_time_s": 0.05, "min_sample_s": 1e-5, "warmup_max_time_s": 0.02, "window": 2}))}  # fmt: skip
-    run_ops(folder, request={"device": "cpu", **settings, **request}, progress=SilentProgress())
-    return StoredRun(folder).cases()
+    asked = {"device": "cpu", **settings, **request}
+    folder = create_run(tmp_path, verb="ops", name="x", command=["x"], request=asked, cases=cases)
+    return execute(StoredRun(folder)).cases()
 
 
 @pytest.mark.parametrize("name", list(operators()))
@@ -127,26 +122,26 @@ def test_a_skip_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
 
 def test_a_cold_case_rotates_and_flushes() -> None:
     warm, cold = prepare(one_case("gemm")), prepare(one_case("gemm", caches=["cold"]))
-    assert warm.freshen is None
+    assert warm.before_sample is None
     assert warm.observed["input_sets"] == 1
-    assert cold.freshen is not None
+    assert cold.before_sample is not None
     assert cold.settings is not None
     assert cold.settings.iterations == cold.observed["input_sets"] == 4
 
 
 def test_inputs_larger_than_the_cache_need_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.bench.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
+    monkeypatch.setattr("stepscope.bench.ops.producer.last_level_cache_bytes", lambda device: 1 << 16)
     prepared = prepare(one_case("elementwise", "rows=256,cols=64,chain=add", caches=["cold"]))
-    assert prepared.freshen is None
+    assert prepared.before_sample is None
     # 3 × 64 KiB a set against four times 64 KiB of cache
     assert prepared.observed["input_sets"] == 2
     prepared = prepare(one_case("elementwise", "rows=512,cols=64,chain=add", caches=["cold"]))
     assert prepared.observed["input_sets"] == 1
-    assert prepared.freshen is None
+    assert prepared.before_sample is None
 
 
 def test_a_cache_of_unknown_size_is_never_called_cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.bench.ops.worker.last_level_cache_bytes", lambda device: 0)
+    monkeypatch.setattr("stepscope.bench.ops.producer.last_level_cache_bytes", lambda device: 0)
     with pytest.raises(CaseSkipped, match="nobody tells"):
         prepare(one_case("gemm", caches=["cold"]))
 
@@ -185,8 +180,9 @@ def test_the_profiling_process_leaves_kernels_and_goes_on_where_it_stopped(tmp_p
     again = path.read_bytes().splitlines(keepends=True)
     assert again[0] == lines[0]
     assert read_profiled(folder).keys() == found.keys()
-    bench = OpsBench(OpsRequest(settings=TINY, kernels=True), CpuDevice(), found)
-    further = Further()
+    bench = open_bench(kernels=True)
+    bench._profiled = found
+    further = ExtraMeasurements()
     bench._add_profiled(further, cases[0])
     assert further.kernels == found[cases[0].key].kernels
     bench._add_profiled(further, one_case("softmax"))
@@ -312,12 +308,12 @@ def test_out_of_memory_is_a_skip_and_the_next_case_runs(tmp_path: Path, monkeypa
 
 
 def test_a_cold_backward_that_touches_little_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.bench.ops.worker.last_level_cache_bytes", lambda device: 1 << 16)
+    monkeypatch.setattr("stepscope.bench.ops.producer.last_level_cache_bytes", lambda device: 1 << 16)
     shape = "rows=100000,columns=8,count=10"
     backward = prepare(one_case("scatter", shape, direction="backward", caches=["cold"]), check=False)
-    assert backward.freshen is not None
+    assert backward.before_sample is not None
     lookups = "rows=1000,dim=64,pooling=50,batch=64,indices=zipf,alpha=2.0"
-    assert prepare(one_case("embedding_bag", lookups, caches=["cold"]), check=False).freshen is not None
+    assert prepare(one_case("embedding_bag", lookups, caches=["cold"]), check=False).before_sample is not None
 
 
 def test_a_check_that_could_not_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from stepscope.bench.workloads import ranks
+from stepscope.bench.workloads import shared
 from stepscope.launch import RankSession
+from stepscope.run import run_rank
 
 
 def fail_in_the_second_case(session: RankSession) -> None:
     """Rank 1, in its first step, where the others wait for its gradients."""
     if session.context.rank == 1:
-        count, step_once = 0, ranks._step_once_round
+        count, step_once = 0, shared._step_once_round
 
         def fail(*given: object) -> None:
             nonlocal count
@@ -18,13 +19,13 @@ def fail_in_the_second_case(session: RankSession) -> None:
                 raise MemoryError("no room for the second model")
             step_once(*given)  # type: ignore[arg-type]
 
-        ranks._step_once_round = fail
-    ranks.run(session)
+        shared._step_once_round = fail
+    run_rank(session)
 
 
 def fail_out_of_step(session: RankSession) -> None:
     """All ranks fail in the first case, the first of them after it has begun an exchange."""
-    count, step_once = 0, ranks._step_once_round
+    count, step_once = 0, shared._step_once_round
 
     def fail(*given: object) -> None:
         import torch
@@ -39,5 +40,5 @@ def fail_out_of_step(session: RankSession) -> None:
             dist.all_reduce(torch.ones(1000), async_op=True)
         raise ValueError("fails after what it began")
 
-    ranks._step_once_round = fail
-    ranks.run(session)
+    shared._step_once_round = fail
+    run_rank(session)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from stepscope.bench.workloads import find_workload
-from stepscope.bench.workloads.worker import run_workloads
-from stepscope.measure import QUICK, SilentProgress
+from stepscope.measure import QUICK
 from stepscope.records import Case
+from stepscope.run import execute
 from stepscope.store import StoredRun, create_run
 
 SMALL = "dlrm/ootb/train/small.1dev-embed32-fp32"
@@ -25,5 +25,4 @@ def measure(store: Path, *cases: Case, **request: Any) -> StoredRun:
     settings = msgspec.to_builtins(QUICK)
     asked = {"device": "cpu", "settings": settings, "loader_workers": None, "compile_backend": "eager", **request}
     folder = create_run(store, verb="workload", name="test", command=["test"], request=asked, cases=list(cases))
-    run_workloads(folder, request=asked, progress=SilentProgress())
-    return StoredRun(folder)
+    return execute(StoredRun(folder))

@@ -16,22 +16,26 @@ from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
 from suite_runs import measure as measure_alone
 
-from stepscope.bench.workloads import choose_workloads, find_workload, ranks, sharing
+from stepscope.bench.workloads import choose_workloads, find_workload, sharing
+from stepscope.bench.workloads import shared as shared_cases
 from stepscope.bench.workloads.asked import read_case
 from stepscope.bench.workloads.catalogue import read_catalogue
-from stepscope.bench.workloads.control import Control, Groups
 from stepscope.bench.workloads.facts import Peak
+from stepscope.bench.workloads.producer import WorkloadProducer
 from stepscope.bench.workloads.protocol import Optimized
-from stepscope.bench.workloads.ranks import WORKER, RankMeasurement, give_up_case
+from stepscope.bench.workloads.request import TRAIN_SAMPLE_S
+from stepscope.bench.workloads.shared import RankFacts
 from stepscope.bench.workloads.steps import TrainStep
-from stepscope.bench.workloads.worker import TRAIN_SAMPLE_S
-from stepscope.cli.execute import WORKERS, measure_ranks
 from stepscope.core.errors import RankDiedError, UsageError
 from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
-from stepscope.measure import DEADLY, QUICK, CpuDevice, Measurement, MeasureSettings
-from stepscope.measure.recorded import TRACED_STEPS
+from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings, SilentProgress
 from stepscope.records import Case, Failure
+from stepscope.run import ExtraMeasurements, RankOutcome, execute
+from stepscope.run.execute import RANK_FUNCTION
+from stepscope.run.rank import CRASH_LIMIT, Gathered, Lead, RankLoop, fold, give_up_case
+from stepscope.run.ranks import Ranks
+from stepscope.run.recorded import TRACED_STEPS
 from stepscope.store import RANKS_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run, record_failure
 from stepscope.system import collect_system
 from stepscope.traces import read_traces
@@ -66,7 +70,7 @@ def plan_cases(store: Path, cases: list[Case], *, ranks: int, **further: Any) ->
 
 def run_cases(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> StoredRun:
     folder = plan_cases(store, cases, ranks=ranks, **request)
-    launch_local(folder=folder, target=WORKER, ranks=ranks, hang_limit_s=60.0)
+    launch_local(folder=folder, target=RANK_FUNCTION, ranks=ranks, hang_limit_s=60.0)
     return StoredRun(folder)
 
 
@@ -178,7 +182,7 @@ def test_updates_that_are_not_made_in_backward_are_told(parallel: str, accumulat
     case = workload.make_case(device="cpu", scale="tiny", parallel=parallel, world_size=2, accumulate=accumulate)
     task = workload.make_task("tiny")
     assert isinstance(task, Optimized)
-    told = ranks._name_unused(task, read_case(case), parallel)
+    told = shared_cases._name_unused(task, read_case(case), parallel)
     assert ("update in backward" in told) == is_late
 
 
@@ -195,15 +199,15 @@ def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_w
     """Nobody takes the others for hung; what was finished stays, and the case that cannot be measured is behind it."""
     cases = [shared(SMALL), shared(RESNET), shared(SMALL, batch_size=2)]
     folder = plan_cases(tmp_path, cases, ranks=2, hang_timeout_s=30.0)
-    monkeypatch.setitem(WORKERS, "workload", "failing_ranks:fail_in_the_second_case")
+    monkeypatch.setattr("stepscope.run.execute.RANK_FUNCTION", "failing_ranks:fail_in_the_second_case")
     with pytest.raises(RankDiedError, match="no room for the second model") as caught:
-        measure_ranks(StoredRun(folder))
+        execute(StoredRun(folder))
     assert "smaller" in str(caught.value.hint)
     run = StoredRun(folder)
     (failure,) = run.failures
     assert (failure.kind, failure.rank, failure.case) == ("rank_died", 1, cases[1].key)
     assert [one.result.status for one in run.cases()] == ["ok", "failed"]
-    measure_ranks(run)
+    execute(run)
     run = StoredRun(folder)
     assert [one.result.status for one in run.cases()] == ["ok", "failed", "ok"]
     told = run.cases()[1].result.failure
@@ -301,12 +305,20 @@ def test_results_of_ranks_say_what_those_of_one_device_do(traced: StoredRun, tmp
     assert case.input_share() is not None
 
 
-def make_measured(**told: Any) -> RankMeasurement:
+def make_measured(**told: Any) -> Gathered:
     measurement = Measurement(
         start_ns=[0, 0], duration_s=[1.0, 1.0], iterations=[1, 4], device_s=None, dry=0, allocations=0,
         host_share=None, warmups=1, notices=[],
     )  # fmt: skip
-    return RankMeasurement(measurement=measurement, **told)
+    extra = ExtraMeasurements(facts=RankFacts(**told))
+    return Gathered(outcome=RankOutcome(rank=0, measurement=measurement, extra=extra))
+
+
+def fold_told(case: Case, told: list[Gathered]) -> Any:
+    from stepscope.launch.worker import Session
+
+    producer = WorkloadProducer(Session(verb="workload", request={"settings": BRIEF}))
+    return fold(case, told, producer, started_at="now", elapsed_s=1.0)
 
 
 def test_energy_and_peaks_are_those_of_all_devices() -> None:
@@ -318,14 +330,15 @@ def test_energy_and_peaks_are_those_of_all_devices() -> None:
         make_measured(energy_j=700.0, peak=large, peak_memory_bytes=5, loader_s=[1.0, 4.0]),
         make_measured(energy_j=300.0, peak=large, peak_memory_bytes=9, loader_s=[2.0, 3.0]),
     ]
-    result, samples = ranks._fold(case, told, "now", 1.0)
+    result, samples = fold_told(case, told)
     assert result.observed["energy_j_per_example"] == 1000 / (5 * 10 * 2)
     assert result.observed["peak_flops"] == 6e12
     assert result.observed["peak_source"] == "2 × large: sheet"
     assert result.observed["peak_memory_bytes"] == 9
     assert [one.extra_s for one in samples] == [{"loader": [2.0, 4.0]}, {}]
-    told[1].peak, told[1].energy_j = small, None
-    observed = ranks._fold(case, told, "now", 1.0)[0].observed
+    facts = told[1].outcome.extra.facts
+    facts.peak, facts.energy_j = small, None
+    observed = fold_told(case, told)[0].observed
     assert observed["peak_source"] == "1 × large: sheet; 1 × small: sheet"
     assert "energy_j_per_example" not in observed
 
@@ -334,32 +347,41 @@ def test_energy_and_peaks_are_those_of_all_devices() -> None:
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Iterator[Control]:
+def loop(tmp_path: Path) -> Iterator[RankLoop]:
     request = {
         "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None, "backend": "gloo"
     }  # fmt: skip
-    session = RankSession(request=request, hang_limit_s=600.0, supervised=False)
+    session = RankSession(verb="workload", request=request, hang_limit_s=600.0, supervised=False)
     (tmp_path / "rank").mkdir()
     session.folder = tmp_path / "rank"
     (session.folder / RANKS_FOLDER).mkdir()
-    groups = Groups(session)
-    yield Control(session, groups)
-    groups.close()
+    producer = WorkloadProducer(session)
+    control = producer.join()
+    producer.ranks = Ranks(session, control)
+    producer.device = CpuDevice()
+    yield RankLoop(producer, producer.device)
+    control.close()
     session.heartbeat.disarm()
 
 
-def test_a_case_that_killed_ranks_too_often_is_not_tried_again(control: Control, tmp_path: Path) -> None:
+def measure_on(loop: RankLoop, case: Case, device: CpuDevice | None = None) -> Gathered:
+    loop.device = cast("WorkloadProducer", loop.producer).device = device or CpuDevice()
+    return loop.measure_case(case)
+
+
+def test_a_case_that_killed_ranks_too_often_is_not_tried_again(loop: RankLoop, tmp_path: Path) -> None:
     deadly, other = (shared(name).benchmark.id for name in (RESNET, SMALL))
     cases = [
         find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1)
         for name in (deadly, other)
     ]
     folder = plan_cases(tmp_path / "runs", cases, ranks=1)
-    for deaths in range(DEADLY):
+    for deaths in range(CRASH_LIMIT):
         with RunWriter(folder) as writer:
             assert writer.begin(cases[0]) == deaths
             writer.note_death()
-    ranks._lead(control, folder, CpuDevice(), [collect_system()], [])
+    with RunWriter(folder) as writer:
+        Lead(loop, writer, SilentProgress()).run([collect_system()], [])
     failed, measured = StoredRun(folder).cases()
     assert failed.result.failure is not None
     assert failed.result.failure.kind == "process_died"
@@ -377,24 +399,22 @@ def test_a_case_that_killed_ranks_too_often_is_not_tried_again(control: Control,
     ],
 )
 def test_a_lost_rank_is_blamed_only_for_what_it_said(
-    control: Control, *, error: Exception, said: Exception | None, where: str | None, message: str | None
+    loop: RankLoop, *, error: Exception, said: Exception | None, where: str | None, message: str | None
 ) -> None:
-    session = control.session
+    session = loop.ranks.session
     assert session.folder is not None
-    other: Any = SimpleNamespace(folder=session.folder, context=SimpleNamespace(world_size=2))
+    both: Any = SimpleNamespace(rank=0, size=2)
     if said is not None:
         write_rank_failure(session.folder / RANKS_FOLDER, 1, said)
-    lost = ranks._explain_loss(other, error)
+    lost = Ranks(session, both).explain_loss(error)
     assert (lost.where if lost else None) == where
     assert message is None or (lost is not None and message in lost.message)
 
 
-def test_ranks_that_were_started_differently_are_told_apart(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "Groups", lambda session: control.groups)
-    monkeypatch.setattr(Control, "gather", lambda self, value: [value, {**value, "trace": "true"}])
-    cast("dict[str, Any]", control.session.request)["device"] = "cpu"
+def test_ranks_that_were_started_differently_are_told_apart(loop: RankLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "gather", lambda self, value: [value, {**value, "trace": "true"}])
     with pytest.raises(UsageError, match="rank 1 was started differently: trace is true there"):
-        ranks.run(control.session)
+        loop.ranks.require_same_request()
 
 
 class QueueDevice(CpuDevice):
@@ -410,7 +430,7 @@ class QueueDevice(CpuDevice):
     ],
 )
 def test_samples_are_as_long_as_on_one_device(
-    control: Control, monkeypatch: pytest.MonkeyPatch, *, name: str, device: CpuDevice, least_s: float, iterations: int
+    loop: RankLoop, monkeypatch: pytest.MonkeyPatch, *, name: str, device: CpuDevice, least_s: float, iterations: int
 ) -> None:
     class SeenError(Exception):
         pass
@@ -419,31 +439,33 @@ def test_samples_are_as_long_as_on_one_device(
         assert (settings.min_sample_s, settings.iterations) == (least_s, iterations)
         raise SeenError
 
-    monkeypatch.setattr(ranks, "measure", look)
+    monkeypatch.setattr("stepscope.run.producer.measure", look)
     case = find_workload(name).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1)
-    with pytest.raises(SeenError):
-        ranks._measure(control, case, device)
+    refusal = measure_on(loop, case, device).refusal
+    assert refusal is not None
+    assert "SeenError" in refusal.failure.message
 
 
-def test_samples_of_unequal_batches_are_whole_rounds(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_unequal_batches_are_whole_rounds(loop: RankLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = find_workload("xlmr/ootb/infer/fb-1dev-A-realdist")
     case = sentences.make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1, batch_size=2)
-    monkeypatch.setitem(cast("dict[str, Any]", control.session.request), "loader_workers", 0)
-    found = ranks._measure(control, case, CpuDevice())
+    request = msgspec.structs.replace(loop.producer._request, loader_workers=0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(loop.producer, "_request", request)
+    found = measure_on(loop, case).outcome
     assert found.measurement is not None
-    assert found.facts["round_steps"] == 4
+    assert found.extra.observed["round_steps"] == 4
     assert set(found.measurement.iterations) == {1}
     assert found.measurement.sampled_iterations >= 4
-    assert found.loader_s
+    assert found.extra.facts.loader_s
     # No benchmark trains with batches of different shapes.
-    monkeypatch.setattr(ranks, "count_round", lambda batches, at_once: 4)
+    monkeypatch.setattr(shared_cases, "count_round", lambda batches, at_once: 4)
     case = find_workload(SMALL).make_case(device="cpu", scale="tiny", parallel="ddp", world_size=1)
-    found = ranks._measure(control, case, CpuDevice())
+    found = measure_on(loop, case).outcome
     assert found.measurement is not None
     assert all(count % 4 == 0 for count in found.measurement.iterations)
 
 
-def test_a_model_is_gone_before_the_next_is_built(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_gone_before_the_next_is_built(loop: RankLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without luck: the collector does nothing by itself here."""
     built: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
@@ -460,7 +482,7 @@ def test_a_model_is_gone_before_the_next_is_built(control: Control, monkeypatch:
     try:
         for parallel in ("fsdp", "ddp", "fsdp"):
             case = find_workload(RESNET).make_case(device="cpu", scale="tiny", parallel=parallel, world_size=1)
-            assert ranks._measure(control, case, CpuDevice()).failure is None
+            assert measure_on(loop, case).refusal is None
             assert not torch.backends.cudnn.benchmark
     finally:
         gc.enable()

@@ -15,11 +15,12 @@ from stepscope.bench.workloads.catalogue import Declared, read_catalogue
 from stepscope.bench.workloads.facts import count_flops
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.files import hash_file
+from stepscope.bench.workloads.producer import Running, WorkloadProducer, open_step
 from stepscope.bench.workloads.rounds import is_try
-from stepscope.bench.workloads.worker import Running, WorkloadBench, WorkloadRequest, open_step
 from stepscope.compare import compare_implementations
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.measure import QUICK, open_device
+from stepscope.launch.worker import Session
+from stepscope.measure import QUICK
 from stepscope.records import Case
 from stepscope.store import MeasuredCase
 
@@ -124,7 +125,7 @@ def test_a_loader_that_fails_costs_no_score(tmp_path: Path, monkeypatch: pytest.
     def fail(self: Any, *given: Any) -> None:
         raise RuntimeError("unable to mmap 1024 bytes from file: Cannot allocate shared memory")
 
-    monkeypatch.setattr(WorkloadBench, "_time_with_loader", fail)
+    monkeypatch.setattr(WorkloadProducer, "_time_with_loader", fail)
     (found,) = measure(tmp_path, tiny(SMALL), loader_workers=1).cases()
     assert found.score()
     assert found.loader_score() is None
@@ -146,7 +147,7 @@ def test_memory_that_a_host_lacks_is_a_skip(tmp_path: Path, monkeypatch: pytest.
     def fail(self: Any, *given: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 TB")
 
-    monkeypatch.setattr(WorkloadBench, "_build", fail)
+    monkeypatch.setattr(WorkloadProducer, "_build", fail)
     (found,) = measure(tmp_path, tiny(SMALL)).cases()
     assert found.result.status == "skipped"
     assert found.result.failure is not None
@@ -261,9 +262,10 @@ def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
 
 
 def test_a_loader_is_timed_over_whole_rounds() -> None:
-    request = WorkloadRequest(settings=QUICK)
+    producer = WorkloadProducer(Session(verb="workload", request={"settings": QUICK}))
+    producer.open()
     running = Running(lambda: None, round_steps=7)  # type: ignore[arg-type]
-    times = WorkloadBench(request, open_device("cpu"), Path())._time_steps(running, read_case(tiny(LENGTHS)))
+    times = producer._time_steps(running, read_case(tiny(LENGTHS)))
     assert running.calls == 1 + 7 * len(times)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import msgspec
 
-from stepscope.cli.execute import Job, open_job
+from stepscope.cli.execute import Job, measure_stored, open_job
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.report import render, report_of
@@ -34,19 +33,15 @@ MOST_STEPS = 100
 @json_option
 def command(*, output: Path | None, store: Path, as_json: bool) -> int:
     """Measure operators, a collective and a small model; trace and explain a step; end with pages to open."""
-    from stepscope.cli.execute import measure_inline, measure_ranks
-
     runs: list[StoredRun] = []
-    steps: list[tuple[str, Job, Callable[[StoredRun], None]]] = [
-        ("operators: gemm, linear, embedding_bag", operator_job(), measure_inline),
-        (f"all_reduce between {RANKS} gloo ranks", collective_job(), measure_ranks),
-        ("training a small DLRM", workload_job(), measure_inline),
+    steps = [
+        ("operators: gemm, linear, embedding_bag", operator_job()),
+        (f"all_reduce between {RANKS} gloo ranks", collective_job()),
+        ("training a small DLRM", workload_job()),
     ]
-    for title, job, measure in steps:
+    for title, job in steps:
         narrate(f"== {title}")
-        stored = open_job(job, store=store, resume=None, verb=job.verb)
-        measure(stored)
-        runs.append(StoredRun(stored.folder))
+        runs.append(measure_stored(open_job(job, store=store, resume=None, verb=job.verb)))
     narrate("== three steps of it, recorded and explained")
     explained = explain_training(store)
     page = output or store / "demo.html"

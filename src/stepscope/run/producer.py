@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.core.errors import StepscopeError
 from stepscope.launch.worker import Session
-from stepscope.measure import Device, Measurement, MeasureSettings, Peers
+from stepscope.measure import Clock, Device, Estimate, Measurement, MeasureSettings, Peers, measure
 from stepscope.records import Case, Failure, KernelUse, LatencyTarget, Notice, Scalar, Score
 from stepscope.run.control import Alone, Control, TorchControl
 from stepscope.run.ranks import Ranks
@@ -79,6 +79,27 @@ class Prepared(msgspec.Struct, kw_only=True):
     finish: Callable[[Measurement], tuple[Measurement, ExtraMeasurements]] | None = None
     """Called after the timing, before the check; may correct the measurement."""
     close: Callable[[], object] | None = None
+
+    def time(
+        self,
+        settings: MeasureSettings,
+        *,
+        clock: Clock,
+        device: Device,
+        peers: Peers | None = None,
+        watch: Callable[[Estimate], None] | None = None,
+    ) -> Measurement:
+        """The timing alone, within the scope, which the caller enters; what the case itself says comes first."""
+        return measure(
+            self.body,
+            settings=self.settings or settings,
+            clock=clock,
+            device=self.device or device,
+            peers=self.peers or peers,
+            watch=watch,
+            before_sample=self.before_sample,
+            held=self.held,
+        )
 
 
 class RankOutcome(msgspec.Struct, kw_only=True):

@@ -24,7 +24,6 @@ from stepscope.measure import (
     WallClock,
     find_neighbours,
     judge_times,
-    measure,
     read_cpu_use,
 )
 from stepscope.measure.clock import Clock
@@ -204,17 +203,8 @@ class RankLoop:
         )  # fmt: skip
 
     def _time(self, case: Case, prepared: Prepared, watch: Callable[[Estimate], None] | None) -> Measurement:
-        peers = prepared.peers or (None if self.is_alone else BarrierPeers(self.ranks, case))
-        return measure(
-            prepared.body,
-            settings=prepared.settings or self.producer.settings,
-            clock=self.clock,
-            device=prepared.device or self.device,
-            peers=peers,
-            watch=watch,
-            before_sample=prepared.before_sample,
-            held=prepared.held,
-        )
+        peers = None if self.is_alone else BarrierPeers(self.ranks, case)
+        return prepared.time(self.producer.settings, clock=self.clock, device=self.device, peers=peers, watch=watch)
 
     def _choose_timing(self, prepared: Prepared) -> Timing:
         on_device = (prepared.held or prepared.device_time) and self.device.has_events

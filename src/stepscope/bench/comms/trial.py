@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from stepscope.bench.comms.group import Group, Waitable, World
-from stepscope.launch import Heartbeat
+from stepscope.launch.watchdog import Heartbeat, NoHeartbeat
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Scalar, Score
 
@@ -49,7 +49,9 @@ class Traces(NamedTuple):
 class Room:
     """What trials share in one process: the world, its groups, the device."""
 
-    def __init__(self, world: World, device: Device, heartbeat: Heartbeat, check: Check = "sample") -> None:
+    def __init__(
+        self, world: World, device: Device, heartbeat: Heartbeat | NoHeartbeat, check: Check = "sample"
+    ) -> None:
         self.world, self.device, self.heartbeat, self.check = world, device, heartbeat, check
         self.traces: Traces | None = None
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
