@@ -25,7 +25,7 @@ from stepscope.core.units import format_significant, scale_score
 from stepscope.launch.worker import Session
 from stepscope.measure import MeasureSettings, WallClock
 from stepscope.records import Case
-from stepscope.run import Prepared
+from stepscope.run.producer import Prepared
 from stepscope.system import collect_system, find_device_peak
 
 TURNS = 5

@@ -2,22 +2,36 @@
 
 The names below are what programs use; each is imported when it is first asked for, so that `import stepscope` is cheap:
 
-    run = stepscope.find_run(Path("stepscope-runs"), "20261115")
+    run = stepscope.bench_op("gemm", shape="m=512,n=512,k=512")
     for case in run.cases():
         print(case.result.case.label, case.summary(), case.score())
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stepscope._version import __version__
 
 if TYPE_CHECKING:
+    from stepscope.api import (
+        bench_collective,
+        bench_op,
+        compare,
+        execute,
+        explain,
+        find_run,
+        measure,
+        plan,
+        report,
+        run,
+    )
     from stepscope.compare import check_regression, compare_cases
-    from stepscope.measure import MeasureSettings, measure
-    from stepscope.store import StoredRun, find_run, list_runs, query_runs, verify_run
+    from stepscope.measure import MeasureSettings
+    from stepscope.store import StoredRun, list_runs, query_runs, verify_run
     from stepscope.system import collect_system, diagnose
     from stepscope.traces import TraceSet, read_traces
     from stepscope.traces.recording import record, step
@@ -26,16 +40,24 @@ _HOMES = {
     "MeasureSettings": "measure",
     "StoredRun": "store",
     "TraceSet": "traces",
+    "bench_collective": "api",
+    "bench_op": "api",
     "check_regression": "compare",
     "collect_system": "system",
+    "compare": "api",
     "compare_cases": "compare",
     "diagnose": "system",
-    "find_run": "store",
+    "execute": "api",
+    "explain": "api",
+    "find_run": "api",
     "list_runs": "store",
-    "measure": "measure",
+    "measure": "api",
+    "plan": "api",
     "query_runs": "store",
     "read_traces": "traces",
     "record": "traces.recording",
+    "report": "api",
+    "run": "api",
     "step": "traces.recording",
     "verify_run": "store",
 }
@@ -45,22 +67,49 @@ __all__ = [
     "StoredRun",
     "TraceSet",
     "__version__",
+    "bench_collective",
+    "bench_op",
     "check_regression",
     "collect_system",
+    "compare",
     "compare_cases",
     "diagnose",
+    "execute",
+    "explain",
     "find_run",
     "list_runs",
     "measure",
+    "plan",
     "query_runs",
     "read_traces",
     "record",
+    "report",
+    "run",
     "step",
     "verify_run",
 ]
 
 
+class _Stepscope(ModuleType):
+    """Some functions have the name of the package they come from (`measure`, `run`, `compare`, `report`). Python binds
+    a package to its parent when it is imported; here the function stays, and `from stepscope.measure import …` finds
+    the package as always."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Stepscope
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
-    return getattr(import_module(f"stepscope.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"stepscope.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,11 +18,11 @@ from stepscope.launch import RankSession, launch_local
 from stepscope.launch.worker import Session
 from stepscope.measure import Measurement, MeasureSettings
 from stepscope.records import Case, CaseResult, RankSamples
-from stepscope.run import ExtraMeasurements, RankOutcome, run_rank
 from stepscope.run.clocks import ClockOffset
 from stepscope.run.control import Alone
 from stepscope.run.execute import RANK_FUNCTION
-from stepscope.run.rank import Gathered, fold
+from stepscope.run.producer import ExtraMeasurements, RankOutcome
+from stepscope.run.rank import Gathered, fold, run_rank
 from stepscope.run.ranks import Ranks
 from stepscope.store import MeasuredCase, StoredRun, create_run, run_folders
 

@@ -24,8 +24,8 @@ from stepscope.launch.join import is_peer_disconnect, wait_for_all
 from stepscope.launch.worker import Session
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
 from stepscope.records import Case, Failure, Notice
-from stepscope.run import RankOutcome
 from stepscope.run.clocks import ClockOffset, answer_pings, ask_clock, find_arrivals
+from stepscope.run.producer import RankOutcome
 from stepscope.run.rank import Gathered
 from stepscope.run.ranks import Ranks, Refusal
 from stepscope.store import MeasuredCase

@@ -11,7 +11,7 @@ import pytest
 from stepscope.bench.ops import make_cases, operators
 from stepscope.measure import QUICK, CudaDevice, MeasureSettings, WallClock, measure
 from stepscope.records import Case, Reading
-from stepscope.run import execute
+from stepscope.run.execute import execute
 from stepscope.stats import median
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.system import collect_system, find_device_peak, open_telemetry

@@ -30,6 +30,7 @@ FLOORS: list[set[str]] = [
     {"predict"},
     {"compare"},
     {"report"},
+    {"api"},
     {"cli"},
     {"__main__", "__init__"},
 ]

@@ -25,10 +25,10 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Notice, Reading, Score
-from stepscope.run import CaseSkipped, Prepared, Producer, WrongResultError
 from stepscope.run.control import Alone
+from stepscope.run.producer import Prepared, Producer, WrongResultError
 from stepscope.run.rank import Lead, RankLoop
-from stepscope.run.ranks import Ranks
+from stepscope.run.ranks import CaseSkipped, Ranks
 from stepscope.store import RunWriter, StoredRun, verify_run
 
 CASES = [make_case(m=m) for m in range(1, 6)]
@@ -233,7 +233,7 @@ def test_a_case_that_kills_the_process_twice_is_given_up_and_the_others_go_on(tm
         "from pathlib import Path\n"
         f"sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]\n"
         "from test_runner import measure_all\n"
-        "from stepscope.run import Prepared\n"
+        "from stepscope.run.producer import Prepared\n"
         "def prepare(case):\n"
         "    if case.parameters['m'] == 3:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -20,7 +20,9 @@ from stepscope.core.errors import UsageError
 from stepscope.launch.worker import Session
 from stepscope.measure import QUICK, MeasureSettings
 from stepscope.records import Case
-from stepscope.run import CaseSkipped, ExtraMeasurements, Prepared, WrongResultError, execute
+from stepscope.run.execute import execute
+from stepscope.run.producer import ExtraMeasurements, Prepared, WrongResultError
+from stepscope.run.ranks import CaseSkipped
 from stepscope.store import MeasuredCase, StoredRun, create_run, find_ceilings, rate_case
 
 TINY = MeasureSettings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepscope.bench.workloads import shared
 from stepscope.launch import RankSession
-from stepscope.run import run_rank
+from stepscope.run.rank import run_rank
 
 
 def fail_in_the_second_case(session: RankSession) -> None:

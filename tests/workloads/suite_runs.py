@@ -10,7 +10,7 @@ import msgspec
 from stepscope.bench.workloads import find_workload
 from stepscope.measure import QUICK
 from stepscope.records import Case
-from stepscope.run import execute
+from stepscope.run.execute import execute
 from stepscope.store import StoredRun, create_run
 
 SMALL = "dlrm/ootb/train/small.1dev-embed32-fp32"

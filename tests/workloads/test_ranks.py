@@ -31,8 +31,8 @@ from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings, SilentProgress
 from stepscope.records import Case, Failure
-from stepscope.run import ExtraMeasurements, RankOutcome, execute
-from stepscope.run.execute import RANK_FUNCTION
+from stepscope.run.execute import RANK_FUNCTION, execute
+from stepscope.run.producer import ExtraMeasurements, RankOutcome
 from stepscope.run.rank import CRASH_LIMIT, Gathered, Lead, RankLoop, fold, give_up_case
 from stepscope.run.ranks import Ranks
 from stepscope.run.recorded import TRACED_STEPS

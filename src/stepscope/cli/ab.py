@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from stepscope.cli.execute import Job, command_line
+from stepscope.cli.execute import command_line
 from stepscope.cli.options import (
-    NEWEST,
     Duration,
     json_option,
     level_option,
@@ -24,6 +23,7 @@ from stepscope.cli.options import (
 )
 from stepscope.cli.output import emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
+from stepscope.run.plan import NEWEST, Job, find_differences
 
 if TYPE_CHECKING:
     from stepscope.store import StoredRun
@@ -164,7 +164,6 @@ def create_sides(store: Path, jobs: tuple[Job, ...]) -> list[StoredRun]:
 
 def find_interrupted(store: Path, jobs: tuple[Job, ...], name: str) -> list[StoredRun] | None:
     """The two runs that `--resume` means: the newest that were asked for the same, or those of one that is named."""
-    from stepscope.cli.execute import find_differences
     from stepscope.store import find_run, list_runs
     from stepscope.store.folder import require_plain_folder
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from stepscope.cli.compare import compare_stored
 from stepscope.cli.options import Share, json_option, level_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.report import unverified_lines
@@ -26,13 +25,14 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
 
     Exit code 0: nothing is slower than allowed (upper bounds, 95 %); 3: something is; 4: the data cannot tell.
     """
+    from stepscope import api
     from stepscope.compare import check_regression
 
     before = find_run(store, baseline)
     after = find_run(store, name) if name else _newest(store, before)
     if max_regression <= 0:
         raise UsageError("--max-regression must be above 0 %", hint="write for example 5%", where="--max-regression")
-    comparison = compare_stored(before, after, level=level, resolution=max_regression)
+    comparison = api.compare(before, after, level=level, resolution=max_regression)
     result = check_regression(comparison, max_regression)
     lines = [f"# baseline {before.id}, candidate {after.id}", *unverified_lines([before, after])]
     lines += [f"{row.outcome:<10}  {row.label}: {row.reason}" for row in result.rows]

@@ -14,7 +14,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from stepscope.cli.execute import Addition, Job, add_nothing, open_job, run_stored, show_run
+from stepscope.cli.execute import Addition, add_nothing, open_job, run_stored, show_run
 from stepscope.cli.options import (
     Duration,
     FiniteRange,
@@ -28,6 +28,7 @@ from stepscope.cli.options import (
 from stepscope.cli.output import LAST_WORD_S, emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
+from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
@@ -387,7 +388,7 @@ def run_as_rank(
     """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
     from stepscope.launch import detect_rank_context, rank_session
     from stepscope.records import describe_exception
-    from stepscope.run import run_rank
+    from stepscope.run.rank import run_rank
     from stepscope.store import record_failure
 
     if job is None:

@@ -15,31 +15,9 @@ from stepscope.core.errors import ExitCode, UsageError
 from stepscope.store import StoredRun, find_run
 
 if TYPE_CHECKING:
-    from stepscope.compare import Comparison
     from stepscope.compare.views import Gains
 
 VIEWS = ("cases", "systems", "ootb-optimized")
-
-
-def _place(run: StoredRun) -> tuple[str, str] | None:
-    return run.system.place if run.system else None
-
-
-def compare_stored(a: StoredRun, b: StoredRun, *, level: float, resolution: float) -> Comparison:
-    from stepscope.compare import compare_cases
-
-    same_system = _place(a) == _place(b)
-    found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=same_system)
-    return msgspec.structs.replace(found, notes=[*found.notes, *_check_notes(a, b)])
-
-
-def _check_notes(a: StoredRun, b: StoredRun) -> list[str]:
-    """Results that are compared between the timed calls may leave other data in the caches."""
-    checks = [run.plan.request.get("check") for run in (a, b)]
-    if checks[0] == checks[1] or None in checks:
-        return []
-    told = f"A was measured with --check {checks[0]} and B with --check {checks[1]}"
-    return [f"{told}; measure both sides with the same one to be sure that a difference is not the check's"]
 
 
 @click.command("compare")
@@ -67,6 +45,7 @@ def command(
 
     The ratio is time of B over time of A: above 1 is slower. The exit code is 0 whatever is found.
     """
+    from stepscope import api
     from stepscope.compare import compare_implementations, describe_comparison
     from stepscope.report import render_comparison_markdown, render_comparison_text
 
@@ -86,7 +65,7 @@ def command(
         gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
         left_out = {"without_score": table.without_score, "unpaired": table.unpaired}
     else:
-        comparison = compare_stored(runs[0], runs[1], level=level, resolution=resolution)
+        comparison = api.compare(runs[0], runs[1], level=level, resolution=resolution)
     rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
     alone = [f"only in A: {label}" for label in comparison.only_a] + [f"only in B: {x}" for x in comparison.only_b]
     closing = [
@@ -129,7 +108,7 @@ def _heading(runs: list[StoredRun]) -> list[str]:
     lines = [f"# {letter}: {run.id} on {name}" for letter, run, name in zip("AB", runs, names, strict=False)]
     lines += unverified_lines(runs)
     lines += [f"# scale: {told}" for told in dict.fromkeys(_reach(run) for run in runs) if told]
-    if len(runs) == 2 and _place(runs[0]) != _place(runs[1]):
+    if len(runs) == 2 and len({run.system.place if run.system else None for run in runs}) == 2:
         lines.append("# the ratio is between two systems, which differ in")
         lines += [f"#   {difference}" for difference in find_differences(runs[0], runs[1])]
     return lines

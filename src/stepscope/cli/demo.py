@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from stepscope.cli.execute import Job, measure_stored, open_job
+from stepscope.cli.execute import measure_stored, open_job
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.report import render, report_of
@@ -15,6 +15,7 @@ from stepscope.core.errors import ExitCode, StepscopeError
 from stepscope.core.files import write_output
 from stepscope.measure import MeasureSettings
 from stepscope.records import Case
+from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
 SETTINGS = MeasureSettings(max_time_s=2.0, warmup_max_time_s=1.0)

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import msgspec
 
-from stepscope.cli.options import NEWEST
 from stepscope.cli.output import emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
-from stepscope.records import Case, System
+from stepscope.run.plan import NEWEST, Job
 from stepscope.stats import median
 from stepscope.store import (
     TPOT,
@@ -24,29 +22,11 @@ from stepscope.store import (
     Ceilings,
     MeasuredCase,
     StoredRun,
-    create_run,
     find_ceilings,
-    find_run,
-    list_runs,
     rate_case,
 )
-from stepscope.store.folder import require_plain_folder
 
-NOT_MEASURING = frozenset({"table", "per_rank", "tag", "worker", "cluster"})
-"""Of a request: what may differ when a run is continued, as it does not decide what is measured."""
 _rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
-
-
-class Job(NamedTuple):
-    """What a bench command asks for."""
-
-    verb: str
-    name: str
-    """Part of the run's id, for people."""
-    cases: list[Case]
-    request: dict[str, Any]
-    launcher: str = "inline"
-    world_size: int = 1
 
 
 class RehearsedError(Exception):
@@ -80,23 +60,13 @@ def command_line() -> list[str]:
 
 def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> StoredRun:
     """The run to measure into: a new one, or the interrupted one that `--resume` means."""
+    from stepscope import api
+    from stepscope.run import plan
+
     if is_rehearsal():
         raise RehearsedError(job)
     if resume is not None and resume != NEWEST:
-        stored = find_run(store, resume)
-        require_plain_folder(stored.folder)
-        if stored.plan.verb != verb:
-            raise UsageError(
-                f"run {stored.id} was made by `bench {stored.plan.verb}`, not `bench {verb}`",
-                hint=f"stepscope runs resume {stored.id}",
-                where="--resume",
-            )
-        if job is not None and not _is_same(stored, job):
-            raise UsageError(
-                f"run {stored.id} was asked for other cases or settings",
-                hint=f"stepscope runs resume {stored.id} continues it as it was asked",
-                where="--resume",
-            )
+        stored = plan.find_resumed(resume, store, verb=verb, job=job)
         if job is None:
             from stepscope.cli.resume import plan_again
 
@@ -105,54 +75,12 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
     if job is None:
         raise UsageError("nothing to measure was named", hint=f"stepscope bench {verb} --help")
     if resume == NEWEST:
-        found = [run for run in list_runs(store)[0] if run.status == "interrupted" and _is_same(run, job)]
+        found = plan.find_interrupted(job, store)
+        narrate(f"continuing {found.id}" if found else "no interrupted run with these cases: starting a new one")
         if found:
-            narrate(f"continuing {found[-1].id}")
-            require_plain_folder(found[-1].folder)
-            return found[-1]
-        narrate("no interrupted run with these cases: starting a new one")
-    _find_baseline(store, job.request)  # a wrong name is said before anything is measured
-    if job.launcher == "inline":
-        from stepscope.run.execute import require_one_process
-
-        require_one_process(job.verb)
-    folder = create_run(
-        store,
-        verb=job.verb,
-        name=job.name,
-        command=command_line(),
-        request=job.request,
-        cases=job.cases,
-        launcher=job.launcher,
-        world_size=job.world_size,
-    )
-    return StoredRun(folder)
-
-
-def _is_same(stored: StoredRun, job: Job) -> bool:
-    """Whoever starts the ranks: the same number of them."""
-    return set(find_differences(stored, job)) <= {"launcher"}
-
-
-def find_differences(run: StoredRun, job: Job) -> list[str]:
-    """What of the stored plan a command does not ask for; a plan says more about a case than its key does."""
-    plan = run.plan
-    asked = msgspec.json.decode(msgspec.json.encode(job.request))
-    names = (asked.keys() | plan.request.keys()) - NOT_MEASURING
-    pairs = {
-        "verb": (plan.verb, job.verb),
-        "launcher": (plan.launcher, job.launcher),
-        "ranks": (plan.world_size, job.world_size),
-        "cases": (_measured_parts(plan.cases), _measured_parts(job.cases)),
-        **{name: (plan.request.get(name), asked.get(name)) for name in sorted(names)},
-    }
-    return [name for name, (stored, wanted) in pairs.items() if stored != wanted]
-
-
-def _measured_parts(cases: Sequence[Case]) -> list[tuple[Any, ...]]:
-    return [
-        (case.benchmark.id, case.benchmark.version, case.parameters, case.batch_size, case.world_size) for case in cases
-    ]
+            return found
+    api.find_baseline(store, job.request)  # a wrong name is reported before anything is measured
+    return plan.create(job, store, command_line())
 
 
 class Addition(NamedTuple):
@@ -173,34 +101,10 @@ def run_stored(stored: StoredRun, *, as_json: bool, finish: Callable[[StoredRun]
 
 
 def measure_stored(stored: StoredRun) -> StoredRun:
+    from stepscope import api
     from stepscope.measure.progress import open_progress
-    from stepscope.run import execute
 
-    return execute(
-        stored, progress=open_progress(), count_wanted=lambda cases, system: _count_wanted(stored, cases, system)
-    )
-
-
-def _find_baseline(store: Path, request: Mapping[str, Any]) -> StoredRun | None:
-    """The run that `--until-decided` names."""
-    until = request.get("until_decided")
-    return find_run(store, str(until["baseline"])) if until else None
-
-
-def _count_wanted(stored: StoredRun, cases: list[MeasuredCase], system: System | None) -> int:
-    """How many processes `--until-decided` wants altogether, by what those so far have shown of the noise."""
-    baseline = _find_baseline(stored.folder.parent, stored.plan.request)
-    if baseline is None:
-        return 0
-    from stepscope.compare.planning import plan_candidate
-
-    until = stored.plan.request["until_decided"]
-    same_system = system is not None and baseline.system is not None and system.place == baseline.system.place
-    planned = plan_candidate(baseline.cases(), cases, resolution=float(until["resolution"]), same_system=same_system)
-    for label, count in planned.items():
-        if count is None:
-            narrate(f"{label}: no number of processes decides; {baseline.id} itself needs more (--processes)")
-    return min(max((count for count in planned.values() if count), default=0), int(until["max_processes"]))
+    return api.execute(stored, progress=open_progress(), tell=narrate)
 
 
 def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from stepscope.cli.execute import Addition, Job, is_rehearsal, measure_stored, open_job, run_stored
+from stepscope.cli.execute import Addition, is_rehearsal, measure_stored, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
     json_option,
@@ -24,6 +24,7 @@ from stepscope.cli.output import emit, narrate
 from stepscope.core.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.core.units import format_bytes, format_duration
 from stepscope.records import Case
+from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.bench.ops.trace_comparison import StoredTrace

@@ -12,6 +12,7 @@ import msgspec
 
 from stepscope.core.errors import UsageError
 from stepscope.core.units import parse_duration, parse_share
+from stepscope.run.plan import NEWEST
 from stepscope.store import resolve_store
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ else:  # click before 8.4 has no type argument
     FloatParameter = click.ParamType
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-NEWEST = ""
-"""The value of `--resume` without a run: the newest interrupted run with the same cases."""
 
 
 def json_option(function: F) -> F:

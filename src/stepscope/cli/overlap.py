@@ -9,10 +9,11 @@ import click
 from click.core import ParameterSource
 
 from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
-from stepscope.cli.execute import Addition, Job
+from stepscope.cli.execute import Addition
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.core.errors import ExitCode, UsageError
+from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.store import StoredRun

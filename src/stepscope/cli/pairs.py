@@ -9,9 +9,10 @@ import click
 import msgspec
 
 from stepscope.cli.comms import Ranks, find_ranks, make_request, run_ranks, world_options
-from stepscope.cli.execute import Addition, Job
+from stepscope.cli.execute import Addition
 from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
 from stepscope.core.errors import UsageError
+from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.store import StoredRun

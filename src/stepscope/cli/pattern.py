@@ -9,11 +9,12 @@ import click
 import msgspec
 
 from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
-from stepscope.cli.execute import Addition, Job, cases_to_dict
+from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_bytes
+from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.bench.comms.patterns import Pattern, Step

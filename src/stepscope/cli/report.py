@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,38 +14,20 @@ import msgspec
 from stepscope.cli.options import json_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.core.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
-from stepscope.core.escapes import escape_controls, escape_json, escape_line
+from stepscope.core.escapes import escape_controls, escape_line
 from stepscope.store import StoredRun, find_run, read_each, run_folders
 from stepscope.store.reader import UNSHOWABLE
 
 if TYPE_CHECKING:
-    from stepscope.report import Report, ReportRun
+    from stepscope.report import Report
 
 UNVERIFIED = "unverified: written without hashes by an older Stepscope, and never completed"
 FORMATS = ("text", "markdown", "csv", "json", "html", "nccl")
 
 
-def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
-    from stepscope.report import ReportRun
-
-    return [
-        ReportRun(
-            id=run.id,
-            created_at=run.plan.created_at,
-            status=run.status if run.is_verified else f"{run.status}, unverified",
-            command=run.plan.command,
-            system=run.system,
-            cases=run.cases(),
-            communication=run.communication,
-            request=run.plan.request,
-        )
-        for run in runs
-    ]
-
-
 def report_of(runs: Sequence[StoredRun]) -> Report:
     """What one run's values keep from being shown is left out and named, as long as others are left."""
-    from stepscope.report import build_report
+    from stepscope.report import build_report, read_report_runs
 
     try:
         return build_report(read_report_runs(runs))
@@ -61,7 +42,7 @@ def report_of(runs: Sequence[StoredRun]) -> Report:
 
 
 def _with_report(run: StoredRun) -> StoredRun:
-    from stepscope.report import build_report
+    from stepscope.report import build_report, read_report_runs
 
     build_report(read_report_runs([run]))
     return run
@@ -79,7 +60,7 @@ def unverified_lines(runs: Sequence[StoredRun]) -> list[str]:
 
 def collective_table_of(runs: Sequence[StoredRun]) -> str:
     """Communication runs in the manner of nccl-tests; runs without communication are left out, and that is told."""
-    from stepscope.report import format_collective_table, has_collectives
+    from stepscope.report import format_collective_table, has_collectives, read_report_runs
 
     read = read_report_runs(runs)
     found = [run for run in read if has_collectives(run)]
@@ -96,18 +77,10 @@ def collective_table_of(runs: Sequence[StoredRun]) -> str:
 
 
 def render(report: Report, kind: str) -> str:
-    from stepscope import report as room
+    from stepscope.report import render_report
 
     # On a terminal rows are cut to its width; a file or a pipe gets all columns.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    renderers: dict[str, Callable[[Report], str]] = {
-        "text": partial(room.render_text, width=width),
-        "markdown": room.render_markdown,
-        "csv": room.render_csv,
-        "json": room.render_json,
-        "html": room.render_html,
-    }
-    return (escape_json if kind == "json" else escape_controls)(renderers[kind](report))
+    return render_report(report, kind, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
 
 
 def render_runs(runs: Sequence[StoredRun], kind: str) -> str:
@@ -121,6 +94,8 @@ def describe_damage(error: StepscopeError) -> str:
 
 def _with_cases(run: StoredRun) -> StoredRun:
     """With everything that a report shows of it, which is read once."""
+    from stepscope.report import read_report_runs
+
     read_report_runs([run])
     return run
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
-from stepscope.cli.execute import Job, RehearsedError, find_differences, rehearsing
+from stepscope.cli.execute import RehearsedError, rehearsing
 from stepscope.core.errors import StepscopeError, UsageError
+from stepscope.run.plan import Job, find_differences
 from stepscope.store import StoredRun
 from stepscope.store.folder import require_plain_folder
 

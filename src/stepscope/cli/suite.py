@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.cli.execute import Job, open_job, run_stored
+from stepscope.cli.execute import open_job, run_stored
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.cli.workload import make_request, workload_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_duration
+from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.bench.workloads import Workload

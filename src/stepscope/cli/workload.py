@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.comms import Ranks, find_ranks, run_ranks
-from stepscope.cli.execute import Addition, Job, open_job, run_stored
+from stepscope.cli.execute import Addition, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
     Duration,
@@ -24,6 +24,7 @@ from stepscope.cli.options import (
 )
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
+from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.bench.workloads import Workload

@@ -1,6 +1,7 @@
 """Verdicts between runs, gates for CI, and the sentences that tell them."""
 
 from stepscope.compare.gate import GateResult, GateRow, check_regression
+from stepscope.compare.runs import compare_runs
 from stepscope.compare.verdict import (
     DEFAULT_FAMILY_LEVEL,
     DEFAULT_RESOLUTION,
@@ -35,6 +36,7 @@ __all__ = [
     "compare_cases",
     "compare_implementations",
     "compare_pairs",
+    "compare_runs",
     "describe",
     "describe_comparison",
     "estimate_ratios",

@@ -5,6 +5,7 @@ from stepscope.report.comparison import render_comparison_markdown, render_compa
 from stepscope.report.data import render_csv, render_json
 from stepscope.report.html import render_html
 from stepscope.report.markdown import render_markdown
+from stepscope.report.rendering import read_report_runs, render_report
 from stepscope.report.text import render_text
 from stepscope.report.view import Report, ReportRun, build_report
 
@@ -14,11 +15,13 @@ __all__ = [
     "build_report",
     "format_collective_table",
     "has_collectives",
+    "read_report_runs",
     "render_comparison_markdown",
     "render_comparison_text",
     "render_csv",
     "render_html",
     "render_json",
     "render_markdown",
+    "render_report",
     "render_text",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from functools import cached_property
@@ -46,6 +47,10 @@ DocumentT = TypeVar("DocumentT", Plan, Run, System, Communication)
 
 UNSHOWABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What readers raise for values that a record allows and that make no sense together."""
+
+
+_LATEST = re.compile(r"latest(?:~(?P<back>\d+))?")
+"""The newest run of the store, or that many before it."""
 
 
 class Journal(NamedTuple):
@@ -289,13 +294,16 @@ class JournalTail:
 
 
 def find_run(store: Path, name: str) -> StoredRun:
-    """RUN as people write it: a folder, or the beginning of an id that only one run has."""
+    """RUN as people write it: a folder, the beginning of an id that only one run has, `latest`, or `latest~1` for the
+    one before it."""
     return StoredRun(find_run_folder(store, name))
 
 
 def find_run_folder(store: Path, name: str) -> Path:
     """The same for a run that may be too damaged to be read."""
-    as_path = Path(name)
+    as_path, latest = Path(name), _LATEST.fullmatch(name)
+    if latest is not None and not as_path.exists():
+        return _find_latest(store, int(latest["back"] or 0), name)
     if (as_path / layout.PLAN_FILE).exists() or (as_path.is_dir() and ("/" in name or as_path.parent != Path())):
         return as_path
     matches = [path for path in run_folders(store) if path.name.startswith(name)]
@@ -310,6 +318,16 @@ def find_run_folder(store: Path, name: str) -> Path:
             f"{name!r} begins the id of {len(matches)} runs: {names}", hint="write more of the id", where=str(store)
         )
     raise RunNotFoundError(f"no run {name!r} in {store}", hint=f"stepscope runs list --store {store}", where=str(store))
+
+
+def _find_latest(store: Path, back: int, name: str) -> Path:
+    folders = run_folders(store)
+    if back >= len(folders):
+        raise RunNotFoundError(
+            f"there is no {name}: {store} holds {len(folders)} runs", hint=f"stepscope runs list --store {store}",
+            where=str(store),
+        )  # fmt: skip
+    return folders[-1 - back]
 
 
 def run_folders(store: Path) -> list[Path]:

@@ -27,8 +27,9 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Failure, describe_exception
-from stepscope.run import CaseSkipped, ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
 from stepscope.run.control import Alone, Control
+from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
+from stepscope.run.ranks import CaseSkipped
 from stepscope.run.recorded import record_steps
 from stepscope.store import MeasuredCase
 

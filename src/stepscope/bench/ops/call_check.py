@@ -17,7 +17,7 @@ from stepscope.bench.ops.reference import (
     widen,
 )
 from stepscope.core.errors import first_line
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

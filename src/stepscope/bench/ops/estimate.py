@@ -11,7 +11,7 @@ from stepscope.bench.ops.producer import MEMORY_SHARE
 from stepscope.core.units import format_bytes
 from stepscope.measure import MeasureSettings, free_memory_bytes, last_level_cache_bytes, open_device
 from stepscope.records import Case
-from stepscope.run import CaseSkipped
+from stepscope.run.ranks import CaseSkipped
 
 GLIMPSE_SIDE, GLIMPSE_ELEMENTS, GLIMPSE_CALLS = 512, 1 << 22, 5
 CALIBRATING, WARMING = 3, 4

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, UnsupportedError, Work
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

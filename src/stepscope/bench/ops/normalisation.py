@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Work
 from stepscope.bench.ops.pointwise import COLS, ROWS
 from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, seeded_like
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from stepscope.bench.ops.operator import (
     Work,
 )
 from stepscope.bench.ops.reference import seeded_like
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

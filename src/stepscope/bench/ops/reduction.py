@@ -19,7 +19,7 @@ from stepscope.bench.ops.operator import (
     Work,
 )
 from stepscope.bench.ops.pointwise import COLS, ROWS
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from stepscope.bench.ops.gemm import Mlp, relu_masks
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Shape, Work
 from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, widen
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,8 @@ from stepscope.bench.workloads.files import hash_content, require_unchanged
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.measure import Device, Measurement
 from stepscope.records import Benchmark, Case, Scalar, Score, describe_exception
-from stepscope.run import CaseSkipped, ExtraMeasurements, Prepared, WrongResultError
+from stepscope.run.producer import ExtraMeasurements, Prepared, WrongResultError
+from stepscope.run.ranks import CaseSkipped
 from stepscope.run.recorded import record_steps
 
 HINT = "write path/to/file.py:build, where build(device, batch_size) returns a function that makes one step"

@@ -50,8 +50,9 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Notice, Scalar, Score, describe_exception, is_out_of_memory
-from stepscope.run import CaseSkipped, ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
 from stepscope.run.control import Alone, Control, TorchControl
+from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
+from stepscope.run.ranks import CaseSkipped
 from stepscope.run.recorded import record_steps
 from stepscope.store import TPOT, TTFT, MeasuredCase, StoredRun
 from stepscope.store.view import LOADER

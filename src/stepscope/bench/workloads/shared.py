@@ -34,8 +34,8 @@ from stepscope.bench.workloads.steps import (
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.measure import Device, Measurement, MeasureSettings, WallClock, give_back_memory, measure
 from stepscope.records import Case, Scalar, Score
-from stepscope.run import ExtraMeasurements, Folded, Prepared, RankOutcome, Ranks
-from stepscope.run.ranks import BarrierPeers
+from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, RankOutcome
+from stepscope.run.ranks import BarrierPeers, Ranks
 from stepscope.run.recorded import record_steps
 from stepscope.store.view import LOADER
 

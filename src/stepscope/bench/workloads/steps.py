@@ -13,7 +13,7 @@ from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.precision import math_of, products_of
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized
 from stepscope.measure import give_back_memory
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from stepscope.bench.workloads.protocol import Optimized
 from stepscope.core.errors import StepscopeError, first_line
 from stepscope.measure import Device, give_back_memory
 from stepscope.records import Scalar, is_out_of_memory
-from stepscope.run import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 UNCHECKED = "not asked for"
 """Instead of a passed check; such a form has no score."""

@@ -1,0 +1,267 @@
+"""What programs call, and what the command line calls: plan, run, measure, record, read, explain, compare, report.
+
+Every function takes runs as the command line does (a folder, the beginning of an id, `latest`) or as the objects that
+the other functions return.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.core.errors import UsageError
+from stepscope.core.files import write_output
+from stepscope.core.units import parse_range
+from stepscope.store import StoredRun, resolve_store
+from stepscope.store import find_run as find_stored_run
+
+if TYPE_CHECKING:
+    from stepscope.analyze.answers.compose import Answer
+    from stepscope.compare import Comparison
+    from stepscope.measure import Measurement, MeasureSettings
+    from stepscope.measure.progress import BarProgress, LineProgress
+    from stepscope.records import Case, System
+    from stepscope.run.plan import Job
+    from stepscope.store import MeasuredCase
+    from stepscope.traces import TraceSet
+
+RunLike = StoredRun | str | Path
+"""A run, its folder, or its name in the store."""
+
+
+def find_run(name: RunLike, *, store: str | Path | None = None) -> StoredRun:
+    """The stored run of that name: a folder, the beginning of an id, `latest`, or `latest~1` for the one before.
+
+    >>> stepscope.find_run("latest", store="stepscope-runs").cases()
+    """
+    return name if isinstance(name, StoredRun) else find_stored_run(resolve_store(store), str(name))
+
+
+def plan(
+    verb: str,
+    cases: Sequence[Case],
+    *,
+    name: str | None = None,
+    settings: MeasureSettings | None = None,
+    device: str = "cpu",
+    ranks: int = 1,
+    backend: str | None = None,
+    processes: int = 1,
+    hang_timeout_s: float = 300.0,
+    **request: Any,
+) -> Job:
+    """What a run will measure: the cases, how long each, where, on how many ranks, in how many fresh processes.
+
+    `request` takes what the producer of the verb takes beside: `check`, `kernels`, `graph` for operators.
+    """
+    from stepscope.measure import MeasureSettings
+    from stepscope.run.plan import Job
+    from stepscope.run.producer import PRODUCERS
+
+    if verb not in PRODUCERS:
+        raise UsageError(f"there is nothing that measures {verb!r}", hint=f"one of: {', '.join(PRODUCERS)}")
+    if not cases:
+        raise UsageError("there are no cases to measure", hint="make some with bench_op or bench_collective")
+    asked = {
+        "device": device,
+        "settings": msgspec.to_builtins(settings or MeasureSettings()),
+        "processes": processes,
+        **request,
+    }
+    launcher = "inline"
+    if verb == "comms" or ranks > 1:
+        launcher = "inline" if backend == "fake" else "self"
+        asked |= {"backend": backend or "gloo", "world_size": ranks, "hang_timeout_s": hang_timeout_s}
+    return Job(verb, name or cases[0].benchmark.model, list(cases), asked, launcher, ranks)
+
+
+def run(
+    job: Job,
+    *,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: LineProgress | BarProgress | None = None,
+) -> StoredRun:
+    """The finished run of a job. `resume`: continue the newest interrupted run that was asked for the same."""
+    from stepscope.run import plan as planning
+
+    place = resolve_store(store)
+    found = planning.find_interrupted(job, place) if resume else None
+    return execute(found or planning.create(job, place, sys.argv), progress=progress)
+
+
+def execute(
+    stored: StoredRun,
+    *,
+    progress: LineProgress | BarProgress | None = None,
+    tell: Callable[[str], object] = lambda text: None,
+) -> StoredRun:
+    """Measure what a stored run's plan still lacks; `tell` gets what there is to say about it meanwhile."""
+    from stepscope.run.execute import execute as execute_plan
+
+    return execute_plan(
+        stored, progress=progress, count_wanted=lambda cases, system: _count_wanted(stored, cases, system, tell)
+    )
+
+
+def find_baseline(store: Path, request: Mapping[str, Any]) -> StoredRun | None:
+    """The run that `--until-decided` names."""
+    until = request.get("until_decided")
+    return find_stored_run(store, str(until["baseline"])) if until else None
+
+
+def _count_wanted(
+    stored: StoredRun, cases: list[MeasuredCase], system: System | None, tell: Callable[[str], object]
+) -> int:
+    """How many processes `--until-decided` wants altogether, by what those so far have shown of the noise."""
+    baseline = find_baseline(stored.folder.parent, stored.plan.request)
+    if baseline is None:
+        return 0
+    from stepscope.compare.planning import plan_candidate
+
+    until = stored.plan.request["until_decided"]
+    same_system = system is not None and baseline.system is not None and system.place == baseline.system.place
+    planned = plan_candidate(baseline.cases(), cases, resolution=float(until["resolution"]), same_system=same_system)
+    for label, count in planned.items():
+        if count is None:
+            tell(f"{label}: no number of processes decides; {baseline.id} itself needs more (--processes)")
+    return min(max((count for count in planned.values() if count), default=0), int(until["max_processes"]))
+
+
+def measure(
+    body: Callable[[], object],
+    *,
+    settings: MeasureSettings | None = None,
+    device: str = "cpu",
+    before_sample: Callable[[], object] | None = None,
+) -> Measurement:
+    """The samples of a callable: one call is one iteration, as many iterations per sample as the clock needs.
+
+    On a GPU the body may only launch; the loop synchronises around each sample.
+
+    >>> stepscope.measure(lambda: a @ b).median_s
+    """
+    from stepscope.measure import MeasureSettings, WallClock, open_device
+    from stepscope.measure import measure as run_loop
+
+    return run_loop(
+        body,
+        settings=settings or MeasureSettings(),
+        clock=WallClock(),
+        device=open_device(device),
+        before_sample=before_sample,
+    )
+
+
+def bench_op(
+    name: str,
+    *,
+    shape: str | Sequence[str] = (),
+    dtype: str | Sequence[str] = "float32",
+    direction: str | Sequence[str] = "forward",
+    device: str = "cpu",
+    cache: str | Sequence[str] = "warm",
+    settings: MeasureSettings | None = None,
+    processes: int = 1,
+    store: str | Path | None = None,
+    **request: Any,
+) -> StoredRun:
+    """A run of one operator over its shapes, dtypes and passes.
+
+    >>> run = stepscope.bench_op("gemm", shape="m=512,n=512,k=512", dtype=["float32", "bfloat16"])
+    >>> [case.score() for case in run.cases()]
+    """
+    from stepscope.bench.ops import make_cases
+
+    cases = make_cases(
+        names=[name], shapes=_as_list(shape), dtypes=_as_list(dtype), directions=_as_list(direction), device=device,
+        caches=_as_list(cache),
+    )  # fmt: skip
+    job = plan("ops", cases, settings=settings, device=device, processes=processes, **request)
+    return run(job, store=store)
+
+
+def bench_collective(
+    name: str,
+    *,
+    sizes: str | Sequence[int] = "1K:1M:x4",
+    ranks: int = 2,
+    backend: str = "gloo",
+    dtype: str = "float32",
+    device: str = "cpu",
+    settings: MeasureSettings | None = None,
+    processes: int = 1,
+    store: str | Path | None = None,
+    **options: Any,
+) -> StoredRun:
+    """A run of one collective over message sizes, on ranks that are started here.
+
+    >>> run = stepscope.bench_collective("all_reduce", sizes="64K:16M:x4", ranks=8, backend="nccl", device="cuda")
+    """
+    from stepscope.bench.comms import make_cases
+    from stepscope.measure import MeasureSettings
+
+    points = parse_range(sizes) if isinstance(sizes, str) else list(sizes)
+    cases = make_cases(
+        collective=name, sizes=points, dtype=dtype, backend=backend, world_size=ranks, device=device, **options
+    )
+    # One iteration per sample: what a rank waits for must not be averaged away.
+    single = msgspec.structs.replace(settings or MeasureSettings(), iterations=1)
+    job = plan("comms", cases, settings=single, device=device, ranks=ranks, backend=backend, processes=processes)
+    return run(job, store=store)
+
+
+def compare(
+    a: RunLike,
+    b: RunLike,
+    *,
+    level: float = 0.01,
+    resolution: float = 0.05,
+    store: str | Path | None = None,
+) -> Comparison:
+    """Verdicts for every case that both runs have: faster, slower, no difference found, or not enough data.
+
+    `level`: the chance of even one false alarm. `resolution`: a change by this much must be visible.
+    """
+    from stepscope.compare import compare_runs
+
+    return compare_runs(find_run(a, store=store), find_run(b, store=store), level=level, resolution=resolution)
+
+
+def explain(traces: TraceSet | str | Path) -> Answer:
+    """Why a step takes as long as it does: the sentence, the evidence behind it, and what to try next."""
+    from stepscope.analyze.answers.compose import answer
+    from stepscope.analyze.job import explain_job
+    from stepscope.traces import read_traces
+
+    read = read_traces(traces) if isinstance(traces, str | Path) else traces
+    job = explain_job(read)
+    return answer(job, limits=job.limits)
+
+
+def report(
+    runs: RunLike | Sequence[RunLike],
+    *,
+    output: str | Path | None = None,
+    kind: str | None = None,
+    store: str | Path | None = None,
+) -> str:
+    """A report of runs as text, markdown, csv, json or html; written to `output` where that is given."""
+    from stepscope.report import build_report, read_report_runs, render_report
+
+    listed = [runs] if isinstance(runs, StoredRun | str | Path) else list(runs)
+    endings = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
+    chosen = kind or (endings.get(Path(output).suffix, "text") if output else "text")
+    found = [find_run(one, store=store) for one in listed]
+    text = render_report(build_report(read_report_runs(found)), chosen)
+    if output is not None:
+        write_output(Path(output), text.encode(), make_folders=True)
+    return text
+
+
+def _as_list(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)

@@ -1,0 +1,107 @@
+"""What is to be measured, before anything is; and the run it is measured into, new or continued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stepscope.core.errors import UsageError
+from stepscope.records import Case
+from stepscope.store import StoredRun, create_run, find_run, list_runs
+from stepscope.store.folder import require_plain_folder
+
+NEWEST = ""
+"""Instead of a run's name: the newest interrupted run that was asked for the same."""
+NOT_MEASURING = frozenset({"table", "per_rank", "tag", "worker", "cluster"})
+"""Of a request: what may differ when a run is continued, as it does not decide what is measured."""
+
+
+class Job(NamedTuple):
+    """What one run measures, and how."""
+
+    verb: str
+    """Which producer measures it: ops, comms, workload or suite."""
+    name: str
+    """Part of the run's id, for people."""
+    cases: list[Case]
+    request: dict[str, Any]
+    """How to measure; each producer has a typed form of it."""
+    launcher: str = "inline"
+    """`inline` in this process, `self` on ranks that are started here, else who started the ranks."""
+    world_size: int = 1
+
+
+def create(job: Job, store: Path, command: Sequence[str]) -> StoredRun:
+    """A new run with the job as its plan. `command`: what a person would type to get it."""
+    if job.launcher == "inline":
+        from stepscope.run.execute import require_one_process
+
+        require_one_process(job.verb)
+    folder = create_run(
+        store,
+        verb=job.verb,
+        name=job.name,
+        command=command,
+        request=job.request,
+        cases=job.cases,
+        launcher=job.launcher,
+        world_size=job.world_size,
+    )
+    return StoredRun(folder)
+
+
+def find_interrupted(job: Job, store: Path) -> StoredRun | None:
+    """The newest interrupted run that was asked for the same."""
+    found = [run for run in list_runs(store)[0] if run.status == "interrupted" and is_same(run, job)]
+    if not found:
+        return None
+    require_plain_folder(found[-1].folder)
+    return found[-1]
+
+
+def find_resumed(name: str, store: Path, *, verb: str, job: Job | None) -> StoredRun:
+    """The run of that name, if it may go on as this job."""
+    stored = find_run(store, name)
+    require_plain_folder(stored.folder)
+    if stored.plan.verb != verb:
+        raise UsageError(
+            f"run {stored.id} was made by `bench {stored.plan.verb}`, not `bench {verb}`",
+            hint=f"stepscope runs resume {stored.id}",
+            where="--resume",
+        )
+    if job is not None and not is_same(stored, job):
+        raise UsageError(
+            f"run {stored.id} was asked for other cases or settings",
+            hint=f"stepscope runs resume {stored.id} continues it as it was asked",
+            where="--resume",
+        )
+    return stored
+
+
+def is_same(stored: StoredRun, job: Job) -> bool:
+    """Whoever starts the ranks: the same number of them."""
+    return set(find_differences(stored, job)) <= {"launcher"}
+
+
+def find_differences(run: StoredRun, job: Job) -> list[str]:
+    """What of the stored plan a command does not ask for; a plan says more about a case than its key does."""
+    plan = run.plan
+    asked = msgspec.json.decode(msgspec.json.encode(job.request))
+    names = (asked.keys() | plan.request.keys()) - NOT_MEASURING
+    pairs = {
+        "verb": (plan.verb, job.verb),
+        "launcher": (plan.launcher, job.launcher),
+        "ranks": (plan.world_size, job.world_size),
+        "cases": (_measured_parts(plan.cases), _measured_parts(job.cases)),
+        **{name: (plan.request.get(name), asked.get(name)) for name in sorted(names)},
+    }
+    return [name for name, (stored, wanted) in pairs.items() if stored != wanted]
+
+
+def _measured_parts(cases: Sequence[Case]) -> list[tuple[Any, ...]]:
+    return [
+        (case.benchmark.id, case.benchmark.version, case.parameters, case.batch_size, case.world_size) for case in cases
+    ]
