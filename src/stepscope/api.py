@@ -143,7 +143,7 @@ def measure(
 
     On a GPU the body may only launch; the loop synchronises around each sample.
 
-    >>> stepscope.measure(lambda: a @ b).median_s
+    >>> stepscope.measure(lambda: a @ b).summary().median_s
     """
     from stepscope.measure import MeasureSettings, WallClock, open_device
     from stepscope.measure import measure as run_loop

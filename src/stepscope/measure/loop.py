@@ -22,7 +22,7 @@ from stepscope.measure.instability import find_notices
 from stepscope.measure.neighbours import Neighbours
 from stepscope.measure.settings import MeasureSettings
 from stepscope.records import Notice, RankSamples
-from stepscope.stats import median_interval, quantile_sorted
+from stepscope.stats import Summary, median_interval, quantile_sorted, summarize
 
 MAX_ITERATIONS = 1 << 24
 MAX_HELD_ITERATIONS = 128
@@ -86,6 +86,11 @@ class Measurement(msgspec.Struct, kw_only=True):
     @property
     def sampled_iterations(self) -> int:
         return sum(self.iterations[self.warmups :])
+
+    def summary(self) -> Summary:
+        """Median and interval of the wall time per iteration, warm-ups left out."""
+        taken = zip(self.duration_s[self.warmups :], self.iterations[self.warmups :], strict=True)
+        return summarize([duration / count for duration, count in taken])
 
     def as_samples(
         self,
