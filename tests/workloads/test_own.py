@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepscope.measure.recorded import TRACED_STEPS
 from suite_runs import measure
 
 from stepscope.bench.workloads.own import is_own, make_own_case, prepare_own
@@ -15,7 +16,6 @@ from stepscope.cli.main import run
 from stepscope.cli.resume import rehearse
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.measure import open_device
-from stepscope.measure.recorded import TRACED_STEPS
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
 from stepscope.traces.timeline import OPERATOR
