@@ -204,14 +204,6 @@ def test_ab_runs_both_sides_in_turn_and_keeps_every_sample(stepscope: Stepscope,
     assert len(run_folders(store)) == 2
 
 
-def test_ab_passes_a_childs_message_on(here: Stepscope, store: Path) -> None:
-    answer = here("ab", "ops --op gemm", "ops --op gemn", "--pairs", "3", "--max-time", "100ms", "--json")
-    assert (answer.code, answer.error["kind"]) == (1, "child_failed")
-    assert "gemn" in answer.error["message"]
-    assert answer.error["hint"] == "did you mean gemm?"
-    assert run_folders(store) == []
-
-
 def test_several_processes_make_one_run_and_resume(here: Stepscope, store: Path) -> None:
     bench = ("bench", "ops", "--op", "gemm", "--shape", "m=16", "--quick", "--processes", "2")
     answer = here(*bench, "--json")

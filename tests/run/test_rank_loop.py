@@ -232,7 +232,7 @@ def test_a_case_that_kills_the_process_twice_is_given_up_and_the_others_go_on(tm
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         f"sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]\n"
-        "from test_runner import measure_all\n"
+        "from test_rank_loop import measure_all\n"
         "from stepscope.run.producer import Prepared\n"
         "def prepare(case):\n"
         "    if case.parameters['m'] == 3:\n"
