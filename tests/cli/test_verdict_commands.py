@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from cli_process import Answer, Stepscope
 
-from builders import make_case, make_folder, make_result, make_samples, make_system
+from builders import case_of, make_case, make_folder, make_result, make_samples, make_system
 from stepscope.records import Benchmark, Case, Failure
 from stepscope.store import RunWriter, StoredRun, run_folders, verify_run
 
@@ -107,7 +107,7 @@ def test_ootb_stands_beside_optimized_in_one_run(here: Stepscope, store: Path) -
 
 def test_tries_of_a_search_are_in_no_table_of_systems(here: Stepscope, store: Path) -> None:
     benchmark = Benchmark(model="dlrm", implementation="optimized", mode="train", config="A")
-    cases = [Case(benchmark=benchmark, parameters=more, batch_size=8) for more in ({}, {"search": "throughput"})]
+    cases = [case_of(benchmark, more, batch_size=8) for more in ({}, {"search": "throughput"})]
     names = []
     for median in (0.4, 0.1):
         folder = make_folder(store, cases)

@@ -25,9 +25,10 @@ from nccl_writing import (
     make_line,
 )
 
+from builders import case_of
 from stepscope.compare import compare_cases, describe_comparison
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.records import Benchmark, Case
+from stepscope.records import Benchmark
 from stepscope.store import (
     NcclOutput,
     StoredRun,
@@ -477,9 +478,7 @@ def test_the_same_case_has_the_key_of_a_run_of_ours(tmp_path: Path) -> None:
     benchmark = Benchmark(
         model="all_reduce", implementation="micro", mode="nccl", config="16ranks", owner="communication"
     )
-    ours = Case(
-        benchmark=benchmark, parameters={"size_bytes": 1024, "dtype": "float32", "device": "cuda"}, world_size=16
-    )
+    ours = case_of(benchmark, {"size_bytes": 1024, "dtype": "float32", "device": "cuda"}, world_size=16)
     assert ours.key in {case.key for case in run.cases()}
 
 

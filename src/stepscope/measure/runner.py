@@ -25,9 +25,9 @@ from stepscope.records import (
     KernelUse,
     LatencyTarget,
     Notice,
+    Observed,
     RankSamples,
     Reading,
-    Scalar,
     Score,
     describe_exception,
 )
@@ -77,7 +77,7 @@ class Further(msgspec.Struct, kw_only=True):
 
     extra_s: dict[str, list[float]] = {}
     kernels: list[KernelUse] = []
-    observed: dict[str, Scalar] = {}
+    observed: Observed | None = None
     notices: list[Notice] = []
 
 
@@ -87,7 +87,7 @@ class Prepared(msgspec.Struct, kw_only=True):
     body: Callable[[], object]
     score: Score | None = None
     latency_target: LatencyTarget | None = None
-    observed: dict[str, Scalar] = {}
+    observed: Observed | None = None
     check: Callable[[], str | None] | None = None
     """Called after the timing; raises WrongResultError. Returns why nothing could be compared, if so."""
     scope: AbstractContextManager[object] | None = None
@@ -221,7 +221,7 @@ def run_case(
         score=prepared.score,
         latency_target=prepared.latency_target,
         timing="device" if prepared.held and device.has_events else "own",
-        observed={**prepared.observed, **further.observed},
+        observed=further.observed if prepared.observed is None else prepared.observed | further.observed,
         kernels=further.kernels,
         readings=readings,
         notices=[

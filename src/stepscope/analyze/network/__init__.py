@@ -2,7 +2,6 @@
 
 from stepscope.analyze.network.bisect import Bisection, BisectionVerdict, SlowRank, bisect_ranks, plan_bisection
 from stepscope.analyze.network.pair_matrix import (
-    PAIR_MODEL,
     QUANTITIES,
     HostMatrix,
     Interval,
@@ -17,7 +16,6 @@ from stepscope.analyze.network.pair_matrix import (
 from stepscope.analyze.network.pairs import Finding, find_outliers, pairs_to_dict
 
 __all__ = [
-    "PAIR_MODEL",
     "QUANTITIES",
     "Bisection",
     "BisectionVerdict",

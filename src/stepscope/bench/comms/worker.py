@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,6 +48,7 @@ from stepscope.records import (
     System,
     describe_exception,
 )
+from stepscope.records.kinds import CollectiveObserved, ExchangeObserved
 from stepscope.store import MeasuredCase, RunWriter, StoredRun, utc_now
 from stepscope.system import collect_system, merge_systems, open_telemetry
 
@@ -268,7 +271,7 @@ def _record(case: Case, room: Room, trial: Trial) -> str | None:
 
 
 def _add_trace(facts: Facts, place: str | None) -> Facts:
-    return facts if place is None else msgspec.structs.replace(facts, observed={**facts.observed, "trace": place})
+    return msgspec.structs.replace(facts, observed=facts.observed | ExchangeObserved(trace=place))
 
 
 Prepare = Callable[[Case, Room, list[Trial]], None]
@@ -370,12 +373,12 @@ def fold(
             hint="the communication library or the network corrupts data: repeat with another backend",
         )
     clock_error_ns = max((offsets[rank.rank].error_ns for rank, _ in measured), default=0) if offsets else 0
-    observed = {
-        **facts.observed,
-        **({"clock_error_s": clock_error_ns * 1e-9} if clock_error_ns else {}),
-        **({"wrong": wrong, "checked": checked} if checked else {}),
-        **({"library": " ".join(library.get(part, "") for part in ("name", "version")).strip()} if library else {}),
-    }
+    observed = facts.observed | ExchangeObserved(
+        clock_error_s=clock_error_ns * 1e-9 if clock_error_ns else None,
+        wrong=wrong if checked else None,
+        checked=checked or None,
+        library=" ".join(library.get(part, "") for part in ("name", "version")).strip() if library else None,
+    )
     result = CaseResult(
         case=case,
         status="failed" if failure else "ok",
@@ -405,10 +408,14 @@ def fold(
 
 def _merge_facts(everybody: Sequence[Facts]) -> Facts:
     """The first rank's, with what only others know (how a call was composed), and everybody's largest error."""
-    observed = {name: value for facts in reversed(everybody) for name, value in facts.observed.items()}
-    for name in observed:
-        if name.startswith("error_"):
-            observed[name] = max(float(facts.observed[name]) for facts in everybody if name in facts.observed)
+    observed = reduce(or_, [facts.observed for facts in reversed(everybody)])
+    if isinstance(observed, CollectiveObserved):
+        said = [facts.observed for facts in everybody if isinstance(facts.observed, CollectiveObserved)]
+        largest = {
+            name: max((error for one in said if (error := getattr(one, name)) is not None), default=None)
+            for name in ("error_max", "error_l2", "error_bound")
+        }
+        observed = msgspec.structs.replace(observed, **largest)
     return msgspec.structs.replace(everybody[0], observed=observed)
 
 

@@ -39,7 +39,8 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.measure.session import measure_run
-from stepscope.records import Case, Notice, Run, Scalar, Score
+from stepscope.records import Case, Notice, Run, Score
+from stepscope.records.kinds import CallObserved, CallSpec, OperatorObserved
 
 MEMORY_SHARE = 0.9
 """Of what is free: the rest belongs to the allocator and to others."""
@@ -117,14 +118,14 @@ class OpsBench:
         asked, built = ready.asked, ready.built
         sets, work, unit = len(built.calls), asked.work, asked.operator.unit
         repeated = asked.operator.repeated_bytes(asked.shape, asked.dtype, asked.direction, built.inputs)
-        observed: dict[str, Scalar] = {
-            "flops": work.flops,
-            "moved_bytes": work.bytes,
-            "unique_bytes": work.bytes - repeated,
-            "input_sets": sets,
-        }
-        if built.compile_s is not None:
-            observed["compile_s"] = built.compile_s
+        kind = CallObserved if isinstance(case.spec, CallSpec) else OperatorObserved
+        observed = kind(
+            flops=work.flops,
+            moved_bytes=work.bytes,
+            unique_bytes=work.bytes - repeated,
+            input_sets=sets,
+            compile_s=built.compile_s,
+        )
         return Prepared(
             body=built.calls[0] if sets == 1 else _rotate(built),
             check=built.check if self._request.check and not asked.is_ceiling else None,

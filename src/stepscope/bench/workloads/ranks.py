@@ -64,11 +64,11 @@ from stepscope.records import (
     Failure,
     RankPlace,
     RankSamples,
-    Scalar,
     Score,
     System,
     describe_exception,
 )
+from stepscope.records.kinds import WorkloadObserved
 from stepscope.store import RANKS_FOLDER, RunWriter, StoredRun, utc_now
 from stepscope.store.view import LOADER
 from stepscope.system import collect_system, merge_systems
@@ -85,7 +85,7 @@ class RankMeasurement(msgspec.Struct, kw_only=True):
     """What one rank hands to rank 0."""
 
     measurement: Measurement | None = None
-    facts: dict[str, Scalar] = {}
+    facts: WorkloadObserved = WorkloadObserved()
     """Beside the score; rank 0's are those of the case."""
     peak_memory_bytes: int | None = None
     energy_j: float | None = None
@@ -193,10 +193,10 @@ def _measure(control: Control, case: Case, device: Any) -> RankMeasurement:
     _forget_last_case(device)
     control.begin_case()
     asked, request = read_case(case), read_request(dict(session.request))
-    parallel = str(case.parameters["parallel"])
+    parallel = str(asked.spec.parallel)
     is_first = session.context.rank == 0
     is_told = is_first and asked.workload.implementation == "optimized"
-    facts = control.attempt(lambda: _verify(asked, parallel, device, request) if is_told else {})
+    facts = control.attempt(lambda: _verify(asked, parallel, device, request) if is_told else WorkloadObserved())
     if isinstance(facts, Failure):
         return RankMeasurement(failure=facts)
     session.heartbeat.beat("preparing", case.key)
@@ -206,10 +206,10 @@ def _measure(control: Control, case: Case, device: Any) -> RankMeasurement:
         return measured
     session.heartbeat.beat("counting", case.key)
     give_back_memory(device.name)
-    counted = control.attempt(lambda: _count(asked, device) if is_first else {})
+    counted = control.attempt(lambda: _count(asked, device) if is_first else WorkloadObserved())
     if isinstance(counted, Failure):
         return RankMeasurement(failure=counted)
-    measured.facts = {**measured.facts, **facts, **counted}
+    measured.facts = measured.facts | facts | counted
     measured.peak = find_peak(device.name, asked.precision)
     return measured
 
@@ -220,12 +220,12 @@ def _forget_last_case(device: Device) -> None:
     clear_up(device.name)
 
 
-def _describe_porting(asked: Asked, parallel: str, device: Device) -> dict[str, Scalar]:
+def _describe_porting(asked: Asked, parallel: str, device: Device) -> WorkloadObserved:
     plain = asked.workload.make_plain(asked.scale)
     ported = [one] if (one := plain.ported(device.name)) else []
     if parallel == "fsdp" and plain.dense() != plain.sizes:
         ported.append("gradients of tables are dense: FSDP takes no sparse ones")
-    return {"porting": "; ".join(ported)} if ported else {}
+    return WorkloadObserved(porting="; ".join(ported) or None)
 
 
 def _measure_step(
@@ -241,12 +241,12 @@ def _measure_step(
     failure = control.attempt(lambda: _step_once_round(step, round_steps, device), exchanges=True)
     if isinstance(failure, Failure):
         return RankMeasurement(failure=failure)
-    facts: dict[str, Scalar] = {"setup_s": time.perf_counter() - start}
+    facts = WorkloadObserved(setup_s=time.perf_counter() - start)
     peers = GroupPeers(control, asked.case)
     how: dict[str, Any] = {"clock": WallClock(), "device": device, "peers": peers}
     settings = choose_settings(asked, request.settings, device)
     if round_steps > 1:
-        facts["round_steps"] = round_steps
+        facts |= WorkloadObserved(round_steps=round_steps)
         settings = _keep_rounds(settings, step, round_steps, device, peers)
     energy = EnergyMeter(device.name)
     measured = measure(step, settings=settings, **how)
@@ -323,37 +323,37 @@ def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
     )  # fmt: skip
 
 
-def _count(asked: Asked, device: Any) -> dict[str, Scalar]:
+def _count(asked: Asked, device: Any) -> WorkloadObserved:
     """Of all ranks' batches; this rank's stand for the others', whose examples are as many."""
     import torch.distributed as dist
 
     plain = asked.workload.make_plain(asked.scale)
     batches = make_batches(plain, batch_size=count_share(asked), mode=asked.mode, seed=SEED)
     flops = count_flops(plain, batches, mode=asked.mode, device=device.name)
-    return {} if flops is None else {"model_flops": flops * count_accumulated(asked) * dist.get_world_size()}
+    total = None if flops is None else flops * count_accumulated(asked) * dist.get_world_size()
+    return WorkloadObserved(model_flops=total)
 
 
-def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) -> dict[str, Scalar]:
+def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) -> WorkloadObserved:
     """Of one rank alone, on a GPU on its share of the batch: the whole may not fit. What sharing takes away from the
     form is told with its changes."""
     import torch.distributed as dist
 
     task = asked.workload.make_task(asked.scale)
     assert isinstance(task, Optimized)
-    facts: dict[str, Scalar] = {"check": UNCHECKED}
+    facts = WorkloadObserved(check=UNCHECKED)
     if request.check:
         size = max(1, asked.batch_size // dist.get_world_size()) if device.has_events else asked.batch_size
         start = time.perf_counter()
         facts = Verifier(device, request.compile_backend).check(
             asked._replace(batch_size=size), adds_up=_adds_up(asked, parallel)
         )
-        facts["check_s"] = time.perf_counter() - start
+        facts |= WorkloadObserved(check_s=time.perf_counter() - start)
     shared = shard(task) if parallel == "sharded" else task
     assert isinstance(shared, Optimized)
     facts |= describe_changes(shared, asked, device, request.compile_backend)
     _forget_last_case(device)
-    facts["changes"] = f"{facts['changes']}; {_name_unused(shared, asked, parallel)}"
-    return facts
+    return facts | WorkloadObserved(changes=f"{facts.changes}; {_name_unused(shared, asked, parallel)}")
 
 
 def _name_unused(task: Optimized, asked: Asked, parallel: str) -> str:
@@ -381,7 +381,7 @@ def _fold(
     ]
     asked = read_case(case)
     examples = asked.batch_size * count_accumulated(asked)
-    is_unchecked = found[0].facts.get("check") == UNCHECKED
+    is_unchecked = found[0].facts.check == UNCHECKED
     result = CaseResult(
         case=case,
         status="ok",
@@ -390,29 +390,24 @@ def _fold(
         score=None if is_unchecked else Score(unit="ex/s", work=float(examples)),
         latency_target=asked.workload.declared.latency_target,
         timing="slowest_rank",
-        observed={**found[0].facts, **_fold_facts(found, examples)},
+        observed=found[0].facts | _fold_facts(found, examples),
     )
     return result, samples
 
 
-def _fold_facts(found: list[RankMeasurement], examples: int) -> dict[str, Scalar]:
+def _fold_facts(found: list[RankMeasurement], examples: int) -> WorkloadObserved:
     """Memory of the rank that needs most; energy and peaks of all devices together, where each tells."""
-    facts: dict[str, Scalar] = {}
     traced = [rank for rank, one in enumerate(found) if one.trace is not None]
-    if traced:
-        facts["trace"] = str(found[traced[0]].trace)
-    if traced and len(traced) < len(found):
-        facts["traced_ranks"] = ", ".join(str(rank) for rank in traced)
     held = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
-    if held:
-        facts["peak_memory_bytes"] = max(held)
     joules = [one.energy_j for one in found if one.energy_j is not None]
     steps = sum(found[0].measurement.iterations) if found[0].measurement is not None else 0
-    if len(joules) == len(found) and steps:
-        facts["energy_j_per_example"] = sum(joules) / (steps * examples)
     peaks = [one.peak for one in found if one.peak is not None]
-    if len(peaks) == len(found):
-        sources = Counter(one.source for one in peaks)
-        facts["peak_flops"] = sum(one.flops for one in peaks)
-        facts["peak_source"] = "; ".join(f"{count} × {source}" for source, count in sources.items())
-    return facts
+    sources = Counter(one.source for one in peaks) if len(peaks) == len(found) else Counter()
+    return WorkloadObserved(
+        trace=found[traced[0]].trace if traced else None,
+        traced_ranks=", ".join(str(rank) for rank in traced) if traced and len(traced) < len(found) else None,
+        peak_memory_bytes=max(held, default=None),
+        energy_j_per_example=sum(joules) / (steps * examples) if len(joules) == len(found) and steps else None,
+        peak_flops=sum(one.flops for one in peaks) if sources else None,
+        peak_source="; ".join(f"{count} × {source}" for source, count in sources.items()) or None,
+    )
