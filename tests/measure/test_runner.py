@@ -27,6 +27,7 @@ from stepscope.measure import (
     run_cases,
 )
 from stepscope.records import Case, Notice, Reading, Score
+from stepscope.records.kinds import OperatorObserved
 from stepscope.store import RunWriter, StoredRun, verify_run
 
 CASES = [make_case(m=m) for m in range(1, 6)]
@@ -74,7 +75,9 @@ def test_one_bad_case_does_not_end_the_others(tmp_path: Path) -> None:
             if kind == 5:
                 raise WrongResultError("off by 7")
 
-        return Prepared(body=lambda: None, score=Score(unit="op/s", work=2), check=check, observed={"x": 1})
+        return Prepared(
+            body=lambda: None, score=Score(unit="op/s", work=2), check=check, observed=OperatorObserved(flops=1)
+        )
 
     folder, said = make_folder(tmp_path, CASES), io.StringIO()
     measure_all(folder, prepare, said)
@@ -85,7 +88,7 @@ def test_one_bad_case_does_not_end_the_others(tmp_path: Path) -> None:
     assert kinds == ["unsupported", "out_of_memory", "exception", "wrong_result"]
     assert states[4].failure is not None
     assert any("ZeroDivisionError" in line for line in states[4].failure.stack)
-    assert states[1].observed["x"] == 1
+    assert states[1].facts == {"flops": 1}
     assert [reading.at for reading in states[1].readings] == ["start", "end"]
     assert run.run is not None
     assert (run.run.cases_ok, run.run.cases_failed, run.run.cases_skipped) == (1, 3, 1)

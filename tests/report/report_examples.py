@@ -139,7 +139,8 @@ def make_comms(seed: int) -> list[MeasuredCase]:
             make_case(
                 "all_reduce/micro/nccl/default", values_s=spread(median, 60, seed=power + seed),
                 warmups_s=spread(median * 3, 5, seed=power), world_size=8,
-                parameters={"size_bytes": size, "dtype": "float32"}, score=Score(unit="GB/s", work=size * 1.75),
+                parameters={"size_bytes": size, "dtype": "float32", "device": "cuda"},
+                score=Score(unit="GB/s", work=size * 1.75),
                 observed={"size_bytes": size, "algbw_bytes_per_s": size / median,
                           "busbw_bytes_per_s": size * 1.75 / median, "wrong": 0},
             )
