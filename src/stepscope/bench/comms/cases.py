@@ -13,7 +13,7 @@ from stepscope.bench.comms.operations import BOTH_WAYS, PATTERNS, USUAL_PATTERN,
 from stepscope.bench.comms.wire import require_wire_sense
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
-from stepscope.records.kinds import COMMUNICATION_OWNER, CollectiveSpec, PointToPointSpec
+from stepscope.records.kinds import COMMUNICATION_OWNER, POINT_TO_POINT, CollectiveSpec, PointToPointSpec
 
 LARGEST_SIZE_BYTES = 2**44
 
@@ -50,7 +50,7 @@ def make_cases(
     points = [0] if operation.name == "barrier" else sizes
     for size in () if operation.name == "barrier" else points:
         require_size(size, dtype)
-    kind = PointToPointSpec if operation.pairs else CollectiveSpec
+    kind = PointToPointSpec if operation.name == POINT_TO_POINT else CollectiveSpec
     common: dict[str, Any] = {"operation": operation.name, "dtype": dtype, "device": device, **options}
     asked = [leave_out_usual(operation, kind(size_bytes=size, **common)) for size in points]
     layout = parse_layout(asked[0].groups, world_size)

@@ -23,7 +23,7 @@ from stepscope.bench.comms.trial import (
 )
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Score
-from stepscope.records.kinds import WORLD, CollectiveObserved, PointToPointObserved
+from stepscope.records.kinds import WORLD, CollectiveObserved, PointToPointObserved, PointToPointSpec
 
 
 class CollectiveTrial(WithoutParts):
@@ -135,7 +135,7 @@ class CollectiveTrial(WithoutParts):
         size_bytes = traffic.size * DTYPE_BYTES[self.options.dtype] * self.options.coalesce
         factor = traffic.bus / traffic.size if traffic.size else 0.0
         composed = next((bound.composed for bound in self._bounds if bound.composed), None)
-        kind = PointToPointObserved if self.operation.pairs else CollectiveObserved
+        kind = PointToPointObserved if isinstance(self.options, PointToPointSpec) else CollectiveObserved
         observed = kind(
             size_bytes=size_bytes,
             count=traffic.contribution * self.options.coalesce,
