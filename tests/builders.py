@@ -17,17 +17,25 @@ from stepscope.records import (
     Score,
     System,
 )
+from stepscope.records.typing_kinds import make_observed, make_spec
 from stepscope.store import create_run
 
 
 def make_case(**parameters: Any) -> Case:
     benchmark = Benchmark(model="gemm", implementation="micro", mode="forward", config="custom")
-    return Case(benchmark=benchmark, parameters=parameters)
+    return case_of(benchmark, parameters)
+
+
+def case_of(benchmark: Benchmark, parameters: dict[str, Any], **more: Any) -> Case:
+    """The case that says these parameters by name, of the kind that fits the benchmark."""
+    return Case(benchmark=benchmark, spec=make_spec(benchmark, parameters), **more)
 
 
 def make_result(case: Case, *, work: float = 1.0, failure: Failure | None = None, **more: Any) -> CaseResult:
+    facts = more.pop("observed", {})
     return CaseResult(
         case=case,
+        observed=make_observed(case.spec, facts) if isinstance(facts, dict) else facts,
         status="failed" if failure else "ok",
         failure=failure,
         started_at="2026-01-01T00:00:00.000Z",

@@ -8,6 +8,8 @@ from typing import Any
 
 from stepscope.analyze.network import Interval, PairMatrix
 from stepscope.records import Benchmark, Case, CaseResult, Failure, RankSamples, Score
+from stepscope.records.kinds import PairSpec
+from stepscope.records.typing_kinds import make_observed
 from stepscope.stats import median_interval, quantile_sorted
 from stepscope.store import MeasuredCase
 
@@ -97,18 +99,18 @@ def make_pair_case(
 ) -> MeasuredCase:  # fmt: skip
     """Without seconds it failed."""
     case = Case(
-        benchmark=Benchmark(model="pair", implementation="micro", mode=backend, config=f"{world}ranks"),
-        parameters={
-            "source": source, "target": target, "size_bytes": size, "dtype": "float32", "device": device
-        },
+        benchmark=Benchmark(
+            model="pair", implementation="micro", mode=backend, config=f"{world}ranks", owner="communication"
+        ),
+        spec=PairSpec(source=source, target=target, size_bytes=size, device=device),
         world_size=world,
-    )  # fmt: skip
+    )
     facts = {"size_bytes": size, "bus_factor": 1.0, "members": 2, "wrong": 0, **(observed or {})}
     result = CaseResult(
         case=case, status="ok" if seconds else "failed", started_at="2026-01-01T00:00:00Z", elapsed_s=0.1,
         failure=None if seconds else Failure(kind="timeout", message="no answer within 10 s"),
         score=Score(unit="GB/s", work=size),
-        observed=facts if seconds else {},
+        observed=make_observed(case.spec, facts) if seconds else None,
     )  # fmt: skip
     if not seconds:
         return MeasuredCase(result, [])

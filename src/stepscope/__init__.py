@@ -62,6 +62,9 @@ _HOMES = {
     "verify_run": "store",
 }
 
+_PACKAGES = ("compare", "measure", "report", "run")
+"""Functions that have the name of a package."""
+
 __all__ = [
     "MeasureSettings",
     "StoredRun",
@@ -90,14 +93,21 @@ __all__ = [
 ]
 
 
+class _CallablePackage(ModuleType):
+    """A package that is also the function of its name: `stepscope.measure(body)`."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        function = getattr(import_module("stepscope.api"), self.__name__.rpartition(".")[2])
+        return function(*arguments, **options)
+
+
 class _Stepscope(ModuleType):
-    """Some functions have the name of the package they come from (`measure`, `run`, `compare`, `report`). Python binds
-    a package to its parent when it is imported; here the function stays, and `from stepscope.measure import …` finds
-    the package as always."""
+    """Python binds a package to its parent when it is imported: that is the moment to make it callable."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
+        if name in _PACKAGES and isinstance(value, ModuleType):
+            value.__class__ = _CallablePackage
+        super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Stepscope
@@ -106,9 +116,9 @@ sys.modules[__name__].__class__ = _Stepscope
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
-    value = getattr(import_module(f"stepscope.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    if name in _PACKAGES:
+        return import_module(f"stepscope.{name}")
+    return getattr(import_module(f"stepscope.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

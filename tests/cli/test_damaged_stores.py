@@ -98,7 +98,7 @@ def test_nonsense_with_a_right_seal_costs_its_own_run_only(here: Stepscope, stor
     for line in journal.read_bytes().splitlines():
         content = json.loads(line)
         del content["seal"]
-        content["observed"] = {"size_bytes": "many", "bus_factor": "none"}
+        content["observed"] = {"kind": "collective", "size_bytes": -1, "bus_factor": 0.0, "iteration": {"x": -1.0}}
         content["timing"] = "slowest_rank_device"
         sealed = add_seal(json.dumps(content).encode(), after)
         lines, after = lines + sealed + b"\n", json.loads(sealed)["seal"]

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from cli_process import Stepscope
 
-from builders import make_result, make_samples, make_system
+from builders import case_of, make_result, make_samples, make_system
 from stepscope.cli.resume import rehearse
-from stepscope.records import Benchmark, Case, Failure, Notice, add_seal
+from stepscope.records import Benchmark, Failure, Notice, add_seal
 from stepscope.store import RunWriter, StoredRun, create_run, record_failure
 
 OPS = ["stepscope", "bench", "ops", "--op", "gemm", "--shape", "m=8,n=8,k=8", "--quick", "--max-samples", "5"]
@@ -195,7 +195,7 @@ def test_runs_of_an_outer_launcher_are_continued_under_it(here: Stepscope, store
 def evil_run(store: Path) -> Path:
     """Control characters wherever a record takes a text."""
     benchmark = Benchmark(model="gemm", implementation="micro", mode="forward", config="custom", description=EVIL)
-    cases = [Case(benchmark=benchmark, parameters={f"k{EVIL}": f"v{EVIL}\n", "m": m}) for m in (1, 2)]
+    cases = [case_of(benchmark, {f"k{EVIL}": f"v{EVIL}\n", "m": m}) for m in (1, 2)]
     folder = create_run(
         store, verb="ops", name="evil", command=["stepscope", EVIL, "\nintact"], request={"device": EVIL}, cases=cases
     )
@@ -263,7 +263,7 @@ def test_pages_and_tables_in_files_are_as_harmless(
 def test_markup_from_a_run_stays_text(here: Stepscope, store: Path, tmp_path: Path) -> None:
     markup = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     benchmark = Benchmark(model="gemm", implementation="micro", mode="forward", config="custom", description=markup)
-    case = Case(benchmark=benchmark, parameters={markup: markup})
+    case = case_of(benchmark, {markup: markup})
     folder = create_run(store, verb="ops", name="x", command=["stepscope", markup], request={}, cases=[case])
     with RunWriter(folder) as writer:
         writer.write_system(make_system(libraries={markup: markup}))

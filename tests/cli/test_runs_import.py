@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cli_process import Stepscope
 
-from builders import make_result, make_samples, make_system
-from stepscope.records import Benchmark, Case, Parameter
+from builders import case_of, make_case, make_result, make_samples, make_system
+from stepscope.records import Benchmark, Parameter
 from stepscope.store import RunWriter, StoredRun, create_run, run_folders
 
 OUTPUTS = Path(__file__).parents[1] / "store" / "nccl_outputs"
@@ -104,7 +104,7 @@ def make_own_run(store: Path, sizes: list[int], *, ranks: int = 16) -> str:
     cases = []
     for size in sizes:
         parameters: dict[str, Parameter] = {"size_bytes": size, "dtype": "float32", "device": "cuda"}
-        cases.append(Case(benchmark=benchmark, parameters=parameters, world_size=ranks))
+        cases.append(case_of(benchmark, parameters, world_size=ranks))
     folder = create_run(store, verb="comms", name="all_reduce", command=["stepscope"], request={}, cases=cases)
     with RunWriter(folder) as writer:
         writer.write_system(make_system())
@@ -149,7 +149,7 @@ def test_an_import_that_was_killed_cannot_be_resumed(here: Stepscope) -> None:
 
 
 def test_the_table_needs_communication(here: Stepscope, store: Path) -> None:
-    case = Case(benchmark=Benchmark(model="gemm", implementation="micro", mode="forward", config="custom"))
+    case = make_case()
     folder = create_run(store, verb="ops", name="gemm", command=["stepscope"], request={}, cases=[case])
     with RunWriter(folder) as writer:
         writer.write_system(make_system())

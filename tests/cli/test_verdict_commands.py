@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from cli_process import Answer, Stepscope
 
-from builders import make_case, make_folder, make_result, make_samples, make_system
-from stepscope.records import Benchmark, Case, Failure
+from builders import case_of, make_case, make_folder, make_result, make_samples, make_system
+from stepscope.records import Benchmark, Failure
 from stepscope.store import RunWriter, StoredRun, run_folders, verify_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,7 +86,7 @@ def test_check_sees_a_case_that_now_fails(here: Stepscope, store: Path) -> None:
 
 def test_ootb_stands_beside_optimized_in_one_run(here: Stepscope, store: Path) -> None:
     cases = [
-        Case(benchmark=Benchmark(model="dlrm", implementation=kind, mode="train", config="A"), batch_size=8)
+        case_of(Benchmark(model="dlrm", implementation=kind, mode="train", config="A"), {}, batch_size=8)
         for kind in ("ootb", "optimized")
     ]
     folder = make_folder(store, cases)
@@ -107,7 +107,7 @@ def test_ootb_stands_beside_optimized_in_one_run(here: Stepscope, store: Path) -
 
 def test_tries_of_a_search_are_in_no_table_of_systems(here: Stepscope, store: Path) -> None:
     benchmark = Benchmark(model="dlrm", implementation="optimized", mode="train", config="A")
-    cases = [Case(benchmark=benchmark, parameters=more, batch_size=8) for more in ({}, {"search": "throughput"})]
+    cases = [case_of(benchmark, more, batch_size=8) for more in ({}, {"search": "throughput"})]
     names = []
     for median in (0.4, 0.1):
         folder = make_folder(store, cases)
@@ -126,7 +126,7 @@ def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
     """A fast form that failed its check must not vanish from the means without a word."""
     kinds = [("dlrm", "ootb"), ("dlrm", "optimized"), ("cvt", "ootb"), ("cvt", "optimized"), ("oscar", "ootb")]
     cases = [
-        Case(benchmark=Benchmark(model=model, implementation=kind, mode="train", config="A")) for model, kind in kinds
+        case_of(Benchmark(model=model, implementation=kind, mode="train", config="A"), {}) for model, kind in kinds
     ]
     folder = make_folder(store, cases)
     wrong = Failure(kind="wrong_result", message="not what the out-of-the-box form computes")

@@ -85,10 +85,10 @@ def test_every_row_is_right_or_a_skip_that_says_why(measured: list[MeasuredCase]
             continue
         assert result.status == "ok", (case.label, result.failure)
         if case.benchmark.model == "barrier":
-            assert "wrong" not in result.observed
+            assert "wrong" not in result.facts
         else:
-            assert result.observed["wrong"] == 0
-            assert int(result.observed["checked"]) >= 3
+            assert result.facts["wrong"] == 0
+            assert int(result.facts["checked"]) >= 3
         assert one.summary() is not None
 
 
@@ -96,8 +96,7 @@ def test_what_gloo_lacks_is_composed_and_the_row_says_so(measured: list[Measured
     composed = {
         one.result.case.benchmark.model
         for one in measured
-        if "broadcasts" in str(one.result.observed.get("composed"))
-        or "reduces" in str(one.result.observed.get("composed"))
+        if "broadcasts" in str(one.result.facts.get("composed")) or "reduces" in str(one.result.facts.get("composed"))
     }
     assert composed == {"all_gatherv", "reduce_scatterv"}
 
@@ -119,7 +118,7 @@ def test_sizes_that_do_not_divide_are_rounded_and_said(measured: list[MeasuredCa
     rounded = [one for one in measured if "rounded" in {notice.kind for notice in one.result.notices}]
     assert rounded
     for one in rounded:
-        assert one.result.observed["size_bytes"] != one.result.case.parameters["size_bytes"]
+        assert one.result.facts["size_bytes"] != one.result.case.parameters["size_bytes"]
 
 
 def test_one_group_at_a_time_leaves_the_others_out(measured: list[MeasuredCase]) -> None:
@@ -129,7 +128,7 @@ def test_one_group_at_a_time_leaves_the_others_out(measured: list[MeasuredCase])
     for one in alone:
         ranks = [rank.rank for rank in one.samples]
         assert ranks == ([0, 1] if one.result.case.parameters["group"] == 0 else [2, 3])
-        assert one.result.observed["members"] == 2
+        assert one.result.facts["members"] == 2
 
 
 # Planted corruption, and ranks that go astray
@@ -183,10 +182,10 @@ def test_a_planted_corruption_is_found_by_every_check_that_claims_to(
             assert one.result.failure is not None
             assert one.result.failure.kind == "wrong_result"
             assert "rank 1" in one.result.failure.message
-            assert int(one.result.observed["wrong"]) >= 1
+            assert int(one.result.facts["wrong"]) >= 1
             assert one.samples, "evidence is kept for a wrong row too"
         else:
-            assert "wrong" not in one.result.observed
+            assert "wrong" not in one.result.facts
 
 
 def failed_run(tmp_path: Path, target: str, cases: list[Case], error: type[StepscopeError], **request: object) -> str:

@@ -23,6 +23,7 @@ from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, WallClock, measure
 from stepscope.records import Case, CaseResult, RankSamples, Scalar
+from stepscope.records.typing_kinds import make_observed
 from stepscope.report.overlap_table import (
     estimate,
     format_overlap_table,
@@ -87,7 +88,8 @@ def measured_by_hand(columns: Sequence[dict[str, list[float]]], *, processes: in
         "repeat": 4, "wrong": 0, "comm_collective": "all_reduce", "comm_size_bytes": 1000, "comm_bus_bytes": 1000.0,
     }  # fmt: skip
     result = CaseResult(
-        case=case, status="ok", started_at="t", elapsed_s=1.0, timing="slowest_rank", observed=facts
+        case=case, status="ok", started_at="t", elapsed_s=1.0, timing="slowest_rank",
+        observed=make_observed(case.spec, facts),
     )  # fmt: skip
     samples = [
         RankSamples(
@@ -517,7 +519,7 @@ def test_a_case_is_measured_whole(options: dict[str, Any]) -> None:
     _, done = try_out(case, FakeWorld(case.world_size))
     result, samples = fold_ranks(case, [done])
     assert result.status == "ok"
-    assert result.observed["wrong"] == 0
+    assert result.facts["wrong"] == 0
     measured = MeasuredCase(result, samples)
     view = read_overlap(measured)
     assert view is not None
@@ -535,7 +537,7 @@ def test_facts_sum_over_all_collectives() -> None:
     (case,) = overlap_cases(beside=["all_gather:8192"], sizes=[4096])
     _, done = try_out(case)
     assert done.facts is not None
-    observed = done.facts.observed
+    observed = done.facts.observed.facts()
     assert observed["size_bytes"] == 4096 + 8192
     assert observed["comm_bus_bytes"] == 4096
     assert observed["comm2_bus_bytes"] == 4096
@@ -550,8 +552,8 @@ def test_a_copy_on_one_device_needs_no_other_rank() -> None:
     (case,) = overlap_cases(collectives=["device_copy"], world_size=1)
     _, done = try_out(case, FakeWorld(1))
     assert done.facts is not None
-    assert done.facts.observed["bus_factor"] == 2.0
-    assert done.facts.observed["members"] == 1
+    assert done.facts.observed.facts()["bus_factor"] == 2.0
+    assert done.facts.observed.facts()["members"] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"computes": [None], "beside": ["all_gather:1024"]}])
@@ -587,9 +589,9 @@ def scripted_trial(**options: Any) -> tuple[OverlapTrial, ScriptedStage]:
 
 def test_kernels_are_chosen_to_last_as_long_as_the_collective() -> None:
     trial, _ = scripted_trial(repeat=None)
-    assert trial.facts().observed["repeat"] == 7
+    assert trial.facts().observed.facts()["repeat"] == 7
     trial, _ = scripted_trial(repeat=3)
-    assert trial.facts().observed["repeat"] == 3
+    assert trial.facts().observed.facts()["repeat"] == 3
 
 
 def test_every_cycle_begins_one_place_further() -> None:

@@ -14,14 +14,14 @@ from stepscope.bench.comms.group import World
 from stepscope.bench.comms.kinds import make_trial
 from stepscope.bench.comms.patterns import PATTERNS, busy
 from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options
-from stepscope.bench.comms.patterns.trial import SEQUENCE, STEP, WAIT, PatternTrial, describe_sequence
+from stepscope.bench.comms.patterns.trial import STEP, WAIT, PatternTrial, describe_sequence
 from stepscope.bench.comms.trial import Room
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.measure.loop import Measurement
 from stepscope.records import Case
 from stepscope.report import pattern_table
-from stepscope.report.pattern_table import format_pattern_table, parse_sequence, read_pattern
+from stepscope.report.pattern_table import format_pattern_table, read_pattern
 from stepscope.store import MeasuredCase
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -173,15 +173,14 @@ def measured_case(name: str, times: dict[int, dict[str, list[float]]], duration_
 
 
 def test_readers_know_the_names_that_producers_write() -> None:
-    assert (pattern_table.STEP, pattern_table.WAIT, pattern_table.SEQUENCE) == (STEP, WAIT, SEQUENCE)
+    assert (pattern_table.STEP, pattern_table.WAIT) == (STEP, WAIT)
     pattern = find_pattern("dlrm")
     steps = pattern.make_steps(pattern.options(), 4)
-    planned = parse_sequence(describe_sequence(steps))
+    planned = describe_sequence(steps)
     told = [step for step in steps if step.communicates]
     assert [step.name for step in planned] == [step.name for step in told]
     assert [step.size_bytes for step in planned] == [step.size_bytes for step in told]
     assert [step.bus_bytes for step in planned] == [round(step.bus_bytes) for step in told]
-    assert parse_sequence("one:all_reduce:8:8 two:what:ever three") == [("one", "all_reduce", 8, 8)]
 
 
 def test_times_of_steps_are_those_of_the_slowest_rank() -> None:

@@ -101,4 +101,4 @@ def test_two_ranks_measure_a_sweep_right(tmp_path: Path) -> None:
     made = sweep("all_reduce", "broadcast", ranks=2, dtypes=["float32,bfloat16,int8"], roots=["all"])
     _, cases = measure_cases(tmp_path, made.cases, ranks=2)
     assert len(cases) == 3 + 3 * 2
-    assert all(case.result.status == "ok" and case.result.observed["wrong"] == 0 for case in cases)
+    assert all(case.result.status == "ok" and case.result.facts["wrong"] == 0 for case in cases)

@@ -69,15 +69,15 @@ def test_every_operation_is_right_in_a_played_world(name: str, mode: str, ranks:
         done = try_out(case, FakeWorld(ranks, rank))
         assert done.wrong == 0
         assert done.facts is not None
-        assert done.facts.observed["members"] == ranks
+        assert done.facts.observed.facts()["members"] == ranks
 
 
 def test_a_right_result_scores_bus_bandwidth() -> None:
     (case,) = cases_of("all_reduce", ranks=4)
     result, samples = fold_ranks(case, [try_out(case)], offsets=[ClockOffset(0, 0)])
     assert result.status == "ok"
-    assert result.observed["bus_factor"] == 1.5
-    assert result.observed["wrong"] == 0
+    assert result.facts["bus_factor"] == 1.5
+    assert result.facts["wrong"] == 0
     measured = MeasuredCase(result, samples)
     summary = measured.summary()
     assert summary is not None

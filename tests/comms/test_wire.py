@@ -20,13 +20,13 @@ from stepscope.bench.comms.encodings import BLOCK, ENCODINGS, Coder, Encoding, b
 from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import Bound, Call, UnsupportedCallError
 from stepscope.bench.comms.kinds import make_trial
-from stepscope.bench.comms.options import CallOptions
 from stepscope.bench.comms.trial import Room
 from stepscope.bench.comms.wire import Laps, WireTrial, make_normals, require_wire_sense
 from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.records import Case
+from stepscope.records.kinds import CollectiveSpec
 
 # Encodings
 
@@ -176,7 +176,7 @@ class QuietHeartbeat(Heartbeat):
 
 def wire_case(collective: str, wire: str, *, ranks: int, size: int = 40_000, **options: Any) -> Case:
     (case,) = cases_of(collective, ranks=ranks, sizes=(size,), **options)
-    return msgspec.structs.replace(case, parameters={**case.parameters, "wire": wire})
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, wire=wire))
 
 
 class Played(msgspec.Struct, frozen=True):
@@ -201,7 +201,9 @@ def play(case: Case, *, harm: Harm | None = None, harmed_rank: int = 0) -> list[
         trial.refresh()
         trial.body()
         assert trial._data is not None
-        played = Played(trial.count_wrong(), trial.facts().observed, trial.further_s(), trial._data.result.clone())
+        played = Played(
+            trial.count_wrong(), trial.facts().observed.facts(), trial.further_s(), trial._data.result.clone()
+        )
         trial.close()
         return played
 
@@ -304,7 +306,7 @@ def test_a_result_that_nobody_wrote_is_wrong() -> None:
     trial.open()
     trial.refresh()
     assert trial.count_wrong() == 10_000
-    assert "error_l2" not in trial.facts().observed
+    assert "error_l2" not in trial.facts().observed.facts()
 
 
 def test_data_is_random_known_to_all_and_no_whole_number() -> None:
@@ -335,9 +337,9 @@ def test_sizes_that_do_not_divide_are_told() -> None:
     ],
 )
 def test_what_has_no_quantised_form_is_refused(operation: str, options: dict[str, Any], where: str) -> None:
-    require_wire_sense("all_reduce", CallOptions(size_bytes=4), "int8")
+    require_wire_sense("all_reduce", CollectiveSpec(operation="all_reduce", size_bytes=4), "int8")
     with pytest.raises(UsageError) as caught:
-        require_wire_sense(operation, CallOptions(size_bytes=4, **options), "int8")
+        require_wire_sense(operation, CollectiveSpec(operation=operation, size_bytes=4, **options), "int8")
     assert caught.value.where == where
 
 
@@ -383,7 +385,7 @@ def test_real_gloo_ranks(tmp_path: Path, ranks: int) -> None:
     assert len(measured) == 3 * 2 * len(ENCODINGS)
     for one in measured:
         assert one.result.status == "ok", one.result.failure
-        observed = one.result.observed
+        observed = one.result.facts
         assert observed["wrong"] == 0
         assert float(observed["error_max"]) <= float(observed["error_bound"])
         for rank in one.samples:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from builders import make_result, make_samples
+from builders import case_of, make_result, make_samples
 from stepscope.compare import compare_implementations
 from stepscope.compare.views import Gains
-from stepscope.records import Benchmark, Case, Failure
+from stepscope.records import Benchmark, Failure
 from stepscope.store import MeasuredCase
 
 
@@ -18,7 +18,7 @@ def measured(
 ) -> MeasuredCase:
     benchmark = Benchmark(model="dlrm", implementation=implementation, mode="train", config="A")
     parameters = {"device": "cuda", "precision": precision, "scale": "full", **more}
-    case = Case(benchmark=benchmark, parameters=parameters, batch_size=batch, world_size=world_size)
+    case = case_of(benchmark, parameters, batch_size=batch, world_size=world_size)
     return MeasuredCase(make_result(case), [make_samples(case, [step_s] * 40, process=n) for n in range(3)])
 
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from builders import make_result, make_samples
+from builders import case_of, make_result, make_samples
 from stepscope.compare import check_regression, compare_cases, describe_comparison
 from stepscope.compare.interleaved import parse_side
 from stepscope.core.errors import UsageError
-from stepscope.records import Benchmark, Case
+from stepscope.records import Benchmark
 from stepscope.store import MeasuredCase
 
 
 def measured(step_s: float, *, batch: int, version: int = 1, **parameters: Any) -> MeasuredCase:
     benchmark = Benchmark(model="dlrm", implementation="optimized", mode="train", config="A", version=version)
-    case = Case(benchmark=benchmark, parameters=parameters, batch_size=batch)
+    case = case_of(benchmark, parameters, batch_size=batch)
     # Eight processes with a little spread: enough for a verdict.
     spread = [step_s * (1 + 0.001 * (i % 5)) for i in range(40)]
     return MeasuredCase(make_result(case), [make_samples(case, spread, process=n) for n in range(8)])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import case_of
 from stepscope.compare import (
     CaseComparison,
     check_regression,
@@ -18,7 +19,7 @@ from stepscope.compare import (
     pair_ootb_optimized,
 )
 from stepscope.core.errors import ExitCode, UsageError
-from stepscope.records import Benchmark, Case, CaseResult, Failure, RankSamples, Score
+from stepscope.records import Benchmark, CaseResult, Failure, RankSamples, Score
 from stepscope.store import MeasuredCase
 
 OPPOSITE = {"better": "worse", "worse": "better"}
@@ -40,7 +41,7 @@ def make_case(
     timing: str = "own",
 ) -> MeasuredCase:
     benchmark = Benchmark(model=model, implementation=implementation, mode="forward", config="noise", version=version)  # type: ignore[arg-type]
-    case = Case(benchmark=benchmark, parameters={"m": size} | ({"search": search} if search else {}))
+    case = case_of(benchmark, {"search": search} if search else {"m": size}, batch_size=size if search else None)
     samples = [
         RankSamples(
             case=case.key,

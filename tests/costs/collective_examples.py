@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from builders import make_result, make_samples, make_system
+from builders import case_of, make_result, make_samples, make_system
 from stepscope.costs import CollectiveCurve, Point
 from stepscope.records import Benchmark, Case, Failure, System
 from stepscope.store import RunWriter, StoredRun, create_run
@@ -57,9 +57,11 @@ def make_curve(points: Sequence[Point], **changes: Any) -> CollectiveCurve:
 def make_comms_case(
     size_bytes: int, *, operation: str = "all_reduce", ranks: int = 2, backend: str = "gloo", **parameters: Any
 ) -> Case:
-    benchmark = Benchmark(model=operation, implementation="micro", mode=backend, config=f"{ranks}ranks")
+    benchmark = Benchmark(
+        model=operation, implementation="micro", mode=backend, config=f"{ranks}ranks", owner="communication"
+    )
     content = {"size_bytes": size_bytes, "dtype": "float32", "device": "cpu", **parameters}
-    return Case(benchmark=benchmark, parameters=content, world_size=ranks)
+    return case_of(benchmark, content, world_size=ranks)
 
 
 def write_comms_run(

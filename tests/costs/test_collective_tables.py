@@ -52,7 +52,7 @@ def test_a_run_becomes_curves(tmp_path: Path) -> None:
 
 
 def test_the_group_counts_and_not_the_world(tmp_path: Path) -> None:
-    cases = [make_comms_case(size, ranks=4, groups=2) for size in SIZES]
+    cases = [make_comms_case(size, ranks=4, groups="split:2") for size in SIZES]
     (curve,) = group_curves(measurements_of_run(write_comms_run(tmp_path, cases, members=2)))
     assert curve.members == 2
 

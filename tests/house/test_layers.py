@@ -246,8 +246,16 @@ def test_the_project_speaks_of_itself_alone() -> None:
 def test_the_python_api_is_what_it_says() -> None:
     import stepscope
 
+    assert dir(stepscope) == sorted(stepscope.__all__)
     for name in stepscope.__all__:
         assert getattr(stepscope, name) is not None
+    import stepscope.compare.verdict
+    import stepscope.measure.loop
+    import stepscope.report.view
+    import stepscope.run.rank
+
+    for function in (stepscope.measure, stepscope.run, stepscope.compare, stepscope.report):
+        assert callable(function), "it stays a function after its package was imported"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         stepscope.nothing  # noqa: B018
     loaded = loaded_by("import stepscope")

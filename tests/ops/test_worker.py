@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.bench.ops import Operator, find_operator, make_cases, make_ceiling_cases, operators
@@ -69,7 +70,7 @@ def test_every_operator_runs_at_its_tiny_shape(name: str, tmp_path: Path) -> Non
     for measured in measure_all(tmp_path, cases):
         assert measured.result.status == "ok", measured.result.failure
         assert measured.result.score is not None
-        assert measured.result.observed["moved_bytes"] > 0
+        assert measured.result.facts["moved_bytes"] > 0
         assert measured.score() is not None
 
 
@@ -125,10 +126,10 @@ def test_a_skip_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
 def test_a_cold_case_rotates_and_flushes() -> None:
     warm, cold = prepare(one_case("gemm")), prepare(one_case("gemm", caches=["cold"]))
     assert warm.before_sample is None
-    assert warm.observed["input_sets"] == 1
+    assert warm.observed.input_sets == 1
     assert cold.before_sample is not None
     assert cold.settings is not None
-    assert cold.settings.iterations == cold.observed["input_sets"] == 4
+    assert cold.settings.iterations == cold.observed.input_sets == 4
 
 
 def test_inputs_larger_than_the_cache_need_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +137,9 @@ def test_inputs_larger_than_the_cache_need_no_flush(monkeypatch: pytest.MonkeyPa
     prepared = prepare(one_case("elementwise", "rows=256,cols=64,chain=add", caches=["cold"]))
     assert prepared.before_sample is None
     # 3 × 64 KiB a set against four times 64 KiB of cache
-    assert prepared.observed["input_sets"] == 2
+    assert prepared.observed.input_sets == 2
     prepared = prepare(one_case("elementwise", "rows=512,cols=64,chain=add", caches=["cold"]))
-    assert prepared.observed["input_sets"] == 1
+    assert prepared.observed.input_sets == 1
     assert prepared.before_sample is None
 
 
@@ -212,7 +213,7 @@ def test_compiled_cases_keep_the_compiler_apart(tmp_path: Path) -> None:
     assert case.parameters["compile"] is True
     (measured,) = measure_all(tmp_path, [case])
     assert measured.result.status == "ok", measured.result.failure
-    compile_s = float(measured.result.observed["compile_s"])
+    compile_s = float(measured.result.facts["compile_s"])
     summary = measured.summary()
     assert summary is not None
     assert compile_s > 100 * summary.median_s
@@ -244,8 +245,9 @@ def test_a_compiler_that_computes_wrongly_is_found(direction: str, monkeypatch: 
 def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> None:
     ceilings = make_ceiling_cases(["float32", "float32"], "cpu")
     assert [case.benchmark.model for case in ceilings] == ["gemm", "read", "memset", "memcpy"]
+    sizes = {"m": 64, "n": 64, "k": 64, "size": 1 << 16}
     small = [
-        Case(benchmark=case.benchmark, parameters={**case.parameters, "m": 64, "n": 64, "k": 64, "size": 1 << 16})
+        msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, shape={**case.spec.shape, **sizes}))
         for case in ceilings
     ]
     cases = measure_all(tmp_path, [*small, one_case("gemm")], check=False)
@@ -255,7 +257,7 @@ def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> No
     summary = cases[-1].summary()
     assert summary is not None
     rates = rate_case(cases[-1], summary.median_s, found)
-    flops = cases[-1].result.observed["flops"]
+    flops = cases[-1].result.facts["flops"]
     assert rates.compute_share == pytest.approx(float(flops) / summary.median_s / found.matrix_flops_per_s["float32"])
 
 

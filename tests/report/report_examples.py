@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from builders import case_of
+from stepscope.bench.comms import operations
 from stepscope.records import (
     Benchmark,
-    Case,
     CaseResult,
     Cpu,
     Failure,
@@ -27,6 +28,7 @@ from stepscope.records import (
     Score,
     System,
 )
+from stepscope.records.typing_kinds import make_observed
 from stepscope.report import ReportRun
 from stepscope.store.view import MeasuredCase
 
@@ -73,8 +75,11 @@ def make_case(
 ) -> MeasuredCase:
     """Measured with the given times; without times, failed unless `changes` say otherwise."""
     model, implementation, mode, config = benchmark.split("/")
-    identity = Benchmark(model=model, implementation=implementation, mode=mode, config=config, version=version)  # type: ignore[arg-type]
-    case = Case(benchmark=identity, parameters=parameters or {}, batch_size=batch_size, world_size=world_size)
+    owner = "communication" if model in operations() else "operators"
+    identity = Benchmark(
+        model=model, implementation=implementation, mode=mode, config=config, version=version, owner=owner  # type: ignore[arg-type]
+    )  # fmt: skip
+    case = case_of(identity, parameters or {}, batch_size=batch_size, world_size=world_size)
     fields: dict[str, Any] = {"status": "ok" if values_s else "failed", "started_at": "2025-03-01T10:00:01Z"}
     if not values_s:
         fields["failure"] = Failure(kind="out_of_memory", message="needed 96 GiB, 80 GiB there")
@@ -83,7 +88,9 @@ def make_case(
         warm = warmups_s or []
         columns = {"duration_s": [*warm, *values_s], "iterations": [1] * (len(warm) + len(values_s))}
         samples = [RankSamples(case=case.key, warmup=[True] * len(warm) + [False] * len(values_s), **columns)]  # type: ignore[arg-type]
-    return MeasuredCase(CaseResult(case=case, elapsed_s=2.0, **fields | changes), samples)
+    fields |= changes
+    fields["observed"] = make_observed(case.spec, fields.pop("observed", {}))
+    return MeasuredCase(CaseResult(case=case, elapsed_s=2.0, **fields), samples)
 
 
 def spread(median_s: float, n: int, *, seed: int, sigma: float = 0.02) -> list[float]:
@@ -132,7 +139,8 @@ def make_comms(seed: int) -> list[MeasuredCase]:
             make_case(
                 "all_reduce/micro/nccl/default", values_s=spread(median, 60, seed=power + seed),
                 warmups_s=spread(median * 3, 5, seed=power), world_size=8,
-                parameters={"size_bytes": size, "dtype": "float32"}, score=Score(unit="GB/s", work=size * 1.75),
+                parameters={"size_bytes": size, "dtype": "float32", "device": "cuda"},
+                score=Score(unit="GB/s", work=size * 1.75),
                 observed={"size_bytes": size, "algbw_bytes_per_s": size / median,
                           "busbw_bytes_per_s": size * 1.75 / median, "wrong": 0},
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import make_folder, make_result, make_samples, make_system
+from builders import case_of, make_folder, make_result, make_samples, make_system
 from stepscope.cli.report import report_of
 from stepscope.records import Benchmark, Case, Communication, RankPlace
 from stepscope.report import render_html, render_json, render_markdown, render_text
@@ -16,7 +16,7 @@ from stepscope.store import RunWriter, StoredRun
 
 def make_case(implementation: str, *, ranks: int = 1) -> Case:
     benchmark = Benchmark(model="dlrm", implementation=implementation, mode="train", config="A")
-    return Case(benchmark=benchmark, world_size=ranks)
+    return case_of(benchmark, {}, world_size=ranks)
 
 
 def make_hosts(*hosts: str) -> Communication:

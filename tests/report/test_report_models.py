@@ -101,10 +101,10 @@ def test_ways_to_run_it_that_were_chosen_are_said() -> None:
     chosen = {"parallel": "ddp", "accumulate": 4, "data": "1a2b3c4d5e6f", "search": "throughput"}
     plain = model("vgg16/ootb/train/1dev-fp32")
     assert labels_of(model(parameters=chosen), plain)[0] == (
-        "parallel=ddp accumulate=4 data=1a2b3c4d5e6f search=throughput"
+        "parallel=ddp search=throughput accumulate=4 data=1a2b3c4d5e6f"
     )
     assert view_of(model(parameters=chosen)).shared == [
-        "parallel=ddp", "accumulate=4", "data=1a2b3c4d5e6f", "search=throughput"
+        "parallel=ddp", "search=throughput", "accumulate=4", "data=1a2b3c4d5e6f"
     ]  # fmt: skip
 
 

@@ -157,7 +157,10 @@ def test_collectives_show_size_bandwidths_and_wrong_elements() -> None:
 
 def test_bandwidths_are_derived_where_only_the_bus_factor_was_kept() -> None:
     case = make_case(
-        "all_reduce/micro/gloo/x", values_s=[0.5] * 6, observed={"size_bytes": 1000, "bus_factor": 1.5, "wrong": 0}
+        "all_reduce/micro/gloo/x",
+        values_s=[0.5] * 6,
+        observed={"size_bytes": 1000, "bus_factor": 1.5, "wrong": 0},
+        parameters={"size_bytes": 1000, "dtype": "float32", "device": "cpu"},
     )
     view = build_report([make_run([case], None)]).cases[0]
     assert (view.algbw_bytes_per_s, view.busbw_bytes_per_s) == (2000.0, 3000.0)

@@ -25,6 +25,7 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Notice, Reading, Score
+from stepscope.records.kinds import OperatorObserved
 from stepscope.run.control import Alone
 from stepscope.run.producer import Prepared, Producer, WrongResultError
 from stepscope.run.rank import Lead, RankLoop
@@ -85,7 +86,9 @@ def test_one_bad_case_does_not_end_the_others(tmp_path: Path) -> None:
             if kind == 5:
                 raise WrongResultError("off by 7")
 
-        return Prepared(body=lambda: None, score=Score(unit="op/s", work=2), check=check, observed={"x": 1})
+        return Prepared(
+            body=lambda: None, score=Score(unit="op/s", work=2), check=check, observed=OperatorObserved(flops=1)
+        )
 
     folder, said = make_folder(tmp_path, CASES), io.StringIO()
     measure_all(folder, prepare, said)
@@ -96,7 +99,7 @@ def test_one_bad_case_does_not_end_the_others(tmp_path: Path) -> None:
     assert kinds == ["unsupported", "out_of_memory", "exception", "wrong_result"]
     assert states[4].failure is not None
     assert any("ZeroDivisionError" in line for line in states[4].failure.stack)
-    assert states[1].observed["x"] == 1
+    assert states[1].facts == {"flops": 1}
     assert [reading.at for reading in states[1].readings] == ["start", "end"]
     assert run.run is not None
     assert (run.run.cases_ok, run.run.cases_failed, run.run.cases_skipped) == (1, 3, 1)

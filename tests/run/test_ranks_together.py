@@ -15,6 +15,7 @@ from stepscope.core.errors import RankDiedError
 from stepscope.launch.worker import Session
 from stepscope.measure import QUICK, CpuDevice, SilentProgress
 from stepscope.records import Case
+from stepscope.records.kinds import OperatorObserved
 from stepscope.run.control import Alone
 from stepscope.run.producer import Folded, Prepared, Producer, RankOutcome
 from stepscope.run.rank import Lead, RankLoop
@@ -190,7 +191,7 @@ class CountingProducer(Producer):
 
     def prepare(self, case: Case) -> Prepared:
         self.ranks.together(lambda: self._require(case))
-        return Prepared(body=lambda: None, observed={"rank": self.ranks.rank})
+        return Prepared(body=lambda: None, observed=OperatorObserved(input_sets=self.ranks.rank))
 
     def _require(self, case: Case) -> None:
         if case.parameters["m"] == 2 and self.ranks.rank == 2:
@@ -198,9 +199,9 @@ class CountingProducer(Producer):
         if case.parameters["m"] == 3 and self.ranks.rank == 1:
             raise ValueError("rank 1 cannot")
 
-    def fold(self, case: Case, ranks: Any) -> Folded:
+    def fold(self, case: Case, ranks: Any, clock_error_s: float | None) -> Folded:
         folded: list[RankOutcome] = list(ranks)
-        return Folded(observed={"ranks": len(folded)})
+        return Folded(observed=OperatorObserved(input_sets=len(folded)))
 
 
 def test_a_new_kind_on_three_ranks_needs_no_loop_of_its_own(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_a_new_kind_on_three_ranks_needs_no_loop_of_its_own(tmp_path: Path) -> N
     assert verify_run(run) == []
     assert [one.result.status for one in run.cases()] == ["ok", "skipped", "failed", "ok"]
     for one in (run.cases()[0], run.cases()[3]):
-        assert one.result.observed == {"ranks": 3}
+        assert one.result.observed == OperatorObserved(input_sets=3)
         assert one.result.timing == "slowest_rank"
         assert [samples.rank for samples in one.samples] == [0, 1, 2]
         assert len({len(samples) for samples in one.samples}) == 1

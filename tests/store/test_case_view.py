@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from builders import make_case, make_result
 from stepscope.records import RankSamples
+from stepscope.records.kinds import WorkloadObserved
 from stepscope.store import MeasuredCase
 
 CASE = make_case(size_bytes=1024)
@@ -128,7 +129,7 @@ def in_rounds(*processes: list[float], iterations: int = 1, warmups: int = 0, lo
         )
         for number, values in enumerate(processes)
     ]
-    facts = {"round_steps": 3, "model_flops": 12, "peak_flops": 8.0}
+    facts = WorkloadObserved(round_steps=3, model_flops=12, peak_flops=8.0)
     return MeasuredCase(make_result(CASE, work=6.0, observed=facts), samples)
 
 

@@ -14,6 +14,7 @@ import pytest
 from builders import make_case, make_folder, make_result, make_samples, make_system
 from stepscope.core.errors import BadInputError, CorruptRunError, NewerVersionError, StepscopeError, UsageError
 from stepscope.records import CaseResult, Failure, Plan, System, add_seal, check_seal, encode_document, parse_document
+from stepscope.records.kinds import CollectiveObserved
 from stepscope.store import (
     JournalTail,
     RunWriter,
@@ -356,11 +357,13 @@ def test_facts_that_are_no_numbers_are_left_out_with_a_notice(tmp_path: Path, va
     folder = make_folder(tmp_path, CASES)
     with RunWriter(folder) as writer:
         writer.write_system(make_system())
-        writer.append(make_result(CASES[0], observed={"error_l2": value, "wrong": 0}), [make_samples(CASES[0], [0.1])])
+        writer.append(
+            make_result(CASES[0], observed=CollectiveObserved(error_l2=value, wrong=0)), [make_samples(CASES[0], [0.1])]
+        )
         writer.append(make_result(CASES[1]), [make_samples(CASES[1], [0.1, value])])
         writer.finish()
     first, second = StoredRun(folder).cases()
-    assert first.result.observed == {"wrong": 0}
+    assert first.result.observed == CollectiveObserved(wrong=0)
     assert "error_l2" in first.result.notices[0].message
     assert (second.result.status, second.samples) == ("failed", [])
     assert second.result.failure is not None

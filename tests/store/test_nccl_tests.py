@@ -25,9 +25,10 @@ from nccl_writing import (
     make_line,
 )
 
+from builders import case_of
 from stepscope.compare import compare_cases, describe_comparison
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.records import Benchmark, Case
+from stepscope.records import Benchmark
 from stepscope.store import (
     NcclOutput,
     StoredRun,
@@ -455,7 +456,7 @@ def test_an_imported_run_is_whole(tmp_path: Path) -> None:
     assert in_place.samples[0].iterations == [20]
     assert in_place.samples[0].duration_s == [pytest.approx(20 * 19.62e-6)]
     assert in_place.seconds() == [pytest.approx(19.62e-6)]
-    observed = in_place.result.observed
+    observed = in_place.result.facts
     assert observed == {"size_bytes": 1024, "bus_factor": 1.875, "members": 16, "count": 256, "wrong": 0}
     assert "mean over ranks" in in_place.result.notices[0].message
     assert cases[-2].score() == pytest.approx(111.5, rel=1e-3)
@@ -477,9 +478,7 @@ def test_the_same_case_has_the_key_of_a_run_of_ours(tmp_path: Path) -> None:
     benchmark = Benchmark(
         model="all_reduce", implementation="micro", mode="nccl", config="16ranks", owner="communication"
     )
-    ours = Case(
-        benchmark=benchmark, parameters={"size_bytes": 1024, "dtype": "float32", "device": "cuda"}, world_size=16
-    )
+    ours = case_of(benchmark, {"size_bytes": 1024, "dtype": "float32", "device": "cuda"}, world_size=16)
     assert ours.key in {case.key for case in run.cases()}
 
 
@@ -487,7 +486,7 @@ def test_every_iteration_is_a_sample_where_the_file_has_them(tmp_path: Path) -> 
     case = import_nccl_tests(OUTPUTS / "all_reduce_per_iteration.json", tmp_path).cases()[0]
     assert case.samples[0].iterations == [1] * 12
     assert len(set(case.seconds())) > 1
-    assert case.result.observed["average_s"] == pytest.approx(37.476e-6, rel=1e-3)
+    assert case.result.facts["average_s"] == pytest.approx(37.476e-6, rel=1e-3)
     assert case.result.notices[0].kind == "imported"
 
 
@@ -505,8 +504,8 @@ def test_wrong_elements_make_a_failed_case_with_its_samples(tmp_path: Path) -> N
 def test_unchecked_rows_have_no_count(tmp_path: Path) -> None:
     run = import_nccl_tests(OUTPUTS / "alltoall_in_place_unchecked.txt", tmp_path)
     by_placement = {case.result.case.parameters.get("placement", "usual"): case for case in run.cases()}
-    assert by_placement["usual"].result.observed["wrong"] == 0
-    assert "wrong" not in by_placement["in_place"].result.observed
+    assert by_placement["usual"].result.facts["wrong"] == 0
+    assert "wrong" not in by_placement["in_place"].result.facts
     assert run.cases()[0].result.case.benchmark.model == "all_to_all"
 
 
@@ -520,7 +519,7 @@ def test_roots_and_types_are_parameters(tmp_path: Path) -> None:
 def test_rows_of_the_same_case_become_its_samples(tmp_path: Path) -> None:
     """Sizes below 16 bytes a rank all become 0, and cycles repeat the table."""
     run = import_nccl_tests(OUTPUTS / "all_gather_unnamed.txt", tmp_path, operation="all_gather")
-    empty = next(case for case in run.cases() if case.result.observed["size_bytes"] == 0)
+    empty = next(case for case in run.cases() if case.result.facts["size_bytes"] == 0)
     assert len(empty.seconds()) == 2
     assert len(run.cases()) == 6
 

@@ -50,7 +50,7 @@ def test_a_function_that_builds_a_step_is_measured(file: Path, tmp_path: Path) -
     summary = found.summary()
     assert summary is not None
     assert found.score() == pytest.approx(16 / summary.median_s)
-    assert found.result.observed["peak_memory_bytes"] > 0
+    assert found.result.facts["peak_memory_bytes"] > 0
 
 
 def test_examples_are_those_of_the_functions_own_batch(file: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_case_has_the_batch_size_that_is_used(file: Path, text: str) -> None
 def test_a_batch_size_that_only_running_tells_is_observed(file: Path, text: str) -> None:
     found = measure_text(file, text)
     assert found.result.case.batch_size is None
-    assert found.result.observed["batch_size"] == 64
+    assert found.result.facts["batch_size"] == 64
     assert found.result.score is not None
     assert found.result.score.work == 64
 
@@ -306,7 +306,7 @@ def test_who_interrupts_a_file_is_obeyed(file: Path) -> None:
 def test_steps_are_recorded_after_the_timed_ones(file: Path, tmp_path: Path) -> None:
     case = make_own_case(f"{file}:build", device="cpu", batch_size=8, precision=None)
     run = measure(tmp_path / "runs", case, trace=True)
-    folder = run.folder / str(run.cases()[0].result.observed["trace"])
+    folder = run.folder / str(run.cases()[0].result.facts["trace"])
     timeline = read_traces(folder, cache=False).timeline()
     assert len(timeline.steps) == TRACED_STEPS
     assert "aten::addmm" in timeline.texts
@@ -320,7 +320,7 @@ def test_steps_that_mark_themselves_are_recorded_once(file: Path, tmp_path: Path
     )
     case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
     run = measure(tmp_path / "runs", case, trace=True)
-    timeline = read_traces(run.folder / str(run.cases()[0].result.observed["trace"]), cache=False).timeline()
+    timeline = read_traces(run.folder / str(run.cases()[0].result.facts["trace"]), cache=False).timeline()
     assert len(timeline.steps) == TRACED_STEPS
     rows = [row for row in timeline.rows(OPERATOR) if timeline.text("name", int(row)) == "aten::relu"]
     assert sorted(int(timeline.column("step")[row]) for row in rows) == [span.number for span in timeline.steps]

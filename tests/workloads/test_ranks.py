@@ -134,14 +134,14 @@ def test_every_model_is_shared_in_both_ways(measured: Measured, parallel: str) -
         case = measured[asked.key]
         check_shared(case)
         if asked.benchmark.model == "dlrm":
-            assert ("porting" in case.result.observed) == (parallel == "fsdp")
+            assert ("porting" in case.result.facts) == (parallel == "fsdp")
 
 
 def test_fast_forms_are_checked(measured: Measured) -> None:
     for asked in CHECKED:
         case = measured[asked.key]
         check_shared(case)
-        assert case.result.observed["check"] == "passed"
+        assert case.result.facts["check"] == "passed"
         assert case.score() is not None
 
 
@@ -150,7 +150,7 @@ def test_fast_forms_are_shared_in_both_ways(tmp_path: Path) -> None:
     assert len(cases) == len(FAST)
     for case in cases:
         check_shared(case)
-        assert case.result.observed["check"] == "not asked for"
+        assert case.result.facts["check"] == "not asked for"
         assert case.score() is None
 
 
@@ -282,7 +282,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
 
 
 def test_steps_of_all_ranks_are_recorded_together(traced: StoredRun) -> None:
-    observed = traced.cases()[0].result.observed
+    observed = traced.cases()[0].result.facts
     folder = traced.folder / str(observed["trace"])
     assert "traced_ranks" not in observed
     read = read_traces(folder, cache=False)
@@ -299,8 +299,8 @@ def test_results_of_ranks_say_what_those_of_one_device_do(traced: StoredRun, tmp
     (alone,) = measure_alone(tmp_path, asked, loader_workers=0, trace=True).cases()
     assert case.result.failure is None
     assert case.result.score == alone.result.score
-    assert case.result.observed["model_flops"] == alone.result.observed["model_flops"]
-    assert case.result.observed.keys() == alone.result.observed.keys()
+    assert case.result.facts["model_flops"] == alone.result.facts["model_flops"]
+    assert case.result.facts.keys() == alone.result.facts.keys()
     assert case.loader_score() is not None
     assert case.input_share() is not None
 
@@ -331,14 +331,14 @@ def test_energy_and_peaks_are_those_of_all_devices() -> None:
         make_measured(energy_j=300.0, peak=large, peak_memory_bytes=9, loader_s=[2.0, 3.0]),
     ]
     result, samples = fold_told(case, told)
-    assert result.observed["energy_j_per_example"] == 1000 / (5 * 10 * 2)
-    assert result.observed["peak_flops"] == 6e12
-    assert result.observed["peak_source"] == "2 × large: sheet"
-    assert result.observed["peak_memory_bytes"] == 9
+    assert result.facts["energy_j_per_example"] == 1000 / (5 * 10 * 2)
+    assert result.facts["peak_flops"] == 6e12
+    assert result.facts["peak_source"] == "2 × large: sheet"
+    assert result.facts["peak_memory_bytes"] == 9
     assert [one.extra_s for one in samples] == [{"loader": [2.0, 4.0]}, {}]
     facts = told[1].outcome.extra.facts
     facts.peak, facts.energy_j = small, None
-    observed = fold_told(case, told)[0].observed
+    observed = fold_told(case, told)[0].facts
     assert observed["peak_source"] == "1 × large: sheet; 1 × small: sheet"
     assert "energy_j_per_example" not in observed
 
@@ -453,7 +453,7 @@ def test_samples_of_unequal_batches_are_whole_rounds(loop: RankLoop, monkeypatch
     monkeypatch.setattr(loop.producer, "_request", request)
     found = measure_on(loop, case).outcome
     assert found.measurement is not None
-    assert found.extra.observed["round_steps"] == 4
+    assert found.extra.observed.round_steps == 4
     assert set(found.measurement.iterations) == {1}
     assert found.measurement.sampled_iterations >= 4
     assert found.extra.facts.loader_s

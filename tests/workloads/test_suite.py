@@ -34,8 +34,8 @@ def test_a_model_of_the_suite(model: str, tmp_path: Path) -> None:
     for one in found:
         assert one.score() is not None
         if one.result.case.benchmark.implementation == "optimized":
-            assert one.result.observed["check"] == "passed"
-            assert one.result.observed["changes"]
+            assert one.result.facts["check"] == "passed"
+            assert one.result.facts["changes"]
     table = compare_implementations(found)
     assert table.any_precision is not None
     assert table.any_precision.benchmarks == 2
@@ -51,7 +51,7 @@ def test_one_model_compiled_for_real(tmp_path: Path) -> None:
     case = find_workload("xlmr/optimized/infer/fb-1dev-A").make_case(device="cpu", scale="tiny", precision="bf16")
     (found,) = measure(tmp_path, case, compile_backend="inductor").cases()
     assert found.result.failure is None
-    assert found.result.observed["check"] == "passed"
+    assert found.result.facts["check"] == "passed"
 
 
 def test_the_suite_is_the_first_configuration_of_each_model_and_mode() -> None:

@@ -16,7 +16,6 @@ from stepscope.bench.workloads.facts import count_flops
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.files import hash_file
 from stepscope.bench.workloads.producer import Running, WorkloadProducer, open_step
-from stepscope.bench.workloads.rounds import is_try
 from stepscope.compare import compare_implementations
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.launch.worker import Session
@@ -32,8 +31,8 @@ def test_a_training_score_counts_examples(tmp_path: Path) -> None:
     batch = case.result.case.batch_size
     assert batch is not None
     assert case.score() == pytest.approx(batch / summary.median_s)
-    assert case.result.observed["peak_memory_bytes"] > 0
-    assert case.result.observed["model_flops"] > 0
+    assert case.result.facts["peak_memory_bytes"] > 0
+    assert case.result.facts["model_flops"] > 0
     assert case.loader_score() is not None
     assert case.input_share() is not None
     assert case.missed_latency() is None
@@ -104,8 +103,8 @@ def test_a_search_records_every_try_and_ends_with_the_best(tmp_path: Path, monke
     monkeypatch.setattr(MeasuredCase, "score", lambda self: self.summary() and float(self.result.case.batch_size))
     search = {"goal": "throughput", "first": 1, "largest": None, "resolution": 1e-9}
     run = measure(tmp_path, tiny(SMALL, batch_size=1, search="throughput"), find_batch=search)
-    tries = [case for case in run.cases() if is_try(case.result.case)]
-    finals = [case.result.case.batch_size for case in run.cases() if not is_try(case.result.case)]
+    tries = [case for case in run.cases() if case.result.case.spec.is_try]
+    finals = [case.result.case.batch_size for case in run.cases() if not case.result.case.spec.is_try]
     assert finals == [20]
     assert [one.result.case.batch_size for one in tries][:6] == [1, 2, 4, 8, 16, 32]
     assert {one.result.case.batch_size for one in tries if one.result.status == "skipped"} >= {32, 21}
@@ -211,7 +210,7 @@ def test_a_fast_form_without_its_check_has_no_score(tmp_path: Path) -> None:
     (case,) = measure(tmp_path, tiny("dlrm/optimized/infer/default.1dev-fp32"), check=False).cases()
     assert case.result.status == "ok"
     assert case.score() is None
-    assert case.result.observed["check"] == "not asked for"
+    assert case.result.facts["check"] == "not asked for"
 
 
 def test_few_samples_are_a_poor_percentile(tmp_path: Path) -> None:
@@ -232,8 +231,8 @@ def test_operations_are_those_of_the_batches_that_are_timed(tmp_path: Path) -> N
     timed = make_batches(task, batch_size=1, mode="infer", seed=SEED)
     counts = [count_flops(task, [batch], mode="infer", device="cpu") or 0 for batch in timed]
     assert len(set(counts)) > 1
-    assert case.result.observed["model_flops"] == sum(counts) // len(counts)
-    assert case.result.observed["round_steps"] == len(timed)
+    assert case.result.facts["model_flops"] == sum(counts) // len(counts)
+    assert case.result.facts["round_steps"] == len(timed)
     assert len(case.seconds()) >= len(timed)
     rounds = case.seconds()[: len(case.seconds()) // 4 * 4]
     assert case.score() == pytest.approx(len(rounds) / sum(rounds))
@@ -241,7 +240,7 @@ def test_operations_are_those_of_the_batches_that_are_timed(tmp_path: Path) -> N
 
 def test_batches_of_one_shape_make_no_round(tmp_path: Path) -> None:
     (case,) = measure(tmp_path, tiny(SERVED)).cases()
-    assert "round_steps" not in case.result.observed
+    assert "round_steps" not in case.result.facts
 
 
 def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
@@ -257,7 +256,7 @@ def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
     monkeypatch.setattr(Xlmr, "make_batch", narrower)
     (case,) = measure(tmp_path, tiny("xlmr/ootb/train/fb-1dev-A-fp32", batch_size=2)).cases()
     assert case.result.failure is None
-    assert case.result.observed["round_steps"] == 4
+    assert case.result.facts["round_steps"] == 4
     assert {count % 4 for one in case.samples for count in one.iterations} == {0}
 
 
@@ -275,8 +274,8 @@ def test_tries_are_not_checked_and_count_nowhere(tmp_path: Path) -> None:
     names = [SERVED, SERVED.replace("ootb", "optimized")]
     cases = [tiny(name, batch_size=1, search="throughput") for name in names]
     found = measure(tmp_path, *cases, find_batch=search).cases()
-    tries = [case for case in found if is_try(case.result.case)]
-    assert [case.result.observed.get("check") for case in tries] == [None, "not made: a try"]
+    tries = [case for case in found if case.result.case.spec.is_try]
+    assert [case.result.facts.get("check") for case in tries] == [None, "not made: a try"]
     assert compare_implementations(tries).any_precision is None
     table = compare_implementations(found)
     (row,) = table.comparison.rows
@@ -289,7 +288,7 @@ def test_tries_are_not_checked_and_count_nowhere(tmp_path: Path) -> None:
 def test_traces_are_kept_beside_the_samples(tmp_path: Path) -> None:
     run = measure(tmp_path, tiny(SMALL), trace=True)
     (case,) = run.cases()
-    folder = run.folder / str(case.result.observed["trace"])
+    folder = run.folder / str(case.result.facts["trace"])
     assert (folder / "recording.json").is_file()
     from stepscope.traces import read_traces
 

@@ -28,6 +28,7 @@ from stepscope.cli.options import (
 from stepscope.cli.output import LAST_WORD_S, emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
+from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
 from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
@@ -153,12 +154,10 @@ def explain_run(run: StoredRun) -> Addition:
     from stepscope.cli.pairs import explain_bisection, explain_pairs
     from stepscope.cli.pattern import add_steps
 
-    model = run.plan.cases[0].benchmark.model
     if "bisect" in run.plan.request:
         return explain_bisection(run)
-    if model.startswith("pattern_"):
-        return add_steps(run)
-    return {"pair": explain_pairs, "overlap": add_overlaps}.get(model, explain_parts)(run)
+    explain = {PatternSpec: add_steps, PairSpec: explain_pairs, OverlapSpec: add_overlaps}
+    return explain.get(type(run.plan.cases[0].spec), explain_parts)(run)
 
 
 def explain_parts(run: StoredRun) -> Addition:
@@ -168,23 +167,25 @@ def explain_parts(run: StoredRun) -> Addition:
     from stepscope.report.rank_averages import format_rank_averages
 
     figures = read_message_figures(run.cases())
-    traced = [case.result.observed["trace"] for case in run.cases() if "trace" in case.result.observed]
+    traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]
     lines = [format_message_table(figures)] if figures else []
-    lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced]
+    lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced if place]
     lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
-        parts, observed = case.parts_s(), case.result.observed
-        if not parts or "wire_bytes" not in observed:
+        parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
+        if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):
             continue
-        size = format_bytes(float(observed["size_bytes"]))
+        if observed.wire_bytes is None:
+            continue
+        size = format_bytes(observed.size_bytes or 0)
         times = ", ".join(f"{name} {format_duration(value)}" for name, value in parts.items())
-        wire = format_bytes(float(observed["wire_bytes"]))
+        wire = format_bytes(observed.wire_bytes)
         errors = " and ".join(
-            f"{format_significant(float(observed[name]))} {what}"
-            for name, what in (("error_max", "at most"), ("error_l2", "in the relative L2 norm"))
-            if name in observed
+            f"{format_significant(error)} {what}"
+            for error, what in ((observed.error_max, "at most"), (observed.error_l2, "in the relative L2 norm"))
+            if error is not None
         )
-        lines.append(f"# {size} as {case.result.case.parameters['wire']}: {wire} on the wire; {times}; off by {errors}")
+        lines.append(f"# {size} as {spec.wire}: {wire} on the wire; {times}; off by {errors}")
     return Addition({"messages": [one._asdict() for one in figures]} if figures else {}, "\n".join(lines))
 
 
@@ -270,7 +271,7 @@ def require_world(backend: str, device: str) -> None:
 
 
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
-    """Fields of CallOptions, from the command line."""
+    """Fields of a CollectiveSpec, from the command line."""
     from stepscope.bench.comms.options import DEFAULT_DEPTH
     from stepscope.bench.comms.splits import read_matrix
 
@@ -307,7 +308,7 @@ def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
     """Sizes in bytes of --trace, which must be among those of the cases."""
     from stepscope.core.units import parse_range
 
-    measured = list(dict.fromkeys(int(str(case.parameters["size_bytes"])) for case in cases))
+    measured = list(dict.fromkeys(case.spec.size_bytes or 0 for case in cases))
     wanted = measured if text.strip() == "all" else parse_range(text, where="--trace")
     missing = [size for size in wanted if size not in measured]
     if missing:

@@ -14,6 +14,7 @@ import click
 
 from stepscope.cli.output import emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
+from stepscope.records.kinds import ModelObserved, OperatorObserved
 from stepscope.run.plan import NEWEST, Job
 from stepscope.stats import median
 from stepscope.store import (
@@ -172,12 +173,13 @@ def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ce
         "kernel_median_s": median(measured.extra_seconds("kernel")),
         "kernels": result.kernels,
         "run": str(folder),
-        **result.observed,
+        **result.facts,
     }
-    if summary is not None and "moved_bytes" in result.observed:
-        rates = rate_case(measured, summary.median_s, ceilings.get(str(case.parameters.get("device"))))
+    observed = result.observed
+    if summary is not None and isinstance(observed, OperatorObserved) and observed.moved_bytes is not None:
+        rates = rate_case(measured, summary.median_s, ceilings.get(str(case.spec.device)))
         content.update(rates._asdict())
-    if "peak_memory_bytes" in result.observed:
+    if isinstance(observed, ModelObserved) and observed.peak_memory_bytes is not None:
         content |= {"loader_score": measured.loader_score(), "input_share": measured.input_share()}
         content["mfu"] = measured.mfu()
     if result.latency_target is not None:
@@ -192,9 +194,8 @@ def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ce
         content["rank_mean_s"] = [{"rank": rank, "mean_s": mean_s} for rank, mean_s in means.items()]
         content["mean_s"] = math.fsum(means.values()) / len(means) if means else None
         content["total_s"] = math.fsum(measured.seconds()) if means else None
-    if "bus_factor" in result.observed:
-        size_bytes, factor = float(result.observed["size_bytes"]), float(result.observed["bus_factor"])
-        algbw = size_bytes / summary.median_s if summary else None
+    if observed is not None and observed.size_bytes is not None and observed.bus_factor is not None:
+        algbw = observed.size_bytes / summary.median_s if summary else None
         content["algbw_bytes_per_s"] = algbw
-        content["busbw_bytes_per_s"] = algbw * factor if algbw is not None else None
+        content["busbw_bytes_per_s"] = algbw * observed.bus_factor if algbw is not None else None
     return content

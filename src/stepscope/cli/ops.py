@@ -262,7 +262,7 @@ def measure_cases(
     if listed and ceilings:
         from stepscope.bench.ops import make_ceiling_cases
 
-        listed = make_ceiling_cases([str(case.parameters["dtype"]) for case in cases], device) + listed
+        listed = make_ceiling_cases([str(case.spec.dtype) for case in cases], device) + listed
     if dry_run:
         return show_plan(listed, device=device, settings=settings, check=check, trace=trace, as_json=as_json)
     job = None

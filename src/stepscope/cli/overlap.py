@@ -13,6 +13,7 @@ from stepscope.cli.execute import Addition
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit
 from stepscope.core.errors import ExitCode, UsageError
+from stepscope.records.kinds import OverlapSpec
 from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def overlap(
         listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
         emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
         return ExitCode.DONE
-    named = list(dict.fromkeys(str(case.parameters["collective"]) for case in cases))
+    named = list(dict.fromkeys(case.spec.collective for case in cases if isinstance(case.spec, OverlapSpec)))
     request = {**make_request(ranks, choices), "collectives": named}
     job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)

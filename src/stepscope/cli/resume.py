@@ -17,6 +17,7 @@ import click
 
 from stepscope.cli.execute import RehearsedError, rehearsing
 from stepscope.core.errors import StepscopeError, UsageError
+from stepscope.records.kinds import UserModelSpec
 from stepscope.run.plan import Job, find_differences
 from stepscope.store import StoredRun
 from stepscope.store.folder import require_plain_folder
@@ -77,13 +78,14 @@ def _require_same_files(run: StoredRun, job: Job) -> None:
     from stepscope.bench.workloads.files import require_unchanged
 
     for stored, asked in zip(run.plan.cases, job.cases, strict=False):
-        if "function" in asked.parameters and asked.parameters["file"] == stored.parameters.get("file"):
-            require_unchanged(Path(str(asked.parameters["file"])), str(stored.parameters.get("sha256")))
+        wanted, kept = asked.spec, stored.spec
+        if isinstance(wanted, UserModelSpec) and isinstance(kept, UserModelSpec) and wanted.file == kept.file:
+            require_unchanged(Path(wanted.file), kept.sha256)
 
 
 def find_effects(job: Job) -> list[str]:
     """What measuring would do to this user outside the run folder; a table that is new harms nobody."""
-    files = dict.fromkeys(str(case.parameters["file"]) for case in job.cases if "function" in case.parameters)
+    files = dict.fromkeys(case.spec.file for case in job.cases if isinstance(case.spec, UserModelSpec))
     table = job.request.get("table")
     replaced = [f"replaces the file {table}"] if table and Path(table).exists() else []
     return [*(f"runs the file {path}" for path in files), *replaced]

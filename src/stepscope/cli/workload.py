@@ -414,13 +414,13 @@ def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 def _describe_search(run: StoredRun) -> Addition:
     """What the tries of a search came to."""
-    from stepscope.bench.workloads.rounds import is_try, read_trial
+    from stepscope.bench.workloads.rounds import read_trial
 
     asked = run.plan.request.get("find_batch")
     if not asked:
         return Addition({}, "")
-    tries = [read_trial(case) for case in run.cases() if is_try(case.result.case)]
-    found = [case.result.case.batch_size for case in run.cases() if not is_try(case.result.case)]
+    tries = [read_trial(case) for case in run.cases() if case.result.case.spec.is_try]
+    found = [case.result.case.batch_size for case in run.cases() if not case.result.case.spec.is_try]
     listed = [{"batch_size": one.batch_size, "score": one.throughput, "in_time": one.in_time} for one in tries]
     best = found[0] if found else None
     if best:

@@ -42,10 +42,6 @@ PASS_LEVEL = 0.05
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
 
-_TRY = "search"
-"""Parameter of a case that is only a try of a search for a batch size: timed, never checked. It is written again
-here, as readers do not import those who measure."""
-
 
 class Statistic(NamedTuple):
     """A quantile of each process's samples, and its part of a case's chance of a false alarm."""
@@ -191,7 +187,7 @@ def compare_cases(
 
 def leave_out_tries(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
     """Of a search for a batch size; the case that it ended with stays."""
-    return [case for case in cases if _TRY not in case.result.case.parameters]
+    return [case for case in cases if not case.result.case.spec.is_try]
 
 
 def compare_pairs(

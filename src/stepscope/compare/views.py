@@ -150,15 +150,14 @@ def _coarseness(case: MeasuredCase) -> int:
     return _FINEST.index(name) if name in _FINEST else len(_FINEST)
 
 
-def _precision(case: MeasuredCase) -> object:
-    return case.result.case.parameters.get("precision")
+def _precision(case: MeasuredCase) -> str | None:
+    return case.result.case.spec.precision
 
 
 def _neutral_key(case: Case, *, any_precision: bool = False) -> str:
     neutral = _as_ootb(case)
     if any_precision:
-        parameters = {name: value for name, value in case.parameters.items() if name != "precision"}
-        neutral = msgspec.structs.replace(neutral, parameters=parameters)
+        neutral = msgspec.structs.replace(neutral, spec=case.spec.without_precision())
     return neutral.key
 
 

@@ -15,6 +15,7 @@ from stepscope.core.errors import BadInputError, UsageError
 from stepscope.costs.collective import CollectiveCurve, CollectiveSetting
 from stepscope.costs.fitting import Point
 from stepscope.records import Parameter, System
+from stepscope.records.kinds import CollectiveObserved, CollectiveSpec
 from stepscope.stats import median
 from stepscope.store import MeasuredCase, StoredRun
 
@@ -45,34 +46,25 @@ def measurements_of_run(run: StoredRun) -> Iterator[Measurement]:
             where=str(run.folder),
         )
     for measured in run.cases():
-        if not _is_collective(measured.result.case.benchmark.model):
+        # Overlaps, pairs and patterns of whole jobs have sizes too, but no curve of one operation.
+        spec, size = measured.result.case.spec, measured.result.size_bytes
+        if not isinstance(spec, CollectiveSpec):
             continue
-        size = _size_of(measured)
         time_s = median(measured.seconds()) if measured.result.status == "ok" else None
-        if size is not None and time_s is not None and time_s > 0:
-            yield Measurement(_setting_of(measured, run.system), size, time_s, run.id)
+        if isinstance(size, int) and time_s is not None and time_s > 0:
+            yield Measurement(_setting_of(measured, spec, run.system), size, time_s, run.id)
 
 
-def _is_collective(model: str) -> bool:
-    """Overlaps, pairs and patterns of whole jobs have sizes too, but no curve of one operation."""
-    return model not in {"overlap", "pair"} and not model.startswith("pattern_")
-
-
-def _size_of(measured: MeasuredCase) -> int | None:
-    """None for a case that is not about one message size."""
-    size = measured.result.observed.get("size_bytes", measured.result.case.parameters.get("size_bytes"))
-    return size if isinstance(size, int) and not isinstance(size, bool) else None
-
-
-def _setting_of(measured: MeasuredCase, system: System | None) -> CollectiveSetting:
+def _setting_of(measured: MeasuredCase, spec: CollectiveSpec, system: System | None) -> CollectiveSetting:
     case, observed = measured.result.case, measured.result.observed
+    members = observed.members if isinstance(observed, CollectiveObserved) else None
     return CollectiveSetting(
-        operation=case.benchmark.model,
-        members=int(observed.get("members", case.world_size)),
+        operation=spec.operation,
+        members=case.world_size if members is None else members,
         hosts=len(system.hosts) if system else None,
         backend=case.benchmark.mode,
-        dtype=str(case.parameters.get("dtype", "")),
-        device=str(case.parameters.get("device", "")),
+        dtype=spec.dtype,
+        device=spec.device,
         variant={name: _plain(value) for name, value in case.parameters.items() if name not in _NOT_VARIANTS},
         timing=measured.result.timing,
         version=case.benchmark.version,

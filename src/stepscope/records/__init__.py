@@ -1,9 +1,10 @@
 """What the rooms hand to each other: plain, versioned, without torch, numpy or I/O."""
 
-from stepscope.records.benchmark import Benchmark, Case, Implementation, Parameter, Scalar
+from stepscope.records.benchmark import Benchmark, Case, Implementation
 from stepscope.records.codec import UNREADABLE, encode_document, find_unstorable, parse_document, parse_samples
 from stepscope.records.communication import Communication, RankPlace
 from stepscope.records.failure import Failure, Notice, describe_exception, is_out_of_memory
+from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
 from stepscope.records.result import CaseResult, KernelUse, LatencyTarget, Reading, SampleSlice, Score, Status
 from stepscope.records.run import FileEntry, Plan, Run, RunKind
 from stepscope.records.sample import RankSamples, Sample, slowest_rank_seconds
@@ -44,6 +45,7 @@ __all__ = [
     "Nic",
     "Notice",
     "NumaNode",
+    "Observed",
     "Parameter",
     "Plan",
     "RankPlace",
@@ -55,6 +57,7 @@ __all__ = [
     "SampleSlice",
     "Scalar",
     "Score",
+    "Spec",
     "Status",
     "System",
     "add_seal",

@@ -9,12 +9,9 @@ from typing import Literal
 import msgspec
 
 from stepscope.core.escapes import escape_line
+from stepscope.records.kinds import Parameter, Spec
 
 Implementation = Literal["ootb", "optimized", "micro"]
-
-Scalar = bool | int | float | str
-Parameter = Scalar | list[Scalar]
-"""A case's parameter: a shape, a dtype, a size; plain values only, so that every reader understands them."""
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=:-]*")
 
@@ -51,10 +48,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One point of a benchmark: a batch size, a message size, one set of shapes."""
 
     benchmark: Benchmark
-    parameters: dict[str, Parameter] = {}
+    spec: Spec
+    """What was asked for, by its kind."""
     batch_size: int | None = None
     world_size: int = 1
     """Ranks that take part; part of what is measured, so part of the key."""
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """What the spec states, by name and in the order of labels; changing it changes nothing."""
+        return self.spec.list_parameters(self.benchmark.model, self.benchmark.mode)
 
     @property
     def key(self) -> str:

@@ -15,6 +15,7 @@ from stepscope.records.result import CaseResult
 from stepscope.records.run import Plan, Run
 from stepscope.records.sample import RankSamples
 from stepscope.records.system import System
+from stepscope.records.typing_kinds import type_plan, type_result
 
 Document = Plan | Run | System | CaseResult | Communication
 DocumentT = TypeVar("DocumentT", Plan, Run, System, CaseResult, Communication)
@@ -27,11 +28,17 @@ def same_fields(content: dict[str, Any]) -> dict[str, Any]:
 
 
 UPGRADES: dict[tuple[str, int], Upgrade] = {
-    (name, 1): same_fields for name in ("plan", "run", "system", "case_result", "communication")
+    **{
+        (name, version): same_fields
+        for name in ("plan", "run", "system", "case_result", "communication")
+        for version in (1, 2)
+    },
+    ("plan", 2): type_plan,
+    ("case_result", 2): type_result,
 }
 """(record, old version) → a function that makes the next version of it. Every released version keeps its step.
 
-Format 2 has the fields of format 1 and the seal behind them."""
+Format 2 has the fields of format 1 and the seal behind them; format 3 has typed kinds in place of names and values."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises, by the damage: no JSON or the wrong types; bytes that are no UTF-8; nesting without end."""

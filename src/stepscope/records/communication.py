@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from stepscope.records.seal import SCHEMA_VERSION
+
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
@@ -20,7 +22,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 class Communication(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="communication"):
     """Written by rank 0 when all have joined."""
 
-    schema_version: int = 2
+    schema_version: int = SCHEMA_VERSION
     backend: str
     library: dict[str, str]
     """As loaded: `name`, `version`, and `file` where it is known."""

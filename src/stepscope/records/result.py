@@ -8,8 +8,10 @@ from typing import Literal
 import msgspec
 
 from stepscope.core.units import SCORE_SCALES
-from stepscope.records.benchmark import Case, Scalar
+from stepscope.records.benchmark import Case
 from stepscope.records.failure import Failure, Notice
+from stepscope.records.kinds import Number, Observed, Scalar
+from stepscope.records.seal import SCHEMA_VERSION
 
 _SAMPLES_NAME = re.compile(r"samples/rank-\d+\.jsonl")
 """A path of any other kind could lead out of the run."""
@@ -85,7 +87,7 @@ class SampleSlice(msgspec.Struct, frozen=True, kw_only=True):
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="case_result"):
     """One line of the journal."""
 
-    schema_version: int = 2
+    schema_version: int = SCHEMA_VERSION
     case: Case
     status: Status
     started_at: str
@@ -97,13 +99,29 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     timing: Literal["own", "slowest_rank", "device", "slowest_rank_device"] = "own"
     """Which times are the case's: a process's own wall times, those of the slowest rank of each sample, device
     times, or device times of the slowest rank."""
-    observed: dict[str, Scalar] = {}
-    """Further measured facts by name with unit (`size_bytes`, `wrong`, `peak_memory_bytes`)."""
+    observed: Observed | None = None
+    """What was found beside the samples, by the kind of the case; None: nothing."""
     kernels: list[KernelUse] = []
     """What ran, where the profiler was asked; empty: not asked."""
     readings: list[Reading] = []
     notices: list[Notice] = []
     failure: Failure | None = None
+
+    @property
+    def size_bytes(self) -> Number | None:
+        """Message size: what was really moved where that was observed, else what was asked for."""
+        moved = self.observed.size_bytes if self.observed is not None else None
+        return self.case.spec.size_bytes if moved is None else moved
+
+    @property
+    def wrong(self) -> int | None:
+        """Elements that are not what they must be; None: not compared."""
+        return self.observed.wrong if self.observed is not None else None
+
+    @property
+    def facts(self) -> dict[str, Scalar]:
+        """What was observed by name, as JSON, SQL, CSV and lists of facts show it."""
+        return self.observed.facts() if self.observed is not None else {}
 
     def __post_init__(self) -> None:
         if (self.status == "ok") == (self.failure is not None):

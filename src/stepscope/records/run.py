@@ -8,6 +8,7 @@ import msgspec
 
 from stepscope.records.benchmark import Case
 from stepscope.records.failure import Failure
+from stepscope.records.seal import SCHEMA_VERSION
 
 RunKind = Literal["measured", "predicted"]
 
@@ -15,7 +16,7 @@ RunKind = Literal["measured", "predicted"]
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="plan"):
     """Written before the first case, so that an interrupted run can be continued without its command line."""
 
-    schema_version: int = 2
+    schema_version: int = SCHEMA_VERSION
     run_id: str
     created_at: str
     """UTC, ISO 8601."""
@@ -40,7 +41,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="run"):
     """Written last, by rename: a folder that has it is complete."""
 
-    schema_version: int = 2
+    schema_version: int = SCHEMA_VERSION
     id: str
     kind: RunKind = "measured"
     created_at: str

@@ -12,6 +12,8 @@ import msgspec
 
 from stepscope.core.errors import CorruptRunError
 
+SCHEMA_VERSION = 3
+"""Of every record that is written."""
 SEALED_FROM = 2
 """Documents of older formats have no seal."""
 _SEALED = re.compile(rb'(?P<body>\{.*),"seal":"(?P<seal>[0-9a-f]{64})"\}', re.DOTALL)
@@ -49,7 +51,7 @@ def check_seal(document: bytes, *, where: str, after: str = "", lacking_allowed:
         version = msgspec.json.decode(document, type=_Version).schema_version
     except (msgspec.MsgspecError, ValueError, RecursionError):
         version = SEALED_FROM
-    if found is None and (version != SEALED_FROM or lacking_allowed):
+    if found is None and (not SEALED_FROM <= version <= SCHEMA_VERSION or lacking_allowed):
         return None
     raise CorruptRunError(
         "this is not what was written: it was changed or cut off afterwards",

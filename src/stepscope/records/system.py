@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from stepscope.core.escapes import escape_line
+from stepscope.records.seal import SCHEMA_VERSION
 
 CORE_LIBRARIES = frozenset({"torch", "cuda", "cudnn", "nccl", "hip", "rocm"})
 """Those that every measuring process of one installation has loaded alike."""
@@ -117,7 +118,7 @@ class Git(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="system"):
-    schema_version: int = 2
+    schema_version: int = SCHEMA_VERSION
     collected_at: str
     """UTC, ISO 8601."""
     hosts: list[Host]

@@ -14,14 +14,21 @@ from typing import Any, NamedTuple
 
 from stepscope._version import __version__
 from stepscope.core.units import format_significant
-from stepscope.records import Notice, Parameter, RankPlace, System
-from stepscope.report.labels import format_fact, format_parameter, read_number, strip_unit
+from stepscope.records import Notice, RankPlace, System
+from stepscope.records.kinds import (
+    CollectiveObserved,
+    CollectiveSpec,
+    ExchangeObserved,
+    MessageObserved,
+    OverlapSpec,
+    PairSpec,
+    PatternObserved,
+    PatternSpec,
+)
+from stepscope.report.labels import format_fact, format_parameter, strip_unit
 from stepscope.report.text import plain
 from stepscope.report.view import ReportRun, read_bandwidths
 from stepscope.store import MeasuredCase
-
-OWNER = "communication"
-"""Of the benchmarks that belong into this table."""
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatterv"})
 ROOTED = frozenset({"reduce", "broadcast", "gather", "scatter", "incast", "multicast"})
@@ -29,7 +36,7 @@ IN_COLUMNS = frozenset({"size_bytes", "dtype", "reduction", "root"})
 """Parameters with a column; the others begin a section."""
 
 NONE = "-"
-TIMES = {"p50": None, "p95": None, "p99": "iteration_p99_s", "min": "iteration_min_s", "max": "iteration_max_s"}
+TIMES = {"p50": None, "p95": None, "p99": "p99_s", "min": "min_s", "max": "max_s"}
 """Columns of time, and where a tool kept the value that one averaged sample does not have."""
 
 _CONVENTIONS = "# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one call"
@@ -69,8 +76,17 @@ def has_collectives(run: ReportRun) -> bool:
     return any(is_collective(case) for case in run.cases)
 
 
+COMMUNICATION = (CollectiveSpec, PairSpec, OverlapSpec, PatternSpec)
+"""Kinds that belong into this table."""
+
+
+def _observed(measured: MeasuredCase) -> ExchangeObserved:
+    found = measured.result.observed
+    return found if isinstance(found, ExchangeObserved) else ExchangeObserved()
+
+
 def is_collective(measured: MeasuredCase) -> bool:
-    return measured.result.case.benchmark.owner == OWNER or "bus_factor" in measured.result.observed
+    return isinstance(measured.result.case.spec, COMMUNICATION)
 
 
 def format_collective_table(runs: Sequence[ReportRun]) -> str:
@@ -103,7 +119,7 @@ def _format_head(run: ReportRun, cases: Sequence[MeasuredCase]) -> list[str]:
     ]
     kinds = dict.fromkeys(measured.result.timing for measured in cases if measured.samples)
     lines += [f"# times are {' or '.join(_TIMING[kind] for kind in kinds)}"] if kinds else []
-    checked = [read_number(measured.result.observed, "checked") for measured in cases]
+    checked = [_observed(measured).checked for measured in cases]
     looked_at = {int(count) for count in checked if count is not None}
     if looked_at:
         span = str(min(looked_at)) if len(looked_at) == 1 else f"{min(looked_at)} to {max(looked_at)}"
@@ -206,7 +222,8 @@ def _name_section(measured: MeasuredCase) -> str:
     version = f" (version {benchmark.version})" if benchmark.version > 1 else ""
     more = [plain(format_parameter(n, value)) for n, value in case.parameters.items() if n not in IN_COLUMNS]
     ranks = f"{case.world_size} rank{'' if case.world_size == 1 else 's'}"
-    composed = measured.result.observed.get("composed")
+    observed = measured.result.observed
+    composed = observed.composed if isinstance(observed, CollectiveObserved | PatternObserved) else None
     more += [f"composed of {plain(str(composed))}"] if composed else []
     return ", ".join([f"{benchmark.model}{version}", benchmark.mode, ranks, *more])
 
@@ -221,21 +238,21 @@ def _format_case(measured: MeasuredCase) -> list[str]:
 
 
 def _make_cells(measured: MeasuredCase) -> list[str]:
-    result, parameters = measured.result, measured.result.case.parameters
-    model = result.case.benchmark.model
+    result, observed = measured.result, _observed(measured)
     latency, several = measured.latency_s(), len(measured.seconds()) > 1
-    size = read_number(result.observed, "size_bytes")
-    size = read_number(parameters, "size_bytes") if size is None else size
-    wrong = read_number(result.observed, "wrong")
+    spec, wrong = result.case.spec, result.wrong
+    model = result.case.benchmark.model
+    told = observed.iteration if isinstance(observed, CollectiveObserved) else {}
     rates = [fit_number(rate, 1e-9, 7) for rate in _find_rates(measured, latency.get("p50"))]
     return [
-        _whole(size),
-        _whole(read_number(result.observed, "count")),
-        str(parameters.get("dtype", NONE)),
-        str(parameters.get("reduction", "sum" if model in REDUCING else "none")),
-        str(parameters.get("root", 0 if model in ROOTED else -1)),
+        _whole(result.size_bytes),
+        _whole(observed.count if isinstance(observed, MessageObserved) else None),
+        spec.dtype or NONE,
+        spec.reduction if isinstance(spec, CollectiveSpec) and model in REDUCING else "none",
+        str(spec.root if isinstance(spec, CollectiveSpec) and model in ROOTED else -1),
         *(
-            fit_number(latency.get(name) if several or name == "p50" else _told(result.observed, kept), 1e6, 8)
+            # One sample has no percentiles of its own.
+            fit_number(latency.get(name) if several or name == "p50" else told.get(kept or ""), 1e6, 8)
             for name, kept in TIMES.items()
         ),
         *rates,
@@ -245,14 +262,11 @@ def _make_cells(measured: MeasuredCase) -> list[str]:
     ]
 
 
-def _told(observed: Mapping[str, Parameter], name: str | None) -> float | None:
-    """One sample has no percentiles of its own."""
-    return read_number(observed, name) if name is not None else None
-
-
 def _find_rates(measured: MeasuredCase, median_s: float | None) -> tuple[float | None, float | None]:
     """None for what moves nothing."""
-    if not read_number(measured.result.observed, "bus_factor") and "busbw_bytes_per_s" not in measured.result.observed:
+    observed = measured.result.observed
+    printed = observed.busbw_bytes_per_s if isinstance(observed, CollectiveObserved) else None
+    if observed is None or (not observed.bus_factor and printed is None):
         return None, None
     return read_bandwidths(measured.result, median_s)
 
@@ -284,7 +298,7 @@ def fit_number(value: float | None, scale: float, width: int) -> str:
 
 
 def _format_foot(run: ReportRun, cases: Sequence[MeasuredCase]) -> list[str]:
-    counts = [read_number(measured.result.observed, "wrong") for measured in cases]
+    counts = [measured.result.wrong for measured in cases]
     checked = [int(count) for count in counts if count is not None]
     failed = any(m.result.failure is not None and m.result.failure.kind == "wrong_result" for m in cases)
     count = str(sum(checked)) if any(checked) or not failed else "N/A"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
+from stepscope.records.kinds import ModelObserved, WorkloadObserved
 from stepscope.report.generation import FACTS, GenerationFact, explain_generation, is_served_late
 from stepscope.report.labels import format_percent
 from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
@@ -99,7 +100,7 @@ def _observed_columns(cases: Sequence[CaseView]) -> list[Column]:
     for title, read, hint in _BANDWIDTHS:
         if any(read(case) is not None for case in cases):
             columns.append(Column(title, _bandwidth_cell(read), True, "GB/s", False, hint))
-    if any(case.observed_number("wrong") is not None for case in cases):
+    if any(case.wrong is not None for case in cases):
         columns.append(Column("Wrong", _wrong, numeric=True, hint="Elements that did not have the right value"))
     return columns
 
@@ -164,9 +165,13 @@ def _model_columns(cases: Sequence[CaseView]) -> list[Column]:
     for title, read, format_value, hint in _MODEL_FACTS:
         if any(read(case) is not None for case in cases):
             columns.append(Column(title, _fact_cell(read, format_value), numeric=True, detail=True, hint=hint))
-    if any("check" in case.observed for case in cases):
-        columns.append(Column("Check", lambda case: _text(str(case.observed.get("check", NONE))), hint=_CHECK_HINT))
+    if any(_check(case) is not None for case in cases):
+        columns.append(Column("Check", lambda case: _text(_check(case) or NONE), hint=_CHECK_HINT))
     return columns
+
+
+def _check(case: CaseView) -> str | None:
+    return case.found.check if isinstance(case.found, WorkloadObserved) else None
 
 
 def _latency(percent: float) -> Callable[[CaseView], float | None]:
@@ -218,11 +223,16 @@ _MODEL_FACTS: tuple[tuple[str, Callable[[CaseView], float | None], Callable[[flo
     ("MFU", lambda case: case.mfu, format_percent, "Operations of the model a second over the device's stated peak"),
     (
         "Memory",
-        lambda case: case.observed_number("peak_memory_bytes"),
+        lambda case: case.found.peak_memory_bytes if isinstance(case.found, ModelObserved) else None,
         format_bytes,
         "Largest in use while it was timed",
     ),
-    ("J/ex", lambda case: case.observed_number("energy_j_per_example"), format_significant, "Energy of the device"),
+    (
+        "J/ex",
+        lambda case: case.found.energy_j_per_example if isinstance(case.found, ModelObserved) else None,
+        format_significant,
+        "Energy of the device",
+    ),
 )
 _BANDWIDTHS: tuple[Quantity, ...] = (
     ("AlgBW", lambda case: case.algbw_bytes_per_s, "Message size over time"),
@@ -304,9 +314,11 @@ def disclose(cases: Sequence[CaseView]) -> list[str]:
     """What optimized forms changed, and what had to be changed to run at all: part of the result."""
     lines: dict[str, None] = {}
     for case in cases:
-        for kind in ("changes", "porting"):
-            if kind in case.observed:
-                lines[f"{kind} in {case.benchmark} ({case.parameters.get('precision')}): {case.observed[kind]}"] = None
+        found = case.found
+        told = {"changes": found.changes, "porting": found.porting} if isinstance(found, WorkloadObserved) else {}
+        for kind, text in told.items():
+            if text is not None:
+                lines[f"{kind} in {case.benchmark} ({case.spec.precision}): {text}"] = None
     return list(lines)
 
 
@@ -322,4 +334,4 @@ def _straggler(case: CaseView) -> Cell:
 
 
 def _wrong(case: CaseView) -> Cell:
-    return _number(case.observed_number("wrong"), lambda value: str(int(value)))
+    return _number(case.wrong, lambda value: str(int(value)))

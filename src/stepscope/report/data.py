@@ -7,6 +7,7 @@ import io
 
 import msgspec
 
+from stepscope.records.kinds import ModelObserved
 from stepscope.report.generation import FACTS, GenerationFact, is_served_late
 from stepscope.report.text import plain
 from stepscope.report.view import CaseView, Report, RunView, SystemView
@@ -16,7 +17,11 @@ CsvValue = str | int | float | None
 
 def render_json(report: Report) -> str:
     """One line and a newline; sample series are thinned as the view says."""
-    return msgspec.json.encode(report).decode() + "\n"
+    content = msgspec.to_builtins(report)
+    for system in content["systems"]:
+        for case in system["cases"]:  # which says the same by name
+            del case["spec"], case["found"]
+    return msgspec.json.encode(content).decode() + "\n"
 
 
 def render_csv(report: Report) -> str:
@@ -91,7 +96,7 @@ def _other_fields(case: CaseView) -> dict[str, CsvValue]:
         "size_bytes": _whole(case.size_bytes),
         "algbw_bytes_per_s": case.algbw_bytes_per_s,
         "busbw_bytes_per_s": case.busbw_bytes_per_s,
-        "wrong": _whole(case.observed_number("wrong")),
+        "wrong": case.wrong,
         "observed": msgspec.json.encode(case.observed).decode(),
         "notices": len(case.notices),
         "started_at": case.started_at,
@@ -130,8 +135,8 @@ def _workload_fields(case: CaseView) -> dict[str, CsvValue]:
         "loader_score": case.loader_score,
         "input_share": case.input_share,
         "mfu": case.mfu,
-        "peak_memory_bytes": _whole(case.observed_number("peak_memory_bytes")),
-        "energy_j_per_example": case.observed_number("energy_j_per_example"),
+        "peak_memory_bytes": case.found.peak_memory_bytes if isinstance(case.found, ModelObserved) else None,
+        "energy_j_per_example": case.found.energy_j_per_example if isinstance(case.found, ModelObserved) else None,
     }
 
 
@@ -140,7 +145,7 @@ def _as_counted(fact: GenerationFact, case: CaseView) -> float | None:
 
 
 def _whole(value: float | None) -> float | None:
-    return int(value) if value is not None and value.is_integer() else value
+    return int(value) if value is not None and float(value).is_integer() else value
 
 
 def _yes_no(value: bool | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from stepscope.records.kinds import Serving, WorkloadObserved
 from stepscope.report.view import CaseView
 
 Kind = Literal["time", "rate", "share", "count"]
@@ -32,13 +33,23 @@ def _later(point: str) -> Callable[[CaseView], float | None]:
     return lambda case: case.tpot_s.get(point)
 
 
-def _observed(name: str) -> Callable[[CaseView], float | None]:
-    return lambda case: case.observed_number(name) if case.timing is not None else None
+def _served(name: str, title: str, kind: Kind = "time", hint: str = "", **changes: bool) -> GenerationFact:
+    """A field of what was found while requests were served."""
+
+    def read(case: CaseView) -> float | None:
+        serving = find_serving(case)
+        value: float | None = getattr(serving, name) if serving is not None and case.timing is not None else None
+        return value
+
+    return GenerationFact(f"serving_{name}", title, read, kind, hint, **changes)
 
 
-def _seen(name: str, title: str, kind: Kind = "time", hint: str = "", **changes: bool) -> GenerationFact:
-    """A fact that the case keeps under the name it has in CSV."""
-    return GenerationFact(name, title, _observed(name), kind, hint, **changes)
+def find_serving(case: CaseView) -> Serving | None:
+    return case.found.serving if isinstance(case.found, WorkloadObserved) else None
+
+
+def _read_token_rate(case: CaseView) -> float | None:
+    return case.found.tokens_per_s if case.timing is not None and isinstance(case.found, WorkloadObserved) else None
 
 
 FACTS = (
@@ -48,22 +59,23 @@ FACTS = (
     GenerationFact("tpot_p50_s", "TPOT", _later("p50"), "time", "Time of each token after the first, median", False),
     GenerationFact("tpot_p95_s", "", _later("p95")),
     GenerationFact("tpot_p99_s", "", _later("p99")),
-    _seen("tokens_per_s", "Tokens/s", "rate", "New tokens of all sequences over time, prefill included", detail=False),
-    _seen("serving_requests", "Requests", "count", "That came, each at its own moment"),
-    _seen("serving_offered_per_s", "Offered/s", "rate", "Requests that came a second"),
-    _seen("serving_achieved_per_s", "Reached/s", "rate", "Requests answered a second", detail=False),
-    _seen("serving_ttft_p50_s", ""),
-    _seen("serving_ttft_p95_s", ""),
-    _seen("serving_ttft_p99_s", "Served TTFT P99", "time", "From arrival to first token, waiting included",
+    GenerationFact("tokens_per_s", "Tokens/s", _read_token_rate, "rate",
+                   "New tokens of all sequences over time, prefill included", detail=False),
+    _served("requests", "Requests", "count", "That came, each at its own moment"),
+    _served("offered_per_s", "Offered/s", "rate", "Requests that came a second"),
+    _served("achieved_per_s", "Reached/s", "rate", "Requests answered a second", detail=False),
+    _served("ttft_p50_s", ""),
+    _served("ttft_p95_s", ""),
+    _served("ttft_p99_s", "Served TTFT P99", "time", "From arrival to first token, waiting included",
           detail=False, judged=True),
-    _seen("serving_tpot_p50_s", ""),
-    _seen("serving_tpot_p95_s", ""),
-    _seen("serving_tpot_p99_s", ""),
-    _seen("serving_latency_p50_s", ""),
-    _seen("serving_latency_p95_s", ""),
-    _seen("serving_latency_p99_s", "Served P99", "time", "From arrival to last token, waiting included"),
-    _seen("serving_longest_queue", "Queue", "count", "Most requests that waited at one moment"),
-    _seen("serving_busy_share", "Busy", "share", "Share of the time in which the server worked"),
+    _served("tpot_p50_s", ""),
+    _served("tpot_p95_s", ""),
+    _served("tpot_p99_s", ""),
+    _served("latency_p50_s", ""),
+    _served("latency_p95_s", ""),
+    _served("latency_p99_s", "Served P99", "time", "From arrival to last token, waiting included"),
+    _served("longest_queue", "Queue", "count", "Most requests that waited at one moment"),
+    _served("busy_share", "Busy", "share", "Share of the time in which the server worked"),
 )  # fmt: skip
 """In the order of columns."""
 
@@ -74,8 +86,8 @@ def generates(case: CaseView) -> bool:
 
 def is_served_late(case: CaseView) -> bool | None:
     """None where no requests came, or nothing limits how long they take."""
-    late = case.observed.get("serving_missed_latency")
-    return late if isinstance(late, bool) else None
+    serving = find_serving(case)
+    return serving.missed_latency if serving is not None else None
 
 
 def explain_generation(cases: Sequence[CaseView]) -> list[str]:
@@ -85,6 +97,6 @@ def explain_generation(cases: Sequence[CaseView]) -> list[str]:
     lines = ["TTFT: time to first token, on which the latency limit is; TPOT: each token after it"]
     if any(generates(case) and case.latency_target is not None for case in cases):
         lines.append("P95 and P99 of a model that generates: from the prompts to the last token")
-    if any(case.observed_number("serving_requests") is not None for case in cases):
+    if any(find_serving(case) is not None for case in cases):
         lines.append("Served: requests that came at their own pace, after the timed batches; waiting is included")
     return lines

@@ -114,7 +114,7 @@ def view_pairs(matrix: PairMatrix, run_id: str) -> PairView:
 
 def is_in_matrix(case: CaseView) -> bool:
     """Whether a matrix shows its result, so that it needs no row of its own."""
-    return find_pair(case.model, case.parameters) is not None
+    return find_pair(case.spec) is not None
 
 
 def without_pairs(system: SystemView) -> SystemView:

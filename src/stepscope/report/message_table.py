@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from stepscope.core.units import format_bytes, format_significant
+from stepscope.records.kinds import PointToPointSpec
 from stepscope.report.text import align
 from stepscope.store import MeasuredCase
-
-MODEL = "send_recv"
 
 
 class MessageFigures(NamedTuple):
@@ -33,27 +34,22 @@ class MessageFigures(NamedTuple):
 
 def read_message_figures(cases: Sequence[MeasuredCase]) -> list[MessageFigures]:
     """One entry for each size of pairs that were named; empty where none were."""
-    found: dict[tuple[object, ...], dict[str, MeasuredCase]] = {}
+    found: dict[bytes, tuple[PointToPointSpec, dict[str, MeasuredCase]]] = {}
     for case in cases:
-        parameters = case.result.case.parameters
-        if case.result.case.benchmark.model != MODEL or "sources" not in parameters:
-            continue
-        shared = {name: value for name, value in parameters.items() if name not in {"pattern", "window"}}
-        found.setdefault(tuple(map(str, shared.items())), {})[_name_kind(case)] = case
-    return [_read_figures(kinds) for kinds in found.values()]
+        spec = case.result.case.spec
+        if isinstance(spec, PointToPointSpec) and spec.sources is not None:
+            shared = msgspec.structs.replace(spec, pattern=None, window=1)
+            found.setdefault(msgspec.json.encode(shared), (shared, {}))[1][_name_kind(spec)] = case
+    return [_read_figures(spec, kinds) for spec, kinds in found.values()]
 
 
-def _name_kind(case: MeasuredCase) -> str:
-    parameters = case.result.case.parameters
-    pattern = str(parameters.get("pattern", "one_way"))
-    if pattern in {"one_to_one", "pairwise"}:
-        pattern = "one_way"
-    return f"{pattern}_window" if int(str(parameters.get("window", 1))) > 1 else pattern
+def _name_kind(spec: PointToPointSpec) -> str:
+    pattern = "one_way" if spec.pattern in {None, "one_to_one", "pairwise"} else spec.pattern
+    return f"{pattern}_window" if spec.window > 1 else str(pattern)
 
 
-def _read_figures(kinds: dict[str, MeasuredCase]) -> MessageFigures:
-    parameters = next(iter(kinds.values())).result.case.parameters
-    size_bytes, pairs = int(str(parameters["size_bytes"])), len(list(parameters["sources"]))  # type: ignore[arg-type]
+def _read_figures(spec: PointToPointSpec, kinds: dict[str, MeasuredCase]) -> MessageFigures:
+    size_bytes, pairs = spec.size_bytes, len(spec.pairs)
     times = {kind: case.latency_s().get("p50") for kind, case in kinds.items()}
 
     def total(kind: str, messages: int) -> float | None:
@@ -64,9 +60,9 @@ def _read_figures(kinds: dict[str, MeasuredCase]) -> MessageFigures:
     half_s = times.get("ping_pong")
     return MessageFigures(
         size_bytes=size_bytes,
-        dtype=str(parameters["dtype"]),
-        sources=list(parameters["sources"]),  # type: ignore[arg-type]
-        targets=list(parameters["targets"]),  # type: ignore[arg-type]
+        dtype=spec.dtype,
+        sources=spec.sources or [],
+        targets=spec.targets or [],
         one_way_s=times.get("one_way"),
         round_trip_s=2 * half_s if half_s else None,
         one_way_bandwidth=uni / pairs if uni else None,

@@ -15,13 +15,11 @@ import msgspec
 
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_ratio, format_share
 from stepscope.records import RankSamples
-from stepscope.report.labels import read_number
+from stepscope.records.kinds import COMM, COMPUTE, TOGETHER, OverlapObserved, OverlapSpec
 from stepscope.report.text import align
 from stepscope.stats import DEFAULT_LEVEL, median, median_interval
 from stepscope.store import MeasuredCase
 
-MODEL = "overlap"
-COMPUTE, COMM, TOGETHER = "compute", "comm", "together"
 NONE = "-"
 
 
@@ -105,25 +103,26 @@ def read_overlap(measured: MeasuredCase) -> OverlapView | None:
     """None for a case that is no overlap, or that has no samples."""
     together = slowest_by_cycle(measured.samples, TOGETHER)
     names = _side_names(measured)
-    if measured.result.case.benchmark.model != MODEL or not together or not names:
+    if not isinstance(measured.result.case.spec, OverlapSpec) or not together or not names:
         return None
+    found = measured.result.observed
+    observed = found if isinstance(found, OverlapObserved) else OverlapObserved()
     alone = {name: slowest_by_cycle(measured.samples, name) for name in names}
     cycles = zip(zip(*alone.values(), strict=True), together, strict=True)
     efficiencies = [overlap_efficiency(row, joint_s) for row, joint_s in cycles]
-    observed, together_s = measured.result.observed, median(together) or 0.0
-    sides = [_view_side(measured, name, alone[name]) for name in names]
+    together_s = median(together) or 0.0
+    sides = [_view_side(measured, observed, name, alone[name]) for name in names]
     bus_bytes = math.fsum(side.bus_bytes or 0.0 for side in sides)
-    repeat, wrong = read_number(observed, "repeat"), read_number(observed, "wrong")
     return OverlapView(
         key=measured.key,
         label=measured.result.case.label,
         world_size=measured.result.case.world_size,
-        repeat=int(repeat) if repeat is not None else None,
+        repeat=observed.repeat,
         sides=sides,
         together_s=together_s,
         efficiency=estimate([value for value in efficiencies if value is not None]),
         busbw_bytes_per_s=bus_bytes / together_s if bus_bytes and together_s > 0 else None,
-        wrong=int(wrong) if wrong is not None else None,
+        wrong=observed.wrong,
     )
 
 
@@ -133,17 +132,19 @@ def _side_names(measured: MeasuredCase) -> list[str]:
     return [name for name in found if f"{name}_beside" in found]
 
 
-def _view_side(measured: MeasuredCase, name: str, alone: Sequence[float]) -> SideView:
-    observed, beside = measured.result.observed, slowest_by_cycle(measured.samples, f"{name}_beside")
-    what = measured.result.case.parameters.get("compute") if name == COMPUTE else observed.get(f"{name}_collective")
+def _view_side(measured: MeasuredCase, observed: OverlapObserved, name: str, alone: Sequence[float]) -> SideView:
+    spec, beside = measured.result.case.spec, slowest_by_cycle(measured.samples, f"{name}_beside")
+    assert isinstance(spec, OverlapSpec)
+    side = next((one for one in observed.sides if one.name == name), None)
+    what = side.collective if side is not None else spec.compute
     return SideView(
         name=name,
         what=str(what or name),
         alone_s=median(alone) or 0.0,
         beside_s=median(beside) or 0.0,
         slowdown=estimate([b / a for a, b in zip(alone, beside, strict=True) if a > 0]),
-        size_bytes=read_number(observed, f"{name}_size_bytes"),
-        bus_bytes=read_number(observed, f"{name}_bus_bytes"),
+        size_bytes=side.size_bytes if side is not None else None,
+        bus_bytes=side.bus_bytes if side is not None else None,
     )
 
 

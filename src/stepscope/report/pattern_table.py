@@ -11,32 +11,20 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import NamedTuple
 
 import msgspec
 
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
 from stepscope.records import RankSamples
-from stepscope.report.labels import read_number
+from stepscope.records.kinds import PatternObserved, PatternSpec, PatternStep
 from stepscope.report.text import align
 from stepscope.stats import median, quantile_sorted
 from stepscope.store import MeasuredCase
 
-PREFIX = "pattern_"
-"""Of the models that are patterns."""
 STEP, WAIT = "step:", "wait:"
 """Of the names of times."""
-SEQUENCE = "sequence"
-"""Of what was observed."""
 TITLES = ("part", "operation", "steps", "bytes", "median", "p95", "quickest", "busbw", "in flight", "waited")
 NONE = "-"
-
-
-class PlannedStep(NamedTuple):
-    name: str
-    operation: str
-    size_bytes: int
-    bus_bytes: int
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +65,6 @@ class PatternView(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[StepView]
 
 
-def parse_sequence(text: str) -> list[PlannedStep]:
-    """`name:operation:size_bytes:bus_bytes`, divided by blanks; what reads otherwise was written by a newer version
-    and is left out."""
-    found = []
-    for word in text.split():
-        parts = word.split(":")
-        if len(parts) == 4 and parts[2].isdigit() and parts[3].isdigit():
-            found.append(PlannedStep(parts[0], parts[1], int(parts[2]), int(parts[3])))
-    return found
-
-
 def by_iteration(samples: Sequence[RankSamples], name: str, fold: Callable[[Sequence[float]], float]) -> list[float]:
     """One value an iteration, from those of the ranks that took part; processes one behind the other."""
     processes: dict[int, list[list[float]]] = defaultdict(list)
@@ -98,32 +75,32 @@ def by_iteration(samples: Sequence[RankSamples], name: str, fold: Callable[[Sequ
 
 
 def is_pattern(measured: MeasuredCase) -> bool:
-    return measured.result.case.benchmark.model.startswith(PREFIX)
+    return isinstance(measured.result.case.spec, PatternSpec)
 
 
 def read_pattern(measured: MeasuredCase) -> PatternView | None:
     """None for a case that is no pattern, or that has no samples."""
-    seconds = sorted(measured.seconds())
-    if not is_pattern(measured) or not seconds or seconds[0] <= 0:
+    seconds, case = sorted(measured.seconds()), measured.result.case
+    if not isinstance(case.spec, PatternSpec) or not seconds or seconds[0] <= 0:
         return None
-    case, observed = measured.result.case, measured.result.observed
-    planned = parse_sequence(str(observed.get(SEQUENCE, "")))
-    step_s, moved, wrong = quantile_sorted(seconds, 0.5), read_number(observed, "bytes"), read_number(observed, "wrong")
+    found = measured.result.observed
+    observed = found if isinstance(found, PatternObserved) else PatternObserved()
+    step_s, moved = quantile_sorted(seconds, 0.5), observed.busiest_rank_bytes
     return PatternView(
         key=case.key,
         label=case.label,
-        overlap=bool(case.parameters.get("overlap", True)),
+        overlap=case.spec.overlap,
         world_size=case.world_size,
         median_s=step_s,
         p95_s=quantile_sorted(seconds, 0.95),
         moved_bytes=moved,
         busbw_bytes_per_s=_rate(moved, step_s),
-        wrong=None if wrong is None else int(wrong),
-        steps=[view for step in planned if (view := _view_step(measured, step, step_s)) is not None],
+        wrong=observed.wrong,
+        steps=[view for step in observed.sequence if (view := _view_step(measured, step, step_s)) is not None],
     )
 
 
-def _view_step(measured: MeasuredCase, step: PlannedStep, whole_s: float) -> StepView | None:
+def _view_step(measured: MeasuredCase, step: PatternStep, whole_s: float) -> StepView | None:
     slowest = sorted(by_iteration(measured.samples, f"{STEP}{step.name}", max))
     if not slowest:
         return None
@@ -131,7 +108,7 @@ def _view_step(measured: MeasuredCase, step: PlannedStep, whole_s: float) -> Ste
     waited_s = median(by_iteration(measured.samples, f"{WAIT}{step.name}", fmean)) or 0.0
     taking_part = len({rank.rank for rank in measured.samples if f"{STEP}{step.name}" in rank.extra_s})
     return StepView(
-        **step._asdict(),
+        **msgspec.structs.asdict(step),
         part=step.name.partition(".")[0],
         median_s=median_s,
         p95_s=quantile_sorted(slowest, 0.95),

@@ -18,12 +18,12 @@ def format_rank_averages(cases: Sequence[MeasuredCase]) -> str:
     ranks = sorted({rank for _, found in means for rank in found})
     rows = [["operation", "size", "dtype", *(f"rank {rank}" for rank in ranks), "all ranks", "total"]]
     for case, found in means:
-        parameters = case.result.case.parameters
+        spec = case.result.case.spec
         rows.append(
             [
                 plain(case.result.case.benchmark.model),
-                format_bytes(float(str(parameters["size_bytes"]))) if "size_bytes" in parameters else "-",
-                plain(str(parameters.get("dtype", "-"))),
+                format_bytes(spec.size_bytes) if spec.size_bytes is not None else "-",
+                plain(spec.dtype or "-"),
                 *(format_significant(found[rank] * 1e6) if rank in found else "-" for rank in ranks),
                 format_significant(math.fsum(found.values()) / len(found) * 1e6),
                 format_duration(math.fsum(case.seconds())),

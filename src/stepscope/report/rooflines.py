@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.records import Scalar
-from stepscope.report.labels import read_number
+from stepscope.records import Observed
+from stepscope.records.kinds import OperatorObserved
 from stepscope.store import Ceilings, MeasuredCase, Rates, find_ceilings, rate_case
 
 LEAST, MOST = 1e-30, 1e30
@@ -57,24 +57,19 @@ class RooflineInput(NamedTuple):
 
 def read_ceilings(cases: Iterable[MeasuredCase]) -> dict[str, Ceilings]:
     """By device, of the cases of one run. A ceiling that failed half-way may have samples, yet is none."""
-    return find_ceilings(
-        measured
-        for measured in cases
-        if measured.result.status == "ok" and {"device", "dtype"} <= measured.result.case.parameters.keys()
-    )
+    return find_ceilings(measured for measured in cases if measured.result.status == "ok")
 
 
 def rate(measured: MeasuredCase, median_s: float, ceilings: Ceilings | None) -> Rates:
     """None for every rate that the record does not give as a positive number."""
-    observed = measured.result.observed
-    if any(name in observed and read_number(observed, name) is None for name in ("flops", "moved_bytes")):
-        return Rates(None, None, None, None)
     return Rates(*map(_positive, rate_case(measured, median_s, ceilings)))
 
 
-def intensity_of(observed: Mapping[str, Scalar]) -> float | None:
+def intensity_of(observed: Observed | None) -> float | None:
     """Flop per byte."""
-    flops, moved = (_positive(read_number(observed, name)) for name in ("flops", "moved_bytes"))
+    if not isinstance(observed, OperatorObserved):
+        return None
+    flops, moved = _positive(observed.flops), _positive(observed.moved_bytes)
     return _positive(flops / moved) if flops is not None and moved is not None else None
 
 

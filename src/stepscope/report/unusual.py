@@ -8,20 +8,23 @@ from __future__ import annotations
 import re
 
 from stepscope.records import Case
+from stepscope.records.kinds import WorkloadSpec
 from stepscope.report.reach import MODELS
 
 _DEVICES = re.compile(r"(?:^|[.-])(\d+)dev(?=[.-]|$)")
-_CHOICES = frozenset({"parallel", "accumulate", "data", "search"})
-"""Parameters that a case has only where they were chosen otherwise than the benchmark does."""
+_CHOICES = ("parallel", "accumulate", "data", "search")
+"""Fields that a case states only where they were chosen otherwise than the benchmark does."""
 
 
 def find_unusual(case: Case) -> frozenset[str]:
     """Names of parameters, and `ranks`; none for operators and collectives, whose tables show what differs."""
     if case.benchmark.implementation not in MODELS:
         return frozenset()
-    names = {name for name in case.parameters if name in _CHOICES}
-    if case.parameters.get("scale", "full") != "full":
-        names.add("scale")
+    names = set()
+    if isinstance(case.spec, WorkloadSpec):
+        names = {name for name in _CHOICES if getattr(case.spec, name) is not None}
+        if case.spec.scale not in (None, "full"):
+            names.add("scale")
     if case.world_size > 1:
         names.add("ranks")
     return frozenset(names) | find_unnamed(case)
@@ -32,7 +35,7 @@ def find_unnamed(case: Case) -> frozenset[str]:
     no precision leaves it open."""
     if case.benchmark.implementation not in MODELS:
         return frozenset()
-    precision = case.parameters.get("precision")
+    precision = case.spec.precision
     names = set()
     if precision is not None and not case.benchmark.config.endswith(f"-{precision}"):
         names.add("precision")

@@ -23,14 +23,17 @@ from stepscope.records import (
     LatencyTarget,
     Load,
     Notice,
+    Observed,
     Parameter,
     Reading,
     Scalar,
+    Spec,
     Status,
     System,
 )
+from stepscope.records.kinds import CallSpec, CollectiveObserved, OperatorSpec
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
-from stepscope.report.labels import label_cases, read_number
+from stepscope.report.labels import label_cases
 from stepscope.report.reach import Reach, find_reach
 from stepscope.report.rooflines import (
     Roofline,
@@ -104,6 +107,8 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     """What sets this case apart from the others of its benchmark in this table, or from what the benchmark usually is;
     empty where nothing does."""
     parameters: dict[str, Parameter]
+    spec: Spec
+    """What was asked for, by its kind; the parameters are its names and values."""
     batch_size: int | None
     world_size: int
     status: Status
@@ -158,17 +163,13 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: dict[str, float] = {}
     """Time of each token after the first."""
     observed: dict[str, Scalar]
+    found: Observed | None
+    """What was observed, by its kind; the former are its names and values."""
+    size_bytes: float | None
+    """What was really moved where that was observed, else what was asked for."""
     readings: list[Reading]
     notices: list[Notice]
     failure: Failure | None
-
-    @property
-    def size_bytes(self) -> float | None:
-        """What was really moved where that was observed, else what was asked for."""
-        observed = self.observed_number("size_bytes")
-        if observed is not None:
-            return observed
-        return read_number(self.parameters, "size_bytes")
 
     @property
     def name(self) -> str:
@@ -180,10 +181,11 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache(self) -> str:
-        return str(self.parameters.get("cache", "warm"))
+        return (self.spec.cache if isinstance(self.spec, OperatorSpec | CallSpec) else None) or "warm"
 
-    def observed_number(self, name: str) -> float | None:
-        return read_number(self.observed, name)
+    @property
+    def wrong(self) -> int | None:
+        return self.found.wrong if self.found is not None else None
 
 
 class HostMoment(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +262,7 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
             measured,
             difference=labels.differences[measured.key],
             anchor=f"case-{next(numbers)}",
-            ceilings=ceilings[place].get(_device(measured.result.case.parameters)),
+            ceilings=ceilings[place].get(measured.result.case.spec.device or ""),
         )
         for place, measured in pairs
     ]
@@ -277,10 +279,6 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         reach=find_reach(((one.result for one in run.cases), run.communication) for run in runs),
         shared=labels.shared,
     )
-
-
-def _device(parameters: Mapping[str, Parameter]) -> str:
-    return str(parameters.get("device", ""))
 
 
 def _order_cases(runs: Sequence[ReportRun]) -> list[tuple[int, MeasuredCase]]:
@@ -316,6 +314,7 @@ def _view_case(
         version=benchmark.version,
         difference=difference,
         parameters=case.parameters,
+        spec=case.spec,
         batch_size=case.batch_size,
         world_size=case.world_size,
         status=result.status,
@@ -348,7 +347,9 @@ def _view_case(
         skew_s=measured.skew_s(),
         straggler_rank=straggler,
         straggler_share=straggler_share,
-        observed=result.observed,
+        observed=result.facts,
+        found=result.observed,
+        size_bytes=result.size_bytes,
         readings=result.readings,
         notices=result.notices,
         failure=result.failure,
@@ -381,8 +382,13 @@ def _score(measured: MeasuredCase, timing: Timing | None) -> float | None:
 
 def read_bandwidths(result: CaseResult, median_s: float | None) -> tuple[float | None, float | None]:
     """Algorithmic and bus bandwidth as observed, or from size and median where only the bus factor was kept."""
-    algbw, busbw = (read_number(result.observed, f"{name}_bytes_per_s") for name in ("algbw", "busbw"))
-    size, factor = (read_number(result.observed, name) for name in ("size_bytes", "bus_factor"))
+    observed = result.observed
+    if observed is None:
+        return None, None
+    algbw, busbw = None, None
+    if isinstance(observed, CollectiveObserved):
+        algbw, busbw = observed.algbw_bytes_per_s, observed.busbw_bytes_per_s
+    size, factor = observed.size_bytes, observed.bus_factor
     if size is not None and factor is not None and median_s is not None and median_s > 0:
         algbw = size / median_s if algbw is None else algbw
         busbw = algbw * factor if busbw is None else busbw
@@ -458,7 +464,7 @@ def _sweep_point(case: CaseView) -> SweepPoint | None:
 
 def _roofline_inputs(places: Sequence[int], cases: Sequence[CaseView]) -> list[RooflineInput]:
     return [
-        RooflineInput(place, _device(case.parameters), point)
+        RooflineInput(place, case.spec.device or "", point)
         for place, case in zip(places, cases, strict=True)
         if not case.is_ceiling and (point := _roofline_point(case)) is not None
     ]
@@ -470,8 +476,8 @@ def _roofline_point(case: CaseView) -> RooflinePoint | None:
     return RooflinePoint(
         anchor=case.anchor,
         label=case.name,
-        operator=str(case.parameters.get("op", case.model)),
-        dtype=str(case.parameters.get("dtype", "")),
+        operator=case.spec.op if isinstance(case.spec, OperatorSpec | CallSpec) else case.model,
+        dtype=case.spec.dtype or "",
         cache=case.cache,
         intensity=case.intensity,
         median_s=case.timing.summary.median_s,

@@ -13,7 +13,7 @@ import msgspec
 from stepscope.core.errors import StepscopeError
 from stepscope.launch.worker import Session
 from stepscope.measure import Clock, Device, Estimate, Measurement, MeasureSettings, Peers, measure
-from stepscope.records import Case, Failure, KernelUse, LatencyTarget, Notice, Scalar, Score
+from stepscope.records import Case, Failure, KernelUse, LatencyTarget, Notice, Observed, Score
 from stepscope.run.control import Alone, Control, TorchControl
 from stepscope.run.ranks import Ranks
 from stepscope.store import MeasuredCase
@@ -41,7 +41,7 @@ class ExtraMeasurements(msgspec.Struct, kw_only=True):
 
     extra_s: dict[str, list[float]] = {}
     kernels: list[KernelUse] = []
-    observed: dict[str, Scalar] = {}
+    observed: Observed | None = None
     notices: list[Notice] = []
     facts: Any = None
     """What only the producer understands; `fold` gets it from every rank."""
@@ -53,7 +53,7 @@ class Prepared(msgspec.Struct, kw_only=True):
     body: Callable[[], object]
     score: Score | None = None
     latency_target: LatencyTarget | None = None
-    observed: dict[str, Scalar] = {}
+    observed: Observed | None = None
     check: Callable[[], str | None] | None = None
     """Called after the timing; raises WrongResultError. Returns why nothing could be compared, if so."""
     scope: AbstractContextManager[object] | None = None
@@ -119,7 +119,7 @@ class Folded(msgspec.Struct, kw_only=True):
 
     score: Score | None = None
     latency_target: LatencyTarget | None = None
-    observed: dict[str, Scalar] = {}
+    observed: Observed | None = None
     notices: list[Notice] = []
     failure: Failure | None = None
     """Why the case has failed although every rank measured it."""
@@ -157,8 +157,11 @@ class Producer(ABC):
     def prepare(self, case: Case) -> Prepared:
         """Raises CaseSkipped for what cannot run here, and anything else for a case that fails."""
 
-    def fold(self, case: Case, ranks: Sequence[RankOutcome]) -> Folded:
-        """What the case's result says, from every rank's outcome; the default is rank 0's."""
+    def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
+        """What the case's result says, from every rank's outcome; the default is rank 0's.
+
+        `clock_error_s`: how far off the comparison of the ranks' clocks may be, where they have different ones.
+        """
         first = ranks[0]
         return Folded(
             score=first.score,

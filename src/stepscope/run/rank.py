@@ -36,6 +36,7 @@ from stepscope.records import (
     Communication,
     Failure,
     Notice,
+    Observed,
     RankPlace,
     RankSamples,
     Reading,
@@ -191,7 +192,7 @@ class RankLoop:
             )  # fmt: skip
             if prepared.finish is not None:
                 measurement, outcome.extra = prepared.finish(measurement)
-            outcome.extra.observed = {**prepared.observed, **outcome.extra.observed}
+            outcome.extra.observed = merge_observed(prepared.observed, outcome.extra.observed)
             unchecked = prepared.check() if prepared.check is not None else None
         outcome.measurement = measurement if prepared.active else None
         notices = [*measurement.notices, *self._find_intruders(prepared, measurement)]
@@ -310,8 +311,8 @@ def fold(
     refusal = next((one.refusal for one in gathered if one.refusal is not None), None)
     if refusal is not None:
         return refuse(case, refusal, started_at, elapsed_s), []
-    folded = producer.fold(case, [one.outcome for one in gathered])
     measured = [(one, one.outcome.measurement) for one in gathered if one.outcome.measurement is not None]
+    folded = producer.fold(case, [one.outcome for one in gathered], _find_clock_error_s(measured, offsets))
     first, neighbours = measured[0][0], find_neighbours_by_machine(gathered)
     crowded = next((notice for one in neighbours.values() if one and (notice := one.as_notice())), None)
     samples = collect_samples(case, measured, neighbours, offsets)
@@ -324,7 +325,7 @@ def fold(
         score=folded.score,
         latency_target=folded.latency_target,
         timing=first.outcome.timing,
-        observed={**folded.observed, **_find_clock_error(measured, offsets)},
+        observed=folded.observed,
         kernels=first.outcome.extra.kernels,
         readings=gathered[0].readings,
     )
@@ -357,11 +358,17 @@ def collect_samples(
     ]
 
 
-def _find_clock_error(
+def _find_clock_error_s(
     measured: Sequence[tuple[Gathered, Measurement]], offsets: Sequence[ClockOffset]
-) -> dict[str, float]:
+) -> float | None:
+    """None where all ranks read the same clock."""
     error_ns = max((offsets[one.outcome.rank].error_ns for one, _ in measured), default=0) if offsets else 0
-    return {"clock_error_s": error_ns * 1e-9} if error_ns else {}
+    return error_ns * 1e-9 if error_ns else None
+
+
+def merge_observed(before: Observed | None, after: Observed | None) -> Observed | None:
+    """What is known before the timing, and what after it."""
+    return after if before is None else before if after is None else before | after
 
 
 def find_neighbours_by_machine(gathered: Sequence[Gathered]) -> dict[str, Neighbours | None]:

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepscope.records import Scalar
+from stepscope.records.kinds import OperatorObserved, OperatorSpec
 from stepscope.store.view import MeasuredCase
 
-CEILING_CONFIG = "ceiling"
 _BANDWIDTHS = {"read": "read", "memset": "write", "memcpy": "copy"}
 """Operator → the bandwidth it shows."""
 
@@ -35,36 +34,45 @@ class Rates(NamedTuple):
     the data does not come from memory."""
 
 
+NO_RATES = Rates(None, None, None, None)
+
+
 def is_ceiling(measured: MeasuredCase) -> bool:
-    return measured.result.case.benchmark.config == CEILING_CONFIG
+    return measured.result.case.spec.is_measured_peak
 
 
 def find_ceilings(cases: Iterable[MeasuredCase]) -> dict[str, Ceilings]:
     """By device, from the cases of one run that were measured as ceilings; empty where none were."""
     found: dict[str, Ceilings] = {}
     for measured in cases:
-        case, rule = measured.result.case, measured.result.score
-        known = measured.result.status == "ok" and {"device", "dtype"} <= case.parameters.keys()
-        summary = measured.summary() if known and is_ceiling(measured) else None
+        spec, rule = measured.result.case.spec, measured.result.score
+        known = measured.result.status == "ok" and isinstance(spec, OperatorSpec) and spec.is_measured_peak
+        summary = measured.summary() if known else None
         if summary is None or rule is None or summary.median_s <= 0:
             continue
-        ceilings = found.setdefault(str(case.parameters["device"]), Ceilings({}, {}))
+        assert isinstance(spec, OperatorSpec)
+        if spec.device is None or spec.dtype is None:
+            continue
+        ceilings = found.setdefault(spec.device, Ceilings({}, {}))
         rate = rule.work / summary.median_s
-        if case.benchmark.model in _BANDWIDTHS:
-            ceilings.bytes_per_s[_BANDWIDTHS[case.benchmark.model]] = rate
+        if spec.op in _BANDWIDTHS:
+            ceilings.bytes_per_s[_BANDWIDTHS[spec.op]] = rate
         else:
-            ceilings.matrix_flops_per_s[str(case.parameters["dtype"])] = rate
+            ceilings.matrix_flops_per_s[spec.dtype] = rate
     return found
 
 
 def rate_case(measured: MeasuredCase, median_s: float, ceilings: Ceilings | None) -> Rates:
     """`median_s` is that of the case's own times."""
     observed, rule = measured.result.observed, measured.result.score
-    flops_per_s, bytes_per_s = (_rate(observed.get(name), median_s) for name in ("flops", "moved_bytes"))
-    unique_per_s = _rate(observed.get("unique_bytes", observed.get("moved_bytes")), median_s)
+    if not isinstance(observed, OperatorObserved):
+        return NO_RATES
+    flops_per_s, bytes_per_s = _rate(observed.flops, median_s), _rate(observed.moved_bytes, median_s)
+    unique = observed.moved_bytes if observed.unique_bytes is None else observed.unique_bytes
+    unique_per_s = _rate(unique, median_s)
     if ceilings is None:
         return Rates(flops_per_s, bytes_per_s, None, None)
-    top = ceilings.matrix_flops_per_s.get(str(measured.result.case.parameters.get("dtype")))
+    top = ceilings.matrix_flops_per_s.get(str(measured.result.case.spec.dtype))
     computes = rule is not None and rule.unit == "TFLOP/s"
     copy = ceilings.bytes_per_s.get("copy")
     return Rates(
@@ -75,9 +83,9 @@ def rate_case(measured: MeasuredCase, median_s: float, ceilings: Ceilings | None
     )
 
 
-def _rate(work: Scalar | None, median_s: float) -> float | None:
-    """None for no work, and for what is no number."""
-    if not isinstance(work, int | float) or isinstance(work, bool) or work <= 0 or median_s <= 0:
+def _rate(work: float | None, median_s: float) -> float | None:
+    """None for no work."""
+    if work is None or work <= 0 or median_s <= 0:
         return None
     rate = work / median_s
     return rate if math.isfinite(rate) else None

@@ -17,9 +17,10 @@ from typing import IO, Any
 
 import msgspec
 
-from stepscope.core.errors import BadInputError, MissingDependencyError, StoreWriteError, UsageError
+from stepscope.core.errors import BadInputError, CorruptRunError, MissingDependencyError, StoreWriteError, UsageError
 from stepscope.core.files import output_file, write_output
 from stepscope.records import Parameter, Scalar, System
+from stepscope.records.kinds import CallSpec, OperatorObserved, OperatorSpec
 from stepscope.stats import median, summarize
 from stepscope.store.reader import StoredRun
 from stepscope.store.view import MeasuredCase
@@ -45,7 +46,6 @@ TRAILING = (
 _TIMES = ("latency_s", "latency_low_s", "latency_high_s", "wall_s", "graph_s", "kernel_s")
 _COUNTS = ("samples", "flops", "bytes", "unique_bytes")
 REQUIRED = (*LEADING, "latency_s")
-NOT_SHAPES = frozenset({"dtype", "device", "cache", "op", "pass"})
 """Parameters of a case that have a column of their own."""
 _DIGITS = 6
 """Of a time: far below its noise, and half of the file's size."""
@@ -90,21 +90,26 @@ def rows_of_run(run: StoredRun) -> Iterator[KernelRow]:
             hint="stepscope bench ops … --table FILE",
         )
     for measured in run.cases():
-        if measured.result.status == "ok" and measured.samples:
-            yield _row(measured, run.system)
+        spec, observed = measured.result.case.spec, measured.result.observed
+        if measured.result.status == "ok" and measured.samples and isinstance(spec, OperatorSpec | CallSpec):
+            if not isinstance(observed, OperatorObserved) or observed.flops is None or observed.moved_bytes is None:
+                raise CorruptRunError(f"{measured.result.case.label} has no record of its work", where=str(run.folder))
+            yield _row(measured, spec, observed, run.system)
 
 
-def _row(measured: MeasuredCase, system: System | None) -> KernelRow:
-    case, observed = measured.result.case, measured.result.observed
+def _row(
+    measured: MeasuredCase, spec: OperatorSpec | CallSpec, observed: OperatorObserved, system: System | None
+) -> KernelRow:
     summary = summarize(measured.seconds())
-    parameters = case.parameters
+    moved = int(observed.moved_bytes or 0)
+    compiled: dict[str, Parameter] = {"compile": True} if spec.compile else {}
     return KernelRow(
-        op=str(parameters.get("op", case.benchmark.model)),
-        device=_device_name(str(parameters["device"]), system),
-        dtype=str(parameters["dtype"]),
-        parameters={name: _scalar(value) for name, value in parameters.items() if name not in NOT_SHAPES},
-        direction=str(parameters.get("pass", case.benchmark.mode)),
-        cache=str(parameters.get("cache", "warm")),
+        op=spec.op,
+        device=_device_name(str(spec.device), system),
+        dtype=str(spec.dtype),
+        parameters={name: _scalar(value) for name, value in (spec.shape | compiled).items()},
+        direction=spec.direction,
+        cache=spec.cache or "warm",
         latency_s=summary.median_s,
         latency_low_s=summary.ci_low_s,
         latency_high_s=summary.ci_high_s,
@@ -112,11 +117,11 @@ def _row(measured: MeasuredCase, system: System | None) -> KernelRow:
         wall_s=median(measured.wall_seconds()),
         graph_s=median(measured.extra_seconds("graph")),
         kernel_s=median(measured.extra_seconds("kernel")),
-        flops=int(observed["flops"]),
-        bytes=int(observed["moved_bytes"]),
-        unique_bytes=int(observed.get("unique_bytes", observed["moved_bytes"])),
+        flops=int(observed.flops or 0),
+        bytes=moved,
+        unique_bytes=moved if observed.unique_bytes is None else int(observed.unique_bytes),
         kernels={use.name: use.count for use in measured.result.kernels},
-        config=case.benchmark.config,
+        config=measured.result.case.benchmark.config,
         system=system.fingerprint if system else None,
     )
 

@@ -138,7 +138,7 @@ def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:
             bench.owner, case.parameters, case.batch_size, case.world_size, result.status,
             result.failure.message if result.failure else None,
             summary.n if summary else 0, *(_statistics(summary) if summary else (None,) * 5),
-            measured.score(), result.score.unit if result.score else None, result.elapsed_s, result.observed,
+            measured.score(), result.score.unit if result.score else None, result.elapsed_s, result.facts,
             len(result.notices),
         )  # fmt: skip
         for samples in measured.samples:

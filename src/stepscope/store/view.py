@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from stepscope.core.units import scale_score
 from stepscope.records import CaseResult, RankSamples, slowest_rank_seconds
+from stepscope.records.kinds import WorkloadObserved
 from stepscope.stats import Summary, median, quantile_sorted, summarize
 
 ARRIVAL = "arrival"
@@ -150,8 +151,9 @@ class MeasuredCase(NamedTuple):
 
     def _round_steps(self) -> int | None:
         """Iterations that together stand for all, where they differ; None: they are alike."""
-        steps = self.result.observed.get("round_steps")
-        return steps if isinstance(steps, int) and steps > 1 else None
+        observed = self.result.observed
+        steps = observed.round_steps if isinstance(observed, WorkloadObserved) else None
+        return steps if steps is not None and steps > 1 else None
 
     def _timed(self) -> list[list[tuple[float, int]]]:
         """By process: seconds per iteration of each sample, and its iterations."""
@@ -195,13 +197,12 @@ class MeasuredCase(NamedTuple):
     def mfu(self) -> float | None:
         """The model's operations a second over the device's stated peak; None where either is not known, and for what
         has no score: it would be one by another name."""
-        if self.score() is None:
-            return None
         typical_s, observed = self.typical_s(), self.result.observed
-        flops, peak = observed.get("model_flops"), observed.get("peak_flops")
-        if not typical_s or not isinstance(flops, int | float) or not isinstance(peak, int | float) or not peak:
+        if self.score() is None or not typical_s or not isinstance(observed, WorkloadObserved):
             return None
-        return flops / typical_s / peak
+        if observed.model_flops is None or not observed.peak_flops:
+            return None
+        return observed.model_flops / typical_s / observed.peak_flops
 
     def missed_latency(self) -> bool | None:
         """Whether the stated percentile is over the limit; None where the benchmark has no limit."""

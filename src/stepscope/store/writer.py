@@ -282,13 +282,15 @@ def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseR
         odd = find_unstorable(msgspec.to_builtins(rank))
         if odd is not None:
             failure = Failure(kind="not_finite", message=f"{odd} of rank {rank.rank} is not a finite number")
-            return msgspec.structs.replace(result, status="failed", failure=failure, observed={}), []
-    odd_facts = [name for name, value in result.observed.items() if find_unstorable(value, name)]
-    if not odd_facts:
+            return msgspec.structs.replace(result, status="failed", failure=failure, observed=None), []
+    observed = result.observed
+    fields = observed.__struct_fields__ if observed is not None else ()
+    odd_fields = [name for name in fields if find_unstorable(msgspec.to_builtins(getattr(observed, name)), name)]
+    if observed is None or not odd_fields:
         return result, samples
-    told = ", ".join(f"{name} = {result.observed[name]}" for name in odd_facts)
+    told = ", ".join(f"{name} = {value}" for name, value in result.facts.items() if find_unstorable(value, name))
     notice = Notice(kind="not_finite", message=f"not stored, as these are not finite numbers: {told}")
-    kept = {name: value for name, value in result.observed.items() if name not in odd_facts}
+    kept = observed.without(odd_fields)
     return msgspec.structs.replace(result, observed=kept, notices=[*result.notices, notice]), samples
 
 

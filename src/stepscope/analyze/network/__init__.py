@@ -1,7 +1,6 @@
 """What measurements say together: which host, NIC, rank or link is slow."""
 
 from stepscope.analyze.network.pair_matrix import (
-    PAIR_MODEL,
     QUANTITIES,
     HostMatrix,
     Interval,
@@ -16,7 +15,6 @@ from stepscope.analyze.network.pair_matrix import (
 from stepscope.analyze.network.pairs import Finding, find_outliers, pairs_to_dict
 
 __all__ = [
-    "PAIR_MODEL",
     "QUANTITIES",
     "Finding",
     "HostMatrix",

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from stepscope.core.errors import UsageError
-from stepscope.records import CaseResult, Parameter
+from stepscope.records import CaseResult, Parameter, Spec
+from stepscope.records.kinds import PairObserved, PairSpec
 from stepscope.stats import median, median_interval
 from stepscope.store import MeasuredCase
 
-PAIR_MODEL = "pair"
 """The benchmark's model of a case that measured one ordered pair of ranks."""
 
 SMALL_BYTES = 16 << 10
@@ -88,6 +88,8 @@ class _Measured(NamedTuple):
 class _PairCase(NamedTuple):
     pair: Pair
     size_bytes: int
+    shared: dict[str, Parameter]
+    """Parameters that all pairs of a matrix have in common."""
     case: MeasuredCase
 
 
@@ -107,35 +109,27 @@ def read_pair_matrix(cases: Iterable[MeasuredCase]) -> PairMatrix:
 
 def read_pair_matrices(cases: Iterable[MeasuredCase]) -> list[PairMatrix]:
     """One a benchmark and set of other parameters (dtype, device), in the order of first appearance."""
-    groups: dict[tuple[str, str], list[_PairCase]] = {}
+    groups: dict[tuple[str, ...], list[_PairCase]] = {}
     for measured in cases:
         if (found := _read_pair_case(measured)) is not None:
             case = measured.result.case
-            shared = msgspec.json.encode(_shared_parameters(case.parameters), order="sorted").decode()
-            groups.setdefault((case.benchmark.id, shared), []).append(found)
+            groups.setdefault((case.benchmark.id, *map(str, found.shared.values())), []).append(found)
     return [_build_matrix(group) for group in groups.values()]
 
 
-def find_pair(model: str, parameters: Mapping[str, Parameter]) -> Pair | None:
-    """The pair that a case of this model with these parameters measured; None where it has no place in a matrix."""
-    source, target, size = (_whole(parameters.get(name)) for name in ("source", "target", "size_bytes"))
-    if model != PAIR_MODEL or source is None or target is None or size is None or source == target:
+def find_pair(spec: Spec) -> Pair | None:
+    """The pair that a case measured; None where it has no place in a matrix."""
+    if not isinstance(spec, PairSpec) or min(spec.source, spec.target, spec.size_bytes) < 0:
         return None
-    return source, target
+    return (spec.source, spec.target) if spec.source != spec.target else None
 
 
 def _read_pair_case(measured: MeasuredCase) -> _PairCase | None:
-    case = measured.result.case
-    pair, size = find_pair(case.benchmark.model, case.parameters), _whole(case.parameters.get("size_bytes"))
-    return _PairCase(pair, size, measured) if pair is not None and size is not None else None
-
-
-def _whole(value: Parameter | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _shared_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    return {name: value for name, value in parameters.items() if name not in {"source", "target", "size_bytes"}}
+    spec = measured.result.case.spec
+    pair = find_pair(spec)
+    if pair is None or not isinstance(spec, PairSpec):
+        return None
+    return _PairCase(pair, spec.size_bytes, {"dtype": spec.dtype, "device": spec.device}, measured)
 
 
 def _build_matrix(group: Sequence[_PairCase]) -> PairMatrix:
@@ -149,7 +143,7 @@ def _build_matrix(group: Sequence[_PairCase]) -> PairMatrix:
     first = group[0].case.result.case
     return PairMatrix(
         benchmark=first.benchmark.id,
-        parameters=_shared_parameters(first.parameters),
+        parameters=group[0].shared,
         ranks=ranks,
         hosts=[hosts.get(rank) or f"host of rank {rank}" for rank in ranks],
         nics=[_read_end(group, "nic").get(rank) for rank in ranks],
@@ -190,8 +184,8 @@ def _read_end(group: Sequence[_PairCase], what: str) -> dict[int, str | None]:
     for found in group:
         observed = found.case.result.observed
         for rank, end in zip(found.pair, ("source", "target"), strict=True):
-            value = observed.get(f"{end}_{what}")
-            if isinstance(value, str) and value:
+            value = getattr(observed, f"{end}_{what}") if isinstance(observed, PairObserved) else None
+            if value:
                 said.setdefault(rank, set()).add(value)
     return {rank: next(iter(names)) if len(names) == 1 else None for rank, names in said.items()}
 
@@ -215,10 +209,7 @@ def _read_failures(group: Sequence[_PairCase]) -> list[PairFailure]:
 def _describe_failure(result: CaseResult) -> str | None:
     if result.status == "failed":
         return f"{result.failure.kind}: {result.failure.message}" if result.failure is not None else "failed"
-    wrong = result.observed.get("wrong", 0)
-    if isinstance(wrong, int | float) and wrong > 0:
-        return f"{wrong:g} elements arrived wrong"
-    return None
+    return f"{result.wrong} elements arrived wrong" if result.wrong else None
 
 
 def by_host(matrix: PairMatrix) -> HostMatrix:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
-from stepscope.bench.comms.layouts import WORLD, parse_layout
+from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import BOTH_WAYS, PATTERNS, USUAL_PATTERN, Operation, find_operation
-from stepscope.bench.comms.options import CallOptions, to_parameters
 from stepscope.bench.comms.wire import require_wire_sense
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
+from stepscope.records.kinds import COMMUNICATION_OWNER, POINT_TO_POINT, WORLD, CollectiveSpec, PointToPointSpec
 
-OWNER = "communication"
 LARGEST_SIZE_BYTES = 2**44
 
 
@@ -24,7 +24,7 @@ def make_benchmark(model: str, backend: str, world_size: int, description: str) 
         implementation="micro",
         mode=backend,
         config=f"{world_size}ranks",
-        owner=OWNER,
+        owner=COMMUNICATION_OWNER,
         description=description,
     )
 
@@ -40,7 +40,7 @@ def make_cases(
     one_group_at_a_time: bool = False,
     **options: object,
 ) -> list[Case]:
-    """One case a size (and a group, where they act in turn). `options` are further fields of CallOptions.
+    """One case a size (and a group, where they act in turn). `options` are further fields of the spec.
 
     Sizes that are no whole number of elements are refused: what is measured is what was asked.
     """
@@ -50,22 +50,21 @@ def make_cases(
     points = [0] if operation.name == "barrier" else sizes
     for size in () if operation.name == "barrier" else points:
         require_size(size, dtype)
-    asked = [
-        leave_out_usual(operation, CallOptions(size_bytes=size, dtype=dtype, device=device, **options))  # type: ignore[arg-type]
-        for size in points
-    ]
+    kind = PointToPointSpec if operation.name == POINT_TO_POINT else CollectiveSpec
+    common: dict[str, Any] = {"operation": operation.name, "dtype": dtype, "device": device, **options}
+    asked = [leave_out_usual(operation, kind(size_bytes=size, **common)) for size in points]
     layout = parse_layout(asked[0].groups, world_size)
     require_sense(operation, asked[0], min(len(group) for group in layout))
     benchmark = make_benchmark(operation.name, backend, world_size, operation.summary)
     numbers: Iterable[int | None] = range(len(layout)) if one_group_at_a_time else (None,)
     return [
-        Case(benchmark=benchmark, parameters={**to_parameters(one), **_number(number)}, world_size=world_size)
+        Case(benchmark=benchmark, spec=msgspec.structs.replace(one, group=number), world_size=world_size)
         for number in numbers
         for one in asked
     ]
 
 
-def leave_out_usual(operation: Operation, options: CallOptions) -> CallOptions:
+def leave_out_usual(operation: Operation, options: CollectiveSpec) -> CollectiveSpec:
     """Asking for what is usual is the same case as not asking."""
     usual_placement = "in_place" if operation.in_place else "out_of_place"
     return msgspec.structs.replace(
@@ -75,10 +74,6 @@ def leave_out_usual(operation: Operation, options: CallOptions) -> CallOptions:
         if options.pattern == USUAL_PATTERN and operation.name == "send_recv" and not options.sources
         else options.pattern,
     )
-
-
-def _number(group: int | None) -> dict[str, int]:
-    return {} if group is None else {"group": group}
 
 
 def require_size(size: int, dtype: str) -> None:
@@ -92,7 +87,7 @@ def require_size(size: int, dtype: str) -> None:
         )
 
 
-def require_sense(operation: Operation, options: CallOptions, members: int) -> None:
+def require_sense(operation: Operation, options: CollectiveSpec, members: int) -> None:
     """Options that an operation does not have are refused, never ignored."""
     name = operation.name
     rules = [
@@ -134,7 +129,7 @@ def require_sense(operation: Operation, options: CallOptions, members: int) -> N
         require_wire_sense(name, options, options.wire)
 
 
-def require_pairs(name: str, options: CallOptions, members: int) -> None:
+def require_pairs(name: str, options: CollectiveSpec, members: int) -> None:
     """Each rank sends to at most one other and receives from at most one; both ways, it is in one pair only."""
     sources, targets = options.sources or [], options.targets or []
     both_ways = options.pattern in BOTH_WAYS

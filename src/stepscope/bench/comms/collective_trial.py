@@ -9,7 +9,7 @@ from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Bound, UnsupportedCallError
 from stepscope.bench.comms.layouts import parse_layout
-from stepscope.bench.comms.options import read_options
+from stepscope.bench.comms.options import is_in_place, make_shape, read_options
 from stepscope.bench.comms.trial import (
     BURST,
     FEWEST_PLACES,
@@ -22,7 +22,8 @@ from stepscope.bench.comms.trial import (
     idle,
 )
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Scalar, Score
+from stepscope.records import Case, Notice, Score
+from stepscope.records.kinds import WORLD, CollectiveObserved, PointToPointObserved, PointToPointSpec
 
 
 class CollectiveTrial(WithoutParts):
@@ -42,7 +43,7 @@ class CollectiveTrial(WithoutParts):
         seed = zlib.crc32(f"{case.key}/{self._group.ranks}".encode()) & 0xFFFF
         copies = range(self.iterations * self.options.coalesce)
         self._exchanges = [self._make_exchange(seed, copy) for copy in copies]
-        self.judge = largest.ranks[self.operation.judge(self.options.shape(self._members))]
+        self.judge = largest.ranks[self.operation.judge(make_shape(self.options, self._members))]
         self.active = self._exchanges[0].takes_part
         ping_pong = self.options.pattern == "ping_pong"
         self.operations = 2 if ping_pong else self.options.window
@@ -64,12 +65,12 @@ class CollectiveTrial(WithoutParts):
     def _make_exchange(self, seed: int, copy: int, twin: Exchange | None = None) -> Exchange:
         return Exchange(
             self.operation,
-            self.options.shape(len(self._group.ranks)),
+            make_shape(self.options, len(self._group.ranks)),
             self._group,
             device=self._room.device.name,
             dtype=self.options.dtype,
             reduction=self.options.reduction,
-            in_place=self.options.is_in_place(self.operation),
+            in_place=is_in_place(self.options, self.operation),
             form=self.options.form,
             seed=seed + copy,
             tag=copy,
@@ -130,18 +131,19 @@ class CollectiveTrial(WithoutParts):
 
     def facts(self) -> Facts:
         """By the largest group, where they differ."""
-        traffic = self.operation.plan(self.options.shape(self._members))
+        traffic = self.operation.plan(make_shape(self.options, self._members))
         size_bytes = traffic.size * DTYPE_BYTES[self.options.dtype] * self.options.coalesce
         factor = traffic.bus / traffic.size if traffic.size else 0.0
         composed = next((bound.composed for bound in self._bounds if bound.composed), None)
-        observed: dict[str, Scalar] = {
-            "size_bytes": size_bytes,
-            "count": traffic.contribution * self.options.coalesce,
-            "bus_factor": factor,
-            "members": self._members,
-            **({"groups": self._groups_at_once} if self.options.groups != "world" else {}),
-            **({"composed": composed} if composed else {}),
-        }
+        kind = PointToPointObserved if isinstance(self.options, PointToPointSpec) else CollectiveObserved
+        observed = kind(
+            size_bytes=size_bytes,
+            count=traffic.contribution * self.options.coalesce,
+            bus_factor=factor,
+            members=self._members,
+            groups=self._groups_at_once if self.options.groups != WORLD else None,
+            composed=composed or None,
+        )
         score = Score(unit="GB/s", work=size_bytes * factor) if traffic.size else None
         return Facts(score=score, observed=observed, notices=self._find_notices(size_bytes))
 

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from stepscope.bench.comms.collective_trial import CollectiveTrial
-from stepscope.bench.comms.operations import operations
-from stepscope.bench.comms.pairs import MODEL as PAIR_MODEL
 from stepscope.bench.comms.pairs import PairTrial
 from stepscope.bench.comms.trial import Room, Trial
 from stepscope.core.errors import UsageError
 from stepscope.records import Case
+from stepscope.records.kinds import CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
 
 
 def make_trial(case: Case, room: Room) -> Trial:
-    model = case.benchmark.model
-    if model == "overlap":
+    spec = case.spec
+    if isinstance(spec, OverlapSpec):
         from stepscope.bench.comms.overlap import OverlapTrial
 
         return OverlapTrial(case, room)
-    if "wire" in case.parameters:
+    if isinstance(spec, CollectiveSpec) and spec.wire is not None:
         from stepscope.bench.comms.wire import WireTrial
 
         return WireTrial(case, room)
-    if model in operations():
+    if isinstance(spec, CollectiveSpec):
         return CollectiveTrial(case, room)
-    if model == PAIR_MODEL:
+    if isinstance(spec, PairSpec):
         return PairTrial(case, room)
-    if model.startswith("pattern_"):
+    if isinstance(spec, PatternSpec):
         from stepscope.bench.comms.patterns.trial import PatternTrial
 
         return PatternTrial(case, room)
-    raise UsageError(f"no communication benchmark is called {model!r}", hint="stepscope bench comms --list")
+    raise UsageError(f"{case.label} is no case of communication", hint="stepscope bench comms --list")

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from stepscope.core.errors import UsageError
+from stepscope.records.kinds import WORLD
 
-WORLD = "world"
 NO_COLOUR = "-"
 _AXIS = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 

@@ -10,13 +10,11 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Group
-from stepscope.bench.comms.layouts import WORLD, parse_layout
+from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import Operation, Shape, find_operation
 from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task, parse_compute
 from stepscope.bench.comms.stages import choose_hold, open_stage
@@ -24,7 +22,8 @@ from stepscope.bench.comms.trial import Facts, Room
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.units import parse_size
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Parameter, Scalar, Score
+from stepscope.records import Case, Notice, Score
+from stepscope.records.kinds import COMM, COMPUTE, TOGETHER, WORLD, OverlapObserved, OverlapSide, OverlapSpec
 
 MODEL = "overlap"
 DEVICE_COPY = "device_copy"
@@ -38,7 +37,6 @@ SHORTEST_S = 1e-9
 MOST_KERNELS, MOST_QUEUED_KERNELS = 10_000, 256
 """Of one stretch; on a device with a queue, what surely fits into it together with the collective."""
 TOLD_DRY_SHARE = 0.1
-COMPUTE, COMM, TOGETHER = "compute", "comm", "together"
 
 
 # Cases
@@ -83,21 +81,6 @@ def parse_pair(text: str, *, where: str = "--pair") -> Pair:
     return Pair(parse_beside(collective, where=where), parse_compute(compute, where=where).text)
 
 
-class OverlapOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a case's parameters say."""
-
-    collective: str
-    size_bytes: int
-    compute: str | None = None
-    """None: collectives alone beside each other."""
-    dtype: str = "float32"
-    device: str = "cpu"
-    repeat: int | None = None
-    """Kernels a stretch; None: as many as take about as long as the longest collective."""
-    groups: str = WORLD
-    beside: list[str] = []
-
-
 def make_overlap_cases(
     *,
     collectives: Sequence[str],
@@ -124,27 +107,19 @@ def make_overlap_cases(
         raise UsageError("nothing runs beside the collective", hint="name --compute or --beside", where="--compute")
     benchmark = make_benchmark(MODEL, backend, world_size, "a kernel beside a collective: alone, alone, together")
     asked = [
-        OverlapOptions(
+        OverlapSpec(
             collective=_require_collective(collective, "--collective"), size_bytes=size, compute=spec, dtype=dtype,
             device=device, repeat=repeat if spec else None, groups=groups, beside=[other.text for other in others],
         )
         for collective in collectives for spec in specs for size in sizes
     ]  # fmt: skip
-    return [Case(benchmark=benchmark, parameters=_to_parameters(one), world_size=world_size) for one in asked]
+    return [Case(benchmark=benchmark, spec=one, world_size=world_size) for one in asked]
 
 
 def _require_collective(name: str, where: str) -> str:
     if name == "barrier":
         raise UsageError("a barrier moves nothing that could run beside", hint="name a collective", where=where)
     return name if name == DEVICE_COPY else find_operation(name).name
-
-
-def _to_parameters(options: OverlapOptions) -> dict[str, Parameter]:
-    """What is usual is left out, as for other cases."""
-    always = ("collective", "size_bytes", "dtype", "device")
-    usual = msgspec.structs.asdict(OverlapOptions(collective="", size_bytes=0))
-    every = msgspec.structs.asdict(options)
-    return {name: value for name, value in every.items() if name in always or value != usual[name]}
 
 
 # Sides of a cycle
@@ -179,7 +154,8 @@ class OverlapTrial:
 
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
-        self.options = msgspec.convert(case.parameters, OverlapOptions, strict=False)
+        assert isinstance(case.spec, OverlapSpec)
+        self.options = case.spec
         self.iterations, self.active = 1, True
         self.device: Device = room.device
         self.judge = 0
@@ -318,20 +294,19 @@ class OverlapTrial:
         moving = [(side.name, side.traffic) for side in self._sides if side.traffic is not None]
         size_bytes = sum(traffic.size_bytes for _, traffic in moving)
         bus_bytes = sum(traffic.bus_bytes for _, traffic in moving)
-        observed: dict[str, Scalar] = {
-            "size_bytes": size_bytes,
-            "bus_factor": bus_bytes / size_bytes if size_bytes else 0.0,
-            "members": moving[0][1].members,
-        }
-        for name, traffic in moving:
-            observed |= {
-                f"{name}_collective": traffic.name,
-                f"{name}_size_bytes": traffic.size_bytes,
-                f"{name}_bus_bytes": traffic.bus_bytes,
-            }
-        if self._compute is not None:
-            work = self._compute.work
-            observed |= {"repeat": self._compute.repeat, "compute_flops": work.flops, "compute_bytes": work.moved_bytes}
+        compute, work = self._compute, self._compute.work if self._compute is not None else None
+        observed = OverlapObserved(
+            size_bytes=size_bytes,
+            bus_factor=bus_bytes / size_bytes if size_bytes else 0.0,
+            members=moving[0][1].members,
+            sides=[
+                OverlapSide(name=name, collective=one.name, size_bytes=one.size_bytes, bus_bytes=one.bus_bytes)
+                for name, one in moving
+            ],
+            repeat=compute.repeat if compute is not None else None,
+            compute_flops=work.flops if work is not None else None,
+            compute_bytes=work.moved_bytes if work is not None else None,
+        )
         score = Score(unit="GB/s", work=bus_bytes) if bus_bytes else None
         return Facts(score=score, observed=observed, notices=self._find_notices())
 

@@ -11,15 +11,14 @@ import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import msgspec
-
 from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, send_messages
 from stepscope.bench.comms.trial import BURST, Facts, Room, Rotation, WithoutParts, count_places, idle
 from stepscope.measure import Device
-from stepscope.records import Case, Scalar, Score
+from stepscope.records import Case, Score
+from stepscope.records.kinds import PairObserved, PairSpec
 
 MODEL = "pair"
 SUMMARY = "messages from one rank to another"
@@ -27,14 +26,6 @@ LARGEST_LATENCY_BYTES = 1 << 10
 """Up to this size a pair plays ping-pong; above it sends a window of messages one way."""
 WINDOW = 8
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-
-
-class PairOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    source: int
-    target: int
-    size_bytes: int
-    dtype: str = "float32"
-    device: str = "cpu"
 
 
 def make_pair_cases(
@@ -51,7 +42,7 @@ def make_pair_cases(
     return [
         Case(
             benchmark=benchmark,
-            parameters={"source": source, "target": target, "size_bytes": size, "dtype": dtype, "device": device},
+            spec=PairSpec(source=source, target=target, size_bytes=size, dtype=dtype, device=device),
             world_size=world_size,
         )
         for size in points
@@ -76,7 +67,8 @@ class PairTrial(WithoutParts):
 
     def __init__(self, case: Case, room: Room) -> None:
         self._room = room
-        self._options = msgspec.convert(case.parameters, PairOptions, strict=False)
+        assert isinstance(case.spec, PairSpec)
+        self._options = case.spec
         self._hosts = room.ask_everybody("hosts", socket.gethostname)
         self._interfaces = room.ask_everybody("interfaces", find_interface)
         ping_pong = self._options.size_bytes <= LARGEST_LATENCY_BYTES
@@ -127,17 +119,16 @@ class PairTrial(WithoutParts):
 
     def facts(self) -> Facts:
         source, target = self._options.source, self._options.target
-        observed: dict[str, Scalar] = {
-            "size_bytes": self._options.size_bytes,
-            "count": self._options.size_bytes // DTYPE_BYTES[self._options.dtype],
-            "bus_factor": 1.0,
-            "members": 2,
-            "source_host": self._hosts[source],
-            "target_host": self._hosts[target],
-        }
-        for name, rank in (("source_nic", source), ("target_nic", target)):
-            if self._interfaces[rank]:
-                observed[name] = self._interfaces[rank]
+        observed = PairObserved(
+            size_bytes=self._options.size_bytes,
+            count=self._options.size_bytes // DTYPE_BYTES[self._options.dtype],
+            bus_factor=1.0,
+            members=2,
+            source_host=self._hosts[source],
+            target_host=self._hosts[target],
+            source_nic=self._interfaces[source] or None,
+            target_nic=self._interfaces[target] or None,
+        )
         return Facts(score=Score(unit="GB/s", work=float(self._options.size_bytes)), observed=observed)
 
     def close(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -27,6 +29,7 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Failure, describe_exception
+from stepscope.records.kinds import CollectiveObserved, ExchangeObserved
 from stepscope.run.control import Alone, Control
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
 from stepscope.run.ranks import CaseSkipped
@@ -232,12 +235,15 @@ class CommunicationProducer(Producer):
         room.world.barrier()
         return place
 
-    def fold(self, case: Case, ranks: Sequence[RankOutcome]) -> Folded:
-        return fold_facts(case, [(one.rank, one.extra.facts) for one in ranks], self.library())
+    def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
+        folded = fold_facts(case, [(one.rank, one.extra.facts) for one in ranks], self.library())
+        assert folded.observed is not None
+        folded.observed |= ExchangeObserved(clock_error_s=clock_error_s)
+        return folded
 
 
 def _add_trace(facts: Facts, place: str | None) -> Facts:
-    return facts if place is None else msgspec.structs.replace(facts, observed={**facts.observed, "trace": place})
+    return msgspec.structs.replace(facts, observed=facts.observed | ExchangeObserved(trace=place))
 
 
 def fold_facts(case: Case, ranks: Sequence[tuple[int, RankFacts]], library: Mapping[str, str]) -> Folded:
@@ -254,11 +260,8 @@ def fold_facts(case: Case, ranks: Sequence[tuple[int, RankFacts]], library: Mapp
     name = " ".join(library.get(part, "") for part in ("name", "version")).strip()
     return Folded(
         score=facts.score,
-        observed={
-            **facts.observed,
-            **({"wrong": wrong, "checked": checked} if checked else {}),
-            **({"library": name} if name else {}),
-        },
+        observed=facts.observed
+        | ExchangeObserved(wrong=wrong if checked else None, checked=checked or None, library=name or None),
         notices=facts.notices,
         failure=failure,
     )
@@ -266,10 +269,14 @@ def fold_facts(case: Case, ranks: Sequence[tuple[int, RankFacts]], library: Mapp
 
 def _merge_facts(everybody: Sequence[Facts]) -> Facts:
     """The first rank's, with what only others know (how a call was composed), and everybody's largest error."""
-    observed = {name: value for facts in reversed(everybody) for name, value in facts.observed.items()}
-    for name in observed:
-        if name.startswith("error_"):
-            observed[name] = max(float(facts.observed[name]) for facts in everybody if name in facts.observed)
+    observed = reduce(or_, [facts.observed for facts in reversed(everybody)])
+    if isinstance(observed, CollectiveObserved):
+        found = [facts.observed for facts in everybody if isinstance(facts.observed, CollectiveObserved)]
+        largest = {
+            name: max((error for one in found if (error := getattr(one, name)) is not None), default=None)
+            for name in ("error_max", "error_l2", "error_bound")
+        }
+        observed = msgspec.structs.replace(observed, **largest)
     return msgspec.structs.replace(everybody[0], observed=observed)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from stepscope.bench.comms.group import Group, Waitable, World
 from stepscope.launch.watchdog import Heartbeat, NoHeartbeat
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Scalar, Score
+from stepscope.records import Case, Notice, Observed, Score
 
 T = TypeVar("T")
 Check = Literal["all", "sample", "off"]
@@ -43,7 +43,7 @@ class Traces(NamedTuple):
     sizes: frozenset[int]
 
     def take(self, case: Case) -> bool:
-        return case.parameters.get("size_bytes") in self.sizes
+        return case.spec.size_bytes in self.sizes
 
 
 class Room:
@@ -83,7 +83,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What every rank knows of a case without measuring it; rank 0's go into the result."""
 
     score: Score | None = None
-    observed: dict[str, Scalar] = {}
+    observed: Observed
     notices: list[Notice] = []
 
 

@@ -14,18 +14,17 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from stepscope.bench.comms.data import PERIOD, tile
 from stepscope.bench.comms.encodings import Coder, bound_error, find_encoding
 from stepscope.bench.comms.group import Call, Group, UnsupportedCallError
 from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import Shape, find_operation
-from stepscope.bench.comms.options import CallOptions, read_options
+from stepscope.bench.comms.options import read_options
 from stepscope.bench.comms.trial import Facts, Room, idle
 from stepscope.core.errors import UsageError
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Scalar, Score
+from stepscope.records import Case, Notice, Score
+from stepscope.records.kinds import CollectiveObserved, CollectiveSpec
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ ADDING = 2.0**-23
 """What one addition in float32 may be off, relative to the values, with room to spare."""
 
 
-def require_wire_sense(operation: str, options: CallOptions, wire: str) -> None:
+def require_wire_sense(operation: str, options: CollectiveSpec, wire: str) -> None:
     """What has no quantised form is refused, never measured as something else."""
     find_encoding(wire)
     rules = [
@@ -128,9 +127,8 @@ class WireTrial:
     iterations = 1
 
     def __init__(self, case: Case, room: Room) -> None:
-        plain = {name: value for name, value in case.parameters.items() if name != "wire"}
-        self.operation, self.options = read_options(msgspec.structs.replace(case, parameters=plain))
-        self.encoding = find_encoding(str(case.parameters["wire"]))
+        self.operation, self.options = read_options(case)
+        self.encoding = find_encoding(str(self.options.wire))
         require_wire_sense(self.operation.name, self.options, self.encoding.name)
         if room.world.backend == "fake":
             raise UnsupportedCallError("the fake backend plays no quantised collectives", hint="--backend gloo")
@@ -304,15 +302,17 @@ class WireTrial:
         bus_bytes = rounds * (members - 1) * row_bytes
         collect = "gather" if self.operation.rooted else "all_gather"
         composed = f"all_to_all, sum in float32, {collect}" if self._adds else None
-        observed: dict[str, Scalar] = {
-            "size_bytes": size_bytes,
-            "count": members * count if self._adds else count,
-            "bus_factor": bus_bytes / size_bytes,
-            "members": members,
-            "wire_bytes": members * row_bytes,
-            **self._errors,
-            **({"composed": composed} if composed else {}),
-        }
+        observed = CollectiveObserved(
+            size_bytes=size_bytes,
+            count=members * count if self._adds else count,
+            bus_factor=bus_bytes / size_bytes,
+            members=members,
+            wire_bytes=members * row_bytes,
+            composed=composed,
+            error_max=self._errors.get("error_max"),
+            error_l2=self._errors.get("error_l2"),
+            error_bound=self._errors.get("error_bound"),
+        )
         return Facts(
             score=Score(unit="GB/s", work=bus_bytes), observed=observed, notices=self._find_notices(size_bytes)
         )

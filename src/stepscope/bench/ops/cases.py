@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.bench.ops.caches import CACHES
 from stepscope.bench.ops.call import CallAny, make_call_shape
@@ -14,6 +14,7 @@ from stepscope.bench.ops.registry import operators
 from stepscope.bench.ops.shape_sets import find_set, shape_sets
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
+from stepscope.records.kinds import CallSpec, OperatorSpec
 
 OWNER = "operators"
 ALL = "all"
@@ -156,13 +157,21 @@ def _make_cases_of(request: CaseRequest, asked: Asked) -> Iterator[tuple[tuple[o
         benchmarks = {direction: _make_benchmark(operator, direction, chosen) for direction in passes}
         for shape, asked_dtype, direction, cache in product(shapes, dtypes, passes, caches):
             dtype = _actual_dtype(operator, shape, asked_dtype)
-            extra = {"compile": True} if asked.compiled else {}
             case = Case(
                 benchmark=benchmarks[direction],
-                parameters={**shape, "dtype": dtype, "device": asked.device, "cache": cache, **extra},
+                spec=_make_spec(
+                    operator, shape, direction=direction, dtype=dtype, device=asked.device, cache=cache,
+                    compile=asked.compiled,
+                ),
                 batch_size=_batch_size(shape),
-            )
+            )  # fmt: skip
             yield (operator.name, chosen, direction, dtype, cache, *shape.values()), case
+
+
+def _make_spec(operator: Operator, shape: Mapping[str, Value], **how: Any) -> OperatorSpec | CallSpec:
+    if isinstance(operator, CallAny):
+        return CallSpec(**shape, **how)  # type: ignore[arg-type]
+    return OperatorSpec(op=operator.name, shape=dict(shape), **how)
 
 
 def _usual(wanted: str, has: Sequence[str]) -> tuple[str, ...]:

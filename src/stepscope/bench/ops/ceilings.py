@@ -12,7 +12,7 @@ import msgspec
 from stepscope.bench.ops.operator import MATRIX_FLOATS
 from stepscope.measure import MeasureSettings, device_kind
 from stepscope.records import Benchmark, Case, Parameter
-from stepscope.store.ceilings import CEILING_CONFIG
+from stepscope.records.kinds import OperatorSpec
 
 _BRIEF = MeasureSettings(
     target_width=0.01, min_time_s=0.1, max_time_s=1.0, min_samples=7, few_samples=3, warmup_max_time_s=0.5, window=2
@@ -55,9 +55,11 @@ def _ceiling(model: str, shape: dict[str, Parameter], dtype: str, device: str) -
         model=model,
         implementation="micro",
         mode="forward",
-        config=CEILING_CONFIG,
+        config="ceiling",
         owner="operators",
         description="a ceiling of this machine",
     )
-    parameters: dict[str, Parameter] = {**shape, "dtype": dtype, "device": device, "cache": "cold"}
-    return Case(benchmark=benchmark, parameters=parameters)
+    spec = OperatorSpec(
+        op=model, direction="forward", shape=shape, dtype=dtype, device=device, cache="cold", measured_peak=True
+    )
+    return Case(benchmark=benchmark, spec=spec)

@@ -9,8 +9,8 @@ from stepscope.bench.ops.caches import WARM, Rotation, plan_rotation
 from stepscope.bench.ops.operator import Operator, Shape, UnsupportedError, Work
 from stepscope.bench.ops.registry import find_operator
 from stepscope.records import Case
+from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.run.ranks import CaseSkipped
-from stepscope.store.ceilings import CEILING_CONFIG
 from stepscope.system import bfloat16_works
 
 TF32_CAPABILITY = (8, 0)
@@ -73,15 +73,14 @@ def _has_tf32(device: str) -> bool:
 
 
 def read_case(case: Case) -> OperatorCase:
-    """`op` and `pass` are parameters where the benchmark's own names say something else (suites)."""
-    given = case.parameters
-    operator = find_operator(str(given.get("op", case.benchmark.model)))
+    spec = case.spec
+    assert isinstance(spec, OperatorSpec | CallSpec)
     return OperatorCase(
-        operator=operator,
-        shape={parameter.name: given[parameter.name] for parameter in operator.parameters},
-        dtype=str(given["dtype"]),
-        direction=str(given.get("pass", case.benchmark.mode)),
-        cold=given.get("cache") == "cold",
-        compiled=bool(given.get("compile")),
-        is_ceiling=case.benchmark.config == CEILING_CONFIG,
+        operator=find_operator(spec.op),
+        shape=spec.shape,
+        dtype=str(spec.dtype),
+        direction=spec.direction,
+        cold=spec.cache == "cold",
+        compiled=spec.compile,
+        is_ceiling=spec.is_measured_peak,
     )

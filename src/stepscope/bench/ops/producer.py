@@ -33,7 +33,8 @@ from stepscope.measure import (
     last_level_cache_bytes,
     open_device,
 )
-from stepscope.records import Case, Notice, Scalar, Score
+from stepscope.records import Case, Notice, Score
+from stepscope.records.kinds import CallObserved, CallSpec, OperatorObserved
 from stepscope.run.producer import ExtraMeasurements, Prepared, Producer
 from stepscope.run.ranks import CaseSkipped
 
@@ -113,14 +114,14 @@ class OperatorProducer(Producer):
         asked, built = ready.asked, ready.built
         sets, work, unit = len(built.calls), asked.work, asked.operator.unit
         repeated = asked.operator.repeated_bytes(asked.shape, asked.dtype, asked.direction, built.inputs)
-        observed: dict[str, Scalar] = {
-            "flops": work.flops,
-            "moved_bytes": work.bytes,
-            "unique_bytes": work.bytes - repeated,
-            "input_sets": sets,
-        }
-        if built.compile_s is not None:
-            observed["compile_s"] = built.compile_s
+        kind = CallObserved if isinstance(case.spec, CallSpec) else OperatorObserved
+        observed = kind(
+            flops=work.flops,
+            moved_bytes=work.bytes,
+            unique_bytes=work.bytes - repeated,
+            input_sets=sets,
+            compile_s=built.compile_s,
+        )
         return Prepared(
             body=built.calls[0] if sets == 1 else _rotate(built),
             check=built.check if self._request.check and not asked.is_ceiling else None,

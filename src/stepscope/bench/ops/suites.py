@@ -7,7 +7,7 @@ shape's. The bytes of an embedding row are those gathered: indices and outputs a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, Shape
 from stepscope.bench.ops.registry import find_operator
@@ -15,6 +15,7 @@ from stepscope.bench.ops.shape_sets import find_set
 from stepscope.core.errors import unknown_name
 from stepscope.core.units import format_significant, scale_score
 from stepscope.records import Benchmark, Case
+from stepscope.records.kinds import OperatorSpec
 from stepscope.store import MeasuredCase
 
 OWNER = "recommendation"
@@ -49,14 +50,13 @@ class SuiteRow(NamedTuple):
 
     def cases(self, *, dtype: str, device: str, compiled: bool = False) -> list[Case]:
         operator = find_operator(self.op)
-        chosen: dict[str, Any] = {"compile": True} if compiled else {}
         return [
             Case(
                 benchmark=self.benchmark,
-                parameters={
-                    "op": self.op, "pass": "forward", **shape, "dtype": dtype, "device": device, "cache": "warm",
-                    **chosen,
-                },
+                spec=OperatorSpec(
+                    op=self.op, direction="forward", shape=dict(shape), dtype=dtype, device=device, cache="warm",
+                    compile=compiled,
+                ),
                 batch_size=int(shape["batch"]),
             )
             for shape in find_set(operator, self.preset).expand(operator)
@@ -110,7 +110,7 @@ def score_rows(cases: Iterable[MeasuredCase]) -> list[RowScore]:
     groups: dict[tuple[str, str], list[MeasuredCase]] = {}
     for measured in cases:
         case = measured.result.case
-        groups.setdefault((case.benchmark.id, str(case.parameters.get("dtype"))), []).append(measured)
+        groups.setdefault((case.benchmark.id, str(case.spec.dtype)), []).append(measured)
     rows = {row.id: row for row in MICRO}
     return [_score(rows[name], dtype, group) for (name, dtype), group in groups.items() if name in rows]
 
@@ -134,20 +134,22 @@ def _score(row: SuiteRow, dtype: str, group: Sequence[MeasuredCase]) -> RowScore
         if summary is not None:
             measured += 1
             time_s += summary.median_s
-            work += _WORK[row.op](one.result.case.parameters)
+            spec = one.result.case.spec
+            assert isinstance(spec, OperatorSpec)
+            work += _WORK[row.op](spec.shape, str(spec.dtype))
     score = scale_score(work / time_s, row.unit) if time_s > 0 else None
     sizes = [one.result.case.batch_size for one in group]
     batches = list(dict.fromkeys(size for size in sizes if size is not None))
     return RowScore(row.id, dtype, sizes[-1], batches, score, row.unit, len(group), measured)
 
 
-def _step_flops(shape: Shape) -> int:
-    return find_operator("mlp_train").work(shape, str(shape["dtype"]), "forward").flops
+def _step_flops(shape: Shape, dtype: str) -> int:
+    return find_operator("mlp_train").work(shape, dtype, "forward").flops
 
 
-def _gathered_bytes(shape: Shape) -> float:
-    size = {"int4": 0.5}.get(shape["dtype"]) or DTYPE_BYTES[shape["dtype"]]
+def _gathered_bytes(shape: Shape, dtype: str) -> float:
+    size = {"int4": 0.5}.get(dtype) or DTYPE_BYTES[dtype]
     return float(shape["batch"] * shape["pooling"] * shape["dim"] * size)
 
 
-_WORK: dict[str, Callable[[Shape], float]] = {"mlp_train": _step_flops, "embedding_bag": _gathered_bytes}
+_WORK: dict[str, Callable[[Shape, str], float]] = {"mlp_train": _step_flops, "embedding_bag": _gathered_bytes}

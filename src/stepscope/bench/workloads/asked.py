@@ -8,6 +8,7 @@ from stepscope.bench.workloads.catalogue import Scale
 from stepscope.bench.workloads.protocol import Precision
 from stepscope.bench.workloads.registry import Workload, find_workload
 from stepscope.records import Case
+from stepscope.records.kinds import WorkloadSpec
 
 SEED = 727
 
@@ -20,18 +21,26 @@ class Asked(NamedTuple):
     batch_size: int
 
     @property
+    def spec(self) -> WorkloadSpec:
+        assert isinstance(self.case.spec, WorkloadSpec)
+        return self.case.spec
+
+    @property
     def mode(self) -> Any:
         return self.workload.declared.mode
 
 
 def read_case(case: Case) -> Asked:
     workload = find_workload(case.benchmark.id)
-    scale: Scale = "tiny" if case.parameters.get("scale") == "tiny" else "full"
-    precision = workload.require_precision(str(case.parameters["precision"]))
+    spec = case.spec
+    assert isinstance(spec, WorkloadSpec)
+    scale: Scale = "tiny" if spec.scale == "tiny" else "full"
+    precision = workload.require_precision(spec.precision)
     return Asked(case, workload, scale, precision, case.batch_size or workload.declared.batch_size_at(scale))
 
 
 def count_accumulated(asked: Asked) -> int:
     """Batches whose gradients are added up for one step: as asked for, else as the benchmark declares."""
     usual = asked.workload.declared.accumulate if asked.scale == "full" else 1
-    return int(str(asked.case.parameters.get("accumulate", usual)))
+    stated = asked.spec.accumulate
+    return usual if stated is None else stated

@@ -21,7 +21,8 @@ from stepscope.bench.workloads.facts import EnergyMeter, PeakMemory
 from stepscope.bench.workloads.files import hash_content, require_unchanged
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.measure import Device, Measurement
-from stepscope.records import Benchmark, Case, Scalar, Score, describe_exception
+from stepscope.records import Benchmark, Case, Score, describe_exception
+from stepscope.records.kinds import UserModelObserved, UserModelSpec
 from stepscope.run.producer import ExtraMeasurements, Prepared, WrongResultError
 from stepscope.run.ranks import CaseSkipped
 from stepscope.run.recorded import record_steps
@@ -100,14 +101,9 @@ def make_own_case(text: str, *, device: str, batch_size: int | None, precision: 
     if takes is not None:
         _refuse_untaken(takes, batch_size, precision, name=name, path=path)
         batch_size = batch_size or takes.usual_batch
-    parameters: dict[str, Any] = {
-        "device": device,
-        "file": str(path.resolve()),
-        "function": name,
-        "sha256": hash_content(content),
-    }
-    if precision is not None:
-        parameters["precision"] = precision
+    spec = UserModelSpec(
+        device=device, file=str(path.resolve()), function=name, sha256=hash_content(content), precision=precision
+    )
     benchmark = Benchmark(
         model=_as_part(path.stem),
         implementation="ootb",
@@ -116,7 +112,7 @@ def make_own_case(text: str, *, device: str, batch_size: int | None, precision: 
         owner="user",
         description=f"{name} of {path.name}",
     )
-    return Case(benchmark=benchmark, parameters=parameters, batch_size=batch_size)
+    return Case(benchmark=benchmark, spec=spec, batch_size=batch_size)
 
 
 def _as_part(name: str) -> str:
@@ -201,14 +197,16 @@ def _refuse_untaken(takes: Takes, batch_size: int | None, precision: object, *, 
 
 def prepare_own(case: Case, device: Device, *, record_in: Path | None = None) -> Prepared:
     """`record_in`: the folder of the run, if a few steps shall be recorded there after the timed ones."""
-    path, name = Path(str(case.parameters["file"])), str(case.parameters["function"])
-    require_unchanged(path, str(case.parameters["sha256"]))
+    spec = case.spec
+    assert isinstance(spec, UserModelSpec)
+    path, name = Path(spec.file), spec.function
+    require_unchanged(path, spec.sha256)
     memory = PeakMemory(device.name)
     with _blaming(path):
         build = _find(path, name)
         takes = _inspect_takes(build)
-        _refuse_untaken(takes, case.batch_size, case.parameters.get("precision"), name=name, path=path)
-        built = _call(build, takes, case, path)
+        _refuse_untaken(takes, case.batch_size, spec.precision, name=name, path=path)
+        built = _call(build, takes, spec, case.batch_size, path)
         step, check = _find_parts(built, name, path)
         batch_size = case.batch_size or takes.usual_batch
         examples = _count_examples(built, path) or batch_size
@@ -228,19 +226,18 @@ def prepare_own(case: Case, device: Device, *, record_in: Path | None = None) ->
 
     def finish(measurement: Measurement) -> tuple[Measurement, ExtraMeasurements]:
         joules = energy.read_j()
-        peak = memory.read_bytes()
-        facts: dict[str, Scalar] = {} if peak is None else {"peak_memory_bytes": peak}
-        if joules is not None and calls and examples:
-            facts["energy_j_per_example"] = joules / (calls * examples)
-        if record_in is not None:
-            facts["trace"] = record_steps(body, record_in, case)
-        return measurement, ExtraMeasurements(observed=facts)
+        per_example = joules / (calls * examples) if joules is not None and calls and examples else None
+        observed = UserModelObserved(
+            peak_memory_bytes=memory.read_bytes(),
+            energy_j_per_example=per_example,
+            trace=record_steps(body, record_in, case) if record_in is not None else None,
+        )
+        return measurement, ExtraMeasurements(observed=observed)
 
-    counted = {"batch_size": None if case.batch_size else batch_size, "examples": examples}
     return Prepared(
         body=body,
         score=Score(unit="ex/s" if examples else "step/s", work=float(examples or 1)),
-        observed={what: number for what, number in counted.items() if number is not None},
+        observed=UserModelObserved(batch_size=None if case.batch_size else batch_size, examples=examples),
         finish=finish,
         check=partial(_run_check, check, path) if check is not None else None,
     )
@@ -347,13 +344,9 @@ def _find(path: Path, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _call(build: Callable[..., Any], takes: Takes, case: Case, path: Path) -> Any:
+def _call(build: Callable[..., Any], takes: Takes, spec: UserModelSpec, batch_size: int | None, path: Path) -> Any:
     """With those of `device`, `batch_size` and `precision` that it takes; others keep their defaults."""
-    offered = {
-        "device": case.parameters["device"],
-        "batch_size": case.batch_size,
-        "precision": case.parameters.get("precision"),
-    }
+    offered = {"device": spec.device, "batch_size": batch_size, "precision": spec.precision}
     given = {
         name: value for name, value in offered.items() if value is not None and (takes.every or name in takes.names)
     }
@@ -364,7 +357,5 @@ def _call(build: Callable[..., Any], takes: Takes, case: Case, path: Path) -> An
     if lacking:
         options = [as_flag(name) for name in lacking if name in offered]
         option = f" ({', '.join(options)})" if options else ""
-        raise UsageError(
-            f"{case.parameters['function']} needs {', '.join(lacking)}{option}", hint=HINT, where=str(path)
-        )
+        raise UsageError(f"{spec.function} needs {', '.join(lacking)}{option}", hint=HINT, where=str(path))
     return build(**given)

@@ -26,8 +26,8 @@ from stepscope.bench.workloads.request import (
     read_request,
     require_samples,
 )
-from stepscope.bench.workloads.rounds import is_try, next_cases
-from stepscope.bench.workloads.shared import fold_shared, prepare_shared
+from stepscope.bench.workloads.rounds import next_cases
+from stepscope.bench.workloads.shared import fold_shared, is_shared, prepare_shared
 from stepscope.bench.workloads.steps import (
     InferStep,
     TrainStep,
@@ -49,7 +49,8 @@ from stepscope.measure import (
     no_garbage_collection,
     open_device,
 )
-from stepscope.records import Case, Notice, Scalar, Score, describe_exception, is_out_of_memory
+from stepscope.records import Case, Notice, Score, describe_exception, is_out_of_memory
+from stepscope.records.kinds import Serving, UserModelSpec, WorkloadObserved
 from stepscope.run.control import Alone, Control, TorchControl
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
 from stepscope.run.ranks import CaseSkipped
@@ -68,15 +69,15 @@ def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
     stored = StoredRun(folder)
     done = {one.case.key for one in stored.results}
     for case in (one for one in stored.plan.cases if one.key not in done):
-        if "file" in case.parameters:
-            require_unchanged(Path(str(case.parameters["file"])), str(case.parameters["sha256"]))
+        if isinstance(case.spec, UserModelSpec):
+            require_unchanged(Path(case.spec.file), case.spec.sha256)
         elif request.data is not None:
-            require_unchanged(Path(request.data), str(case.parameters["data"]))
+            require_unchanged(Path(request.data), str(read_case(case).spec.data))
 
 
 def open_step(case: Case) -> Callable[[], None]:
     """The step of a case, ready to be made again and again, on its device."""
-    request = {"settings": MeasureSettings(), "device": str(case.parameters["device"])}
+    request = {"settings": MeasureSettings(), "device": str(case.spec.device)}
     producer = WorkloadProducer(Session(verb="workload", request=request))
     producer.open()
     return producer.build(read_case(case))
@@ -179,21 +180,21 @@ class WorkloadProducer(Producer):
     def next_cases(self, measured: Callable[[], list[MeasuredCase]]) -> list[Case]:
         return next_cases(self._request.find_batch, measured()) if self._request.find_batch else []
 
-    def fold(self, case: Case, ranks: Sequence[RankOutcome]) -> Folded:
-        return fold_shared(case, ranks) if "parallel" in case.parameters else super().fold(case, ranks)
+    def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
+        return fold_shared(case, ranks) if is_shared(case) else super().fold(case, ranks, clock_error_s)
 
     def prepare(self, case: Case) -> Prepared:
         """Raises CaseSkipped for what does not fit or cannot run here."""
-        if "file" in case.parameters:
+        if isinstance(case.spec, UserModelSpec):
             from stepscope.bench.workloads.own import prepare_own
 
             return prepare_own(case, self.device, record_in=self._folder if self._request.trace else None)
         asked = read_case(case)
-        if "parallel" in case.parameters:
+        if is_shared(case):
             return prepare_shared(asked, self.ranks, self._request, self.device)
         task = asked.workload.make_task(asked.scale)
         if self._request.data is not None:
-            require_unchanged(Path(self._request.data), str(case.parameters["data"]))
+            require_unchanged(Path(self._request.data), str(asked.spec.data))
         batches = self._guarded(lambda: self._host_batches(task, asked))
         self._release()
         self._forget_others(asked)
@@ -216,7 +217,7 @@ class WorkloadProducer(Producer):
             body=running,
             score=None if self._is_unchecked(asked) else score,
             latency_target=asked.workload.declared.latency_target,
-            observed={"setup_s": setup_s, **self._describe(task, asked, running)},
+            observed=WorkloadObserved(setup_s=setup_s) | self._describe(task, asked, running),
             settings=settings,
             before_sample=energy.begin if energy.is_counted else None,
             on_measured=keep_measured,
@@ -226,7 +227,7 @@ class WorkloadProducer(Producer):
     def _is_unchecked(self, asked: Asked) -> bool:
         """And so without a score. Tries are never checked; they have one for their search alone."""
         is_fast = asked.workload.implementation == "optimized"
-        return is_fast and not self._request.check and not is_try(asked.case)
+        return is_fast and not self._request.check and not asked.spec.is_try
 
     def build(
         self, asked: Asked, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
@@ -309,16 +310,17 @@ class WorkloadProducer(Producer):
         self.device.synchronize()
         return running.round_steps * max(1, math.ceil(least_s / (time.perf_counter() - start)))
 
-    def _describe(self, task: Task, asked: Asked, running: Running) -> dict[str, Scalar]:
-        facts: dict[str, Scalar] = {} if running.round_steps == 1 else {"round_steps": running.round_steps}
-        porting = asked.workload.make_plain(asked.scale).ported(self.device.name)
-        if porting:
-            facts["porting"] = porting
+    def _describe(self, task: Task, asked: Asked, running: Running) -> WorkloadObserved:
+        facts = WorkloadObserved(
+            round_steps=None if running.round_steps == 1 else running.round_steps,
+            porting=asked.workload.make_plain(asked.scale).ported(self.device.name) or None,
+        )
         if isinstance(task, Optimized):
             facts |= describe_changes(task, asked, self.device, self._request.compile_backend)
             unused = name_early_updates(task, mode=asked.mode, precision=asked.precision)
             if unused and count_accumulated(asked) > 1:
-                facts["changes"] = f"{facts['changes']}; not used with accumulated gradients: {unused}"
+                changes = f"{facts.changes}; not used with accumulated gradients: {unused}"
+                facts |= WorkloadObserved(changes=changes)
         return facts
 
     # --- beside the score ------------------------------------------------------------------------------------------
@@ -333,8 +335,7 @@ class WorkloadProducer(Producer):
         running = self._running
         assert running is not None
         require_sound(running.step)
-        peak = memory.read_bytes()
-        facts: dict[str, Scalar] = {} if peak is None else {"peak_memory_bytes": peak}
+        facts = WorkloadObserved(peak_memory_bytes=memory.read_bytes())
         extra: dict[str, list[float]] = {}
         notices = self._doubt_percentile(asked, running)
         if isinstance(running.step, WritingStep):
@@ -342,18 +343,19 @@ class WorkloadProducer(Producer):
             extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
             if not self._is_unchecked(asked):
                 tokens = sum(one.sequences * one.new_tokens for one in written)
-                facts["tokens_per_s"] = tokens / sum(one.duration_s for one in written)
-        if is_try(asked.case):
+                facts |= WorkloadObserved(tokens_per_s=tokens / sum(one.duration_s for one in written))
+        if asked.spec.is_try:
             if asked.workload.implementation == "optimized":
-                facts["check"] = "not made: a try"
+                facts |= WorkloadObserved(check="not made: a try")
             return ExtraMeasurements(extra_s=extra, observed=facts, notices=notices)
         if energy.j_per_step is not None:
-            facts["energy_j_per_example"] = energy.j_per_step / (asked.batch_size * count_accumulated(asked))
+            per_example = energy.j_per_step / (asked.batch_size * count_accumulated(asked))
+            facts |= WorkloadObserved(energy_j_per_example=per_example)
         rate_per_s, step = self._request.rate_per_s, running.step
         if isinstance(step, WritingStep) and rate_per_s is not None:
             served = _try("requests were not served", lambda: self._serve(step, asked, rate_per_s), notices)
             if served is not None:
-                facts |= served[0]
+                facts |= WorkloadObserved(serving=served[0])
                 notices += served[1]
         if self._request.loader_workers is not None:
             loaded = _try(
@@ -363,7 +365,7 @@ class WorkloadProducer(Producer):
             extra |= {LOADER: loaded} if loaded else {}
         if self._request.trace:
             place = _try("no steps were recorded", lambda: record_steps(running, self._folder, asked.case), notices)
-            facts |= {"trace": place} if place else {}
+            facts |= WorkloadObserved(trace=place)
         self._release()
         facts |= self._count(asked, batches)
         if asked.workload.implementation == "optimized":
@@ -378,7 +380,7 @@ class WorkloadProducer(Producer):
         message = f"p{target.percentile:g} of {running.sampled} batches is the slowest of them, or nearly so"
         return [Notice(kind="few_for_percentile", message=message, hint="raise --max-time and --min-samples")]
 
-    def _serve(self, step: WritingStep, asked: Asked, rate_per_s: float) -> tuple[dict[str, Scalar], list[Notice]]:
+    def _serve(self, step: WritingStep, asked: Asked, rate_per_s: float) -> tuple[Serving, list[Notice]]:
         """With a batch ready for every power of two up to the case's."""
         task = asked.workload.make_task(asked.scale)
         sizes = {min(1 << power, asked.batch_size) for power in range(asked.batch_size.bit_length() + 1)}
@@ -427,22 +429,22 @@ class WorkloadProducer(Producer):
             start = now
         return times
 
-    def _count(self, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> dict[str, Scalar]:
+    def _count(self, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> WorkloadObserved:
         plain = asked.workload.make_plain(asked.scale)
         timed = batches if asked.workload.implementation == "ootb" else self._host_batches(plain, asked)
         flops = count_flops(plain, timed, mode=asked.mode, device=self.device.name)
         if flops is None:
-            return {}
-        facts: dict[str, Scalar] = {"model_flops": flops * count_accumulated(asked)}
+            return WorkloadObserved()
+        facts = WorkloadObserved(model_flops=flops * count_accumulated(asked))
         peak = find_peak(self.device.name, asked.precision)
         if peak is not None:
-            facts |= {"peak_flops": peak.flops, "peak_source": peak.source}
+            facts |= WorkloadObserved(peak_flops=peak.flops, peak_source=peak.source)
         return facts
 
-    def _check(self, asked: Asked) -> dict[str, Scalar]:
+    def _check(self, asked: Asked) -> WorkloadObserved:
         if not self._request.check:
-            return {"check": UNCHECKED}
+            return WorkloadObserved(check=UNCHECKED)
         start = time.perf_counter()
         facts = self._verifier.check(asked)
         give_back_memory(self.device.name)
-        return {**facts, "check_s": time.perf_counter() - start}
+        return facts | WorkloadObserved(check_s=time.perf_counter() - start)

@@ -11,6 +11,7 @@ from stepscope.bench.workloads.protocol import Optimized, Precision, Task
 from stepscope.core.errors import UsageError
 from stepscope.records import Benchmark, Case
 from stepscope.records.benchmark import Implementation
+from stepscope.records.kinds import WorkloadSpec
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("ootb", "optimized")
 
@@ -50,15 +51,14 @@ class Workload(NamedTuple):
         world_size: int = 1,
         **further: Any,
     ) -> Case:
-        """Raises UsageError for what the rules of the benchmark do not allow."""
+        """`further` are other fields of the spec. Raises UsageError for what the benchmark does not allow."""
         chosen = self.require_precision(precision)
         if chosen == "tf32" and device == "cpu":
             raise UsageError("a CPU has no tf32", hint="--device cuda, or fp32", where="--precision")
         size = self.require_batch(batch_size, scale)
-        parameters = {"device": device, "precision": chosen, "scale": scale}
         return Case(
             benchmark=self.benchmark,
-            parameters=parameters | {name: value for name, value in further.items() if value is not None},
+            spec=WorkloadSpec(device=device, precision=chosen, scale=scale, **further),
             batch_size=size,
             world_size=world_size,
         )

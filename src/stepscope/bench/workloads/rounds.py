@@ -15,14 +15,6 @@ WITHOUT_LIMIT = 1 << 20
 """The largest batch where no rule limits it: memory does."""
 
 
-TRY = "search"
-"""Parameter of a case that is only a try; the case that a search ends with has none."""
-
-
-def is_try(case: Case) -> bool:
-    return TRY in case.parameters
-
-
 def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[Case]:
     """The next try of each search that is not over, or the size it ended with, to be measured in full.
 
@@ -47,8 +39,7 @@ def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[
 
 
 def _as_final(tried: Case, batch_size: int) -> Case:
-    parameters = {name: value for name, value in tried.parameters.items() if name != TRY}
-    return msgspec.structs.replace(tried, batch_size=batch_size, parameters=parameters)
+    return msgspec.structs.replace(tried, batch_size=batch_size, spec=msgspec.structs.replace(tried.spec, search=None))
 
 
 def read_trial(case: MeasuredCase) -> Trial:
@@ -68,7 +59,7 @@ def _searches(measured: Sequence[MeasuredCase]) -> dict[str, list[MeasuredCase]]
     """Tries by what they have in common: everything but the batch size."""
     groups: dict[str, list[MeasuredCase]] = {}
     for case in measured:
-        if not is_try(case.result.case):
+        if not case.result.case.spec.is_try:
             continue
         common = msgspec.structs.replace(case.result.case, batch_size=None).key
         groups.setdefault(common, []).append(case)

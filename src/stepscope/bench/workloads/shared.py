@@ -33,8 +33,10 @@ from stepscope.bench.workloads.steps import (
 )
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.measure import Device, Measurement, MeasureSettings, WallClock, give_back_memory, measure
-from stepscope.records import Case, Scalar, Score
+from stepscope.records import Case, Score
+from stepscope.records.kinds import WorkloadObserved, WorkloadSpec
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, RankOutcome
+from stepscope.run.rank import merge_observed
 from stepscope.run.ranks import BarrierPeers, Ranks
 from stepscope.run.recorded import record_steps
 from stepscope.store.view import LOADER
@@ -68,7 +70,7 @@ def prepare_shared(asked: Asked, ranks: Ranks, request: WorkloadRequest, device:
 class _SharedCase:
     def __init__(self, asked: Asked, ranks: Ranks, request: WorkloadRequest, device: Device) -> None:
         self._asked, self._ranks, self._request, self._device = asked, ranks, request, device
-        self._parallel = str(asked.case.parameters["parallel"])
+        self._parallel = str(asked.spec.parallel)
         self._peers = BarrierPeers(ranks, asked.case)
         self._step: SharedStep | None = None
 
@@ -76,7 +78,9 @@ class _SharedCase:
         asked, ranks, device = self._asked, self._ranks, self._device
         _forget_last_case(device)
         is_checked = ranks.rank == 0 and asked.workload.implementation == "optimized"
-        facts = ranks.together(lambda: _verify(asked, self._parallel, device, self._request) if is_checked else {})
+        facts = ranks.together(
+            lambda: _verify(asked, self._parallel, device, self._request) if is_checked else WorkloadObserved()
+        )
         ranks.session.heartbeat.beat("preparing", asked.case.key)
         facts |= _describe_porting(asked, self._parallel, device)
         self._memory, start = PeakMemory(device.name), time.perf_counter()
@@ -86,15 +90,15 @@ class _SharedCase:
         self._step = step
         self._round_steps = max(ranks.share(count_round(self._batches, at_once=step.at_once)))
         ranks.together(lambda: _step_once_round(step, self._round_steps, device), exchanges=True)
-        facts["setup_s"] = time.perf_counter() - start
+        facts |= WorkloadObserved(setup_s=time.perf_counter() - start)
         self._settings = choose_settings(asked, self._request.settings, device)
         if self._round_steps > 1:
-            facts["round_steps"] = self._round_steps
+            facts |= WorkloadObserved(round_steps=self._round_steps)
             self._settings = self._keep_rounds(step)
         self._energy = EnergyMeter(device.name)
         return Prepared(
             body=self._call,
-            score=None if facts.get("check") == UNCHECKED else Score(unit="ex/s", work=float(_count_examples(asked))),
+            score=None if facts.check == UNCHECKED else Score(unit="ex/s", work=float(_count_examples(asked))),
             latency_target=asked.workload.declared.latency_target,
             observed=facts,
             settings=self._settings,
@@ -139,7 +143,7 @@ class _SharedCase:
         ranks.session.heartbeat.beat("counting", asked.case.key)
         self._release()
         give_back_memory(device.name)
-        counted = ranks.together(lambda: _count(asked, device) if ranks.rank == 0 else {})
+        counted = ranks.together(lambda: _count(asked, device) if ranks.rank == 0 else WorkloadObserved())
         found.peak = find_peak(device.name, asked.precision)
         return measurement, ExtraMeasurements(observed=counted, facts=found)
 
@@ -176,12 +180,12 @@ def _forget_last_case(device: Device) -> None:
     clear_up(device.name)
 
 
-def _describe_porting(asked: Asked, parallel: str, device: Device) -> dict[str, Scalar]:
+def _describe_porting(asked: Asked, parallel: str, device: Device) -> WorkloadObserved:
     plain = asked.workload.make_plain(asked.scale)
     ported = [one] if (one := plain.ported(device.name)) else []
     if parallel == "fsdp" and plain.dense() != plain.sizes:
         ported.append("gradients of tables are dense: FSDP takes no sparse ones")
-    return {"porting": "; ".join(ported)} if ported else {}
+    return WorkloadObserved(porting="; ".join(ported) or None)
 
 
 def _wait_after(step: SharedStep, device: Device) -> Callable[[], None]:
@@ -210,37 +214,37 @@ def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
     )  # fmt: skip
 
 
-def _count(asked: Asked, device: Any) -> dict[str, Scalar]:
+def _count(asked: Asked, device: Any) -> WorkloadObserved:
     """Of all ranks' batches; this rank's stand for the others', whose examples are as many."""
     import torch.distributed as dist
 
     plain = asked.workload.make_plain(asked.scale)
     batches = make_batches(plain, batch_size=count_share(asked), mode=asked.mode, seed=SEED)
     flops = count_flops(plain, batches, mode=asked.mode, device=device.name)
-    return {} if flops is None else {"model_flops": flops * count_accumulated(asked) * dist.get_world_size()}
+    total = None if flops is None else flops * count_accumulated(asked) * dist.get_world_size()
+    return WorkloadObserved(model_flops=total)
 
 
-def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) -> dict[str, Scalar]:
+def _verify(asked: Asked, parallel: str, device: Any, request: WorkloadRequest) -> WorkloadObserved:
     """Of one rank alone, on a GPU on its share of the batch: the whole may not fit. What sharing takes away from the
     form is told with its changes."""
     import torch.distributed as dist
 
     task = asked.workload.make_task(asked.scale)
     assert isinstance(task, Optimized)
-    facts: dict[str, Scalar] = {"check": UNCHECKED}
+    facts = WorkloadObserved(check=UNCHECKED)
     if request.check:
         size = max(1, asked.batch_size // dist.get_world_size()) if device.has_events else asked.batch_size
         start = time.perf_counter()
         facts = Verifier(device, request.compile_backend).check(
             asked._replace(batch_size=size), adds_up=_adds_up(asked, parallel)
         )
-        facts["check_s"] = time.perf_counter() - start
+        facts |= WorkloadObserved(check_s=time.perf_counter() - start)
     shared = shard(task) if parallel == "sharded" else task
     assert isinstance(shared, Optimized)
     facts |= describe_changes(shared, asked, device, request.compile_backend)
     _forget_last_case(device)
-    facts["changes"] = f"{facts['changes']}; {_name_unused(shared, asked, parallel)}"
-    return facts
+    return facts | WorkloadObserved(changes=f"{facts.changes}; {_name_unused(shared, asked, parallel)}")
 
 
 def _name_unused(task: Optimized, asked: Asked, parallel: str) -> str:
@@ -267,7 +271,7 @@ def fold_shared(case: Case, ranks: Sequence[RankOutcome]) -> Folded:
     return Folded(
         score=first.score,
         latency_target=first.latency_target,
-        observed={**first.extra.observed, **_fold_facts(found, steps, _count_examples(asked))},
+        observed=merge_observed(first.extra.observed, _fold_facts(found, steps, _count_examples(asked))),
     )
 
 
@@ -276,22 +280,22 @@ def _count_examples(asked: Asked) -> int:
     return asked.batch_size * count_accumulated(asked)
 
 
-def _fold_facts(found: list[RankFacts], steps: int, examples: int) -> dict[str, Scalar]:
-    facts: dict[str, Scalar] = {}
+def _fold_facts(found: list[RankFacts], steps: int, examples: int) -> WorkloadObserved:
     traced = [rank for rank, one in enumerate(found) if one.trace is not None]
-    if traced:
-        facts["trace"] = str(found[traced[0]].trace)
-    if traced and len(traced) < len(found):
-        facts["traced_ranks"] = ", ".join(str(rank) for rank in traced)
     held = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
-    if held:
-        facts["peak_memory_bytes"] = max(held)
     joules = [one.energy_j for one in found if one.energy_j is not None]
-    if len(joules) == len(found) and steps:
-        facts["energy_j_per_example"] = sum(joules) / (steps * examples)
     peaks = [one.peak for one in found if one.peak is not None]
-    if len(peaks) == len(found):
-        sources = Counter(one.source for one in peaks)
-        facts["peak_flops"] = sum(one.flops for one in peaks)
-        facts["peak_source"] = "; ".join(f"{count} × {source}" for source, count in sources.items())
-    return facts
+    sources = Counter(one.source for one in peaks) if len(peaks) == len(found) else Counter()
+    return WorkloadObserved(
+        trace=found[traced[0]].trace if traced else None,
+        traced_ranks=", ".join(str(rank) for rank in traced) if traced and len(traced) < len(found) else None,
+        peak_memory_bytes=max(held, default=None),
+        energy_j_per_example=sum(joules) / (steps * examples) if len(joules) == len(found) and steps else None,
+        peak_flops=sum(one.flops for one in peaks) if sources else None,
+        peak_source="; ".join(f"{count} × {source}" for source, count in sources.items()) or None,
+    )
+
+
+def is_shared(case: Case) -> bool:
+    """Whether the ranks share the model."""
+    return isinstance(case.spec, WorkloadSpec) and case.spec.parallel is not None

@@ -9,7 +9,8 @@ from stepscope.bench.workloads.generation import Decoder, check_generation
 from stepscope.bench.workloads.protocol import Optimized
 from stepscope.core.errors import StepscopeError, first_line
 from stepscope.measure import Device, give_back_memory
-from stepscope.records import Scalar, is_out_of_memory
+from stepscope.records import is_out_of_memory
+from stepscope.records.kinds import WorkloadObserved
 from stepscope.run.producer import WrongResultError
 
 UNCHECKED = "not asked for"
@@ -29,7 +30,7 @@ class Verifier:
         self._backend = backend
         self._strict: dict[tuple[str, str, int, int], list[Finding]] = {}
 
-    def check(self, asked: Asked, *, adds_up: bool = False) -> dict[str, Scalar]:
+    def check(self, asked: Asked, *, adds_up: bool = False) -> WorkloadObserved:
         """Raises WrongResultError: a fast form that computes something else has no score.
 
         `adds_up`: gradients are added up, over several batches or ranks, before they are used.
@@ -57,11 +58,11 @@ class Verifier:
                 f"not what the out-of-the-box form computes: {format_failures(report)}",
                 hint="compare the two forms layer by layer; see docs/workloads.md#correctness",
             )
-        errors: dict[str, Scalar] = {
-            f"check_{one.what.replace(' ', '_')}_{one.precision}": one.error for one in report.findings
-        }
-        fewer: dict[str, Scalar] = {"check_examples": examples} if examples < asked.batch_size else {}
-        return {"check": "passed", **fewer, **errors}
+        return WorkloadObserved(
+            check="passed",
+            check_examples=examples if examples < asked.batch_size else None,
+            check_errors={f"{one.what.replace(' ', '_')}_{one.precision}": one.error for one in report.findings},
+        )
 
     def _compare(self, asked: Asked, examples: int, at_once: int) -> CheckReport:
         plain, fast = asked.workload.make_calm(asked.scale)
@@ -90,11 +91,11 @@ def format_failures(report: CheckReport) -> str:
     )
 
 
-def describe_changes(task: Optimized, asked: Asked, device: Device, backend: str) -> dict[str, Scalar]:
+def describe_changes(task: Optimized, asked: Asked, device: Device, backend: str) -> WorkloadObserved:
     """All that an owner of the model would have to adopt. Graphs and kernels of a GPU are not there on a CPU."""
     changes = task.changes(mode=asked.mode, precision=asked.precision)
     listed = "; ".join(f"{one.name}: {one.what}" for one in changes)
-    facts: dict[str, Scalar] = {"changes": listed if device.has_events else f"(as on a GPU) {listed}"}
-    if task.engine(asked.mode).compile is not None:
-        facts["compile_backend"] = backend
-    return facts
+    return WorkloadObserved(
+        changes=listed if device.has_events else f"(as on a GPU) {listed}",
+        compile_backend=backend if task.engine(asked.mode).compile is not None else None,
+    )

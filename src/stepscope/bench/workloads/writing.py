@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.generation import GenerateStep, GenerationTimes, measure_generation
-from stepscope.bench.workloads.serving import DecoderServer, ServingResult, Spread, make_arrivals, serve
+from stepscope.bench.workloads.serving import DecoderServer, ServingResult, make_arrivals, serve
 from stepscope.measure import Device, WallClock, no_garbage_collection
-from stepscope.records import LatencyTarget, Notice, Scalar
+from stepscope.records import LatencyTarget, Notice
+from stepscope.records.kinds import Serving
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ def serve_requests(
     device: Device,
     seed: int,
     target: LatencyTarget | None,
-) -> tuple[dict[str, Scalar], list[Notice]]:
+) -> tuple[Serving, list[Notice]]:
     """An open loop: arrivals do not wait for answers. Every size of batch is tried once before."""
     server = DecoderServer(step.generate, batches)
     for size in batches:
@@ -61,27 +62,23 @@ def serve_requests(
             make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
             clock=WallClock(), synchronise=device.synchronize,
         )  # fmt: skip
-    facts = _describe(result)
-    if target is not None:
-        facts["serving_missed_latency"] = result.misses(target)
-    return facts, [Notice(kind="overloaded", message=result.notice)] if result.notice else []
+    return _describe(result, target), [Notice(kind="overloaded", message=result.notice)] if result.notice else []
 
 
-def _describe(result: ServingResult) -> dict[str, Scalar]:
-    facts: dict[str, Scalar] = {
-        "serving_requests": len(result.requests),
-        "serving_achieved_per_s": result.achieved_per_s,
-        "serving_busy_share": result.busy_share,
-        "serving_longest_queue": result.longest_queue,
-        "serving_above_capacity": result.above_capacity,
-        **_spread("ttft", result.ttft()),
-        **_spread("latency", result.latency()),
-    }
-    if result.offered_per_s is not None:
-        facts["serving_offered_per_s"] = result.offered_per_s
-    per_token = result.tpot()
-    return facts | (_spread("tpot", per_token) if per_token is not None else {})
-
-
-def _spread(name: str, spread: Spread) -> dict[str, Scalar]:
-    return {f"serving_{name}_{point}_s": getattr(spread, point) for point in ("p50", "p95", "p99")}
+def _describe(result: ServingResult, target: LatencyTarget | None) -> Serving:
+    percentiles = {"ttft": result.ttft(), "latency": result.latency(), "tpot": result.tpot()}
+    return Serving(
+        requests=len(result.requests),
+        achieved_per_s=result.achieved_per_s,
+        busy_share=result.busy_share,
+        longest_queue=result.longest_queue,
+        above_capacity=result.above_capacity,
+        offered_per_s=result.offered_per_s,
+        missed_latency=result.misses(target) if target is not None else None,
+        **{
+            f"{name}_{point}_s": getattr(times, point)
+            for name, times in percentiles.items()
+            if times is not None
+            for point in ("p50", "p95", "p99")
+        },
+    )

@@ -22,12 +22,19 @@ from stepscope.records import (
     Host,
     Memory,
     Notice,
-    Parameter,
     RankPlace,
     RankSamples,
-    Scalar,
     Score,
     System,
+)
+from stepscope.records.kinds import (
+    COMMUNICATION_OWNER,
+    POINT_TO_POINT,
+    WORLD,
+    CollectiveObserved,
+    CollectiveSpec,
+    PointToPointObserved,
+    PointToPointSpec,
 )
 from stepscope.store.folder import utc_now
 from stepscope.store.nccl_tests.json_file import parse_nccl_json
@@ -232,31 +239,28 @@ def _merge_rows(output: NcclOutput, operation: Operation) -> list[tuple[Case, li
 
 
 def _make_case(output: NcclOutput, operation: Operation, row: NcclRow) -> Case:
-    parameters: dict[str, Parameter] = {
-        "size_bytes": row.size_bytes,
-        "dtype": DTYPES.get(row.dtype, row.dtype),
-        "device": DEVICE,
-        **operation.more,
-    }
-    if operation.reduces and row.redop not in {"sum", "none"}:
-        parameters["reduction"] = row.redop
-    if operation.rooted and row.root > 0:
-        parameters["root"] = row.root
-    if row.placement != operation.usual:
-        parameters["placement"] = row.placement
-    if output.groups > 1:
-        parameters["groups"] = output.describe_groups()
-    if output.host_time:
-        parameters["clock"] = "issue"
+    spec_type = PointToPointSpec if operation.name == POINT_TO_POINT else CollectiveSpec
+    spec = spec_type(
+        operation=operation.name,
+        size_bytes=row.size_bytes,
+        dtype=DTYPES.get(row.dtype, row.dtype),
+        device=DEVICE,
+        splits=operation.splits,
+        reduction=row.redop if operation.reduces and row.redop != "none" else "sum",
+        root=max(row.root, 0) if operation.rooted else 0,
+        placement=row.placement if row.placement != operation.usual else None,
+        groups=output.describe_groups() if output.groups > 1 else WORLD,
+        clock="issue" if output.host_time else None,
+    )
     benchmark = Benchmark(
         model=operation.name,
         implementation="micro",
         mode=BACKEND,
         config=f"{output.world_size}ranks",
-        owner="communication",
+        owner=COMMUNICATION_OWNER,
         description=f"imported from {output.tool}",
     )
-    return Case(benchmark=benchmark, parameters=parameters, world_size=output.world_size)
+    return Case(benchmark=benchmark, spec=spec, world_size=output.world_size)
 
 
 def _make_result(
@@ -282,7 +286,7 @@ def _make_result(
         elapsed_s=sum(samples.duration_s),
         score=Score(unit="GB/s", work=rows[0].size_bytes * factor),
         timing="own",
-        observed=_observe(output, rows, factor),
+        observed=_observe(output, operation, rows, factor),
         notices=list(_find_notices(output, rows)),
     )
     return result, samples
@@ -298,22 +302,19 @@ def _make_samples(output: NcclOutput, case: Case, rows: Sequence[NcclRow]) -> Ra
     return RankSamples(case=case.key, duration_s=durations, iterations=iterations, warmup=[False] * len(durations))
 
 
-def _observe(output: NcclOutput, rows: Sequence[NcclRow], factor: float) -> dict[str, Scalar]:
-    first = rows[0]
-    observed: dict[str, Scalar] = {
-        "size_bytes": first.size_bytes,
-        "bus_factor": factor,
-        "members": output.members,
-        "count": first.count,
-    }
-    if output.groups > 1:
-        observed["groups"] = output.groups
-    if all(row.wrong is not None for row in rows):
-        observed["wrong"] = sum(row.wrong or 0 for row in rows)
-    if any(row.iteration_s for row in rows):
-        observed["average_s"] = first.time_s
-    observed |= {f"iteration_{name}": value for name, value in first.iteration_stats.items()}
-    return observed
+def _observe(output: NcclOutput, operation: Operation, rows: Sequence[NcclRow], factor: float) -> CollectiveObserved:
+    first, are_checked = rows[0], all(row.wrong is not None for row in rows)
+    observed_type = PointToPointObserved if operation.name == POINT_TO_POINT else CollectiveObserved
+    return observed_type(
+        size_bytes=first.size_bytes,
+        bus_factor=factor,
+        members=output.members,
+        count=first.count,
+        groups=output.groups if output.groups > 1 else None,
+        wrong=sum(row.wrong or 0 for row in rows) if are_checked else None,
+        average_s=first.time_s if any(row.iteration_s for row in rows) else None,
+        iteration=first.iteration_stats,
+    )
 
 
 def _find_notices(output: NcclOutput, rows: Sequence[NcclRow]) -> Iterable[Notice]:

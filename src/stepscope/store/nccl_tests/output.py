@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
@@ -29,8 +29,8 @@ class Operation(NamedTuple):
     reduces: bool = False
     rooted: bool = False
     usual: Placement = "out_of_place"
-    more: Mapping[str, str] = {}
-    """Parameters that tell it from Stepscope's operation of the same name."""
+    splits: str | None = None
+    """Who chose its pieces, where that tells it from Stepscope's operation of the same name."""
 
 
 def _whole(_: int) -> float:
@@ -52,7 +52,7 @@ OPERATIONS: dict[str, Operation] = {
     "all_gather": Operation("all_gather", _others),
     "reduce_scatter": Operation("reduce_scatter", _others, reduces=True),
     "alltoall": Operation("all_to_all", _others),
-    "alltoallv": Operation("all_to_allv", _others, more={"splits": "nccl-tests"}),
+    "alltoallv": Operation("all_to_allv", _others, splits="nccl-tests"),
     "gather": Operation("gather", _others, rooted=True),
     "scatter": Operation("scatter", _others, rooted=True),
     "sendrecv": Operation("send_recv", _whole),

@@ -20,10 +20,7 @@ from stepscope.bench.comms.patterns.servers import ServerOptions, build_ps
 from stepscope.bench.comms.patterns.tensor import SequenceOptions, TensorOptions, build_sp, build_tp
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Case, Parameter
-
-PREFIX = "pattern_"
-"""Of the model in a benchmark's name."""
-DEFAULT_DEVICE = "cpu"
+from stepscope.records.kinds import PatternSpec
 
 
 class Pattern(NamedTuple):
@@ -102,19 +99,16 @@ def read_settings(names: Sequence[str], settings: Sequence[str]) -> dict[str, di
 def make_case(
     pattern: Pattern, options: PatternOptions, *, overlap: bool, backend: str, world_size: int, device: str
 ) -> Case:
-    """Parameters say what is unusual; a plain case keeps its key when a new parameter is added."""
+    """The spec says what is unusual; a plain case keeps its key when a new option is added."""
     usual = pattern.list_values()
-    parameters = {name: value for name, value in pattern.list_values(options).items() if value != usual[name]}
-    if not overlap:
-        parameters["overlap"] = False
-    if device != DEFAULT_DEVICE:
-        parameters["device"] = device
-    benchmark = make_benchmark(f"{PREFIX}{pattern.name}", backend, world_size, pattern.summary)
-    return Case(benchmark=benchmark, parameters=parameters, world_size=world_size)
+    unusual = {name: value for name, value in pattern.list_values(options).items() if value != usual[name]}
+    benchmark = make_benchmark(f"pattern_{pattern.name}", backend, world_size, pattern.summary)
+    spec = PatternSpec(pattern=pattern.name, options=unusual, overlap=overlap, device=device)
+    return Case(benchmark=benchmark, spec=spec, world_size=world_size)
 
 
 def read_case(case: Case) -> tuple[Pattern, PatternOptions, bool]:
     """The pattern, its options, and whether communication overlaps."""
-    pattern = find_pattern(case.benchmark.model.removeprefix(PREFIX))
-    own = {name: value for name, value in case.parameters.items() if name not in {"overlap", "device"}}
-    return pattern, read_options(pattern, own), bool(case.parameters.get("overlap", True))
+    assert isinstance(case.spec, PatternSpec)
+    pattern = find_pattern(case.spec.pattern)
+    return pattern, read_options(pattern, case.spec.options), case.spec.overlap

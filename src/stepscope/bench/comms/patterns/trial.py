@@ -17,22 +17,26 @@ from stepscope.bench.comms.patterns.registry import read_case
 from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes
 from stepscope.bench.comms.trial import Facts, Room, idle
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Scalar, Score
+from stepscope.records import Case, Notice, Score
+from stepscope.records.kinds import PatternObserved, PatternStep
 
 STEP, WAIT = "step:", "wait:"
 """Further times of a case are called so, followed by the step's name: from its start to its end as this rank saw it,
 and how long of that the rank stood waiting for it."""
-SEQUENCE = "sequence"
-"""Of what was observed: `name:operation:size_bytes:bus_bytes` of each communicating step, divided by blanks."""
 
 Moments = tuple[Any, Any, Any]
 """Of one step: started, waited for, done."""
 
 
-def describe_sequence(steps: list[Step]) -> str:
-    """For readers, who know no builders: what `SEQUENCE` says."""
-    told = [step for step in steps if step.communicates]
-    return " ".join(f"{step.name}:{step.operation}:{step.size_bytes}:{round(step.bus_bytes)}" for step in told)
+def describe_sequence(steps: list[Step]) -> list[PatternStep]:
+    """For readers, who know no builders: each communicating step."""
+    return [
+        PatternStep(
+            name=step.name, operation=str(step.operation), size_bytes=step.size_bytes, bus_bytes=round(step.bus_bytes)
+        )
+        for step in steps
+        if step.communicates
+    ]
 
 
 class Stopwatch:
@@ -166,12 +170,13 @@ class PatternTrial:
 
     def facts(self) -> Facts:
         moved = busiest_rank_bytes(self._steps, self._room.world.size)
-        observed: dict[str, Scalar] = {
-            "steps": sum(step.communicates for step in self._steps),
-            "bytes": round(moved),
-            SEQUENCE: describe_sequence(self._steps),
-            **({"composed": "; ".join(dict.fromkeys(self._composed.values()))} if self._composed else {}),
-        }
+        sequence = describe_sequence(self._steps)
+        observed = PatternObserved(
+            steps=len(sequence),
+            busiest_rank_bytes=round(moved),
+            sequence=sequence,
+            composed="; ".join(dict.fromkeys(self._composed.values())) or None,
+        )
         score = Score(unit="GB/s", work=moved) if moved else None
         return Facts(score=score, observed=observed, notices=self._find_notices())
 

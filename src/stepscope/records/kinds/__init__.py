@@ -1,0 +1,94 @@
+"""The kinds of cases: what each was asked (`Spec`) and what was found (`Observed`), as tagged structs.
+
+A new kind is one Spec and one Observed here, and a producer; readers ask for the type, never for the names of fields.
+"""
+
+from stepscope.records.kinds.base import BaseObserved, BaseSpec, Number, Parameter, Scalar
+from stepscope.records.kinds.communication import (
+    COMM,
+    COMMUNICATION_OWNER,
+    COMPUTE,
+    MODES,
+    POINT_TO_POINT,
+    TOGETHER,
+    WORLD,
+    CollectiveObserved,
+    CollectiveSpec,
+    ExchangeObserved,
+    MessageObserved,
+    Mode,
+    OverlapObserved,
+    OverlapSide,
+    OverlapSpec,
+    PairObserved,
+    PairSpec,
+    PatternObserved,
+    PatternSpec,
+    PatternStep,
+    PointToPointObserved,
+    PointToPointSpec,
+)
+from stepscope.records.kinds.operators import CALL, CallObserved, CallSpec, OperatorObserved, OperatorSpec
+from stepscope.records.kinds.other import OtherObserved, OtherSpec
+from stepscope.records.kinds.workloads import (
+    ModelObserved,
+    Serving,
+    UserModelObserved,
+    UserModelSpec,
+    WorkloadObserved,
+    WorkloadSpec,
+)
+
+Spec = (
+    OperatorSpec | CallSpec | CollectiveSpec | PointToPointSpec | PairSpec | OverlapSpec | PatternSpec | WorkloadSpec
+    | UserModelSpec | OtherSpec
+)  # fmt: skip
+Observed = (
+    OperatorObserved | CallObserved | CollectiveObserved | PointToPointObserved | PairObserved | OverlapObserved
+    | PatternObserved | WorkloadObserved | UserModelObserved | OtherObserved
+)  # fmt: skip
+
+__all__ = [
+    "CALL",
+    "COMM",
+    "COMMUNICATION_OWNER",
+    "COMPUTE",
+    "MODES",
+    "POINT_TO_POINT",
+    "TOGETHER",
+    "WORLD",
+    "BaseObserved",
+    "BaseSpec",
+    "CallObserved",
+    "CallSpec",
+    "CollectiveObserved",
+    "CollectiveSpec",
+    "ExchangeObserved",
+    "MessageObserved",
+    "Mode",
+    "ModelObserved",
+    "Number",
+    "Observed",
+    "OperatorObserved",
+    "OperatorSpec",
+    "OtherObserved",
+    "OtherSpec",
+    "OverlapObserved",
+    "OverlapSide",
+    "OverlapSpec",
+    "PairObserved",
+    "PairSpec",
+    "Parameter",
+    "PatternObserved",
+    "PatternSpec",
+    "PatternStep",
+    "PointToPointObserved",
+    "PointToPointSpec",
+    "Scalar",
+    "Serving",
+    "Spec",
+    "UserModelObserved",
+    "UserModelSpec",
+    "WorkloadObserved",
+    "WorkloadSpec",
+]
