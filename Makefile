@@ -52,8 +52,10 @@ bench: $(STAMP) ## run the benchmarks of Stepscope itself
 	@for name in cli_startup measure_overhead self_comparison sweep_rate independent_clock ceilings tiny_preset comms_overhead; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
-docs: $(STAMP) ## regenerate the generated pages and schemas
+docs: $(STAMP) ## regenerate the generated pages and schemas, and build the site in build/site
 	@$(BIN)/python tools/make_docs.py
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "site: build/site/index.html"
 
 clean: ## remove what make made; runs are kept
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from rooms_picture import draw_rooms  # noqa: E402
 from stepscope.bench.ops.describe import format_operator_page  # noqa: E402
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
 from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
@@ -37,6 +38,7 @@ def main() -> None:
     values = read_values()
     replace_between(ROOT / "docs" / "workloads.md", "suite", format_table(values))
     (ROOT / "docs" / "images" / "suite-gains.svg").write_text(draw_gains(find_lines(values)), encoding="utf-8")
+    (ROOT / "docs" / "images" / "rooms.svg").write_text(draw_rooms(), encoding="utf-8")
     print("docs are up to date")
 
 

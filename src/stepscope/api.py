@@ -111,7 +111,17 @@ def execute(
 def find_baseline(store: Path, request: Mapping[str, Any]) -> StoredRun | None:
     """The run that `--until-decided` names."""
     until = request.get("until_decided")
-    return find_stored_run(store, str(until["baseline"])) if until else None
+    if not until:
+        return None
+    name = str(until["baseline"])
+    found = find_stored_run(store, name)
+    if name.startswith("latest") and found.id != name:
+        # The run that is measured will be the latest one itself, and after an interruption another.
+        raise UsageError(
+            f"{name} will mean another run once this one is measured", hint=f"--until-decided {found.id}",
+            where="--until-decided",
+        )  # fmt: skip
+    return found
 
 
 def _count_wanted(
