@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.kineto.careful import read_kineto
-from stepscope.traces.kineto.fast import read_kineto_fast
-from stepscope.traces.timeline import COLUMNS, Timeline
+from stepscope.formats.kineto.careful import read_kineto
+from stepscope.formats.kineto.fast import read_kineto_fast
+from stepscope.formats.timeline import COLUMNS, Timeline
 
 TIMES = 20.0
 ALLOWED_S = 1.5

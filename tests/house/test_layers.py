@@ -21,6 +21,7 @@ FLOORS: list[set[str]] = [
     {"store"},
     {"system"},
     {"launch"},
+    {"formats"},
     {"traces"},
     {"measure"},
     {"bench"},

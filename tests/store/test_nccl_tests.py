@@ -27,19 +27,23 @@ from nccl_writing import (
 
 from stepscope.compare import compare_cases, describe_comparison
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.records import Benchmark, Case
-from stepscope.store import (
+from stepscope.formats.nccl_tests import (
+    OPERATIONS,
     NcclOutput,
-    StoredRun,
+    find_operation,
     import_nccl_tests,
     parse_nccl_json,
+    parse_nccl_output,
     parse_nccl_text,
     prepare_import,
+)
+from stepscope.formats.nccl_tests.output import format_version_code
+from stepscope.records import Benchmark, Case
+from stepscope.store import (
+    StoredRun,
     run_folders,
     verify_run,
 )
-from stepscope.store.nccl_tests import OPERATIONS, find_operation, parse_nccl_output
-from stepscope.store.nccl_tests.output import format_version_code
 
 OUTPUTS = Path(__file__).parent / "nccl_outputs"
 PUBLIC = Path(__file__).parents[2].parent / "shared" / "data" / "collectives" / "all_reduce_public.csv"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from same_rows import rows_of
 
-from stepscope.traces.kineto import columns
-from stepscope.traces.kineto.careful import read_kineto
-from stepscope.traces.kineto.columns import Column
-from stepscope.traces.kineto.fast import read_kineto_fast
+from stepscope.formats.kineto import columns
+from stepscope.formats.kineto.careful import read_kineto
+from stepscope.formats.kineto.columns import Column
+from stepscope.formats.kineto.fast import read_kineto_fast
 
 HANDED_OVER: dict[str, Callable[[int, int], bool]] = {
     "no row": lambda row, rows: False,

@@ -12,11 +12,11 @@ from damage import DAMAGES, variants
 from same_rows import rows_of
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.damage import describe_damage
+from stepscope.formats.damage import describe_damage
+from stepscope.formats.kineto.careful import read_kineto
+from stepscope.formats.kineto.fast import read_kineto_fast
+from stepscope.formats.timeline import Timeline
 from stepscope.traces.finish import finish
-from stepscope.traces.kineto.careful import read_kineto
-from stepscope.traces.kineto.fast import read_kineto_fast
-from stepscope.traces.timeline import Timeline
 
 DATA = Path(__file__).parent / "data"
 WHOLE = gzip.decompress((DATA / "event_sync_multi_stream.json.gz").read_bytes())

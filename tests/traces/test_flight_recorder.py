@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces import plain_pickle
+from stepscope.formats import plain_pickle
+from stepscope.formats.flight_recorder import dump as flight_recorder
+from stepscope.formats.registry import require_format
+from stepscope.formats.timeline import Timeline
 from stepscope.traces.finish import finish
-from stepscope.traces.flight_recorder import dump as flight_recorder
-from stepscope.traces.formats import require_format
-from stepscope.traces.timeline import Timeline
 
 DATA = Path(__file__).parent / "data"
 """Two ranks of torch 2.13 with Gloo, dumped by `_dump_fr_trace` without stacks."""

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same_rows import rows_of
 
-from stepscope.traces.kineto.careful import parse_microseconds, read_kineto
-from stepscope.traces.kineto.fast import CORE_COLUMNS, read_kineto_fast
-from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import (
+from stepscope.formats.kineto.careful import parse_microseconds, read_kineto
+from stepscope.formats.kineto.fast import CORE_COLUMNS, read_kineto_fast
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     COUNTER,
@@ -31,6 +30,7 @@ from stepscope.traces.timeline import (
     SYNC,
     Timeline,
 )
+from stepscope.traces.read import read_timeline
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 DATA = Path(__file__).parent / "data"
@@ -260,7 +260,7 @@ def test_pieces_may_end_anywhere(reader: Any, layout: dict[str, Any], tmp_path: 
     path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     for piece in (64, 177, 1000, 1 << 22):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stepscope.traces.kineto.text.ChromeText.__init__.__defaults__", (piece,))
+            patch.setattr("stepscope.formats.kineto.text.ChromeText.__init__.__defaults__", (piece,))
             timeline = reader(path, piece_bytes=piece) if reader is read_kineto_fast else reader(path)
         assert [timeline.texts[code] for code in timeline.core["name"]] == AWKWARD * 6
         assert timeline.core["start_ns"].min() == 10**9

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.classify import CATEGORIES
-from stepscope.traces.finish import finish
-from stepscope.traces.formats import require_format
-from stepscope.traces.nsys import sqlite as nsys_sqlite
-from stepscope.traces.nsys import stats as nsys_stats
-from stepscope.traces.timeline import (
+from stepscope.formats.classify import CATEGORIES
+from stepscope.formats.nsys import sqlite as nsys_sqlite
+from stepscope.formats.nsys import stats as nsys_stats
+from stepscope.formats.registry import require_format
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     INSTANT,
@@ -32,6 +31,7 @@ from stepscope.traces.timeline import (
     SYNC,
     Thread,
 )
+from stepscope.traces.finish import finish
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "public" / "nsys"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public tables are not beside the checkout")

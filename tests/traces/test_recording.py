@@ -327,7 +327,7 @@ def test_the_record_names_what_it_was_made_of(recording: tuple[Path, Recording])
 
 
 def test_ranges_of_whole_numbers_are_kept(recording: tuple[Path, Recording]) -> None:
-    from stepscope.traces.graphs.execution_trace import read_execution_trace
+    from stepscope.formats.execution_trace import read_execution_trace
 
     out, found = recording
     assert found.ranks[0].et is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces.graphs.tensors import (
+from stepscope.formats.tensors import (
     UNDEFINED,
     Arguments,
     Opaque,

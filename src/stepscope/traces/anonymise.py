@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stepscope.core.errors import UsageError
-from stepscope.traces import public_names as public
-from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT
-from stepscope.traces.timeline import (
+from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT
+from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
     COPY,
@@ -36,9 +35,10 @@ from stepscope.traces.timeline import (
     Thread,
     Timeline,
 )
+from stepscope.traces import public_names as public
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Array
+    from stepscope.formats.timeline import Array
 
 LEAST_KEY_BYTES = 16
 HASH_BYTES = 8
@@ -218,7 +218,7 @@ class _Hider:
     def _kernel(self, text: str) -> str:
         if not self._hide_kernels:
             return self.keep(text, "kernel")
-        from stepscope.traces.classify import CATEGORIES, classify_names
+        from stepscope.formats.classify import CATEGORIES, classify_names
 
         category = CATEGORIES[int(classify_names([text])[0])]
         return self.hide(text, "kernel", _KERNEL_STEMS.get(category, "kernel"))

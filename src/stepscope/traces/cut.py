@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepscope.core.errors import UsageError, unknown_name
-from stepscope.traces.timeline import COLUMN, COLUMNS, DEVICE_KINDS, KINDS, MISSING, Block, Span, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, DEVICE_KINDS, KINDS, MISSING, Block, Span, Timeline
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.traces.timeline import Array, Integers
+    from stepscope.formats.timeline import Array, Integers
 
     Flags = NDArray[np.bool_]
 

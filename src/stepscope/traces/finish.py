@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stepscope.traces.timeline import (
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     DEVICE_KINDS,
@@ -26,7 +26,7 @@ MOST_STREAMS = 1024
 """Numbers of streams of one rank, whatever their devices."""
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Array, Integers
+    from stepscope.formats.timeline import Array, Integers
 
 
 def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
@@ -57,7 +57,7 @@ def _kinds(timeline: Timeline) -> Array:
     is an operator, whatever either was recorded as."""
     import numpy as np
 
-    from stepscope.traces.classify import is_device_wait, is_host_work
+    from stepscope.formats.classify import is_device_wait, is_host_work
 
     kind, name = timeline.core["kind"], timeline.core["name"]
     for is_meant, wrong, right in ((is_device_wait, (KERNEL,), SYNC), (is_host_work, (ANNOTATION, OTHER), OPERATOR)):
@@ -91,7 +91,7 @@ def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
 def _categories(timeline: Timeline) -> Array:
     import numpy as np
 
-    from stepscope.traces.classify import CATEGORIES, COMMUNICATION, classify_names
+    from stepscope.formats.classify import CATEGORIES, COMMUNICATION, classify_names
 
     kind, name = timeline.core["kind"], timeline.core["name"]
     category = np.full(len(timeline), MISSING, np.int8)
@@ -115,7 +115,7 @@ def _categories(timeline: Timeline) -> Array:
 def _parents(timeline: Timeline) -> tuple[Integers, int]:
     import numpy as np
 
-    from stepscope.traces.nesting import fill_parents
+    from stepscope.formats.nesting import fill_parents
 
     core = timeline.core
     parent = np.full(len(timeline), MISSING, np.int32)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.enclosing import climb
-from stepscope.traces.graphs.graph import PROFILER_STEP, Graph, Node
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
+from stepscope.formats.graph import PROFILER_STEP, Graph, Node
+from stepscope.formats.nesting import climb
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 RECORD_FUNCTION, EXTERNAL_ID, ORDER, NONE = "record-function", "external-id", "order", "none"
 """Generations: host events carry the calls' own ids (2024 on); their external ids are those ids; neither, but the order

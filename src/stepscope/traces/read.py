@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,9 +33,9 @@ def read_timeline(path: Path | str, *, step_marker: str | None = None) -> Timeli
 
 def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeline]:
     """All ranks (or device processes) that one file holds, finished, without the cache."""
+    from stepscope.formats.registry import require_format
     from stepscope.traces.cache import check_file
     from stepscope.traces.finish import finish
-    from stepscope.traces.formats import require_format
 
     check_file(path)
     found = require_format(path)
@@ -44,7 +44,7 @@ def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeli
 
 def read_core(path: Path) -> Timeline:
     """Only time, kind, name, device, stream and correlation of a Chrome trace; not finished."""
-    from stepscope.traces.kineto.fast import CORE_COLUMNS, read_kineto_fast
+    from stepscope.formats.kineto.fast import CORE_COLUMNS, read_kineto_fast
 
     return read_kineto_fast(path, columns=CORE_COLUMNS)
 
@@ -144,7 +144,7 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
     Only the beginnings of the files are looked at here; `timeline` and `table` read them.
     """
-    from stepscope.traces.source import read_head
+    from stepscope.formats.source import read_head
 
     files, named = _find_files(path)
     found: list[_Entry] = []
@@ -218,7 +218,7 @@ def _timelines_of(folder: Path) -> Path:
 
 def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
     """Why a file is no timeline, and what to do with it; None when it is one."""
-    from stepscope.traces.formats import find_format, why_no_timeline
+    from stepscope.formats.registry import find_format, why_no_timeline
 
     if find_format(path, head) is not None:
         return None
@@ -228,8 +228,8 @@ def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
 
 def find_rank(path: Path, head: bytes | None = None) -> int | None:
     """From what stands before the events (or, of a file that is not packed, after them), else from the name."""
-    from stepscope.traces.kineto.fields import rank_in_name
-    from stepscope.traces.source import is_packed, read_head
+    from stepscope.formats.kineto.fields import rank_in_name
+    from stepscope.formats.source import is_packed, read_head
 
     rank = _rank_in(read_head(path, HEAD_BYTES) if head is None else head)
     if rank is None and not is_packed(path):
@@ -240,7 +240,7 @@ def find_rank(path: Path, head: bytes | None = None) -> int | None:
 
 
 def _rank_in(text: bytes) -> int | None:
-    from stepscope.traces.kineto.text import UNREADABLE, read_records
+    from stepscope.formats.kineto.text import UNREADABLE, read_records
 
     found = _DISTRIBUTED.search(text)
     if found is None:
@@ -262,7 +262,7 @@ class _Entry(NamedTuple):
 
 def _list_ranks_of(path: Path, head: bytes) -> list[_Entry]:
     """A Chrome trace holds one rank and its beginning tells which; files of other formats are read for it."""
-    from stepscope.traces.formats import require_format
+    from stepscope.formats.registry import require_format
 
     found = require_format(path, head)
     if found.name == "kineto":

@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.core.errors import UsageError
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, Span, Timeline
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, Span, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#?(\d{1,9})$")
 """Nine digits fit a column; longer numbers are no step numbers."""

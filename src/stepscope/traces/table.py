@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.core.errors import unknown_name
-from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,7 +43,7 @@ class _Words:
         import numpy as np
         import polars as pl
 
-        from stepscope.traces.classify import CATEGORIES
+        from stepscope.formats.classify import CATEGORIES
 
         timeline = self._timeline
         if name == "rank":

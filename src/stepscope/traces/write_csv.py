@@ -12,9 +12,9 @@ import msgspec
 
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.files import output_file
-from stepscope.traces.chrome.rows import PIECE_ROWS
-from stepscope.traces.chrome.write import packed
-from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
+from stepscope.formats.chrome.rows import PIECE_ROWS
+from stepscope.formats.chrome.write import packed
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,7 +114,7 @@ def _texts_of(timeline: Timeline, name: str) -> Sequence[str] | None:
     if name == "kind":
         return KINDS
     if name == "category":
-        from stepscope.traces.classify import CATEGORIES
+        from stepscope.formats.classify import CATEGORIES
 
         return CATEGORIES
     return timeline.texts if COLUMN[name].form == "text" else None

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.traces.chakra.schema import COLLECTIVE, RECEIVE, SEND
-from stepscope.traces.enclosing import climb
-from stepscope.traces.graphs.graph import RECORD_COLLECTIVE, Collective, ProcessGroup, read_collective, read_groups
-from stepscope.traces.graphs.tensors import dtype_bytes, dtype_name
-from stepscope.traces.timeline import MISSING, Timeline
+from stepscope.formats.chakra.schema import COLLECTIVE, RECEIVE, SEND
+from stepscope.formats.graph import RECORD_COLLECTIVE, Collective, ProcessGroup, read_collective, read_groups
+from stepscope.formats.nesting import climb
+from stepscope.formats.tensors import dtype_bytes, dtype_name
+from stepscope.formats.timeline import MISSING, Timeline
 
 if TYPE_CHECKING:
+    from stepscope.formats.timeline import Integers
     from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
 
 SIZE_CONVENTION = "bytes that one rank puts in"
 

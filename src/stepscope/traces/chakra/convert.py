@@ -26,20 +26,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks
+from stepscope.formats.classify import COMMUNICATION
+from stepscope.formats.dependencies import RowEdges
+from stepscope.formats.gc_pause import gc_paused
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Timeline
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
 from stepscope.traces.chakra.encode import Encoder, Parts
-from stepscope.traces.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks
 from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
 from stepscope.traces.chakra.waits import ScheduledNodes, Sources, schedule
-from stepscope.traces.classify import COMMUNICATION
-from stepscope.traces.dependencies import RowEdges
-from stepscope.traces.gc_pause import gc_paused
-from stepscope.traces.graphs.operator_work import bytes_of_node, count_of_node, count_operations
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Timeline
+from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
 
 if TYPE_CHECKING:
+    from stepscope.formats.timeline import Integers
     from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
 
 MINIMUM_SHARE = 0.5
 
@@ -99,7 +99,7 @@ class Conversion:
 
     def trace(self) -> ChakraTrace:
         """The same in memory."""
-        from stepscope.traces.chakra.files import parse_node
+        from stepscope.formats.chakra.files import parse_node
 
         return ChakraTrace(attributes=self.metadata, nodes=[parse_node(frame) for frame in self.frames()])
 
@@ -195,7 +195,7 @@ def _work(timeline: Timeline, link: Link | None, devices: Integers) -> dict[int,
     """Operations and bytes, on the longest of the rows that one call launched: they are the call's, not a kernel's."""
     import numpy as np
 
-    from stepscope.traces.enclosing import climb
+    from stepscope.formats.nesting import climb
 
     core = timeline.core
     computing = devices[core["category"][devices] != COMMUNICATION]

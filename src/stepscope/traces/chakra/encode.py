@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stepscope.traces.chakra.collectives import Communication
-from stepscope.traces.chakra.files import set_attribute
-from stepscope.traces.chakra.host_tiles import HostTiles
-from stepscope.traces.chakra.schema import COMPUTE, METADATA, messages
-from stepscope.traces.chakra.waits import ScheduledNodes
-from stepscope.traces.chakra.wire import (
+from stepscope.formats.chakra.files import set_attribute
+from stepscope.formats.chakra.schema import COMPUTE, METADATA, messages
+from stepscope.formats.chakra.wire import (
     CTRL_DEPS,
     DATA_DEPS,
     DURATION,
@@ -35,14 +32,17 @@ from stepscope.traces.chakra.wire import (
     text_field,
     with_length,
 )
-from stepscope.traces.classify import CATEGORIES
-from stepscope.traces.graphs.graph import Node, wrong_arguments
-from stepscope.traces.graphs.tensors import Arguments
-from stepscope.traces.timeline import ANNOTATION, OPERATOR, RUNTIME, Timeline
+from stepscope.formats.classify import CATEGORIES
+from stepscope.formats.graph import Node, wrong_arguments
+from stepscope.formats.tensors import Arguments
+from stepscope.formats.timeline import ANNOTATION, OPERATOR, RUNTIME, Timeline
+from stepscope.traces.chakra.collectives import Communication
+from stepscope.traces.chakra.host_tiles import HostTiles
+from stepscope.traces.chakra.waits import ScheduledNodes
 
 if TYPE_CHECKING:
+    from stepscope.formats.timeline import Integers
     from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
 
 BLOCK = 1 << 15
 """Nodes that are encoded together: what one of them needs stays in the processor's caches."""

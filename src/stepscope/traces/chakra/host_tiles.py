@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.traces.enclosing import climb
-from stepscope.traces.graphs.nesting import nest
+from stepscope.formats.nesting import climb, nest
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers, Timeline
+    from stepscope.formats.timeline import Integers, Timeline
 
 
 class HostTiles(NamedTuple):

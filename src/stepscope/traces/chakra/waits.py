@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from stepscope.traces.dependencies import EDGE_KINDS, RowEdges
-from stepscope.traces.timeline import COPY, RUNTIME, Timeline
+from stepscope.formats.dependencies import EDGE_KINDS, RowEdges
+from stepscope.formats.timeline import COPY, RUNTIME, Timeline
 
 if TYPE_CHECKING:
+    from stepscope.formats.timeline import Integers
     from stepscope.traces.chakra.host_tiles import HostTiles
     from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
 
 _HOST, _THREAD, _LAUNCH, _STREAM, _EVENT, _SYNC, _QUEUE, _COLLECTIVE, _GRAPH, _DATA = range(len(EDGE_KINDS))
 _BLOCKING = ("Synchronize",)
@@ -110,7 +110,7 @@ def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
     else:
         groups.append(_blocking_calls(sources))
     if sources.link is not None:
-        from stepscope.traces.graphs.data_dependencies import data_edges
+        from stepscope.traces.data_dependencies import data_edges
 
         found, contradicted = data_edges(sources.link)
         _count(dropped, "data dependencies that the times contradict", contradicted)

@@ -15,7 +15,7 @@ def with_link(folder: Path, record: RankRecording) -> RankRecording:
     if record.kineto is None or record.et is None:
         return record
     try:
-        from stepscope.traces.graphs.execution_trace import read_execution_trace
+        from stepscope.formats.execution_trace import read_execution_trace
         from stepscope.traces.link import link
         from stepscope.traces.read import read_timeline
 

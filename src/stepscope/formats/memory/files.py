@@ -1,0 +1,18 @@
+"""Which of the memory files a file is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepscope.formats.memory import profiler, snapshot
+from stepscope.formats.memory.history import MemoryHistory
+
+
+def looks_like_memory(head: bytes, path: Path) -> bool:
+    """Whether it says what memory held, and no timeline of events."""
+    return profiler.sniff(head, path) or snapshot.sniff(head, path)
+
+
+def read_memory(path: Path, head: bytes) -> list[MemoryHistory]:
+    """One history per device."""
+    return profiler.read(path) if profiler.sniff(head, path) else snapshot.read(path)
