@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import Integers
 
 EDGE_KINDS = ("host", "thread", "launch", "stream", "event", "sync", "queue", "collective", "graph", "data")
 """host: order on one thread; thread: hand-over between threads; launch: call to device work; stream: order on one

@@ -12,17 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.nesting import climb, nest, order_calls
 from stepscope.formats.op_schema import Schema, parse_schema
 from stepscope.formats.tensors import NO_ARGUMENTS, Arguments, dtype_bytes, dtype_name, flatten_tensors
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import Integers
 
 FUNCTION, BACKWARD, ANNOTATION = 0, 1, 7
 """Scopes that traces use most; 2 to 6, 8 and 9 are TorchScript, static runtime and the like."""
@@ -208,8 +207,6 @@ class Graph:
     @cached_property
     def preorder(self) -> list[int]:
         """Places, each call before what it calls."""
-        import numpy as np
-
         parent = np.array(self.parent_places, np.int64)
         nesting = nest(parent)
         if sum(map(len, nesting.levels)) < len(parent):
@@ -265,8 +262,6 @@ class Graph:
 
     @cached_property
     def _topmost(self) -> list[int]:
-        import numpy as np
-
         if not self.preorder:  # asking also finds calls that are their own ancestors
             return []
         wanted, parent = np.array(self.operator_flags), np.array(self.parent_places, np.int64)
@@ -350,8 +345,6 @@ class Graph:
 
     def column(self, name: str) -> Integers:
         """A whole-number field of all nodes as an array, e.g. `rf_id`."""
-        import numpy as np
-
         return np.fromiter(map(attrgetter(name), self.nodes), np.int64, len(self.nodes))
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import Integers
 
-    Mask = NDArray[np.bool_]
+Mask = NDArray[np.bool_]
 
 COMPILED_FROM = 50_000
 """Rows from which loading the compiled loop pays."""
@@ -52,8 +51,6 @@ def fill_parents(
     """Write into `parent` the row of the innermost event that encloses each of `rows`; tells how many cross theirs."""
     order = _nested_order(rows, thread, start, end, index)
     if len(order) >= COMPILED_FROM:
-        import numpy as np
-
         from stepscope.formats.machine_code import load
 
         columns = [np.ascontiguousarray(column, np.int64) for column in (order, thread, start, end)]
@@ -68,8 +65,6 @@ def fill_parents(
 
 def _nested_order(rows: Integers, thread: Integers, start: Integers, end: Integers, index: Integers) -> Integers:
     """Thread, then start, then longest first, then creation. Files are nearly in that order, which makes it cheap."""
-    import numpy as np
-
     by_start = rows[np.argsort(start[rows], kind="stable")]
     ordered = start[by_start]
     tied = np.zeros(len(rows), bool)
@@ -95,8 +90,6 @@ class Nesting(NamedTuple):
 
 def nest(parent: Integers) -> Nesting:
     """From the place of each one's parent, −1 at the top."""
-    import numpy as np
-
     depth = np.zeros(len(parent), np.int64)
     resolved = parent < 0
     levels = [np.flatnonzero(resolved)]
@@ -118,8 +111,6 @@ def nest(parent: Integers) -> Nesting:
 
 def order_calls(parent: Integers, nesting: Nesting) -> Integers:
     """Places, each before what it encloses, and those side by side in the order given; all must lead to a root."""
-    import numpy as np
-
     # Brothers stand together, in order: the sizes of those before them say where each begins inside its parent.
     together = np.argsort(parent, kind="stable")
     before = np.cumsum(nesting.size[together]) - nesting.size[together]
@@ -150,8 +141,6 @@ def follow(above: Integers) -> Integers:
 
 def nearest(rows: Integers, parent: Integers, wanted: Mask) -> Integers:
     """For each row the nearest of itself and the rows above it for which `wanted` holds; −1 where none does."""
-    import numpy as np
-
     found = np.array(rows, np.int64)
     searching = np.flatnonzero(found >= 0)
     for _ in range(_STEPS):
@@ -168,8 +157,6 @@ def nearest(rows: Integers, parent: Integers, wanted: Mask) -> Integers:
 
 def farthest(rows: Integers, parent: Integers, wanted: Mask) -> Integers:
     """Like `nearest`, but the last of them on the way up."""
-    import numpy as np
-
     found = nearest(rows, parent, wanted)
     searching = np.flatnonzero(found >= 0)
     for _ in range(_STEPS):
@@ -186,8 +173,6 @@ def farthest(rows: Integers, parent: Integers, wanted: Mask) -> Integers:
 
 def nearest_after(rows: Integers, parent: Integers, end: Integers, times: Integers) -> Integers:
     """For each row the nearest of itself and the rows above it that ends after its time; −1 where none does."""
-    import numpy as np
-
     found = np.array(rows, np.int64)
     searching = np.flatnonzero(found >= 0)
     for _ in range(_STEPS):
@@ -212,7 +197,5 @@ def nearest_after(rows: Integers, parent: Integers, end: Integers, times: Intege
 
 def climb(value: Integers, parent: Integers, rows: Integers) -> Integers:
     """For each row its value, or that of the nearest enclosing row whose value is not negative; −1 where none is."""
-    import numpy as np
-
     found = nearest(rows, parent, value >= 0)
     return np.where(found >= 0, value[found], -1)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
-    Integers = NDArray[Any]
-    """Of whole numbers of any width: readers choose the narrowest that fits."""
+# As text: producers import this module on machines without numpy.
+Array: TypeAlias = "NDArray[Any]"
+Integers: TypeAlias = "NDArray[Any]"
+"""Whole numbers of any width: readers choose the narrowest that fits."""
 
 KINDS = (
     "operator",

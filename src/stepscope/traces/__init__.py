@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepscope.formats.timeline import Timeline, TimelineBuilder
+
 if TYPE_CHECKING:
-    from stepscope.formats.timeline import Timeline, TimelineBuilder
     from stepscope.traces.read import TraceSet, load_timeline, read_timeline, read_timelines, read_traces
     from stepscope.traces.table import make_table
 

@@ -14,9 +14,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.core.errors import UsageError
 from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT
@@ -31,14 +32,12 @@ from stepscope.formats.timeline import (
     OPERATOR,
     RUNTIME,
     SET,
+    Array,
     Block,
     Thread,
     Timeline,
 )
 from stepscope.traces import public_names as public
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Array
 
 LEAST_KEY_BYTES = 16
 HASH_BYTES = 8
@@ -310,8 +309,6 @@ class _NewTexts:
 
     def recode(self, codes: Any, change: Callable[[str], str]) -> Any:
         """Codes of the changed texts; MISSING where nothing is left of one."""
-        import numpy as np
-
         new_code = np.full(len(self.old) + 1, MISSING, np.int64)
         for code in np.unique(codes).tolist():
             if code != MISSING:
@@ -321,8 +318,6 @@ class _NewTexts:
 
 
 def _new_names(timeline: Timeline, texts: _NewTexts, hider: _Hider) -> Array:
-    import numpy as np
-
     names: Any = timeline.core["name"]
     kinds: Any = timeline.core["kind"]
     new = np.full(len(timeline), MISSING, np.int32)
@@ -337,16 +332,12 @@ def _new_name(hider: _Hider, kind: int, text: str) -> str:
 
 
 def _new_cells(codes: Any, column: str, texts: _NewTexts, hider: _Hider, *, drop: bool) -> Any:
-    import numpy as np
-
     if drop:
         return np.full(len(codes), MISSING, np.int32)
     return texts.recode(codes, lambda text: hider.cell(text, column))
 
 
 def _new_block(block: Block, texts: _NewTexts, hider: _Hider, *, drop_shapes: bool) -> Block | None:
-    import numpy as np
-
     columns: dict[str, Any] = {}
     for name, values in block.columns.items():
         if COLUMN[name].form == "text":

@@ -14,16 +14,13 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from stepscope.core.errors import BadInputError, MissingDependencyError
 from stepscope.formats.source import cache_folders
-from stepscope.formats.timeline import Block, Span, Thread, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Array
+from stepscope.formats.timeline import Array, Block, Span, Thread, Timeline
 
 CACHE_VERSION = 2
 """Raised whenever a reader, the classifier or the layout changes what is stored."""

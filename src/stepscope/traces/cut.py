@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.core.errors import UsageError, unknown_name
-from stepscope.formats.timeline import COLUMN, COLUMNS, DEVICE_KINDS, KINDS, MISSING, Block, Span, Timeline
+from stepscope.formats.timeline import (
+    COLUMN,
+    COLUMNS,
+    DEVICE_KINDS,
+    KINDS,
+    MISSING,
+    Array,
+    Block,
+    Integers,
+    Span,
+    Timeline,
+)
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stepscope.formats.timeline import Array, Integers
-
-    Flags = NDArray[np.bool_]
+Flags = NDArray[np.bool_]
 
 MOST_STEPS_NAMED = 12
 """In a message about a step that is not there."""
@@ -37,8 +45,6 @@ def cut(
     times and ids stay; texts and threads that nothing uses any more are gone. A host event whose parent was left out
     gets the nearest enclosing one that was kept; device work without its call has none.
     """
-    import numpy as np
-
     if ranks is not None and timeline.rank not in ranks:
         return take_rows(timeline, np.zeros(0, np.int64), steps=())
     kept = np.ones(len(timeline), bool)
@@ -73,8 +79,6 @@ def cut_all(
 
 def take_rows(timeline: Timeline, rows: Integers, *, steps: Sequence[Span] | None = None) -> Timeline:
     """A timeline of these rows alone (ascending); texts and threads are numbered anew in order of first use."""
-    import numpy as np
-
     place = np.full(len(timeline) + 1, MISSING, np.int64)
     place[rows] = np.arange(len(rows))
     core: dict[str, Any] = {name: column[rows] for name, column in timeline.core.items()}
@@ -109,8 +113,6 @@ def _known_steps(timeline: Timeline, steps: Iterable[int]) -> list[int]:
 
 
 def _known_time(timeline: Timeline, start_ns: int | None, end_ns: int | None) -> tuple[int, int]:
-    import numpy as np
-
     limits = np.iinfo(np.int64)
     first = int(limits.min) if start_ns is None else start_ns
     last = int(limits.max) if end_ns is None else end_ns
@@ -146,8 +148,6 @@ def _overlaps(timeline: Timeline, first: int, last: int) -> Flags:
 
 def _with_launches(timeline: Timeline, kept: Flags) -> Flags:
     """Launch calls of kept device work, and device work of kept launch calls."""
-    import numpy as np
-
     parent: Any = timeline.core["parent"]
     devices = np.flatnonzero(np.isin(timeline.core["kind"], DEVICE_KINDS) & (parent >= 0))
     calls = parent[devices]
@@ -163,8 +163,6 @@ def _kept_ancestors(timeline: Timeline, rows: Integers, place: Integers) -> Inte
 
     Device work has no other parent than its call: an operator above it is no stand-in.
     """
-    import numpy as np
-
     parent: Any = timeline.core["parent"]
     above: Any = parent[rows].astype(np.int64)
     above[np.isin(timeline.core["kind"][rows], DEVICE_KINDS) & (place[above] < 0)] = MISSING
@@ -186,8 +184,6 @@ def _take_block(block: Block, place: Integers) -> Block | None:
 def _renumber_texts(
     core: dict[str, Any], blocks: dict[str, Block], texts: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Block], list[str]]:
-    import numpy as np
-
     used = np.zeros(len(texts) + 1, bool)
     text_columns = [spec.name for spec in COLUMNS if spec.form == "text" and spec.block is None]
     for name in text_columns:
@@ -214,8 +210,6 @@ def _renumber_block(block: Block, new_code: Integers) -> Block:
 
 
 def _renumber(codes: Any, count: int) -> tuple[Any, list[int]]:
-    import numpy as np
-
     used = np.zeros(count + 1, bool)
     used[codes] = True
     used[-1] = False

@@ -10,13 +10,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from stepscope.core.errors import BadInputError
 from stepscope.formats.graph import RECORD_COLLECTIVE, Graph, Node
 from stepscope.formats.tensors import Arguments, Tensor, Value, flatten_tensors
+from stepscope.formats.timeline import Integers
 
 if TYPE_CHECKING:
     from stepscope.formats.dependencies import RowEdges
-    from stepscope.formats.timeline import Integers
     from stepscope.traces.link import Link
 
 
@@ -191,8 +193,6 @@ def data_edges(link: Link, dependencies: Sequence[DataDependency] | None = None)
     dependencies the times contradict: the writer's work ended after the reader's began, so an id was used again between
     them, or the order is kept elsewhere.
     """
-    import numpy as np
-
     from stepscope.formats.dependencies import EDGE_KINDS, RowEdges
 
     if dependencies is None:
@@ -223,8 +223,6 @@ def _device_spans(link: Link) -> tuple[Integers, Integers]:
 
     Of equals, that of the call which comes first decides.
     """
-    import numpy as np
-
     from stepscope.formats.timeline import DEVICE_KINDS
 
     graph, core = link.graph, link.timeline.core

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -17,6 +18,8 @@ from stepscope.formats.timeline import (
     RUNTIME,
     SET,
     SYNC,
+    Array,
+    Integers,
     Timeline,
 )
 
@@ -24,9 +27,6 @@ MOST_DEVICE_NUMBER = (1 << 31) - 1
 MOST_DEVICES = 128
 MOST_STREAMS = 1024
 """Numbers of streams of one rank, whatever their devices."""
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Array, Integers
 
 
 def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
@@ -55,8 +55,6 @@ def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
 def _kinds(timeline: Timeline) -> Array:
     """What a name says better than the category: a wait of a device keeps no device busy, and a collective on the host
     is an operator, whatever either was recorded as."""
-    import numpy as np
-
     from stepscope.formats.classify import is_device_wait, is_host_work
 
     kind, name = timeline.core["kind"], timeline.core["name"]
@@ -69,8 +67,6 @@ def _kinds(timeline: Timeline) -> Array:
 
 def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
     """Devices and streams beyond any machine's are damage; analyses take time for each, so they become unknown."""
-    import numpy as np
-
     repairs = {}
     impossible = (core["device"] > MOST_DEVICE_NUMBER) | (core["device"] < MISSING)
     if impossible.any():
@@ -89,8 +85,6 @@ def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
 
 
 def _categories(timeline: Timeline) -> Array:
-    import numpy as np
-
     from stepscope.formats.classify import CATEGORIES, COMMUNICATION, classify_names
 
     kind, name = timeline.core["kind"], timeline.core["name"]
@@ -113,8 +107,6 @@ def _categories(timeline: Timeline) -> Array:
 
 
 def _parents(timeline: Timeline) -> tuple[Integers, int]:
-    import numpy as np
-
     from stepscope.formats.nesting import fill_parents
 
     core = timeline.core
@@ -135,8 +127,6 @@ def _parents(timeline: Timeline) -> tuple[Integers, int]:
 
 def find_launches(timeline: Timeline, devices: Integers) -> Integers:
     """Row of the runtime call that launched each device row, by correlation; −1 where the file has none."""
-    import numpy as np
-
     correlation = timeline.core["correlation"]
     calls = np.flatnonzero((timeline.core["kind"] == RUNTIME) & (correlation >= 0))
     if not len(calls):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from stepscope.core.errors import UsageError
-from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, Span, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, Integers, Span, Timeline
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#?(\d{1,9})$")
 """Nine digits fit a column; longer numbers are no step numbers."""
@@ -50,8 +49,6 @@ def find_steps(timeline: Timeline, marker: str | None = None) -> FoundSteps:
 
 def assign_steps(timeline: Timeline, spans: list[Span]) -> Integers:
     """Step number of each row: by start for host rows, by their launch for device rows; −1 outside every step."""
-    import numpy as np
-
     start = timeline.core["start_ns"]
     if not spans:
         return np.full(len(start), -1, np.int32)
@@ -70,8 +67,6 @@ def assign_steps(timeline: Timeline, spans: list[Span]) -> Integers:
 
 def _annotated(timeline: Timeline, pattern: re.Pattern[str], marker: str) -> FoundSteps:
     """Instances of matching annotations; of nested ones the outer, since time would count twice."""
-    import numpy as np
-
     codes = [code for code, text in enumerate(timeline.texts) if pattern.match(text)]
     repairs: dict[str, int] = {}
     wanted = (timeline.core["kind"] == ANNOTATION) & np.isin(timeline.core["name"], codes)
@@ -93,8 +88,6 @@ def _annotated(timeline: Timeline, pattern: re.Pattern[str], marker: str) -> Fou
 
 def _annotations(timeline: Timeline) -> str:
     """The commonest ones, for a message."""
-    import numpy as np
-
     codes, counts = np.unique(timeline.core["name"][timeline.core["kind"] == ANNOTATION], return_counts=True)
     names = [timeline.texts[code] for code in codes[np.argsort(-counts, kind="stable")].tolist()]
     return f"annotations here: {', '.join(names[:8])}" if names else "the trace has no annotations"
@@ -102,8 +95,6 @@ def _annotations(timeline: Timeline) -> str:
 
 def _between_optimizers(timeline: Timeline) -> list[Span]:
     """From the end of one optimizer step to the end of the next; the first begins with the first event."""
-    import numpy as np
-
     codes = [code for code, text in enumerate(timeline.texts) if _OPTIMIZER_STEP.match(text)]
     wanted = np.isin(timeline.core["name"], codes) & (timeline.core["kind"] == ANNOTATION)
     rows = np.flatnonzero(wanted)

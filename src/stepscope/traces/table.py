@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stepscope.core.errors import unknown_name
 from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
 
@@ -40,7 +42,6 @@ class _Words:
         self._texts: Any = pl.Enum(list(timeline.texts))
 
     def series(self, name: str) -> pl.Series:
-        import numpy as np
         import polars as pl
 
         from stepscope.formats.classify import CATEGORIES
@@ -75,7 +76,6 @@ def _with_nulls(series: pl.Series, cells: Any) -> pl.Series:
 
 def _worded(name: str, cells: Any, labels: Sequence[str]) -> pl.Series:
     """Few labels, which may repeat: strings as categories of their own."""
-    import numpy as np
     import polars as pl
 
     known = list(dict.fromkeys(labels))

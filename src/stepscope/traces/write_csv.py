@@ -6,18 +6,17 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.files import output_file
 from stepscope.formats.chrome.rows import PIECE_ROWS
 from stepscope.formats.chrome.write import packed
 from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ADDED = ("rank", "row", "duration_ns", "process", "thread_name")
 """Columns of the table that a timeline keeps elsewhere. `thread` is the thread's own number here, and `parent` speaks
@@ -66,8 +65,6 @@ def _used(ranks: Sequence[Timeline]) -> list[str]:
 
 
 def _has(timeline: Timeline, name: str) -> bool:
-    import numpy as np
-
     if name in ("process", "thread_name"):
         return any(thread.process if name == "process" else thread.name for thread in timeline.threads)
     spec = COLUMN[name]
@@ -135,8 +132,6 @@ def _added_cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
 
 def _part(timeline: Timeline, name: str, rows: slice) -> NDArray[Any]:
     """Some rows of a column, without making the whole of it."""
-    import numpy as np
-
     spec = COLUMN[name]
     if spec.block is None:
         return timeline.core[name][rows]

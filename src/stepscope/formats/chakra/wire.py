@@ -7,10 +7,11 @@ Only what the fields of a node need: whole numbers, texts and number attributes.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+import numpy as np
+
+from stepscope.formats.timeline import Integers
 
 ID, TYPE, START, DURATION = b"\x08", b"\x18", b"\x30", b"\x38"
 """Tags of fields that hold one number: 1, 3, 6 and 7."""
@@ -49,8 +50,6 @@ class Ragged(NamedTuple):
 
 def encode_numbers(values: Integers) -> Ragged:
     """`encode_number` of a whole column; negative numbers as 64-bit two's complement."""
-    import numpy as np
-
     left = np.asarray(values, np.int64).astype(np.uint64)
     length = np.ones(len(left), np.int64)
     width = max(1, -(-int(left.max()).bit_length() // 7)) if len(left) else 1
@@ -66,16 +65,12 @@ def encode_numbers(values: Integers) -> Ragged:
 
 def behind(prefix: bytes, column: Ragged) -> Ragged:
     """The same bytes before each."""
-    import numpy as np
-
     head = np.broadcast_to(np.frombuffer(prefix, np.uint8), (len(column.length), len(prefix)))
     return Ragged(np.concatenate((head, column.data), axis=1), column.length + len(prefix))
 
 
 def with_length(tag: bytes, column: Ragged) -> Ragged:
     """Fields of less than 128 bytes, each behind the tag and its length."""
-    import numpy as np
-
     data = np.empty((len(column.length), column.data.shape[1] + 2), np.uint8)
     data[:, 0], data[:, 1], data[:, 2:] = ord(tag), column.length, column.data
     return Ragged(data, column.length + 2)
@@ -89,8 +84,6 @@ def number_attributes(name: str, values: Integers) -> Ragged:
 
 def pick(texts: list[bytes], which: Integers) -> Ragged:
     """A column of a few short texts that come again and again."""
-    import numpy as np
-
     data = np.zeros((len(texts), max(map(len, texts))), np.uint8)
     for row, text in zip(data, texts, strict=True):
         row[: len(text)] = np.frombuffer(text, np.uint8)
@@ -99,8 +92,6 @@ def pick(texts: list[bytes], which: Integers) -> Ragged:
 
 def joined(*columns: Ragged) -> tuple[list[bytes], Integers]:
     """The fields that stand side by side in one piece, and its length."""
-    import numpy as np
-
     data = np.concatenate([column.data for column in columns], axis=1)
     counting = np.concatenate([_counting(column) for column in columns], axis=1)
     length = np.sum([column.length for column in columns], axis=0)
@@ -109,16 +100,12 @@ def joined(*columns: Ragged) -> tuple[list[bytes], Integers]:
 
 def packed(column: Ragged, bounds: Integers) -> tuple[Integers, Integers]:
     """The bytes of all numbers in a row, and how many lie between each bound and the next."""
-    import numpy as np
-
     end = np.concatenate(([0], np.cumsum(column.length)))[bounds]
     return column.data[_counting(column)], end[1:] - end[:-1]
 
 
 def spread(data: Integers, length: Integers) -> Ragged:
     """Bytes in a row as a column, by the length of each field; for short ones."""
-    import numpy as np
-
     column = Ragged(np.zeros((len(length), max(1, int(length.max(initial=0)))), np.uint8), length)
     column.data[_counting(column)] = data
     return column
@@ -126,8 +113,6 @@ def spread(data: Integers, length: Integers) -> Ragged:
 
 def _counting(column: Ragged) -> Integers:
     """Which of the bytes count."""
-    import numpy as np
-
     return np.arange(column.data.shape[1]) < column.length[:, None]
 
 

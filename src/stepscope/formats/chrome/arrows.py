@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from stepscope.formats.chrome.rows import PIECE_ROWS, RowText
 from stepscope.formats.dependencies import EDGE_KINDS, RowEdges
-from stepscope.formats.timeline import DEVICE_KINDS, OPERATOR, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import DEVICE_KINDS, OPERATOR, Integers, Timeline
 
 FLOWS = ("ac2g", "fwdbwd")
 """Arrows found from the columns, by the categories they have in the file: from a launch call to its device work, and
@@ -36,8 +35,6 @@ def arrows_of_edges(timeline: int, edges: RowEdges) -> Iterator[Arrow]:
 def flow_lines(
     timeline: Timeline, writer: RowText, category: str, kept: Integers | None, next_id: int
 ) -> Iterator[tuple[list[str], int]]:
-    import numpy as np
-
     begins, ends = launch_pairs(timeline) if category == "ac2g" else _passes(timeline)
     if kept is not None:
         both = (kept[begins] & kept[ends]).astype(bool)
@@ -51,8 +48,6 @@ def flow_lines(
 
 def launch_pairs(timeline: Timeline) -> tuple[Integers, Integers]:
     """Rows of the calls, rows of the device work each launched."""
-    import numpy as np
-
     parent: Any = timeline.core["parent"]
     devices = np.flatnonzero(np.isin(timeline.core["kind"], DEVICE_KINDS) & (parent >= 0))
     return parent[devices], devices
@@ -60,8 +55,6 @@ def launch_pairs(timeline: Timeline) -> tuple[Integers, Integers]:
 
 def _passes(timeline: Timeline) -> tuple[Integers, Integers]:
     """For each autograd sequence number the last operator that carries it forward and the first that does backward."""
-    import numpy as np
-
     core: Any = timeline.core
     rows = np.flatnonzero((core["kind"] == OPERATOR) & (core["sequence"] >= 0))
     rows = rows[np.argsort(core["start_ns"][rows], kind="stable")]
@@ -77,8 +70,6 @@ def arrow_lines(
     writers: Sequence[RowText], arrows: Sequence[Arrow], kept: Sequence[Integers] | None, next_id: int
 ) -> Iterator[list[str]]:
     """Arrows given by the caller; those to rows that were left out go with them."""
-    import numpy as np
-
     for number, arrow in enumerate(arrows, next_id):
         begin, end = (arrow.from_timeline, arrow.from_row), (arrow.to_timeline, arrow.to_row)
         if kept is not None and not all(kept[timeline][row] for timeline, row in (begin, end)):

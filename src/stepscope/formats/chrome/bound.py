@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_bytes
 from stepscope.formats.chrome.arrows import launch_pairs
-from stepscope.formats.timeline import COUNTER, DEVICE_ANNOTATION, DEVICE_KINDS, KINDS, MEMORY, SYNC, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import COUNTER, DEVICE_ANNOTATION, DEVICE_KINDS, KINDS, MEMORY, SYNC, Integers, Timeline
 
 TRIES = 10
 """How often a file that came out too large, or much smaller than it may be, is written again."""
@@ -27,8 +26,6 @@ class DropOrder:
     device work from the shortest."""
 
     def __init__(self, ranks: Sequence[Timeline], *, arrow_events: int) -> None:
-        import numpy as np
-
         self._sizes = [len(timeline) for timeline in ranks]
         standing = np.concatenate([_standing(timeline) for timeline in ranks])
         duration = np.concatenate([_durations(timeline) for timeline in ranks])
@@ -43,14 +40,10 @@ class DropOrder:
 
     def rows_within(self, max_events: int) -> int:
         """How many rows from the end of the order have so few events in the file."""
-        import numpy as np
-
         return int(np.searchsorted(np.cumsum(self._events[::-1]), max_events, side="right"))
 
     def keep(self, rows: int) -> list[Integers]:
         """For each timeline which rows stay, if so many may."""
-        import numpy as np
-
         kept = np.zeros(len(self._order), bool)
         kept[self._order[len(self._order) - rows :]] = True
         parts: list[Integers] = np.split(kept, np.cumsum(self._sizes)[:-1])
@@ -59,8 +52,6 @@ class DropOrder:
 
 def _standing(timeline: Timeline) -> Integers:
     """0 may go first, 2 last."""
-    import numpy as np
-
     core: Any = timeline.core
     standing = np.zeros(len(timeline), np.int8)
     standing[np.isin(core["kind"], (COUNTER, MEMORY))] = 1
@@ -78,16 +69,12 @@ def _durations(timeline: Timeline) -> Integers:
 
 
 def _is_launched(timeline: Timeline) -> Integers:
-    import numpy as np
-
     launched = np.zeros(len(timeline), np.int64)
     launched[launch_pairs(timeline)[1]] = 1
     return launched
 
 
 def count_left_out(ranks: Sequence[Timeline], kept: Sequence[Integers] | None) -> dict[str, int]:
-    import numpy as np
-
     if kept is None:
         return {}
     counts = sum(

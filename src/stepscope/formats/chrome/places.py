@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.formats.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, MISSING, SYNC, Thread, Timeline
+import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, MISSING, SYNC, Integers, Thread, Timeline
 
 ON_DEVICE = (*DEVICE_KINDS, DEVICE_ANNOTATION, SYNC)
 """Kinds shown under a device; all others stand under a host thread."""
@@ -58,8 +57,6 @@ def plan_places(timelines: Sequence[Timeline]) -> list[Places]:
 
 
 def _plan_rank(timeline: Timeline, index: int | None) -> Places:
-    import numpy as np
-
     core: Any = timeline.core
     on_device = np.isin(core["kind"], ON_DEVICE)
     rows = np.flatnonzero(on_device)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.formats.chrome.places import Places
 from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT
@@ -34,11 +35,9 @@ from stepscope.formats.timeline import (
     RUNTIME,
     SET,
     SYNC,
+    Integers,
     Timeline,
 )
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
 
 PIECE_ROWS = 1 << 16
 
@@ -109,8 +108,6 @@ class RowText:
 
     def lines(self, first: int, last: int, kept: Integers | None = None) -> list[str]:
         """One text for each row from `first` to before `last` (of these: those where `kept`), in order."""
-        import numpy as np
-
         columns = self._columns(first, last)
         if kept is not None:
             chosen = np.flatnonzero(kept[first:last])
@@ -126,8 +123,6 @@ class RowText:
 
     def arrow(self, phase: str, category: str, rows: Integers, ids: Sequence[int]) -> list[str]:
         """Beginnings (s) or ends (f) of arrows at the starts of these rows."""
-        import numpy as np
-
         close = ',"bp":"e"' if phase == "f" else ""
         text = f'{{"ph":"{phase}","id":%d,%s"ts":{_TIME},"cat":"{category}","name":"{category}"{close}\n  }}'
         fields = self._places.fields
@@ -137,8 +132,6 @@ class RowText:
 
     def _columns(self, first: int, last: int) -> dict[str, Any]:
         """Each column that one of these rows has, in full length."""
-        import numpy as np
-
         core = self._timeline.core
         columns: dict[str, Any] = {name: column[first:last] for name, column in core.items()}
         columns["place"] = self._places.of_row[first:last]
@@ -159,8 +152,6 @@ class RowText:
 
     def _keys(self, columns: dict[str, Any]) -> Integers:
         """Kind and which arguments a row has, as one number."""
-        import numpy as np
-
         keys: Any = columns["kind"].astype(np.int64)
         for name, values in columns.items():
             bit = _BIT.get(name, _VALUE_BIT if name == "value" else None)
@@ -200,8 +191,6 @@ class RowText:
         return list(map(template.text.__mod__, zip(*parts, strict=True)))
 
     def _values(self, column: str, form: str, columns: dict[str, Any], group: Integers) -> list[list[Any]]:
-        import numpy as np
-
         if form == "time":
             since = columns["start_ns"][group]
             return _split_time(since - self._base_ns if column == "start_ns" else columns["end_ns"][group] - since)
@@ -284,8 +273,6 @@ def _escaped(text: str) -> str:
 
 def _split_time(nanoseconds: Any) -> list[list[Any]]:
     """Whole microseconds and what is left; times before the base keep their sign on the whole."""
-    import numpy as np
-
     if len(nanoseconds) and nanoseconds.min() < 0:
         # As text, because half a microsecond before the base is −0.500 and no number keeps the sign of zero.
         whole = [("-" if value < 0 else "") + str(abs(value) // 1000) for value in nanoseconds.tolist()]

@@ -10,9 +10,10 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
 from stepscope._version import __version__
 from stepscope.core.errors import UsageError
@@ -21,10 +22,7 @@ from stepscope.formats.chrome.arrows import FLOWS, Arrow, arrow_lines, arrows_of
 from stepscope.formats.chrome.bound import DropOrder, count_left_out, write_within
 from stepscope.formats.chrome.places import Places, plan_places
 from stepscope.formats.chrome.rows import PIECE_ROWS, RowText
-from stepscope.formats.timeline import Timeline
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import Integers, Timeline
 
 __all__ = ["FLOWS", "Arrow", "WrittenTrace", "arrows_of_edges", "write_chrome"]
 
@@ -123,8 +121,6 @@ class _Plan:
 
     def write(self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
         """One try, beside the file."""
-        import numpy as np
-
         counts = [0, 0, 0]
         left_out = count_left_out(self.ranks, kept)
         with self.part.open("wb") as file, packed(file, self.path) as stream:

@@ -6,12 +6,11 @@ import mmap
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.formats.timeline import COLUMN, MISSING, Block
+import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Array, Integers
+from stepscope.formats.timeline import COLUMN, MISSING, Array, Block, Integers
 
 FIRST_CELLS = 1 << 14
 _STRETCH_CELLS = 1 << 20
@@ -27,8 +26,6 @@ class Column:
     """
 
     def __init__(self, name: str, folder: Path | None) -> None:
-        import numpy as np
-
         self._may_widen = name not in _NARROW and name not in ("start_ns", "end_ns") and COLUMN[name].form != "float"
         self._folder = folder
         self._used = 0
@@ -36,8 +33,6 @@ class Column:
         self._reserve(FIRST_CELLS, np.dtype(_NARROW.get(name, first)))
 
     def _reserve(self, cells: int, dtype: Any) -> None:
-        import numpy as np
-
         size = cells * dtype.itemsize
         if self._folder is None:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -48,8 +43,6 @@ class Column:
         self._cells = np.frombuffer(self._map, dtype)
 
     def extend(self, cells: Array) -> None:
-        import numpy as np
-
         if self._may_widen and self._cells.dtype == np.int32 and not _fits(cells):
             narrow = self._cells
             self._reserve(len(narrow), np.dtype("i8"))
@@ -61,8 +54,6 @@ class Column:
         self._used = needed
 
     def _grow(self, cells: int) -> None:
-        import numpy as np
-
         dtype = self._cells.dtype
         del self._cells
         self._map.resize(cells * dtype.itemsize)
@@ -75,8 +66,6 @@ class Column:
     def insert(self, places: Integers, cells: Array) -> None:
         """`cells[i]` before what is now at `places[i]`, which ascend. Moves what follows, in place, from the end on: a
         stretch is written only where everything before it has still its old place."""
-        import numpy as np
-
         if not len(places):
             return
         self.extend(cells)
@@ -129,8 +118,6 @@ def _fits(cells: Array) -> bool:
 
 
 def mapped(cells: Array, mapping: Integers) -> Array:
-    import numpy as np
-
     if not len(mapping):
         return cells
     replaced: Array = np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
@@ -139,8 +126,6 @@ def mapped(cells: Array, mapping: Integers) -> Array:
 
 def absent(name: str, rows: int) -> Array:
     """One missing value for all rows, without room for each."""
-    import numpy as np
-
     if COLUMN[name].form == "float":
         return np.broadcast_to(np.array(np.nan), (rows,))
     return np.broadcast_to(np.array(MISSING, np.dtype(_NARROW.get(name, "i4"))), (rows,))

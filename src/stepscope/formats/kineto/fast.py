@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stepscope.formats.kineto.careful import EventReader, finish_kineto
 from stepscope.formats.kineto.columns import Column, GrowingBlock, absent, mapped
@@ -25,10 +26,7 @@ from stepscope.formats.kineto.scan_layout import (
 from stepscope.formats.kineto.text import ChromeText, Patience, Piece, Reached
 from stepscope.formats.machine_code import load
 from stepscope.formats.source import PIECE_BYTES, Source
-from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Array, Integers
+from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline
 
 CORE_COLUMNS = ("start_ns", "end_ns", "kind", "name", "device", "stream", "correlation")
 """The least that says what ran where and when."""
@@ -59,8 +57,6 @@ class _Keys:
     """Words the scanner knows, in a small table it can look into."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        import numpy as np
-
         hash_text = load("kineto_scan", "hash_text", "ii")
 
         encoded = [word.encode() for word in words]
@@ -83,8 +79,6 @@ class _Pool:
     """All texts so far: one run of bytes, cut at `bounds`; `slots` finds a text by its hash."""
 
     def __init__(self) -> None:
-        import numpy as np
-
         self.slots = np.zeros(1 << 16, np.int64)
         self.bytes = np.zeros(1 << 20, np.uint8)
         self.bounds = np.zeros(1 << 14, np.int64)
@@ -92,8 +86,6 @@ class _Pool:
 
     def make_room(self, texts: int, used: int, size: int) -> None:
         """Enough for every text that `size` more bytes can hold."""
-        import numpy as np
-
         # Arguments kept whole hold texts that are kept by themselves too.
         self.bytes = _grown(self.bytes, used + 2 * size + 8)
         most = texts + size // 8 + 2
@@ -127,8 +119,6 @@ class _Pool:
 
 class _Scanner:
     def __init__(self, path: Path, patience: Patience, columns: Collection[str] | None, folder: Path | None) -> None:
-        import numpy as np
-
         self._patience = patience
         self._careful = EventReader(path)
         wanted = set(COLUMN) if columns is None else {*columns, *_ALWAYS}
@@ -154,8 +144,6 @@ class _Scanner:
 
     def _prepare(self) -> None:
         """Everything in the workspace that stays."""
-        import numpy as np
-
         words = [*RECORD_KEYS, *COLUMN_OF_ARGUMENT, *sorted(WITHOUT_COLUMN)]
         self._keys = _Keys(words)
         cells = [self._cell_of(word if number >= FIRST_ARGUMENT else "") for number, word in enumerate(words)]
@@ -222,8 +210,6 @@ class _Scanner:
 
     def _take(self, text: bytes) -> None:
         """Room for everything that this text may hold. It is often asked for again, from behind a damaged place on."""
-        import numpy as np
-
         self._collect()
         at = Field
         size = len(text)
@@ -247,8 +233,6 @@ class _Scanner:
 
     def _collect(self) -> None:
         """Copy rows out of the scanner's table, each column as narrow as its values allow."""
-        import numpy as np
-
         rows = int(self._work[Field.ROWS])
         self._work[Field.ROWS] = 0
         table, floats = self._table[:rows], self._floats[:rows]
@@ -273,8 +257,6 @@ class _Scanner:
 
     def finish(self, text: ChromeText) -> Timeline:
         """One timeline from what both readers read, in the order of the file."""
-        import numpy as np
-
         self._collect()
         careful = self._careful.finish_odd(text)
         texts = self._pool.texts(int(self._work[Field.TEXTS]))
@@ -319,8 +301,6 @@ class _Joined:
     """Texts and threads of both readers as one numbering."""
 
     def __init__(self, texts: list[str], threads: list[Thread], careful: Timeline) -> None:
-        import numpy as np
-
         codes: dict[str, int] = {}
         scanned = [codes.setdefault(text, len(codes)) for text in texts]
         # Two spellings of one text (an escaped letter, say) are one text.
@@ -341,8 +321,6 @@ class _Joined:
 
 def _merged(one: Block | None, other: Block) -> Block:
     """Of both, in order of rows."""
-    import numpy as np
-
     if one is None:
         return other
     rows = np.concatenate([one.rows, other.rows])
@@ -358,14 +336,10 @@ def _merged(one: Block | None, other: Block) -> Block:
 
 def _padded(text: bytes) -> Array:
     """With eight bytes behind the end, which the scanner may read but not use."""
-    import numpy as np
-
     return np.frombuffer(text + bytes(8), np.uint8)
 
 
 def _grown(array: Array, size: int) -> Array:
-    import numpy as np
-
     if len(array) >= size:
         return array
     larger = np.zeros(max(size, len(array) * 3 // 2), array.dtype)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers, Span
+from stepscope.formats.timeline import Integers, Span
 
 BEFORE = "allocated before the recording"
 MOST_IN_SUM = 1 << 62

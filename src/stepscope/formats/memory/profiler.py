@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgspec
+import numpy as np
 
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.loose_values import damaged_byte
 from stepscope.formats.memory.history import MOST_IN_SUM, MemoryHistory, Owner
 from stepscope.formats.source import read_bounded
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import Integers
 
 CATEGORIES = (
     "parameter",
@@ -69,8 +68,6 @@ def _refuse(path: Path, why: str) -> NoReturn:
 
 def _columns(path: Path, content: object, shape: tuple[int, ...]) -> Integers:
     """As numbers of 64 bits; BadInputError where rows are not alike or numbers are too large."""
-    import numpy as np
-
     try:
         found: Integers = np.array(content, np.int64)
     except (ValueError, OverflowError, TypeError):
@@ -81,8 +78,6 @@ def _columns(path: Path, content: object, shape: tuple[int, ...]) -> Integers:
 
 
 def _read_raw(path: Path, content: list[list[int | list[int]]]) -> MemoryHistory:
-    import numpy as np
-
     time, action, change, category = _columns(path, content, (len(content), 4)).T
     if (action < _PREEXISTING).any() or (action > _DESTROY).any() or (category < 0).any() or (category > 7).any():
         _refuse(path, "has an action beyond 1 to 4 or a category beyond 0 to 7")
@@ -105,8 +100,6 @@ def _read_raw(path: Path, content: list[list[int | list[int]]]) -> MemoryHistory
 
 def _read_sums(path: Path, content: list[list[int | list[int]]]) -> MemoryHistory:
     """Changes between the points of time, releases before allocations: no sum is higher than the file's."""
-    import numpy as np
-
     if len(content) != 2:
         _refuse(path, "is no pair of times and sizes")
     time = _columns(path, content[0], (len(content[0]),))

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from stepscope.core.errors import BadInputError
 from stepscope.formats import plain_pickle
 from stepscope.formats.loose_values import list_of, text_of, whole_of
@@ -131,8 +133,6 @@ class _Replay:
         self.repairs: dict[str, int] = {}
 
     def run(self, events: Sequence[Any], steps: Sequence[Span]) -> MemoryHistory:
-        import numpy as np
-
         for event in events:
             self._take(event)
         self._add_older_blocks()

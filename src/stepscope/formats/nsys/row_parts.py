@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Block, Thread, Timeline
+import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Array, Integers
+from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline
 
 
 class RowPart(NamedTuple):
@@ -22,8 +21,6 @@ class RowPart(NamedTuple):
 
 def join_parts(parts: Sequence[RowPart], process: int, texts: Sequence[str]) -> tuple[Timeline, list[int]]:
     """The rows of one process, in the order of the parts; and the numbers of its threads, in the order of `threads`."""
-    import numpy as np
-
     mine: list[tuple[RowPart, Integers]] = [(part, np.flatnonzero(part.process == process)) for part in parts]
     chosen = [(part, rows) for part, rows in mine if len(rows)]
     names = {name for part, _ in chosen for name in part.cells}
@@ -42,16 +39,12 @@ def join_parts(parts: Sequence[RowPart], process: int, texts: Sequence[str]) -> 
 
 
 def _joined(name: str, chosen: list[tuple[RowPart, Integers]]) -> Any:
-    import numpy as np
-
     missing = np.nan if COLUMN[name].form == "float" else MISSING
     cells = [part.cells[name][rows] if name in part.cells else np.full(len(rows), missing) for part, rows in chosen]
     return np.concatenate(cells)
 
 
 def _thread_indices(chosen: list[tuple[RowPart, Integers]]) -> tuple[Integers, list[int]]:
-    import numpy as np
-
     host = np.concatenate([np.full(len(rows), part.thread is not None) for part, rows in chosen])
     numbers = [part.thread[rows] for part, rows in chosen if part.thread is not None]
     used, inverse = np.unique(np.concatenate(numbers) if numbers else np.empty(0, np.int64), return_inverse=True)
@@ -61,8 +54,6 @@ def _thread_indices(chosen: list[tuple[RowPart, Integers]]) -> tuple[Integers, l
 
 
 def _core(name: str, columns: dict[str, Any], count: int) -> Array:
-    import numpy as np
-
     if name not in columns:
         return np.full(count, MISSING, np.int64)
     cells: Array = columns[name].astype(np.uint8 if name == "kind" else np.int64)
@@ -70,8 +61,6 @@ def _core(name: str, columns: dict[str, Any], count: int) -> Array:
 
 
 def _blocks(columns: dict[str, Any], count: int) -> dict[str, Block]:
-    import numpy as np
-
     found: dict[str, dict[str, Any]] = {}
     for name, cells in columns.items():
         block = COLUMN[name].block

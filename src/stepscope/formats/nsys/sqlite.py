@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.kineto.fields import NO_STREAM, rank_in_name
@@ -29,12 +31,10 @@ from stepscope.formats.timeline import (
     RUNTIME,
     SET,
     SYNC,
+    Integers,
     Thread,
     Timeline,
 )
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
 
 MAGIC = b"SQLite format 3\0"
 _RANGE_PUSHED, _RANGE_FREE, _MARK = (59, 70), (60, 71), 34
@@ -144,8 +144,6 @@ class _Reader:
 
     def _coded(self, keys: Integers, name_of: Any) -> Integers:
         """Codes of texts made from whole numbers; keys of three numbers are rows."""
-        import numpy as np
-
         packed = keys
         if keys.ndim == 2:
             # One number sorts ten times faster than three. Real ones fit; clipped, strange ones still have some name.
@@ -160,8 +158,6 @@ class _Reader:
     # --- rows of the host ------------------------------------------------------------------------------------------
 
     def _calls(self, table: str, kind: int) -> Iterator[RowPart]:
-        import numpy as np
-
         cells = self.tables.columns(table, ("start", "end", "globalTid", "correlationId", "nameId"))
         if cells is None:
             return
@@ -174,8 +170,6 @@ class _Reader:
         yield RowPart(rows, _process(thread), thread)
 
     def _ranges(self) -> Iterator[RowPart]:
-        import numpy as np
-
         table = "NVTX_EVENTS"
         cells = self.tables.columns(table, ("start", "end", "eventType", "globalTid", "textId"))
         if cells is None:
@@ -196,8 +190,6 @@ class _Reader:
 
     def _read_texts(self, own: list[Any], ids: list[int], kinds: Integers) -> dict[str, Any]:
         """Names of ranges; those that PyTorch wrote for its operators become operators with their shapes."""
-        import numpy as np
-
         seen: dict[str, tuple[int, int, int, bool]] = {}
         found = []
         for text, identity in zip(own, ids, strict=True):
@@ -223,8 +215,6 @@ class _Reader:
         self, table: str, kind: int, more: Sequence[str] = ()
     ) -> tuple[dict[str, Integers], dict[str, Any]] | None:
         """The table's own columns, and those of the timeline that all such tables share."""
-        import numpy as np
-
         usual = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId", "graphId")
         cells = self.tables.columns(table, (*usual, *more))
         if cells is None:
@@ -243,8 +233,6 @@ class _Reader:
         return cells, rows
 
     def _kernels(self) -> Iterator[RowPart]:
-        import numpy as np
-
         table = "CUPTI_ACTIVITY_KIND_KERNEL"
         shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
         memory = ("staticSharedMemory", "dynamicSharedMemory")
@@ -266,8 +254,6 @@ class _Reader:
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _coverage(self, device: Integers, sizes: Integers) -> dict[str, Any]:
-        import numpy as np
-
         labels = self.tables.labels("TARGET_INFO_GPU", "smCount")
         units_of = {number: int(count) for number, count in labels.items() if count.isdigit() and int(count)}
         if not units_of:
@@ -293,8 +279,6 @@ class _Reader:
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _copies(self) -> Iterator[RowPart]:
-        import numpy as np
-
         found = self._on_device("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, ("bytes", "copyKind", "srcKind", "dstKind"))
         if found is None:
             return
@@ -322,8 +306,6 @@ class _Reader:
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _waits(self) -> Iterator[RowPart]:
-        import numpy as np
-
         records = self._on_device("CUPTI_ACTIVITY_KIND_CUDA_EVENT", SYNC, ("eventSyncId",))
         if records is not None:
             cells, rows = records
@@ -343,8 +325,6 @@ class _Reader:
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _memory(self) -> Iterator[RowPart]:
-        import numpy as np
-
         table = "CUDA_GPU_MEMORY_USAGE_EVENTS"
         wanted = ("start", "deviceId", "globalPid", "address", "bytes", "memoryOperationType", "correlationId")
         cells = self.tables.columns(table, wanted)
@@ -365,8 +345,6 @@ class _Reader:
 
     def _settle_processes(self, parts: list[RowPart]) -> tuple[list[RowPart], list[int]]:
         """Every row gets a process; those that used a device are returned, or all where none did."""
-        import numpy as np
-
         known = sorted({process for part in parts for process in np.unique(part.process).tolist()} - {MISSING})
         first = known[0] if known else 0
         nameless = sum(int((part.process == MISSING).sum()) for part in parts)
@@ -467,15 +445,11 @@ class _Reader:
 
 def _process(serial: Integers) -> Integers:
     """Machine and pid out of a serialised id; −1 where there is none."""
-    import numpy as np
-
     found: Integers = np.where(serial < 0, MISSING, serial >> 24)
     return found
 
 
 def _look_up(wanted: Integers, keys: Integers, values: Integers) -> Integers:
-    import numpy as np
-
     if not len(keys):
         return np.full(len(wanted), MISSING)
     order = np.argsort(keys, kind="stable")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from stepscope.core.errors import first_line
-from stepscope.formats.timeline import MISSING
+import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.core.errors import first_line
+from stepscope.formats.timeline import MISSING, Integers
 
 DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 """What a damaged database raises: its error messages can hold the damaged bytes, which Python then fails to decode."""
@@ -84,8 +83,6 @@ class Tables:
 
     def columns(self, table: str, wanted: Sequence[str]) -> dict[str, Integers] | None:
         """Whole-number columns; −1 where a row or the whole table lacks one. None: no such table, or no times in it."""
-        import numpy as np
-
         if not self.has(table, "start"):
             return None
         asked = [column for column in wanted if self.has(table, column)]
@@ -104,8 +101,6 @@ class Tables:
         return found
 
     def _numbers(self, rows: list[tuple[Any, ...]], table: str) -> Integers:
-        import numpy as np
-
         try:
             numbers = np.array(rows, np.int64)
         except (ValueError, TypeError, OverflowError):
@@ -117,8 +112,6 @@ class Tables:
 
     def spans(self, cells: dict[str, Integers], table: str) -> dict[str, Any]:
         """Start and end, made usable: a row that ends before it starts is an instant, an impossible time is zero."""
-        import numpy as np
-
         start, end = cells["start"], cells["end"]
         wild = (start < -_LATEST_NS) | (start > _LATEST_NS) | (end < -_LATEST_NS) | (end > _LATEST_NS)
         self.count_repair(f"rows of {table} with an impossible time were put at zero", int(wild.sum()))

@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks
 from stepscope.formats.classify import COMMUNICATION
 from stepscope.formats.dependencies import RowEdges
 from stepscope.formats.gc_pause import gc_paused
-from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Timeline
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Integers, Timeline
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
 from stepscope.traces.chakra.encode import Encoder, Parts
 from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
@@ -38,7 +39,6 @@ from stepscope.traces.chakra.waits import ScheduledNodes, Sources, schedule
 from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
 
 if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
     from stepscope.traces.link import Link
 
 MINIMUM_SHARE = 0.5
@@ -156,8 +156,6 @@ def convert(
 
 
 def _select(timeline: Timeline, step: int | None) -> tuple[Integers, Integers]:
-    import numpy as np
-
     core = timeline.core
     if step is not None and step not in {span.number for span in timeline.steps}:
         known = ", ".join(str(span.number) for span in timeline.steps[:20])
@@ -172,8 +170,6 @@ def _communications(
     timeline: Timeline, reader: CommunicationReader, host: Integers, devices: Integers
 ) -> dict[int, Communication]:
     """By row. Where no device row communicates (gloo, CPU only), the host's records do."""
-    import numpy as np
-
     core = timeline.core
     records = reader.records_of(devices)
     is_kernel = core["category"][devices] == COMMUNICATION
@@ -193,8 +189,6 @@ def _communications(
 
 def _work(timeline: Timeline, link: Link | None, devices: Integers) -> dict[int, tuple[int | None, int | None]]:
     """Operations and bytes, on the longest of the rows that one call launched: they are the call's, not a kernel's."""
-    import numpy as np
-
     from stepscope.formats.nesting import climb
 
     core = timeline.core
@@ -231,8 +225,6 @@ def _operations_of(timeline: Timeline, name: int, shapes: int) -> int | None:
 
 
 def _count_left_out(timeline: Timeline, step: int | None, tiles: HostTiles, dropped: dict[str, int]) -> None:
-    import numpy as np
-
     core = timeline.core
     here = np.ones(len(timeline), bool) if step is None else core["step"] == step
     for what, count in (
@@ -276,8 +268,6 @@ def _cover(
 
 def _count_known(host: Integers, link: Link) -> int:
     """Of the host rows those that are a call of the graph."""
-    import numpy as np
-
     is_call = np.zeros(len(link.timeline), bool)
     is_call[link.host_row[link.host_row >= 0]] = True
     return int(is_call[host].sum())

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
+
 from stepscope.formats.dependencies import EDGE_KINDS, RowEdges
-from stepscope.formats.timeline import COPY, RUNTIME, Timeline
+from stepscope.formats.timeline import COPY, RUNTIME, Integers, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
     from stepscope.traces.chakra.host_tiles import HostTiles
     from stepscope.traces.link import Link
 
@@ -99,8 +100,6 @@ def schedule(sources: Sources) -> tuple[ScheduledNodes, dict[str, int], dict[str
 
 def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
     """Launches, given edges, calls that return with device work, and data dependencies, as rows."""
-    import numpy as np
-
     timeline, devices = sources.timeline, sources.devices
     launch = timeline.core["parent"][devices].astype(np.int64)
     known = launch >= 0
@@ -123,8 +122,6 @@ def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
 
 
 def _given(edges: RowEdges, sources: Sources, dropped: dict[str, int]) -> _Edges:
-    import numpy as np
-
     kind = edges.kind.astype(np.int64)
     not_written = np.isin(kind, (_QUEUE, _COLLECTIVE))
     _count(dropped, "full launch queues and peers' arrivals, which no node can wait for", int(not_written.sum()))
@@ -139,8 +136,6 @@ def _given(edges: RowEdges, sources: Sources, dropped: dict[str, int]) -> _Edges
 
 def _blocking_calls(sources: Sources) -> _Edges:
     """Without analysis: calls named so, and copies that ended before their call returned, wait for device work."""
-    import numpy as np
-
     timeline, devices = sources.timeline, sources.devices
     core = timeline.core
     none = np.zeros(0, np.int64)
@@ -161,8 +156,6 @@ def _blocking_calls(sources: Sources) -> _Edges:
 
 
 def _selected(sources: Sources) -> Integers:
-    import numpy as np
-
     inside = sources.tiles.head_of >= 0
     inside[sources.devices] = True
     return np.asarray(inside)
@@ -181,8 +174,6 @@ class _Places:
     """Where rows are among the nodes: pieces of host time come first, device events after them."""
 
     def __init__(self, sources: Sources) -> None:
-        import numpy as np
-
         timeline, tiles = sources.timeline, sources.tiles
         self.timeline, self.tiles, self.devices = timeline, tiles, sources.devices
         self.start = timeline.core["start_ns"].astype(np.int64)
@@ -212,8 +203,6 @@ class _Places:
 
     def tiles_ending_by(self, rows: Integers, limit_ns: Integers) -> Integers:
         """The last piece, on the thread of each host row and not after the row, that had ended by then; −1: none."""
-        import numpy as np
-
         found = np.full(len(rows), -1, np.int64)
         for thread, (begin, end) in self._bounds.items():
             of_thread = np.flatnonzero(self.thread_of_row[rows] == thread)
@@ -225,8 +214,6 @@ class _Places:
 
     def tiles_containing(self, rows: Integers, time_ns: Integers) -> Integers:
         """The piece, on the thread of each host row, that was running just before that time."""
-        import numpy as np
-
         found = np.full(len(rows), -1, np.int64)
         for thread, (begin, end) in self._bounds.items():
             of_thread = np.flatnonzero(self.thread_of_row[rows] == thread)
@@ -239,8 +226,6 @@ class _Places:
 
 def _sources_of(places: _Places, before: Integers, limit_ns: Integers) -> tuple[Integers, Integers]:
     """Node and time at which each source row had got far enough by the limit; −1 where it had not."""
-    import numpy as np
-
     on_device = places.is_device(before)
     node = np.where(on_device, places.device_place[before], -1)
     host = np.flatnonzero(~on_device)
@@ -263,8 +248,6 @@ def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int])
 
 def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Resolved:
     """A call waits from its beginning, or in the middle: then the piece that was waiting is cut."""
-    import numpy as np
-
     tiles = places.tiles
     begin, end = places.start[edges.after], places.end[edges.after]
     # Something that began before the call handed over before it; else the call waited for its end.
@@ -300,8 +283,6 @@ def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -
 
 def _waiting_calls(places: _Places, before: Integers, rows: Integers, time: Integers) -> Integers:
     """Edges of blocking copies may lead to what came after the call; it is the call with the copy that waited."""
-    import numpy as np
-
     launch = np.where(places.is_device(before), places.timeline.core["parent"][before], -1).astype(np.int64)
     call = np.maximum(launch, 0)
     same_thread = places.thread_of_row[call] == places.thread_of_row[rows]
@@ -315,8 +296,6 @@ def _stream_order(places: _Places) -> _Resolved:
     Kernels of one stream may overlap; the last of them is then made to wait for the one before, so that each event but
     the last of a stream has a successor.
     """
-    import numpy as np
-
     core = places.timeline.core
     before: list[Integers] = [np.zeros(0, np.int64)]
     after: list[Integers] = [np.zeros(0, np.int64)]
@@ -350,8 +329,6 @@ def _stream_order(places: _Places) -> _Resolved:
 
 def _distinct(numbers: Integers) -> Integers:
     """Sorted, each once; for columns as long as these quicker than numpy's own, which hashes."""
-    import numpy as np
-
     numbers = np.sort(numbers)
     first = np.ones(len(numbers), bool)
     first[1:] = numbers[1:] != numbers[:-1]
@@ -362,8 +339,6 @@ class _Table:
     """Nodes and dependencies while they are collected."""
 
     def __init__(self, places: _Places) -> None:
-        import numpy as np
-
         tiles, devices = places.tiles, places.devices
         self.places = places
         cut = places.cut_ns > tiles.start_ns
@@ -389,8 +364,6 @@ class _Table:
 
     def add(self, found: _Resolved) -> None:
         """Sources are what remains of a piece after its wait, and so are targets that were cut."""
-        import numpy as np
-
         before = self._last(found.before)
         after = self._last(found.after)
         self.before.append(before)
@@ -399,8 +372,6 @@ class _Table:
             self.counts[EDGE_KINDS[int(kind)]] += int(count)
 
     def _last(self, node: Integers) -> Integers:
-        import numpy as np
-
         tiles = node < self.places.tile_count
         if not self.places.tile_count:
             return node
@@ -418,8 +389,6 @@ class _Table:
     def add_hand_overs(self) -> None:
         """What waits for nothing yet (a thread's first call, work without a launch) follows what had last ended on the
         host."""
-        import numpy as np
-
         tiles = self.places.tiles
         waiting = np.ones(len(self.form), bool)
         waiting[np.concatenate(self.after)] = False
@@ -438,8 +407,6 @@ class _Table:
 
     def add_delays(self) -> None:
         """A node for each stretch between the end of all that was waited for and the beginning; one that begins all."""
-        import numpy as np
-
         before, after = np.concatenate(self.before), np.concatenate(self.after)
         origin = int(self.start.min())
         ready = np.full(len(self.start), origin, np.int64)
@@ -466,8 +433,6 @@ class _Table:
 
     def finish(self, dropped: dict[str, int]) -> ScheduledNodes:
         """Nodes by start, short before long; dependencies that do not point forward are left out."""
-        import numpy as np
-
         count = len(self.form)
         # The beginning of all stands first; of equal times, the order of making decides, which is that of each thread.
         is_root = self.form == ScheduledNodes.ROOT
@@ -492,8 +457,6 @@ class _Table:
 
     def _call_parents(self, order: Integers, rank: Integers) -> Integers:
         """Of a call, the enclosing one; of its later time, itself; of device work, the call around its launch."""
-        import numpy as np
-
         places = self.places
         form, row = self.form[order], self.row[order]
         above = np.full(len(order), -1, np.int64)

@@ -14,7 +14,7 @@ from stepscope.core.errors import BadInputError
 from stepscope.core.files import write_file_atomically
 from stepscope.records import System
 from stepscope.store.folder import hold_lock, utc_now
-from stepscope.traces.link import LinkSummary
+from stepscope.traces.link_summary import LinkSummary
 from stepscope.traces.recording.plan import When
 from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings
 
