@@ -10,6 +10,7 @@ import pickle
 import pickletools
 import struct
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,16 @@ def test_bounds_hold_for_counts(data: bytes, most: dict[str, int], rule: str) ->
     plain_pickle.load(b"\x80\x02].", where="x", most=plain_pickle.Limits(**most))
     with pytest.raises(BadInputError, match=rule):
         plain_pickle.load(data, where="x", most=plain_pickle.Limits(**most))
+
+
+def test_a_long_list_named_again_and_again_is_walked_once() -> None:
+    """Looked at each time it is named, two hundred thousand numbers a hundred thousand times take hours."""
+    long = b"](" + b"K\x01" * 200_000 + b"eq\x00"
+    begin = time.process_time()
+    found = plain_pickle.load(b"\x80\x02](" + long + b"h\x00" * 100_000 + b"e.", where="x")
+    assert len(found) == 100_001
+    assert found[0] is found[-1]
+    assert time.process_time() - begin < 10
 
 
 def test_a_memory_far_away_costs_nothing() -> None:

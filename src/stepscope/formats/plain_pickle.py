@@ -1,27 +1,26 @@
-"""Pickles from strangers, read as plain data.
+"""Pickles of unknown origin, read as plain data.
 
-A pickle is a program: Python's own reader would import and call whatever it names. Here a small machine runs the few
-instructions that build lists, tuples, dictionaries, texts and numbers, and refuses everything else with its place.
-Nothing is imported and nothing is called. Sizes are bounded, since a few bytes can ask for any amount of memory.
+A pickle is a program that may import and call anything. Python's own unpickler runs it here with only those
+instructions that build lists, tuples, dictionaries, texts and numbers; nothing is imported and nothing is called. It is
+the unpickler written in Python (as joblib uses it): the compiled one makes room for every number below the highest that
+a pickle remembers an object by, so that six bytes take 34 GB. Sizes are bounded, since few bytes can ask for any
+amount of memory.
 """
 
 from __future__ import annotations
 
+import pickle
 import pickletools
-import struct
 from collections.abc import Callable
-from itertools import repeat
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats.gc_pause import gc_paused
 
 DEEPEST = 64
 _LONGEST_NUMBER = 64
-
-_OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _LIST_MAKERS = frozenset(f"build_{kind}list" for kind in ("int", "double", "bool", "tensor"))
-"""Functions of torch.jit._pickle that hand back the list they are given; no other name is understood."""
+"""Functions of torch.jit._pickle that return the list they are given; no other name is understood."""
 
 
 class Limits(NamedTuple):
@@ -35,318 +34,187 @@ class Limits(NamedTuple):
 
 STANDARD = Limits()
 
-
-class _Mark:
-    pass
-
-
-class _ListMaker:
-    pass
-
-
-_MARK = _Mark()
-_LIST_MAKER = _ListMaker()
+_NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
+_CODES = {name: code for code, name in _NAMES.items()}
+_STOP = _CODES["STOP"]
+_TEXTS = "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8"
+_WRITTEN = "INT LONG FLOAT GET PUT"
+_KINDS = {
+    "holds more than {} objects": "NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT BINBYTES "
+    "SHORT_BINBYTES BINSTRING SHORT_BINSTRING GLOBAL MARK GET BINGET LONG_BINGET " + _TEXTS,
+    "holds more than {} lists and dictionaries": "EMPTY_LIST EMPTY_DICT EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 LIST "
+    "DICT",
+    "remembers more than {} objects": "PUT BINPUT LONG_BINPUT MEMOIZE",
+    "": "PROTO FRAME POP POP_MARK REDUCE APPEND APPENDS SETITEM SETITEMS STOP",
+}
+"""Instructions that are run, by what each adds; in the order of Limits, from objects on."""
+_KIND_OF = {_CODES[name]: kind for kind, names in enumerate(_KINDS.values()) for name in names.split()}
 
 
 def load(data: bytes, *, where: str, most: Limits = STANDARD) -> Any:
     """The object in a pickle of builtin containers and scalars; a BadInputError names the byte of anything else."""
     if len(data) > most.bytes:
         raise BadInputError(f"is larger than {most.bytes} bytes, the most that is read of a pickle", where=where)
-    with gc_paused():
-        return _Machine(data, where, most).run()
-
-
-class _Machine:
-    def __init__(self, data: bytes, where: str, most: Limits) -> None:
-        self.data = data
-        self.most = most
-        self.where = where
-        self.place = 0
-        self.begin = 0
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        self.objects = 0
-        self.depth_of: dict[int, int] = {}
-        self.containers: list[Any] = []
-        """Keeps every container alive, so that its id stays its own."""
-
-    def run(self) -> Any:
-        while True:
-            self.begin = self.place
-            code = self.byte()
-            if code == 0x2E:  # STOP
-                return self.pop()
-            step = _STEPS.get(code)
-            if step is None:
-                self.refuse(f"the pickle wants to run {_OPCODES.get(code, f'unknown instruction {code}')}")
-            step(self)
-
-    def refuse(self, why: str) -> NoReturn:
+    reader = _PlainUnpickler(data)
+    try:
+        with gc_paused():
+            content = reader.run(most)
+            _require_shallow(content)
+            return content
+    except EOFError:
         raise BadInputError(
-            f"{why}: refused, only plain lists, dictionaries, texts and numbers are read",
+            f"the pickle ends too early: at byte {len(data)}, inside the instruction at byte {reader.begin}",
+            hint="copy the file again; a dump that was cut while it was written cannot be read",
+            where=f"{where}: byte {len(data)}",
+        ) from None
+    except Exception as error:
+        raise BadInputError(
+            f"the pickle {error if isinstance(error, pickle.UnpicklingError) else f'is damaged ({error!r})'}: refused, "
+            "only plain lists, dictionaries, texts and numbers are read",
             hint="dumps of the flight recorder and memory snapshots need nothing else; take the file from where it was "
             "written",
-            where=f"{self.where}: byte {self.begin}",
-        )
+            where=f"{where}: byte {reader.begin}",
+        ) from error
 
-    def refuse_end(self) -> NoReturn:
-        raise BadInputError(
-            f"the pickle ends too early: at byte {len(self.data)}, inside the instruction at byte {self.begin}",
-            hint="copy the file again; a dump that was cut while it was written cannot be read",
-            where=f"{self.where}: byte {len(self.data)}",
-        )
 
-    # --- bytes and stack -------------------------------------------------------------------------------------------
+_Python: Any = pickle._Unpickler
 
-    def take(self, count: int) -> bytes:
-        end = self.place + count
-        if end > len(self.data):
-            self.refuse_end()
-        piece = self.data[self.place : end]
-        self.place = end
-        return piece
 
-    def line(self) -> bytes:
+class _PlainUnpickler(_Python):  # type: ignore[misc]
+    """`begin` is the first byte of the instruction that is run."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.place, self.begin = data, 0, 0
+        self.stack: list[Any] = []
+        self.metastack: list[list[Any]] = []
+        self.append = self.stack.append
+        self.memo: dict[int, Any] = {}
+        self.encoding, self.errors = "latin-1", "strict"
+
+    def run(self, most: Limits) -> Any:
+        data, dispatch = self.data, self.dispatch
+        left = [*most[1:], len(data)]
+        while True:
+            self.begin = place = self.place
+            if place >= len(data):
+                raise EOFError
+            code = data[place]
+            self.place = place + 1
+            kind = _KIND_OF.get(code)
+            if kind is None:
+                raise pickle.UnpicklingError(f"wants to run {_NAMES.get(code, f'unknown instruction {code}')}")
+            left[kind] -= 1
+            if left[kind] < 0:
+                raise pickle.UnpicklingError([*_KINDS][kind].format(most[kind + 1]))
+            if code == _STOP:
+                return self.stack[-1]
+            dispatch[code](self)
+
+    def read(self, size: int) -> bytes:
+        begin = self.place
+        self.place = begin + size
+        if self.place > len(self.data):
+            raise EOFError
+        return self.data[begin : self.place]
+
+    def readline(self) -> bytes:
         end = self.data.find(b"\n", self.place)
         if end < 0:
-            self.refuse_end()
-        piece = self.data[self.place : end]
-        self.place = end + 1
-        return piece
+            raise EOFError
+        return self.read(end + 1 - self.place)
 
-    def byte(self) -> int:
-        if self.place >= len(self.data):
-            self.refuse_end()
-        self.place += 1
-        return self.data[self.place - 1]
+    def find_class(self, module: str, name: str) -> Any:
+        if module != "torch.jit._pickle" or name not in _LIST_MAKERS:
+            raise pickle.UnpicklingError(f"names {f'{module}.{name}'[:100]!r}, something to import")
+        return _keep_list
 
-    def number(self, size: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self.take(size), "little", signed=signed)
+    def skip_frame(self) -> None:
+        self.read(8)
 
-    def push(self, value: Any) -> None:
-        self.objects += 1
-        if self.objects > self.most.objects:
-            self.refuse(f"the pickle holds more than {self.most.objects} objects")
-        self.stack.append(value)
+    def set_one(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
 
-    def pop(self) -> Any:
-        if not self.stack or self.stack[-1] is _MARK:
-            self.refuse("the pickle takes more from its stack than it put there")
-        return self.stack.pop()
+    def set_several(self) -> None:
+        self._set(self.pop_mark())
 
-    def pop_to_mark(self) -> list[Any]:
-        place = len(self.stack) - 1
-        while place >= 0 and self.stack[place] is not _MARK:
-            place -= 1
-        if place < 0:
-            self.refuse("the pickle goes back to a mark that is not there")
-        items = self.stack[place + 1 :]
-        del self.stack[place:]
-        return items
+    def make_dictionary(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self._set(items)
 
-    def top(self, kind: type) -> Any:
-        if not self.stack or not isinstance(self.stack[-1], kind):
-            self.refuse(f"the pickle puts something into what is no {kind.__name__}")
-        return self.stack[-1]
-
-    # --- containers ------------------------------------------------------------------------------------------------
-
-    def new(self, container: Any, items: list[Any]) -> None:
-        if len(self.containers) >= self.most.containers:
-            self.refuse(f"the pickle holds more than {self.most.containers} lists and dictionaries")
-        self.containers.append(container)
-        self.depth_of[id(container)] = 1
-        self._deepen(container, items)
-        self.push(container)
-
-    def _deepen(self, container: Any, items: list[Any]) -> None:
-        # Marks themselves never leave the stack with what lies above them.
-        if _LIST_MAKER in items:
-            self.refuse("the pickle stores one of its own marks")
-        deepest = max(map(self.depth_of.get, map(id, items), repeat(0)), default=0)
-        if deepest >= DEEPEST:
-            self.refuse(f"the pickle is nested deeper than {DEEPEST} levels")
-        self.depth_of[id(container)] = max(self.depth_of[id(container)], deepest + 1)
-
-    def append(self, items: list[Any]) -> None:
-        target = self.top(list)
-        self._deepen(target, items)
-        target.extend(items)
-
-    def set_items(self, items: list[Any]) -> None:
-        target = self.top(dict)
-        if len(items) % 2:
-            self.refuse("the pickle gives a key without a value")
-        self._deepen(target, items)
+    def _set(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict) or len(items) % 2:
+            raise pickle.UnpicklingError("sets keys of what is no dictionary, or a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Hashing a deep tuple can overflow the interpreter's stack: scalars are keys enough.
             if not isinstance(key, str | int | float | bytes | None):
-                self.refuse("the pickle has a key that is no text or number")
+                raise pickle.UnpicklingError("has a key that is no text or number")
             target[key] = value
 
-    def remember(self, index: int) -> None:
-        if len(self.memo) >= self.most.remembered:
-            self.refuse(f"the pickle remembers more than {self.most.remembered} objects")
-        if not self.stack or self.stack[-1] is _MARK:
-            self.refuse("the pickle remembers what is not there")
-        self.memo[index] = self.stack[-1]
 
-    def recall(self, index: int) -> None:
-        if index not in self.memo:
-            self.refuse("the pickle recalls what it never remembered")
-        self.push(self.memo[index])
+def _short(step: Callable[[Any], None]) -> Callable[[Any], None]:
+    def load_number(reader: _PlainUnpickler) -> None:
+        step(reader)
+        if reader.place - reader.begin > _LONGEST_NUMBER:
+            raise pickle.UnpicklingError("holds a number that is too long")
 
-    # --- instructions ----------------------------------------------------------------------------------------------
-
-    def text(self, length: int) -> None:
-        try:
-            self.push(_whole_characters(self.take(length).decode("utf-8", errors="surrogatepass")))
-        except UnicodeDecodeError:
-            self.refuse("the pickle holds a text that is no UTF-8")
-
-    def long(self, length: int) -> None:
-        if not 0 <= length <= _LONGEST_NUMBER:
-            self.refuse("the pickle holds a number that is too long")
-        self.push(int.from_bytes(self.take(length), "little", signed=True))
-
-    def written_number(self, make: Callable[[bytes], Any]) -> None:
-        line = self.line()
-        try:
-            if len(line) > _LONGEST_NUMBER:
-                raise ValueError("too long")
-            self.push(make(line))
-        except ValueError:
-            self.refuse("the pickle holds a number that is none")
-
-    def global_name(self) -> None:
-        module, name = self.line(), self.line()
-        if module != b"torch.jit._pickle" or name.decode("ascii", errors="replace") not in _LIST_MAKERS:
-            shown = b".".join((module, name))[:100].decode("utf-8", errors="replace")
-            self.refuse(f"the pickle names {shown!r}, something to import")
-        self.push(_LIST_MAKER)
-
-    def reduce(self) -> None:
-        arguments, function = self.pop(), self.pop()
-        if function is not _LIST_MAKER or not (isinstance(arguments, tuple) and len(arguments) == 1):
-            self.refuse("the pickle wants to call something")
-        if not isinstance(arguments[0], list):
-            self.refuse("the pickle makes a list of what is none")
-        self.push(arguments[0])
-
-    def tuple_of(self, count: int) -> None:
-        items = [self.pop() for _ in range(count)][::-1]
-        self.new(tuple(items), items)
-
-    def skip(self, count: int) -> None:
-        self.take(count)
-
-    def take_bytes(self, count: int) -> None:
-        self.push(bytes(self.take(count)))
-
-    def drop(self) -> None:
-        if not self.stack:
-            self.refuse("the pickle takes more from its stack than it put there")
-        self.stack.pop()
-
-    def old_text(self, length: int) -> None:
-        self.push(self.take(length).decode("latin-1"))
-
-    def real(self) -> None:
-        self.push(struct.unpack(">d", self.take(8))[0])
-
-    def index(self) -> int:
-        self.written_number(int)
-        return int(self.pop())
-
-    def escaped_text(self) -> None:
-        try:
-            self.push(_whole_characters(self.line().decode("raw-unicode-escape")))
-        except UnicodeDecodeError:
-            self.refuse("the pickle holds a text that is none")
+    return load_number
 
 
-def _whole_characters(text: str) -> str:
+def _whole(step: Callable[[Any], None]) -> Callable[[Any], None]:
     """Halves of pairs, which no file can be written with, become replacement characters."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", errors="surrogatepass").decode("utf-16-le", errors="replace")
+
+    def load_text(reader: _PlainUnpickler) -> None:
+        step(reader)
+        text = reader.stack[-1]
+        if not text.isascii():
+            reader.stack[-1] = text.encode("utf-16-le", errors="surrogatepass").decode("utf-16-le", errors="replace")
+
+    return load_text
 
 
-def _int_line(line: bytes) -> int | bool:
-    return line == b"01" if line in (b"00", b"01") else int(line)
-
-
-def _tuple_to_mark(machine: _Machine) -> None:
-    items = machine.pop_to_mark()
-    machine.new(tuple(items), items)
-
-
-def _list_to_mark(machine: _Machine) -> None:
-    items = machine.pop_to_mark()
-    machine.new(list(items), items)
-
-
-def _dict_to_mark(machine: _Machine) -> None:
-    items = machine.pop_to_mark()
-    machine.new({}, [])
-    machine.set_items(items)
-
-
-def _append_one(machine: _Machine) -> None:
-    machine.append([machine.pop()])
-
-
-def _set_one(machine: _Machine) -> None:
-    value = machine.pop()
-    machine.set_items([machine.pop(), value])
-
-
-_STEPS: dict[int, Callable[[_Machine], Any]] = {
-    0x80: lambda m: m.skip(1),  # PROTO
-    0x95: lambda m: m.skip(8),  # FRAME
-    ord("("): lambda m: m.push(_MARK),
-    ord("0"): lambda m: m.drop(),
-    ord("1"): lambda m: m.pop_to_mark(),
-    ord("N"): lambda m: m.push(None),
-    0x88: lambda m: m.push(True),
-    0x89: lambda m: m.push(False),
-    ord("J"): lambda m: m.push(m.number(4, signed=True)),
-    ord("K"): lambda m: m.push(m.byte()),
-    ord("M"): lambda m: m.push(m.number(2)),
-    0x8A: lambda m: m.long(m.byte()),
-    0x8B: lambda m: m.long(m.number(4, signed=True)),
-    ord("I"): lambda m: m.written_number(_int_line),
-    ord("L"): lambda m: m.written_number(lambda line: int(line.rstrip(b"L"))),
-    ord("F"): lambda m: m.written_number(float),
-    ord("G"): lambda m: m.real(),
-    ord("V"): lambda m: m.escaped_text(),
-    ord("X"): lambda m: m.text(m.number(4)),
-    0x8C: lambda m: m.text(m.byte()),
-    0x8D: lambda m: m.text(m.number(8)),
-    ord("T"): lambda m: m.old_text(m.number(4)),
-    ord("U"): lambda m: m.old_text(m.byte()),
-    ord("B"): lambda m: m.take_bytes(m.number(4)),
-    ord("C"): lambda m: m.take_bytes(m.byte()),
-    ord("]"): lambda m: m.new([], []),
-    ord("}"): lambda m: m.new({}, []),
-    ord(")"): lambda m: m.tuple_of(0),
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
-    ord("t"): _tuple_to_mark,
-    ord("l"): _list_to_mark,
-    ord("d"): _dict_to_mark,
-    ord("a"): _append_one,
-    ord("e"): lambda m: m.append(m.pop_to_mark()),
-    ord("s"): _set_one,
-    ord("u"): lambda m: m.set_items(m.pop_to_mark()),
-    ord("q"): lambda m: m.remember(m.byte()),
-    ord("r"): lambda m: m.remember(m.number(4)),
-    ord("p"): lambda m: m.remember(m.index()),
-    0x94: lambda m: m.remember(len(m.memo)),
-    ord("h"): lambda m: m.recall(m.byte()),
-    ord("j"): lambda m: m.recall(m.number(4)),
-    ord("g"): lambda m: m.recall(m.index()),
-    ord("c"): lambda m: m.global_name(),
-    ord("R"): lambda m: m.reduce(),
+_PlainUnpickler.dispatch = {
+    **_Python.dispatch,
+    **{_CODES[name]: _short(_Python.dispatch[_CODES[name]]) for name in _WRITTEN.split()},
+    **{_CODES[name]: _whole(_Python.dispatch[_CODES[name]]) for name in _TEXTS.split()},
+    _CODES["FRAME"]: _PlainUnpickler.skip_frame,
+    _CODES["SETITEM"]: _PlainUnpickler.set_one,
+    _CODES["SETITEMS"]: _PlainUnpickler.set_several,
+    _CODES["DICT"]: _PlainUnpickler.make_dictionary,
 }
+
+
+def _keep_list(items: Any) -> list[Any]:
+    if not isinstance(items, list):
+        raise pickle.UnpicklingError("makes a list of what is none")
+    return items
+
+
+def _require_shallow(content: Any) -> None:
+    """UnpicklingError for containers inside each other deeper than DEEPEST, and for list makers among the values."""
+    depth: dict[int, int] = {}
+    """By id: 0 while what is inside is being looked at."""
+    waiting: list[Any] = [(content,)]
+    while waiting:
+        one = waiting[-1]
+        if depth.get(id(one)):
+            waiting.pop()  # named several times
+            continue
+        values = one.values() if type(one) is dict else one
+        inside = [value for value in values if type(value) in _CONTAINERS]
+        if id(one) not in depth:
+            if _keep_list in values:
+                raise pickle.UnpicklingError("stores a function")
+            depth[id(one)] = 0
+            waiting += [value for value in inside if id(value) not in depth]
+            if waiting[-1] is not one:
+                continue
+        waiting.pop()
+        depth[id(one)] = 1 + max([depth[id(value)] for value in inside], default=0)
+        if depth[id(one)] > DEEPEST + 1:
+            raise pickle.UnpicklingError(f"is nested deeper than {DEEPEST} levels")
+
+
+_CONTAINERS = frozenset((list, tuple, dict))
