@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
+from stepscope.core.dtypes import dtype_bytes
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.kineto.fields import rank_in_name
 from stepscope.formats.loose_values import damaged_byte, list_of, text_of, whole_of
 from stepscope.formats.source import read_bounded
-from stepscope.formats.tensors import dtype_bytes
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
 
 OWN_FORM = "communication_calls"
@@ -156,7 +156,7 @@ class _ListReader:
                 self.builder.count_repair("calls without a size")
             return sent, got
         # The DLRM benchmark's dump counts bytes.
-        width = dtype_bytes(str(entry.get("dtype")).removeprefix("torch."))
+        width = dtype_bytes(str(entry.get("dtype")))
         size = whole_of(entry.get("msg_size"))
         if width is None or size is None:
             self.builder.count_repair("sizes in bytes of an unknown element type were left out")

@@ -14,104 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import force_setattr
 
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "long int": "int64",
-    "long": "int64",
-    "long long": "int64",
-    "int": "int32",
-    "short int": "int16",
-    "short": "int16",
-    "signed char": "int8",
-    "char": "int8",
-    "unsigned char": "uint8",
-    "unsigned short": "uint16",
-    "short unsigned int": "uint16",
-    "unsigned int": "uint32",
-    "unsigned long": "uint64",
-    "long unsigned int": "uint64",
-    "bool": "bool",
-    "c10::complex<c10::Half>": "complex32",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "c10::Float8_e4m3fn": "float8_e4m3fn",
-    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
-    "c10::Float8_e5m2": "float8_e5m2",
-    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
-    "c10::Float8_e8m0fnu": "float8_e8m0fnu",
-    "c10::Float4_e2m1fn_x2": "float4_e2m1fn_x2",
-    "c10::qint8": "qint8",
-    "c10::quint8": "quint8",
-    "c10::qint32": "qint32",
-    # As collectives name them.
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "UInt16": "uint16",
-    "UInt32": "uint32",
-    "UInt64": "uint64",
-    "ComplexHalf": "complex32",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-    "Float8_e4m3fn": "float8_e4m3fn",
-    "Float8_e4m3fnuz": "float8_e4m3fnuz",
-    "Float8_e5m2": "float8_e5m2",
-    "Float8_e5m2fnuz": "float8_e5m2fnuz",
-    "Float8_e8m0fnu": "float8_e8m0fnu",
-}
-"""How traces spell element types: C++ names on tensors, short names on collectives."""
-
-DTYPE_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "bool": 1,
-    "complex32": 4,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-    "qint8": 1,
-    "quint8": 1,
-    "qint32": 4,
-}
+from stepscope.core.dtypes import dtype_name
 
 _UNDEFINED_DTYPE = "nullptr (uninitialized)"
 _NUMBERS = (int, float)
 _NON_FINITE = {"inf", "-inf", "nan", "-nan", "infinity", "-infinity"}
-
-
-def dtype_name(text: str) -> str:
-    """As torch spells it; a spelling that is not known is handed back as it is."""
-    return DTYPES.get(text, text)
-
-
-def dtype_bytes(text: str) -> int | None:
-    """Bytes of one element, by either spelling; None where the type is not known."""
-    return DTYPE_BYTES.get(DTYPES.get(text, text))
 
 
 class ValueType(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.core.dtypes import dtype_bytes
 from stepscope.core.errors import BadInputError, MissingDependencyError
 from stepscope.formats.chakra.files import ChakraNode, ChakraReader, ChakraTrace, TextArguments, read_chakra
 from stepscope.formats.chakra.json_form import has_times, looks_like_chakra_json, read_chakra_json
@@ -20,7 +21,6 @@ from stepscope.formats.chakra.schema import COLLECTIVE, COLLECTIVE_TYPES, MEMORY
 from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.kineto.fields import rank_in_name
 from stepscope.formats.loose_values import WHOLE_LIMIT, text_of, whole_of
-from stepscope.formats.tensors import dtype_bytes
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
 
 _BINARY = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]\n[\x01-\x20]\d[\d.]*")

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from stepscope.core.dtypes import dtype_name
 from stepscope.core.errors import BadInputError, UsageError, unknown_name
 from stepscope.core.units import format_bandwidth, format_duration
 from stepscope.formats.nccl_tests.json_file import parse_nccl_json
@@ -41,19 +44,8 @@ VERB = "import"
 BACKEND = "nccl"
 DEVICE = "cuda"
 
-DTYPES = {
-    "float": "float32",
-    "half": "float16",
-    "double": "float64",
-    "fp8_e4m3": "float8_e4m3fn",
-    "f8e4m3": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-    "f8e5m2": "float8_e5m2",
-}
-"""nccl-tests' names where they are not torch's."""
-
-TELLING_BYTES_PER_S = 1e9
-"""Rates are printed with two decimals of GB/s: below, the ratio of two of them says little."""
+CHECKED_BYTES_PER_S = 1e9
+"""Rates are printed with two decimals of GB/s: below this rate they are too coarse to check."""
 RATE_TOLERANCE = 0.02
 
 _UNKNOWN = "unknown"
@@ -94,17 +86,23 @@ def prepare_import(path: Path, *, operation: str | None = None, partial: bool = 
     output = parse_nccl_output(data.decode("utf-8", errors="replace"), where=str(path), partial=partial)
     found = find_operation(output, operation, where=str(path))
     _check_rates(output, found, where=str(path))
-    merged = _merge_rows(output, found)
-    now = utc_now()
-    pairs = [_make_result(output, found, case, rows, now) for case, rows in merged]
+    cases: dict[str, Case] = {}
+    rows: dict[str, list[NcclRow]] = {}
+    # A size that was measured again (`-N`, or small sizes that all become 0) gives one case more samples.
+    for row in output.rows:
+        case = _make_case(output, found, row)
+        cases[case.key] = case
+        rows.setdefault(case.key, []).append(row)
+    samples = [_make_samples(output, key, several) for key, several in rows.items()]
+    results = [_make_result(output, found, cases[one.case], rows[one.case], one) for one in samples]
     return PreparedImport(
         file=path.name,
         output=output,
         operation=found,
-        cases=[case for case, _ in merged],
-        results=[result for result, _ in pairs],
-        samples=[samples for _, samples in pairs],
-        system=_make_system(output, now),
+        cases=list(cases.values()),
+        results=results,
+        samples=samples,
+        system=_make_system(output),
         communication=_make_communication(output),
         request=_make_request(output, path.name, hashlib.sha256(data).hexdigest()),
     )
@@ -195,7 +193,7 @@ def _is_possible(operation: Operation, output: NcclOutput) -> bool:
     ratios = [
         row.busbw_bytes_per_s / row.algbw_bytes_per_s
         for row in output.rows
-        if row.algbw_bytes_per_s and row.busbw_bytes_per_s and row.algbw_bytes_per_s >= TELLING_BYTES_PER_S
+        if row.algbw_bytes_per_s and row.busbw_bytes_per_s and row.algbw_bytes_per_s >= CHECKED_BYTES_PER_S
     ]
     factor = operation.bus_factor(output.members)
     return bool(ratios) and all(abs(ratio - factor) <= RATE_TOLERANCE * max(factor, 1e-9) for ratio in ratios)
@@ -206,7 +204,7 @@ def _check_rates(output: NcclOutput, operation: Operation, *, where: str) -> Non
     factor = operation.bus_factor(output.members)
     for row in output.rows:
         printed = row.busbw_bytes_per_s
-        if printed is None or printed < TELLING_BYTES_PER_S:
+        if printed is None or printed < CHECKED_BYTES_PER_S:
             continue
         derived = row.size_bytes / row.time_s * factor
         if abs(derived - printed) > RATE_TOLERANCE * printed:
@@ -222,19 +220,10 @@ def _check_rates(output: NcclOutput, operation: Operation, *, where: str) -> Non
 # Rows to cases
 
 
-def _merge_rows(output: NcclOutput, operation: Operation) -> list[tuple[Case, list[NcclRow]]]:
-    """A size that was measured again (`-N`, or small sizes that all become 0) gives one case more samples."""
-    merged: dict[str, tuple[Case, list[NcclRow]]] = {}
-    for row in output.rows:
-        case = _make_case(output, operation, row)
-        merged.setdefault(case.key, (case, []))[1].append(row)
-    return list(merged.values())
-
-
 def _make_case(output: NcclOutput, operation: Operation, row: NcclRow) -> Case:
     parameters: dict[str, Parameter] = {
         "size_bytes": row.size_bytes,
-        "dtype": DTYPES.get(row.dtype, row.dtype),
+        "dtype": dtype_name(row.dtype),
         "device": DEVICE,
         **operation.more,
     }
@@ -260,10 +249,9 @@ def _make_case(output: NcclOutput, operation: Operation, row: NcclRow) -> Case:
 
 
 def _make_result(
-    output: NcclOutput, operation: Operation, case: Case, rows: Sequence[NcclRow], now: str
-) -> tuple[CaseResult, RankSamples]:
+    output: NcclOutput, operation: Operation, case: Case, rows: Sequence[NcclRow], samples: RankSamples
+) -> CaseResult:
     factor = operation.bus_factor(output.members)
-    samples = _make_samples(output, case, rows)
     failure = None
     if any(row.is_wrong for row in rows):
         counted = sum(row.wrong or 0 for row in rows)
@@ -274,28 +262,27 @@ def _make_result(
             hint="the communication library or the network corrupts data: repeat the test",
             where=rows[0].where,
         )
-    result = CaseResult(
+    return CaseResult(
         case=case,
         status="failed" if failure else "ok",
         failure=failure,
-        started_at=now,
+        started_at=utc_now(),
         elapsed_s=sum(samples.duration_s),
         score=Score(unit="GB/s", work=rows[0].size_bytes * factor),
         timing="own",
         observed=_observe(output, rows, factor),
         notices=list(_find_notices(output, rows)),
     )
-    return result, samples
 
 
-def _make_samples(output: NcclOutput, case: Case, rows: Sequence[NcclRow]) -> RankSamples:
+def _make_samples(output: NcclOutput, case: str, rows: Sequence[NcclRow]) -> RankSamples:
     durations: list[float] = []
     iterations: list[int] = []
     for row in rows:
         number = output.count_averaged(row) or 1
         durations += row.iteration_s or [row.time_s * number]
         iterations += [1] * len(row.iteration_s) or [number]
-    return RankSamples(case=case.key, duration_s=durations, iterations=iterations, warmup=[False] * len(durations))
+    return RankSamples(case=case, duration_s=durations, iterations=iterations, warmup=[False] * len(durations))
 
 
 def _observe(output: NcclOutput, rows: Sequence[NcclRow], factor: float) -> dict[str, Scalar]:
@@ -337,8 +324,8 @@ def _find_notices(output: NcclOutput, rows: Sequence[NcclRow]) -> Iterable[Notic
     if output.host_time:
         yield Notice(kind="host_time", message="the times are how long the host took to issue the calls (-C 1)")
     if len(output.ranks) < output.world_size:
-        message = f"the file lists {len(output.ranks)} of {output.world_size} ranks"
-        yield Notice(kind="ranks_not_listed", message=message)
+        listed = f"the file lists {len(output.ranks)} of {output.world_size} ranks"
+        yield Notice(kind="ranks_not_listed", message=listed)
     for remark in output.remarks:
         yield Notice(kind="partial", message=remark)
     if output.out_of_bounds and not any(row.is_wrong for row in output.rows):
@@ -349,14 +336,14 @@ def _find_notices(output: NcclOutput, rows: Sequence[NcclRow]) -> Iterable[Notic
 # What the file tells of the machine
 
 
-def _make_system(output: NcclOutput, now: str) -> System:
+def _make_system(output: NcclOutput) -> System:
     library = "rccl" if output.tool == "rccl-tests" else "nccl"
     versions = {library: output.library_version, "cuda": output.cuda_version, output.tool: output.tool_version}
     by_host: dict[str, list[NcclRank]] = {}
     for rank in output.ranks:
         by_host.setdefault(rank.host, []).append(rank)
     return System(
-        collected_at=now,
+        collected_at=utc_now(),
         hosts=[_make_host(name, ranks) for name, ranks in by_host.items()],
         python="none",
         libraries={name: version for name, version in versions.items() if version},
@@ -418,16 +405,5 @@ def _make_request(output: NcclOutput, file: str, digest: str) -> dict[str, Any]:
             "out_of_bounds": output.out_of_bounds,
             "average_busbw_bytes_per_s": output.average_busbw_bytes_per_s,
         },
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "group": rank.group,
-                "pid": rank.pid,
-                "host": rank.host,
-                "device": rank.device,
-                "name": rank.name,
-                "pci_address": rank.pci_address,
-            }
-            for rank in output.ranks
-        ],
+        "ranks": [msgspec.structs.asdict(rank) for rank in output.ranks],
     }

@@ -11,12 +11,12 @@ import msgspec
 
 Placement = Literal["out_of_place", "in_place"]
 
-SPLIT_HINT = "split the file: one test a file"
+SPLIT_HINT = "split the file: one test per file"
 PARTIAL_HINT = "repeat the test, or keep the whole rows with --partial"
 FOREIGN_HINT = "give the standard output of all_reduce_perf and the like, or the file it wrote with -J"
 
 LARGEST = 2**63 - 1
-"""Of a size or a count."""
+"""Largest size or count."""
 
 
 class Operation(NamedTuple):
@@ -25,7 +25,7 @@ class Operation(NamedTuple):
     name: str
     """As Stepscope calls it."""
     bus_factor: Callable[[int], float]
-    """Of the group's size: bus bytes over the size in the table."""
+    """Bus bytes over the size in the table, by the number of ranks in the group."""
     reduces: bool = False
     rooted: bool = False
     usual: Placement = "out_of_place"
@@ -63,15 +63,15 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class NcclRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the lines `#  Rank  0 Group  0 Pid …`."""
+    """One of the lines `#  Rank  0 Group  0 Pid …`; the JSON's names where they are others."""
 
     rank: int
     group: int = 0
     pid: int
-    host: str
+    host: str = msgspec.field(name="hostname")
     device: int
-    pci_address: str
-    name: str
+    name: str = msgspec.field(name="device_info", default="")
+    pci_address: str = msgspec.field(name="device_hex", default="")
 
 
 class NcclRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,25 +88,23 @@ class NcclRow(msgspec.Struct, frozen=True, kw_only=True):
     root: int = -1
     """-1: the operation has none."""
     time_s: float
-    """Of one collective, averaged over ranks and iterations."""
+    """Time of one collective, averaged over ranks and iterations."""
     algbw_bytes_per_s: float | None = None
     busbw_bytes_per_s: float | None = None
     wrong: int | None = None
-    """Elements; None: not checked, or not counted."""
+    """Wrong elements; None: not checked, or not counted."""
     exceeds: bool = False
     """Marked as beyond the threshold, in versions that print a deviation in place of a count."""
     iterations: int | None = None
-    """Really run, where the file says so for each row."""
+    """Iterations that were run, where the file says so for each row."""
     iteration_s: list[float] = []
-    """One time an iteration, the slowest rank's, by device events; only JSON has them."""
+    """Time of each iteration on the slowest rank, by device events; only JSON has them."""
     iteration_stats: dict[str, float] = {}
     """`min_s`, `max_s`, `p99_s` and `cv` of them, where only these were printed."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.time_s) and self.time_s > 0):
+        if not all(math.isfinite(value) and value > 0 for value in (self.time_s, *self.iteration_s)):
             raise ValueError("the time is not a number above zero")
-        if any(not (math.isfinite(value) and value > 0) for value in self.iteration_s):
-            raise ValueError("the time of an iteration is not a number above zero")
         for name, value in (("size", self.size_bytes), ("count", self.count), ("#wrong", self.wrong or 0)):
             if not 0 <= value <= LARGEST:
                 raise ValueError(f"{value} under {name} is not between 0 and {LARGEST}")
@@ -123,13 +121,14 @@ class NcclOutput(msgspec.Struct, frozen=True, kw_only=True):
     tool: str = "nccl-tests"
     tool_version: str | None = None
     program: str | None = None
-    """`all_reduce`: without path and `_perf`; None where the file does not tell."""
+    """`all_reduce`: without path and `_perf`; None where the file does not name it."""
     library_version: str | None = None
-    """Of NCCL as it was loaded."""
+    """NCCL as it was loaded."""
     headers_version: str | None = None
-    """Of NCCL as the tests were compiled against."""
+    """NCCL as the tests were compiled against."""
     cuda_version: str | None = None
     ranks: list[NcclRank]
+    """In order of rank."""
     ranks_per_line: int = 1
     """Ranks that one entry of `ranks` stands for: JSON names the first of each process only."""
     parameters: dict[str, int | str] = {}
@@ -140,12 +139,12 @@ class NcclOutput(msgspec.Struct, frozen=True, kw_only=True):
     out_of_bounds: int | None = None
     average_busbw_bytes_per_s: float | None = None
     remarks: list[str] = []
-    """What a reader of the numbers has to know: rows left out, errors the library told."""
+    """What a reader of the numbers has to know: rows left out, errors of the library."""
 
     @property
     def world_size(self) -> int:
         """0 where no rank is listed."""
-        return max((rank.rank for rank in self.ranks), default=-self.ranks_per_line) + self.ranks_per_line
+        return self.ranks[-1].rank + self.ranks_per_line if self.ranks else 0
 
     @property
     def groups(self) -> int:
@@ -153,13 +152,13 @@ class NcclOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def members(self) -> int:
-        """Ranks of the group that rank 0 is in, which is the one the printed numbers are of."""
+        """Ranks of the group that rank 0 is in: the printed numbers are those of that group."""
         if self.groups < 2:
             return self.world_size
         return sum(rank.group == self.ranks[0].group for rank in self.ranks) * self.ranks_per_line
 
     def describe_groups(self) -> str:
-        """In the words of `bench comms --groups`; ranks that are not listed leave only their number to tell."""
+        """In the words of `bench comms --groups`; of ranks that are not listed only the number of groups is known."""
         colours = [rank.group for rank in self.ranks]
         if len(colours) < self.world_size:
             return f"{self.groups} groups"
@@ -168,7 +167,7 @@ class NcclOutput(msgspec.Struct, frozen=True, kw_only=True):
         return f"colours:{','.join(map(str, colours))}"
 
     def count_averaged(self, row: NcclRow) -> int | None:
-        """Collectives that the row's time is the average of; None where the file does not tell."""
+        """Collectives that the row's time is the average of; None where the file does not say."""
         iterations = row.iterations or self.parameters.get("iterations")
         if not isinstance(iterations, int) or iterations < 1:
             return None

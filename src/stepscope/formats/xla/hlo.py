@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats import classify as classes
-from stepscope.formats.tensors import dtype_bytes
 
 COLLECTIVES = (
     "all-reduce",
@@ -33,25 +33,6 @@ _LONGEST = 1 << 14
 _MOST_ELEMENTS = 1 << 50
 _LARGEST_GROUP = 1 << 12
 """Numbers beyond these are damage; their product stays within 64 bits."""
-_DTYPES = {
-    "pred": "bool",
-    "bf16": "bfloat16",
-    "c64": "complex64",
-    "c128": "complex128",
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e4m3fnuz": "float8_e4m3fnuz",
-    "f8e5m2": "float8_e5m2",
-    "f8e5m2fnuz": "float8_e5m2fnuz",
-} | {
-    f"{letter}{bits}": f"{word}{bits}"
-    for letter, word, widths in (
-        ("f", "float", (16, 32, 64)),
-        ("s", "int", (8, 16, 32, 64)),
-        ("u", "uint", (8, 16, 32, 64)),
-    )
-    for bits in widths
-}
-"""HLO's element types as torch spells them."""
 
 
 class Operation(NamedTuple):
@@ -103,14 +84,9 @@ def result_shapes(long_name: str) -> list[tuple[str, int]]:
     return parse_shapes(found[1]) if found else []
 
 
-def dtype_of(name: str) -> str:
-    """As torch spells it; types that torch has not stay as they are."""
-    return _DTYPES.get(name, name)
-
-
 def array_bytes(dtype: str, elements: int) -> int | None:
     """Bytes of an array; None for types smaller than a byte or not known."""
-    width = dtype_bytes(dtype_of(dtype))
+    width = dtype_bytes(dtype)
     return None if width is None or elements >= _MOST_ELEMENTS else width * elements
 
 
@@ -144,7 +120,7 @@ def collective_columns(operation: Operation, long_name: str) -> dict[str, object
     out = sum(elements for _, elements in shapes)
     if out >= _MOST_ELEMENTS:
         return columns
-    columns |= {"dtype": dtype_of(shapes[0][0]), "out_elements": out, "in_elements": out}
+    columns |= {"dtype": dtype_name(shapes[0][0]), "out_elements": out, "in_elements": out}
     if operation.name == "all-gather":
         columns["in_elements"] = out // size if size else None
     elif operation.name == "reduce-scatter":

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats.chakra.schema import COLLECTIVE, RECEIVE, SEND
 from stepscope.formats.graph import RECORD_COLLECTIVE, Collective, ProcessGroup, read_collective, read_groups
 from stepscope.formats.nesting import climb
-from stepscope.formats.tensors import dtype_bytes, dtype_name
 from stepscope.formats.timeline import MISSING, Integers, Timeline
 
 if TYPE_CHECKING:
