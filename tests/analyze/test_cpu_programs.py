@@ -17,9 +17,8 @@ from stepscope.analyze.job import JobReport, explain_job
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.analyze.step.report import explain_step
 from stepscope.formats.classify import is_device_wait
-from stepscope.traces.operator_names import does_no_work
 from stepscope.traces.read import read_timeline, read_traces
-from stepscope.traces.runtime_calls import is_launch_name
+from stepscope.traces.runtime_calls import does_no_work, is_launch_name
 
 DATA = Path(__file__).parent / "data" / "cpu_programs"
 

@@ -22,8 +22,18 @@ from stepscope.formats.chakra.files import (
     write_frames,
 )
 from stepscope.formats.chakra.schema import COLLECTIVE, RECEIVE, SEND
-from stepscope.formats.dependencies import EDGE_KINDS, RowEdges
-from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
+from stepscope.formats.timeline import (
+    ANNOTATION,
+    COPY,
+    EDGE_KINDS,
+    KERNEL,
+    OPERATOR,
+    RUNTIME,
+    SET,
+    RowEdges,
+    Timeline,
+    TimelineBuilder,
+)
 from stepscope.traces.chakra import encode
 from stepscope.traces.chakra.collectives import comm_type
 from stepscope.traces.chakra.convert import Conversion, convert

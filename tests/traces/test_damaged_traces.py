@@ -12,9 +12,9 @@ from damage import DAMAGES, variants
 from same_rows import rows_of
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.damage import describe_damage
 from stepscope.formats.kineto.careful import read_kineto
 from stepscope.formats.kineto.fast import read_kineto_fast
+from stepscope.formats.loose_values import describe_damage
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.finish import finish
 

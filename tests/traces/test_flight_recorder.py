@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats import plain_pickle
-from stepscope.formats.flight_recorder import dump as flight_recorder
+from stepscope.formats import flight_recorder, plain_pickle
 from stepscope.formats.registry import require_format
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.finish import finish

@@ -15,7 +15,6 @@ from same_timeline import ALEXNET, GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks,
 
 from stepscope.core.errors import StoreWriteError, UsageError
 from stepscope.formats.chrome.write import Arrow, arrows_of_edges, write_chrome
-from stepscope.formats.dependencies import RowEdges
 from stepscope.formats.kineto import merged as merged_chrome
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -32,6 +31,7 @@ from stepscope.formats.timeline import (
     RUNTIME,
     SET,
     SYNC,
+    RowEdges,
     Timeline,
     TimelineBuilder,
 )

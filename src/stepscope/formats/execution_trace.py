@@ -15,9 +15,8 @@ from typing import Annotated, Any
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.gc_pause import gc_paused
 from stepscope.formats.graph import GROUPS_LABEL, Graph, Node, ProcessGroup, read_groups
-from stepscope.formats.source import read_bounded
+from stepscope.formats.source import gc_paused, read_bounded
 from stepscope.formats.tensors import Arguments
 
 KNOWN_SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")

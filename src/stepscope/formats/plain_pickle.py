@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.gc_pause import gc_paused
+from stepscope.formats.source import gc_paused
 
 DEEPEST = 64
 _LONGEST_NUMBER = 64

@@ -38,7 +38,7 @@ class TraceFormat(NamedTuple):
 
 _BUILT_IN = {
     "nsys_sqlite": "nsys.sqlite",
-    "flight_recorder": "flight_recorder.dump",
+    "flight_recorder": "flight_recorder",
     "nsys_stats": "nsys.stats",
     "chakra": "chakra.timeline",
     "xla": "xla.reader",
@@ -115,7 +115,7 @@ def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
 
 def why_no_timeline(path: Path, head: bytes | None = None) -> tuple[str, str]:
     """What a file without a timeline is, and what can be done with it."""
-    from stepscope.formats.memory.files import looks_like_memory
+    from stepscope.formats.memory import looks_like_memory
 
     head = read_head(path) if head is None else head
     if looks_like_graph(path, head):

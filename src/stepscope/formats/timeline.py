@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
 # As text: producers import this module on machines without numpy.
 Array: TypeAlias = "NDArray[Any]"
 Integers: TypeAlias = "NDArray[Any]"
@@ -323,3 +324,22 @@ class TimelineBuilder:
                 values: Iterable[float | int] = [row.get(spec.name, missing) for row in cells.values()]
                 columns[spec.name] = np.array(list(values), np.float64 if spec.form == "float" else np.int64)
         return Block(rows=np.array(list(cells), np.int64), columns=columns)
+
+
+EDGE_KINDS = ("host", "thread", "launch", "stream", "event", "sync", "queue", "collective", "graph", "data")
+"""host: order on one thread; thread: hand-over between threads; launch: call to device work; stream: order on one
+stream; event: record and wait between streams; sync: device work that a host call waited for; queue: a full launch
+queue held the host; collective: a peer's arrival; graph: order inside a captured graph; data: a tensor was written and
+then read."""
+
+
+@dataclass(frozen=True)
+class RowEdges:
+    """Edges between rows of one timeline: `after[i]` could not go on before `before[i]` had got far enough."""
+
+    before: Integers
+    after: Integers
+    kind: Integers
+    """Index into EDGE_KINDS."""
+    inferred: Integers
+    """1 where the trace does not say so and order in time was the evidence."""

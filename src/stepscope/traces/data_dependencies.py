@@ -18,7 +18,7 @@ from stepscope.formats.tensors import Arguments, Tensor, Value, flatten_tensors
 from stepscope.formats.timeline import Integers
 
 if TYPE_CHECKING:
-    from stepscope.formats.dependencies import RowEdges
+    from stepscope.formats.timeline import RowEdges
     from stepscope.traces.link import Link
 
 
@@ -193,7 +193,7 @@ def data_edges(link: Link, dependencies: Sequence[DataDependency] | None = None)
     dependencies the times contradict: the writer's work ended after the reader's began, so an id was used again between
     them, or the order is kept elsewhere.
     """
-    from stepscope.formats.dependencies import EDGE_KINDS, RowEdges
+    from stepscope.formats.timeline import EDGE_KINDS, RowEdges
 
     if dependencies is None:
         dependencies = data_dependencies(link.graph)

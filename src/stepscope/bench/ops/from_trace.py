@@ -32,7 +32,7 @@ from stepscope.bench.ops.traced_arguments import (
 from stepscope.bench.ops.traced_call import make_call_arguments
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.records import Case
-from stepscope.traces.operator_names import does_no_work
+from stepscope.traces.runtime_calls import does_no_work
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node

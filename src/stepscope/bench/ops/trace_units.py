@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.formats.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
-from stepscope.traces.operator_names import does_no_work
+from stepscope.traces.runtime_calls import does_no_work
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Integers

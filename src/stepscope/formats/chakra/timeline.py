@@ -15,8 +15,16 @@ import msgspec
 
 from stepscope.core.dtypes import dtype_bytes
 from stepscope.core.errors import BadInputError, MissingDependencyError
-from stepscope.formats.chakra.files import ChakraNode, ChakraReader, ChakraTrace, TextArguments, read_chakra
-from stepscope.formats.chakra.json_form import has_times, looks_like_chakra_json, read_chakra_json
+from stepscope.formats.chakra.files import (
+    ChakraNode,
+    ChakraReader,
+    ChakraTrace,
+    TextArguments,
+    has_times,
+    looks_like_chakra_json,
+    read_chakra,
+    read_chakra_json,
+)
 from stepscope.formats.chakra.schema import COLLECTIVE, COLLECTIVE_TYPES, MEMORY_LOAD, MEMORY_STORE, RECEIVE, SEND
 from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.kineto.fields import rank_in_name

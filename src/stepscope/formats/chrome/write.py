@@ -18,10 +18,17 @@ import numpy as np
 from stepscope._version import __version__
 from stepscope.core.errors import UsageError
 from stepscope.core.files import output_file
-from stepscope.formats.chrome.arrows import FLOWS, Arrow, arrow_lines, arrows_of_edges, flow_lines
-from stepscope.formats.chrome.bound import DropOrder, count_left_out, write_within
-from stepscope.formats.chrome.places import Places, plan_places
-from stepscope.formats.chrome.rows import PIECE_ROWS, RowText
+from stepscope.formats.chrome.bound import (
+    FLOWS,
+    Arrow,
+    DropOrder,
+    arrow_lines,
+    arrows_of_edges,
+    count_left_out,
+    flow_lines,
+    write_within,
+)
+from stepscope.formats.chrome.rows import PIECE_ROWS, Places, RowText, plan_places
 from stepscope.formats.timeline import Integers, Timeline
 
 __all__ = ["FLOWS", "Arrow", "WrittenTrace", "arrows_of_edges", "write_chrome"]

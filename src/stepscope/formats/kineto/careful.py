@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.damage import ends_early, first_damage
 from stepscope.formats.kineto.fields import (
     COLUMN_OF_ARGUMENT,
     KIND_OF_CATEGORY,
@@ -24,7 +23,7 @@ from stepscope.formats.kineto.fields import (
     rank_in_name,
 )
 from stepscope.formats.kineto.text import UNREADABLE, ChromeText, Piece, salvage
-from stepscope.formats.loose_values import identity_of
+from stepscope.formats.loose_values import ends_early, first_damage, identity_of
 from stepscope.formats.source import Source
 from stepscope.formats.timeline import (
     ANNOTATION,

@@ -11,16 +11,18 @@ import numpy as np
 
 from stepscope.formats.kineto.careful import EventReader, finish_kineto
 from stepscope.formats.kineto.columns import Column, GrowingBlock, absent, mapped
-from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT, KIND_OF_CATEGORY, WITHOUT_COLUMN
-from stepscope.formats.kineto.scan_layout import (
+from stepscope.formats.kineto.fields import (
+    COLUMN_OF_ARGUMENT,
     ESCAPED_TEXT,
     FIRST_ARGUMENT,
     FORM_FLOAT,
     FORM_IGNORED,
     FORM_INT,
     FORM_TEXT,
+    KIND_OF_CATEGORY,
     LITERAL_BYTES,
     RECORD_KEYS,
+    WITHOUT_COLUMN,
     Field,
 )
 from stepscope.formats.kineto.text import ChromeText, Patience, Piece, Reached

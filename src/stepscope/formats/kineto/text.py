@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.damage import INVALID_EVENTS, INVALID_STRETCHES
+from stepscope.formats.loose_values import INVALID_EVENTS, INVALID_STRETCHES
 from stepscope.formats.source import PIECE_BYTES, Source
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.formats.kineto.fields import MEMORY_EVENT
-from stepscope.formats.kineto.scan_layout import (
+from stepscope.formats.kineto.fields import (
     ARGS,
     ARGUMENTS_TEXT,
     CAT,
@@ -30,6 +29,7 @@ from stepscope.formats.kineto.scan_layout import (
     FORM_TEXT,
     JSON_TEXT,
     LITERAL_BYTES,
+    MEMORY_EVENT,
     NAME,
     PH,
     PID,
@@ -49,24 +49,22 @@ from stepscope.formats.native.json_text import (
     QUOTE,
     SPACE,
     ZERO,
+    byte_at,
     has_sound_escapes,
     is_json,
     is_utf8,
     is_whole,
     nested_end,
+    number_at,
     parse_number,
     parse_time,
+    put_byte,
+    put_number,
+    put_real,
     record_end,
     skip_space,
     string_end,
     value_end,
-)
-from stepscope.formats.native.memory import (
-    byte_at,
-    number_at,
-    put_byte,
-    put_number,
-    put_real,
     word_at,
 )
 from stepscope.formats.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, INSTANT, KERNEL, MEMORY, SET, SYNC

@@ -16,8 +16,7 @@ import numpy as np
 
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.kineto.fields import NO_STREAM, rank_in_name
-from stepscope.formats.nsys.row_parts import RowPart, join_parts
-from stepscope.formats.nsys.tables import DAMAGE, Tables, connect
+from stepscope.formats.nsys.tables import DAMAGE, RowPart, Tables, connect, join_parts
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,

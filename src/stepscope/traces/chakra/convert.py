@@ -29,9 +29,8 @@ import numpy as np
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks
 from stepscope.formats.classify import COMMUNICATION
-from stepscope.formats.dependencies import RowEdges
-from stepscope.formats.gc_pause import gc_paused
-from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Integers, Timeline
+from stepscope.formats.source import gc_paused
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Integers, RowEdges, Timeline
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
 from stepscope.traces.chakra.encode import Encoder, Parts
 from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time

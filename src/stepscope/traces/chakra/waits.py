@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from stepscope.formats.dependencies import EDGE_KINDS, RowEdges
-from stepscope.formats.timeline import COPY, RUNTIME, Integers, Timeline
+from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
 
 if TYPE_CHECKING:
     from stepscope.traces.chakra.host_tiles import HostTiles

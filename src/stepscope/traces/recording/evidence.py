@@ -15,8 +15,7 @@ from stepscope.core.files import write_file_atomically
 from stepscope.records import System
 from stepscope.store.folder import hold_lock, utc_now
 from stepscope.traces.link_summary import LinkSummary
-from stepscope.traces.recording.plan import When
-from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings
+from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings, When
 
 RECORDING_FILE = "recording.json"
 RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER = "ranks", "kineto", "et", "lean"
