@@ -17,9 +17,9 @@ import msgspec
 from stepscope.core.dtypes import dtype_bytes
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.loose_values import damaged_byte, list_of, text_of, whole_of
 from stepscope.formats.source import read_bounded
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
+from stepscope.formats.values import damaged_byte, list_of, text_of, whole_of
 
 OWN_FORM = "communication_calls"
 OWN_VERSION = 1

@@ -17,9 +17,9 @@ import msgspec
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats import plain_pickle
 from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.loose_values import WHOLE_LIMIT, damaged_byte, list_of, text_of, whole_of
 from stepscope.formats.source import read_bounded
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
+from stepscope.formats.values import WHOLE_LIMIT, damaged_byte, list_of, text_of, whole_of
 
 _PICKLE = b"\x80"
 _WORDS = (b"profiling_name", b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_comm_state")

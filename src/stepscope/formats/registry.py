@@ -16,7 +16,7 @@ from stepscope.formats.source import read_head
 from stepscope.formats.timeline import Timeline
 
 ENTRY_POINT = "stepscope.trace_formats"
-FAST_FROM_BYTES = 2 << 20
+SCAN_FROM_BYTES = 2 << 20
 """Raw size from which the compiled scanner is used; below, the tolerant parser is done sooner."""
 COMPILED_FROM_BYTES = 24 << 20
 """Raw size from which it is compiled where this machine has not done so yet."""
@@ -43,7 +43,7 @@ _BUILT_IN = {
     "chakra": "chakra.timeline",
     "xla": "xla.reader",
     "merged_chrome": "kineto.merged",
-    "kineto": "kineto.careful",
+    "kineto": "kineto.tolerant",
     "call_list": "call_list",
 }
 """Modules with `sniff` and `read`, in the order in which they are asked: the particular before the general."""
@@ -60,15 +60,15 @@ def known_formats() -> list[TraceFormat]:
 
 
 def _read_kineto(path: Path) -> list[Timeline]:
-    from stepscope.formats.kineto.careful import read_kineto
+    from stepscope.formats.kineto.tolerant import read_kineto
     from stepscope.formats.machine_code import is_made
     from stepscope.formats.source import is_packed
 
     raw = path.stat().st_size * (_PACKED_RATIO if is_packed(path) else 1)
-    if raw >= FAST_FROM_BYTES and find_spec("numba") is not None and (raw >= COMPILED_FROM_BYTES or is_made("scan")):
-        from stepscope.formats.kineto.fast import read_kineto_fast
+    if raw >= SCAN_FROM_BYTES and find_spec("numba") is not None and (raw >= COMPILED_FROM_BYTES or is_made("scan")):
+        from stepscope.formats.kineto.scanner import scan_kineto
 
-        return [read_kineto_fast(path, folder=_folder_for(path, raw))]
+        return [scan_kineto(path, folder=_folder_for(path, raw))]
     return [read_kineto(path)]
 
 

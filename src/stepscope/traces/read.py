@@ -44,9 +44,9 @@ def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeli
 
 def read_core(path: Path) -> Timeline:
     """Only time, kind, name, device, stream and correlation of a Chrome trace; not finished."""
-    from stepscope.formats.kineto.fast import CORE_COLUMNS, read_kineto_fast
+    from stepscope.formats.kineto.scanner import CORE_COLUMNS, scan_kineto
 
-    return read_kineto_fast(path, columns=CORE_COLUMNS)
+    return scan_kineto(path, columns=CORE_COLUMNS)
 
 
 def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None = None, cache: bool = True) -> Timeline:

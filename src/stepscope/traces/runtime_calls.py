@@ -1,4 +1,4 @@
-"""What calls of a device's runtime do, by name: the vendors' names differ in their prefix alone, mostly."""
+"""What calls do, by name: those of a device's runtime, whatever the vendor, and operators that do no work."""
 
 from __future__ import annotations
 

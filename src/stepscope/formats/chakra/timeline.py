@@ -28,8 +28,8 @@ from stepscope.formats.chakra.files import (
 from stepscope.formats.chakra.schema import COLLECTIVE, COLLECTIVE_TYPES, MEMORY_LOAD, MEMORY_STORE, RECEIVE, SEND
 from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.loose_values import WHOLE_LIMIT, text_of, whole_of
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
+from stepscope.formats.values import WHOLE_LIMIT, text_of, whole_of
 
 _BINARY = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]\n[\x01-\x20]\d[\d.]*")
 """The length of the first message, then the version of the schema as its first field."""

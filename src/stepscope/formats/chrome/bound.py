@@ -1,4 +1,4 @@
-"""What to leave out of a Chrome trace that must stay small: the shortest host events first, device work last."""
+"""Arrows of a Chrome trace, and what a small one leaves out: the shortest host events first, device work last."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Chrome traces as Kineto writes them: a careful reader, a compiled one, and files of several ranks."""
+"""Chrome traces as Kineto writes them: a tolerant parser, a compiled scanner, and files of several ranks."""

@@ -11,8 +11,8 @@ from typing import Any, cast
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.kineto.careful import EventReader
 from stepscope.formats.kineto.text import ChromeText
+from stepscope.formats.kineto.tolerant import EventReader
 from stepscope.formats.source import Source
 from stepscope.formats.timeline import Timeline
 

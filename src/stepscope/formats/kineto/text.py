@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.loose_values import INVALID_EVENTS, INVALID_STRETCHES
 from stepscope.formats.source import PIECE_BYTES, Source
+from stepscope.formats.values import INVALID_EVENTS, INVALID_STRETCHES
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding text from strangers may raise; nesting of thousands of brackets is the third."""

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from stepscope.core.errors import BadInputError, first_line
-from stepscope.formats.loose_values import damaged_byte
 from stepscope.formats.memory.history import MOST_IN_SUM, MemoryHistory, Owner
 from stepscope.formats.source import read_bounded
 from stepscope.formats.timeline import Integers
+from stepscope.formats.values import damaged_byte
 
 CATEGORIES = (
     "parameter",

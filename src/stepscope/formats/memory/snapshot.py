@@ -15,10 +15,10 @@ import numpy as np
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats import plain_pickle
-from stepscope.formats.loose_values import list_of, text_of, whole_of
 from stepscope.formats.memory.history import BEFORE, MOST_IN_SUM, Fragmentation, MemoryHistory, OutOfMemory, Owner
 from stepscope.formats.source import read_bounded
 from stepscope.formats.timeline import Span
+from stepscope.formats.values import list_of, text_of, whole_of
 
 LIMITS = plain_pickle.Limits(bytes=1 << 30, objects=40_000_000, containers=8_000_000, remembered=16_000_000)
 MOST_ENTRIES = 1 << 22

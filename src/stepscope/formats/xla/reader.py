@@ -17,7 +17,6 @@ import msgspec
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats.kineto.text import UNREADABLE, ChromeText, Piece, salvage
-from stepscope.formats.loose_values import ends_early, first_damage, identity_of
 from stepscope.formats.source import Source
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -32,6 +31,7 @@ from stepscope.formats.timeline import (
     Timeline,
     TimelineBuilder,
 )
+from stepscope.formats.values import ends_early, first_damage, identity_of
 from stepscope.formats.xla.hlo import (
     Operation,
     array_bytes,

@@ -1,4 +1,4 @@
-"""Values from files of strangers, taken only where they are what they should be."""
+"""Values of unknown origin, taken only where they are what they should be, and words for what could not be read."""
 
 from __future__ import annotations
 

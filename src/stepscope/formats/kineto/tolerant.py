@@ -23,7 +23,6 @@ from stepscope.formats.kineto.fields import (
     rank_in_name,
 )
 from stepscope.formats.kineto.text import UNREADABLE, ChromeText, Piece, salvage
-from stepscope.formats.loose_values import ends_early, first_damage, identity_of
 from stepscope.formats.source import Source
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -42,6 +41,7 @@ from stepscope.formats.timeline import (
     Timeline,
     TimelineBuilder,
 )
+from stepscope.formats.values import ends_early, first_damage, identity_of
 
 TIME_LIMIT_NS = 1 << 62
 """Times beyond it (146 years) are no times; sums of two stay within 64 bits."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.formats.kineto.careful import EventReader, finish_kineto
 from stepscope.formats.kineto.columns import Column, GrowingBlock, absent, mapped
 from stepscope.formats.kineto.fields import (
     COLUMN_OF_ARGUMENT,
@@ -26,6 +25,7 @@ from stepscope.formats.kineto.fields import (
     Field,
 )
 from stepscope.formats.kineto.text import ChromeText, Patience, Piece, Reached
+from stepscope.formats.kineto.tolerant import EventReader, finish_kineto
 from stepscope.formats.machine_code import load
 from stepscope.formats.source import PIECE_BYTES, Source
 from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline
@@ -42,7 +42,7 @@ _ALWAYS = ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream")
 _FOUND_LATER = ("category", "parent", "step")
 
 
-def read_kineto_fast(
+def scan_kineto(
     path: Path, *, columns: Collection[str] | None = None, folder: Path | None = None, piece_bytes: int = PIECE_BYTES
 ) -> Timeline:
     """As `read_kineto`, many times faster; `columns` leaves the others out.
@@ -122,7 +122,7 @@ class _Pool:
 class _Scanner:
     def __init__(self, path: Path, patience: Patience, columns: Collection[str] | None, folder: Path | None) -> None:
         self._patience = patience
-        self._careful = EventReader(path)
+        self._tolerant = EventReader(path)
         wanted = set(COLUMN) if columns is None else {*columns, *_ALWAYS}
         self._whole = [s.name for s in COLUMNS if s.form != "float" and s.name in wanted and s.name not in _FOUND_LATER]
         self._real = [spec.name for spec in COLUMNS if spec.form == "float" and spec.name in wanted]
@@ -187,13 +187,13 @@ class _Scanner:
         return 0, FORM_IGNORED
 
     def read_damaged(self, piece: Piece) -> None:
-        self._read_carefully(piece, int(self._work[Field.ROWS]))
+        self._parse_tolerantly(piece, int(self._work[Field.ROWS]))
 
-    def _read_carefully(self, piece: Piece, row: int) -> None:
+    def _parse_tolerantly(self, piece: Piece, row: int) -> None:
         """What comes of it belongs before `row` of those that the scanner has read since the last were collected."""
-        before = len(self._careful.builder)
-        self._careful.read_piece(piece)
-        self._places += [self._row + row] * (len(self._careful.builder) - before)
+        before = len(self._tolerant.builder)
+        self._tolerant.read_piece(piece)
+        self._places += [self._row + row] * (len(self._tolerant.builder) - before)
 
     def read(self, text: bytes, begin: int, offset: int) -> Reached:
         """Whole records of `text` from `begin` on; `offset` is where it stands in the file."""
@@ -207,7 +207,7 @@ class _Scanner:
         for row, records in groupby(self._odd[: work[at.ODD]].tolist(), itemgetter(2)):
             bounds = list(records)
             first, last = bounds[0][0] + begin, bounds[-1][1] + begin
-            self._read_carefully(Piece(text[first:last], offset + first, self._patience), row)
+            self._parse_tolerantly(Piece(text[first:last], offset + first, self._patience), row)
         return Reached(int(reached), int(work[at.LOOKED]) - start)
 
     def _take(self, text: bytes) -> None:
@@ -260,18 +260,18 @@ class _Scanner:
     def finish(self, text: ChromeText) -> Timeline:
         """One timeline from what both readers read, in the order of the file."""
         self._collect()
-        careful = self._careful.finish_odd(text)
+        tolerant = self._tolerant.finish_odd(text)
         texts = self._pool.texts(int(self._work[Field.TEXTS]))
         threads = [Thread(texts[p], texts[t]) for p, t in self._thread_codes[: self._work[Field.THREADS]].tolist()]
-        joined = _Joined(texts, threads, careful)
+        joined = _Joined(texts, threads, tolerant)
         places = np.array(self._places, np.int64)
         core: dict[str, Array] = {}
         for name, column in self._columns.items():
             if joined.recode is not None and COLUMN[name].form == "text":
                 column.recode(joined.recode)
-            column.insert(places, joined.careful_cells(name, careful.core[name]))
+            column.insert(places, joined.tolerant_cells(name, tolerant.core[name]))
             core[name] = column.finish()
-        rows = self._row + len(careful)
+        rows = self._row + len(tolerant)
         for spec in COLUMNS:
             if spec.block is None and spec.name not in core:
                 core[spec.name] = absent(spec.name, rows)
@@ -279,13 +279,13 @@ class _Scanner:
             rank=None,
             world_size=None,
             core=core,
-            blocks=self._join_blocks(joined, careful, places),
+            blocks=self._join_blocks(joined, tolerant, places),
             texts=joined.texts,
             threads=joined.threads,
-            repairs=careful.repairs,
+            repairs=tolerant.repairs,
         )
 
-    def _join_blocks(self, joined: _Joined, careful: Timeline, places: Integers) -> dict[str, Block]:
+    def _join_blocks(self, joined: _Joined, tolerant: Timeline, places: Integers) -> dict[str, Block]:
         blocks = {name: block.finish(joined.recode) for name, block in self._blocks.items()}
         if len(places):
             # Rows move down by as many as were put in before them.
@@ -293,8 +293,8 @@ class _Scanner:
                 name: Block(block.rows + places.searchsorted(block.rows, side="right"), block.columns)
                 for name, block in blocks.items()
             }
-        for name, block in careful.blocks.items():
-            columns = {n: joined.careful_cells(n, cells) for n, cells in block.columns.items()}
+        for name, block in tolerant.blocks.items():
+            columns = {n: joined.tolerant_cells(n, cells) for n, cells in block.columns.items()}
             blocks[name] = _merged(blocks.get(name), Block(places[block.rows] + block.rows, columns))
         return blocks
 
@@ -302,20 +302,20 @@ class _Scanner:
 class _Joined:
     """Texts and threads of both readers as one numbering."""
 
-    def __init__(self, texts: list[str], threads: list[Thread], careful: Timeline) -> None:
+    def __init__(self, texts: list[str], threads: list[Thread], tolerant: Timeline) -> None:
         codes: dict[str, int] = {}
         scanned = [codes.setdefault(text, len(codes)) for text in texts]
         # Two spellings of one text (an escaped letter, say) are one text.
         self.recode = None if scanned == list(range(len(scanned))) else np.array(scanned, np.int32)
-        self._codes = np.array([codes.setdefault(text, len(codes)) for text in careful.texts], np.int64)
+        self._codes = np.array([codes.setdefault(text, len(codes)) for text in tolerant.texts], np.int64)
         self.texts = list(codes)
         numbers = {(thread.process, thread.thread): number for number, thread in enumerate(threads)}
-        places = [numbers.setdefault((thread.process, thread.thread), len(numbers)) for thread in careful.threads]
+        places = [numbers.setdefault((thread.process, thread.thread), len(numbers)) for thread in tolerant.threads]
         self._threads = np.array(places, np.int64)
-        names = careful.metadata["thread_names"]
+        names = tolerant.metadata["thread_names"]
         self.threads = [Thread(*place, names.get(place, "")) for place in numbers]
 
-    def careful_cells(self, name: str, cells: Array) -> Array:
+    def tolerant_cells(self, name: str, cells: Array) -> Array:
         if COLUMN[name].form == "text":
             return mapped(cells, self._codes)
         return mapped(cells, self._threads) if name == "thread" else cells
