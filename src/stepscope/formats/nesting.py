@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.formats.machine_code import load
 from stepscope.formats.timeline import Integers
 
 Mask = NDArray[np.bool_]
@@ -51,8 +52,6 @@ def fill_parents(
     """Write into `parent` the row of the innermost event that encloses each of `rows`; tells how many cross theirs."""
     order = _nested_order(rows, thread, start, end, index)
     if len(order) >= COMPILED_FROM:
-        from stepscope.formats.machine_code import load
-
         columns = [np.ascontiguousarray(column, np.int64) for column in (order, thread, start, end)]
         sizes = np.array([len(order), len(parent)])
         columns += [parent, np.zeros(len(order) + 1, np.int64), sizes]

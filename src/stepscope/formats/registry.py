@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.source import read_head
+from stepscope.formats.chakra.timeline import looks_like_chakra
+from stepscope.formats.kineto.scanner import scan_kineto
+from stepscope.formats.kineto.tolerant import read_kineto
+from stepscope.formats.machine_code import is_made
+from stepscope.formats.memory import looks_like_memory
+from stepscope.formats.source import cache_folders, is_packed, read_head
 from stepscope.formats.timeline import Timeline
 
 ENTRY_POINT = "stepscope.trace_formats"
@@ -60,14 +65,8 @@ def known_formats() -> list[TraceFormat]:
 
 
 def _read_kineto(path: Path) -> list[Timeline]:
-    from stepscope.formats.kineto.tolerant import read_kineto
-    from stepscope.formats.machine_code import is_made
-    from stepscope.formats.source import is_packed
-
     raw = path.stat().st_size * (_PACKED_RATIO if is_packed(path) else 1)
     if raw >= SCAN_FROM_BYTES and find_spec("numba") is not None and (raw >= COMPILED_FROM_BYTES or is_made("scan")):
-        from stepscope.formats.kineto.scanner import scan_kineto
-
         return [scan_kineto(path, folder=_folder_for(path, raw))]
     return [read_kineto(path)]
 
@@ -79,8 +78,6 @@ def _folder_for(path: Path, raw_bytes: int) -> Path | None:
     if raw_bytes < _SURELY_FITS:
         return None
     import psutil
-
-    from stepscope.formats.source import cache_folders
 
     if raw_bytes * _TABLE_SHARE <= psutil.virtual_memory().available / 2:
         return None
@@ -103,8 +100,6 @@ def find_format(path: Path, head: bytes | None = None) -> TraceFormat | None:
 
 def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
     """An execution trace or a Chakra graph. A Chakra file with times is a timeline as well."""
-    from stepscope.formats.chakra.timeline import looks_like_chakra
-
     head = read_head(path) if head is None else head
     if looks_like_chakra(head, path):
         return True
@@ -115,8 +110,6 @@ def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
 
 def why_no_timeline(path: Path, head: bytes | None = None) -> tuple[str, str]:
     """What a file without a timeline is, and what can be done with it."""
-    from stepscope.formats.memory import looks_like_memory
-
     head = read_head(path) if head is None else head
     if looks_like_graph(path, head):
         return (

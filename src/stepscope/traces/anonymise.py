@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from stepscope.core.errors import UsageError
+from stepscope.formats.classify import CATEGORIES, classify_names
 from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -217,8 +218,6 @@ class _Hider:
     def _kernel(self, text: str) -> str:
         if not self._hide_kernels:
             return self.keep(text, "kernel")
-        from stepscope.formats.classify import CATEGORIES, classify_names
-
         category = CATEGORIES[int(classify_names([text])[0])]
         return self.hide(text, "kernel", _KERNEL_STEMS.get(category, "kernel"))
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from stepscope.core.errors import BadInputError, MissingDependencyError
+from stepscope.formats.classify import find_classifier
 from stepscope.formats.source import cache_folders
 from stepscope.formats.timeline import Array, Block, Span, Thread, Timeline
 
@@ -61,8 +62,6 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 def make_key(path: Path, step_marker: str | None) -> CacheKey:
-    from stepscope.formats.classify import find_classifier
-
     status = path.stat()
     return CacheKey(
         cache_version=CACHE_VERSION,

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats.graph import RECORD_COLLECTIVE, Graph, Node
 from stepscope.formats.tensors import Arguments, Tensor, Value, flatten_tensors
-from stepscope.formats.timeline import Integers
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import RowEdges
-    from stepscope.traces.link import Link
+from stepscope.formats.timeline import DEVICE_KINDS, EDGE_KINDS, Integers, RowEdges
+from stepscope.traces.link import Link
 
 
 class DataDependency(NamedTuple):
@@ -193,8 +190,6 @@ def data_edges(link: Link, dependencies: Sequence[DataDependency] | None = None)
     dependencies the times contradict: the writer's work ended after the reader's began, so an id was used again between
     them, or the order is kept elsewhere.
     """
-    from stepscope.formats.timeline import EDGE_KINDS, RowEdges
-
     if dependencies is None:
         dependencies = data_dependencies(link.graph)
     core, place, count = link.timeline.core, link.graph.place, len(dependencies)
@@ -223,8 +218,6 @@ def _device_spans(link: Link) -> tuple[Integers, Integers]:
 
     Of equals, that of the call which comes first decides.
     """
-    from stepscope.formats.timeline import DEVICE_KINDS
-
     graph, core = link.graph, link.timeline.core
     position = np.empty(len(graph), np.int64)
     position[graph.preorder] = np.arange(len(graph))

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.core.errors import UsageError
+from stepscope.formats.classify import CATEGORIES, COMMUNICATION, classify_names, is_device_wait, is_host_work
+from stepscope.formats.nesting import fill_parents
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -139,8 +141,6 @@ MOST_STREAMS = 1024
 
 def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
     """Fill `category`, `parent` and `step`; steps that a reader has found itself are kept."""
-    from stepscope.traces.finish import assign_steps, find_steps
-
     repairs = dict(timeline.repairs)
     core: dict[str, Array] = dict(timeline.core)
     core["kind"] = _kinds(timeline)
@@ -163,8 +163,6 @@ def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
 def _kinds(timeline: Timeline) -> Array:
     """What a name says better than the category: a wait of a device keeps no device busy, and a collective on the host
     is an operator, whatever either was recorded as."""
-    from stepscope.formats.classify import is_device_wait, is_host_work
-
     kind, name = timeline.core["kind"], timeline.core["name"]
     for is_meant, wrong, right in ((is_device_wait, (KERNEL,), SYNC), (is_host_work, (ANNOTATION, OTHER), OPERATOR)):
         codes = [code for code, text in enumerate(timeline.texts) if is_meant(text)]
@@ -193,8 +191,6 @@ def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
 
 
 def _categories(timeline: Timeline) -> Array:
-    from stepscope.formats.classify import CATEGORIES, COMMUNICATION, classify_names
-
     kind, name = timeline.core["kind"], timeline.core["name"]
     category = np.full(len(timeline), MISSING, np.int8)
     kernels = kind == KERNEL
@@ -215,8 +211,6 @@ def _categories(timeline: Timeline) -> Array:
 
 
 def _parents(timeline: Timeline) -> tuple[Integers, int]:
-    from stepscope.formats.nesting import fill_parents
-
     core = timeline.core
     parent = np.full(len(timeline), MISSING, np.int32)
     hosts = np.flatnonzero(np.isin(core["kind"], HOST_KINDS) & (core["thread"] >= 0)).astype(np.int32)

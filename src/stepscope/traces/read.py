@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.kineto.fields import rank_in_name
+from stepscope.formats.kineto.scanner import CORE_COLUMNS, scan_kineto
+from stepscope.formats.kineto.text import UNREADABLE, read_records
+from stepscope.formats.registry import find_format, require_format, why_no_timeline
+from stepscope.formats.source import is_packed, read_head
 from stepscope.formats.timeline import Timeline
+from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, require_polars, write_cache
+from stepscope.traces.finish import finish
+from stepscope.traces.recording.evidence import KINETO_FOLDER, is_recording
+from stepscope.traces.table import make_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,10 +42,6 @@ def read_timeline(path: Path | str, *, step_marker: str | None = None) -> Timeli
 
 def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeline]:
     """All ranks (or device processes) that one file holds, finished, without the cache."""
-    from stepscope.formats.registry import require_format
-    from stepscope.traces.cache import check_file
-    from stepscope.traces.finish import finish
-
     check_file(path)
     found = require_format(path)
     return [finish(timeline, step_marker=step_marker) for timeline in found.read(path)]
@@ -44,8 +49,6 @@ def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeli
 
 def read_core(path: Path) -> Timeline:
     """Only time, kind, name, device, stream and correlation of a Chrome trace; not finished."""
-    from stepscope.formats.kineto.scanner import CORE_COLUMNS, scan_kineto
-
     return scan_kineto(path, columns=CORE_COLUMNS)
 
 
@@ -55,8 +58,6 @@ def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None =
     `place` chooses among the ranks of a file that holds several. Machines without polars read each time.
     """
     from importlib.util import find_spec
-
-    from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, write_cache
 
     path = Path(path)
     check_file(path)
@@ -124,9 +125,6 @@ class TraceSet:
 
     def table(self, columns: Sequence[str] | None = None, *, ranks: Collection[int] | None = None) -> pl.DataFrame:
         """Events of all (or these) ranks as one polars frame."""
-        from stepscope.traces.cache import require_polars
-        from stepscope.traces.table import make_table
-
         require_polars()
         import polars as pl
 
@@ -144,8 +142,6 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
     Only the beginnings of the files are looked at here; `timeline` and `table` read them.
     """
-    from stepscope.formats.source import read_head
-
     files, named = _find_files(path)
     found: list[_Entry] = []
     left_out: dict[str, str] = {}
@@ -183,8 +179,6 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
 def _recording_of(path: Path) -> Path | None:
     """A recording named itself, or by the folder or a file of its timelines."""
-    from stepscope.traces.recording.evidence import is_recording
-
     return next((folder for folder in (path, path.parent, path.parent.parent) if is_recording(folder)), None)
 
 
@@ -211,15 +205,11 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
 
 def _timelines_of(folder: Path) -> Path:
     """Where a recording keeps its timelines; any other folder is taken as it is."""
-    from stepscope.traces.recording.evidence import KINETO_FOLDER, is_recording
-
     return folder / KINETO_FOLDER if is_recording(folder) else folder
 
 
 def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
     """Why a file is no timeline, and what to do with it; None when it is one."""
-    from stepscope.formats.registry import find_format, why_no_timeline
-
     if find_format(path, head) is not None:
         return None
     what, hint = why_no_timeline(path, head)
@@ -228,9 +218,6 @@ def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
 
 def find_rank(path: Path, head: bytes | None = None) -> int | None:
     """From what stands before the events (or, of a file that is not packed, after them), else from the name."""
-    from stepscope.formats.kineto.fields import rank_in_name
-    from stepscope.formats.source import is_packed, read_head
-
     rank = _rank_in(read_head(path, HEAD_BYTES) if head is None else head)
     if rank is None and not is_packed(path):
         with path.open("rb") as file:
@@ -240,8 +227,6 @@ def find_rank(path: Path, head: bytes | None = None) -> int | None:
 
 
 def _rank_in(text: bytes) -> int | None:
-    from stepscope.formats.kineto.text import UNREADABLE, read_records
-
     found = _DISTRIBUTED.search(text)
     if found is None:
         return None
@@ -262,8 +247,6 @@ class _Entry(NamedTuple):
 
 def _list_ranks_of(path: Path, head: bytes) -> list[_Entry]:
     """A Chrome trace holds one rank and its beginning tells which; files of other formats are read for it."""
-    from stepscope.formats.registry import require_format
-
     found = require_format(path, head)
     if found.name == "kineto":
         return [_Entry(find_rank(path, head), path, 0)]

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.core.errors import unknown_name
+from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
+from stepscope.traces.cache import require_polars
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,8 +21,6 @@ _NEVER_MISSING = ("start_ns", "end_ns", "kind", "name")
 
 def make_table(timeline: Timeline, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Events of one rank; all columns, or those named. Missing values are null; `thread` and `process` are words."""
-    from stepscope.traces.cache import require_polars
-
     require_polars()
     import polars as pl
 
@@ -43,8 +43,6 @@ class _Words:
 
     def series(self, name: str) -> pl.Series:
         import polars as pl
-
-        from stepscope.formats.classify import CATEGORIES
 
         timeline = self._timeline
         if name == "rank":

@@ -16,6 +16,7 @@ from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.files import output_file
 from stepscope.formats.chrome.rows import PIECE_ROWS
 from stepscope.formats.chrome.write import packed
+from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
 
 ADDED = ("rank", "row", "duration_ns", "process", "thread_name")
@@ -111,8 +112,6 @@ def _texts_of(timeline: Timeline, name: str) -> Sequence[str] | None:
     if name == "kind":
         return KINDS
     if name == "category":
-        from stepscope.formats.classify import CATEGORIES
-
         return CATEGORIES
     return timeline.texts if COLUMN[name].form == "text" else None
 

@@ -28,6 +28,7 @@ from stepscope.formats.chakra.files import (
 from stepscope.formats.chakra.schema import COLLECTIVE, COLLECTIVE_TYPES, MEMORY_LOAD, MEMORY_STORE, RECEIVE, SEND
 from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.kineto.fields import rank_in_name
+from stepscope.formats.source import read_head
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
 from stepscope.formats.values import WHOLE_LIMIT, text_of, whole_of
 
@@ -67,8 +68,6 @@ def read_either(path: Path, head: bytes) -> ChakraTrace:
 
 def read(path: Path) -> list[Timeline]:
     """The one rank that a Chakra file holds, as an unfinished timeline."""
-    from stepscope.formats.source import read_head
-
     return [_Reader(read_either(path, read_head(path)), path).read()]
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError
+from stepscope.formats.classify import CATEGORIES, classify_names
 from stepscope.formats.kineto.fields import rank_in_name
 from stepscope.formats.source import read_bounded
 from stepscope.formats.timeline import COPY, KERNEL, SET, Timeline, TimelineBuilder
@@ -61,8 +62,6 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     def seconds_by_category(self) -> dict[str, float]:
         """Sums by class of kernel; they may overlap in time, so shares are of summed kernel time."""
-        from stepscope.formats.classify import CATEGORIES, classify_names
-
         sums = dict.fromkeys(CATEGORIES, 0.0)
         for row, category in zip(self.rows, classify_names([row.name for row in self.rows]), strict=True):
             sums[CATEGORIES[category]] += row.total_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,9 +14,7 @@ from stepscope.formats.chakra.schema import COLLECTIVE, RECEIVE, SEND
 from stepscope.formats.graph import RECORD_COLLECTIVE, Collective, ProcessGroup, read_collective, read_groups
 from stepscope.formats.nesting import climb
 from stepscope.formats.timeline import MISSING, Integers, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.traces.link import Link
+from stepscope.traces.link import Link
 
 SIZE_CONVENTION = "bytes that one rank puts in"
 

@@ -21,24 +21,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks
+from stepscope.formats.chakra.files import VERSION, ChakraTrace, encode_metadata, parse_node, write_blocks
 from stepscope.formats.classify import COMMUNICATION
+from stepscope.formats.nesting import climb
 from stepscope.formats.source import gc_paused
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Integers, RowEdges, Timeline
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
 from stepscope.traces.chakra.encode import Encoder, Parts
 from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
 from stepscope.traces.chakra.waits import ScheduledNodes, Sources, schedule
+from stepscope.traces.link import Link
 from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
-
-if TYPE_CHECKING:
-    from stepscope.traces.link import Link
 
 MINIMUM_SHARE = 0.5
 
@@ -98,8 +97,6 @@ class Conversion:
 
     def trace(self) -> ChakraTrace:
         """The same in memory."""
-        from stepscope.formats.chakra.files import parse_node
-
         return ChakraTrace(attributes=self.metadata, nodes=[parse_node(frame) for frame in self.frames()])
 
 
@@ -188,8 +185,6 @@ def _communications(
 
 def _work(timeline: Timeline, link: Link | None, devices: Integers) -> dict[int, tuple[int | None, int | None]]:
     """Operations and bytes, on the longest of the rows that one call launched: they are the call's, not a kernel's."""
-    from stepscope.formats.nesting import climb
-
     core = timeline.core
     computing = devices[core["category"][devices] != COMMUNICATION]
     is_operator = np.where(core["kind"] == OPERATOR, np.arange(len(timeline)), -1)

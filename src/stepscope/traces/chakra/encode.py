@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +41,7 @@ from stepscope.formats.timeline import ANNOTATION, OPERATOR, RUNTIME, Integers, 
 from stepscope.traces.chakra.collectives import Communication
 from stepscope.traces.chakra.host_tiles import HostTiles
 from stepscope.traces.chakra.waits import ScheduledNodes
-
-if TYPE_CHECKING:
-    from stepscope.traces.link import Link
+from stepscope.traces.link import Link
 
 BLOCK = 1 << 15
 """Nodes that are encoded together: what one of them needs stays in the processor's caches."""

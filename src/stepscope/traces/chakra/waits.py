@@ -7,15 +7,14 @@ out and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.traces.chakra.host_tiles import HostTiles
-    from stepscope.traces.link import Link
+from stepscope.traces.chakra.host_tiles import HostTiles
+from stepscope.traces.data_dependencies import data_edges
+from stepscope.traces.link import Link
 
 _HOST, _THREAD, _LAUNCH, _STREAM, _EVENT, _SYNC, _QUEUE, _COLLECTIVE, _GRAPH, _DATA = range(len(EDGE_KINDS))
 _BLOCKING = ("Synchronize",)
@@ -108,8 +107,6 @@ def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
     else:
         groups.append(_blocking_calls(sources))
     if sources.link is not None:
-        from stepscope.traces.data_dependencies import data_edges
-
         found, contradicted = data_edges(sources.link)
         _count(dropped, "data dependencies that the times contradict", contradicted)
         groups.append(_Edges(found.before, found.after, found.kind.astype(np.int64)))
