@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same_rows import rows_of
 
-from stepscope.formats.kineto.scanner import CORE_COLUMNS, scan_kineto
+from stepscope.formats.kineto.scanner import scan_kineto
 from stepscope.formats.kineto.tolerant import parse_microseconds, read_kineto
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -212,13 +212,6 @@ def test_packed_files_are_told_by_their_first_bytes(suffix: str, tmp_path: Path)
     path = tmp_path / "trace.data"
     path.write_bytes(pack(text))
     assert rows_of(read_kineto(path)) == rows_of(read_kineto(DATA / "event_sync_multi_stream.json.gz"))
-
-
-def test_the_core_columns_are_the_same(tmp_path: Path) -> None:
-    path = DATA / "event_sync_multi_stream.json.gz"
-    core, full = scan_kineto(path, columns=CORE_COLUMNS), scan_kineto(path)
-    for name in ("start_ns", "end_ns", "kind", "device", "stream", "correlation"):
-        assert core.core[name].tolist() == full.core[name].tolist()
 
 
 def test_columns_in_files_are_the_same(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from stepscope.core.dtypes import dtype_bytes
-from stepscope.core.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError
 from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.source import read_bounded
+from stepscope.formats.source import decode_json, read_bounded
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
-from stepscope.formats.values import damaged_byte, list_of, text_of, whole_of
+from stepscope.formats.values import list_of, text_of, whole_of
 
 OWN_FORM = "communication_calls"
 OWN_VERSION = 1
@@ -45,15 +45,8 @@ def read(path: Path) -> list[Timeline]:
     Without times every row is an instant, one nanosecond after the row before, and metadata say `untimed`.
     """
     data, cut_short = read_bounded(path)
-    try:
-        content = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        packed = f" (the packed file ends early: {cut_short})" if cut_short else ""
-        raise BadInputError(
-            f"is no JSON: {first_line(error)}{packed}",
-            hint=f"copy or write the file again; {_SEE_FORM}",
-            where=f"{path}: byte {damaged_byte(error, len(data))}",
-        ) from error
+    hint = f"copy or write the file again; {_SEE_FORM}"
+    content = decode_json(data, what="is no JSON", hint=hint, path=path, cut_short=cut_short)
     if not isinstance(content, list | dict):
         raise BadInputError("is neither a list of calls nor an object that holds one", hint=_SEE_FORM, where=str(path))
     reader = _ListReader(path, content if isinstance(content, dict) else {})

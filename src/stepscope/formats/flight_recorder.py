@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from stepscope.core.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError
 from stepscope.formats import plain_pickle
 from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.source import read_bounded
+from stepscope.formats.source import decode_json, read_bounded
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
-from stepscope.formats.values import WHOLE_LIMIT, damaged_byte, list_of, text_of, whole_of
+from stepscope.formats.values import WHOLE_LIMIT, list_of, text_of, whole_of
 
 _PICKLE = b"\x80"
 _WORDS = (b"profiling_name", b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_comm_state")
@@ -66,14 +66,9 @@ def _load(path: Path) -> tuple[dict[str, Any], str | None]:
     if data[:1] == _PICKLE:
         dump = plain_pickle.load(data, where=f"{path}{packed}")
     else:
-        try:
-            dump = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadInputError(
-                f"is neither a pickle nor whole JSON: {first_line(error)}{packed}",
-                hint="copy the file again, or dump it again with torch._C._distributed_c10d._dump_fr_trace()",
-                where=f"{path}: byte {damaged_byte(error, len(data))}",
-            ) from error
+        hint = "copy the file again, or dump it again with torch._C._distributed_c10d._dump_fr_trace()"
+        what = "is neither a pickle nor whole JSON"
+        dump = decode_json(data, what=what, hint=hint, path=path, cut_short=cut_short)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list | tuple):
         raise BadInputError(
             "is no flight-recorder dump: it has no list of entries",

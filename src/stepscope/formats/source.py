@@ -14,8 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from stepscope.core.errors import BadInputError, MissingDependencyError
+import msgspec
+
+from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
 from stepscope.core.units import format_bytes
+from stepscope.formats.values import damaged_byte
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -117,6 +120,19 @@ def read_bounded(path: Path, limit: int = MOST_BYTES) -> tuple[bytes, str | None
                 where=str(path),
             )
     return b"".join(pieces), source.cut_short
+
+
+def decode_json(data: bytes, *, what: str, hint: str, path: Path, cut_short: str | None, kind: Any = Any) -> Any:
+    """The content of a whole file; BadInputError, which begins with `what`, names the byte where it is damaged."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        packed = f" (the packed file ends early: {cut_short})" if cut_short else ""
+        raise BadInputError(
+            f"{what}: {first_line(error)}{packed}",
+            hint=hint,
+            where=f"{path}: byte {damaged_byte(error, len(data))}",
+        ) from error
 
 
 def read_head(path: Path, size: int = 1 << 16) -> bytes:

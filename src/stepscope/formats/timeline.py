@@ -169,20 +169,23 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.core["start_ns"])
 
-    def column(self, name: str) -> Array:
-        """Any column in full length; those of blocks are filled with MISSING (NaN for numbers with fractions)."""
+    def column(self, name: str, first: int = 0, last: int | None = None) -> Array:
+        """Any column, of all rows or of those from `first` to before `last`; those of blocks are filled with MISSING
+        (NaN for numbers with fractions)."""
         import numpy as np
 
         spec = COLUMN[name]
+        last = len(self) if last is None else last
         if spec.block is None:
-            return self.core[name]
+            return self.core[name][first:last]
         block = self.blocks.get(spec.block)
         if spec.form == "float":
-            full: Array = np.full(len(self), np.nan)
+            full: Array = np.full(last - first, np.nan)
         else:
-            full = np.full(len(self), MISSING, np.int32 if spec.form == "text" else np.int64)
+            full = np.full(last - first, MISSING, np.int32 if spec.form == "text" else np.int64)
         if block is not None and name in block.columns:
-            full[block.rows] = block.columns[name]
+            begin, end = np.searchsorted(block.rows, (first, last))
+            full[block.rows[begin:end] - first] = block.columns[name][begin:end]
         return full
 
     def text(self, name: str, row: int) -> str | None:

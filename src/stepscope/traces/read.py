@@ -13,7 +13,6 @@ import msgspec
 
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.kineto.scanner import CORE_COLUMNS, scan_kineto
 from stepscope.formats.kineto.text import UNREADABLE, read_records
 from stepscope.formats.registry import find_format, require_format, why_no_timeline
 from stepscope.formats.source import is_packed, read_head
@@ -45,11 +44,6 @@ def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeli
     check_file(path)
     found = require_format(path)
     return [finish(timeline, step_marker=step_marker) for timeline in found.read(path)]
-
-
-def read_core(path: Path) -> Timeline:
-    """Only time, kind, name, device, stream and correlation of a Chrome trace; not finished."""
-    return scan_kineto(path, columns=CORE_COLUMNS)
 
 
 def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None = None, cache: bool = True) -> Timeline:

@@ -96,7 +96,7 @@ def _cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
     """Values as they are written; the empty text where there is none."""
     if name in ADDED or name == "thread":
         return _added_cells(timeline, name, rows)
-    values = _part(timeline, name, rows)
+    values = timeline.column(name, rows.start, rows.stop)
     texts = _texts_of(timeline, name)
     if texts is not None:
         return _looked_up(values, texts)
@@ -127,21 +127,6 @@ def _added_cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
         return durations
     field = {"process": "process", "thread": "thread", "thread_name": "name"}[name]
     return _looked_up(core["thread"][rows], [getattr(thread, field) for thread in timeline.threads])
-
-
-def _part(timeline: Timeline, name: str, rows: slice) -> NDArray[Any]:
-    """Some rows of a column, without making the whole of it."""
-    spec = COLUMN[name]
-    if spec.block is None:
-        return timeline.core[name][rows]
-    full: NDArray[Any] = np.full(rows.stop - rows.start, np.nan if spec.form == "float" else MISSING)
-    block = timeline.blocks.get(spec.block)
-    if block is not None and name in block.columns:
-        begin, end = np.searchsorted(block.rows, (rows.start, rows.stop))
-        if spec.form != "float":
-            full = full.astype(np.int64)
-        full[block.rows[begin:end] - rows.start] = block.columns[name][begin:end]
-    return full
 
 
 def _looked_up(codes: NDArray[Any], texts: Sequence[str]) -> list[str]:

@@ -278,14 +278,8 @@ class RowText:
             if block is None:
                 continue
             begin, end = np.searchsorted(block.rows, (first, last))
-            if begin == end:
-                continue
-            places = block.rows[begin:end] - first
-            for column, values in block.columns.items():
-                form = COLUMN[column].form
-                full: Any = np.full(last - first, np.nan if form == "float" else MISSING, values.dtype)
-                full[places] = values[begin:end]
-                columns[column] = full
+            if begin < end:
+                columns |= {column: self._timeline.column(column, first, last) for column in block.columns}
         return columns
 
     def _keys(self, columns: dict[str, Any]) -> Integers:

@@ -203,7 +203,6 @@ class Field(IntEnum):
     STREAM_AT = auto()
     ARGUMENTS_AT = auto()
     WAIT_STREAM_AT = auto()
-    WANTS_THREADS = auto()
 
 
 # Forms of columns.

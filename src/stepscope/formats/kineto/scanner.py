@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from stepscope.formats.kineto.columns import Column, GrowingBlock, absent, mapped
@@ -30,27 +31,21 @@ from stepscope.formats.machine_code import load
 from stepscope.formats.source import PIECE_BYTES, Source
 from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline
 
-CORE_COLUMNS = ("start_ns", "end_ns", "kind", "name", "device", "stream", "correlation")
-"""The least that says what ran where and when."""
-
 _SMALLEST_RECORD = 2
 """`{}`: what the tolerant parser may be given."""
 _SMALLEST_EVENT = 60
 """No record the scanner accepts is shorter: it has seven fields. The compiled loop trusts the table's length."""
 _THREAD_LIMIT = 1 << 14
-_ALWAYS = ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream")
 _FOUND_LATER = ("category", "parent", "step")
 
 
-def scan_kineto(
-    path: Path, *, columns: Collection[str] | None = None, folder: Path | None = None, piece_bytes: int = PIECE_BYTES
-) -> Timeline:
-    """As `read_kineto`, many times faster; `columns` leaves the others out.
+def scan_kineto(path: Path, *, folder: Path | None = None, piece_bytes: int = PIECE_BYTES) -> Timeline:
+    """As `read_kineto`, many times faster.
 
     With `folder` the columns lie in (nameless) files there instead of in memory: for traces that are larger than it.
     """
     text = ChromeText(Source(path), piece_bytes)
-    scanner = _Scanner(path, text.patience, columns, folder)
+    scanner = _Scanner(path, text.patience, folder)
     text.feed(scanner.read, scanner.read_damaged)
     return finish_kineto(path, scanner.finish(text), text)
 
@@ -59,8 +54,7 @@ class _Keys:
     """Words the scanner knows, in a small table it can look into."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        hash_text = load("kineto_scan", "hash_text", "ii")
-
+        hash_text = load("json_text", "hash_text", "ii")
         encoded = [word.encode() for word in words]
         self.bytes = _padded(b"".join(encoded))
         self.begin = np.cumsum([0, *map(len, encoded)])
@@ -94,8 +88,7 @@ class _Pool:
         self.bounds = _grown(self.bounds, most)
         self.flags = _grown(self.flags, most)
         if len(self.slots) < 2 * most:
-            hash_text = load("kineto_scan", "hash_text", "ii")
-
+            hash_text = load("json_text", "hash_text", "ii")
             self.slots = np.zeros(1 << (2 * most).bit_length(), np.int64)
             start, mask = self.bytes.ctypes.data, len(self.slots) - 1
             for code in range(texts):
@@ -107,8 +100,6 @@ class _Pool:
 
     def texts(self, count: int) -> list[str]:
         """All of them; the scanner has checked each when it was new."""
-        import msgspec
-
         whole = self.bytes[: self.bounds[count]].tobytes()
         bounds, flags = self.bounds[: count + 1].tolist(), self.flags[:count].tolist()
         return [
@@ -120,12 +111,11 @@ class _Pool:
 
 
 class _Scanner:
-    def __init__(self, path: Path, patience: Patience, columns: Collection[str] | None, folder: Path | None) -> None:
+    def __init__(self, path: Path, patience: Patience, folder: Path | None) -> None:
         self._patience = patience
         self._tolerant = EventReader(path)
-        wanted = set(COLUMN) if columns is None else {*columns, *_ALWAYS}
-        self._whole = [s.name for s in COLUMNS if s.form != "float" and s.name in wanted and s.name not in _FOUND_LATER]
-        self._real = [spec.name for spec in COLUMNS if spec.form == "float" and spec.name in wanted]
+        self._whole = [spec.name for spec in COLUMNS if spec.form != "float" and spec.name not in _FOUND_LATER]
+        self._real = [spec.name for spec in COLUMNS if spec.form == "float"]
         self._pool = _Pool()
         self._thread_slots = np.zeros(4 * _THREAD_LIMIT, np.int64)
         self._thread_codes = np.zeros((_THREAD_LIMIT, 2), np.int64)
@@ -142,7 +132,6 @@ class _Scanner:
         """For each row of the tolerant parser: the scanner's row it stands before."""
         self._work = np.zeros(len(Field), np.int64)
         self._prepare()
-        self._work[Field.WANTS_THREADS] = columns is None or "thread" in columns
 
     def _prepare(self) -> None:
         """Everything in the workspace that stays."""
@@ -173,9 +162,7 @@ class _Scanner:
             self._thread_slots.ctypes.data, len(self._thread_slots) - 1, self._thread_codes.ctypes.data, _THREAD_LIMIT
         ]  # fmt: skip
         places = ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream", "arguments", "wait_stream")
-        work[at.START_AT : at.START_AT + 9] = [
-            self._whole.index(name) if name in self._whole else MISSING for name in places
-        ]
+        work[at.START_AT : at.START_AT + 9] = [self._whole.index(name) for name in places]
 
     def _cell_of(self, word: str) -> tuple[int, int]:
         """Column and form of an argument."""

@@ -6,14 +6,12 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import numpy as np
 
-from stepscope.core.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError
 from stepscope.formats.memory.history import MOST_IN_SUM, MemoryHistory, Owner
-from stepscope.formats.source import read_bounded
+from stepscope.formats.source import decode_json, read_bounded
 from stepscope.formats.timeline import Integers
-from stepscope.formats.values import damaged_byte
 
 CATEGORIES = (
     "parameter",
@@ -45,15 +43,8 @@ def read(path: Path) -> list[MemoryHistory]:
     data, cut_short = read_bounded(path)
     if _PICTURE in data[:1024]:
         raise BadInputError("holds a picture of the memory timeline, not its numbers", hint=_HINT, where=str(path))
-    try:
-        content = msgspec.json.decode(data, type=list[list[int | list[int]]])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        packed = f" (the packed file ends early: {cut_short})" if cut_short else ""
-        raise BadInputError(
-            f"is no whole memory timeline: {first_line(error)}{packed}",
-            hint=_HINT,
-            where=f"{path}: byte {damaged_byte(error, len(data))}",
-        ) from error
+    kind, what = list[list[int | list[int]]], "is no whole memory timeline"
+    content = decode_json(data, what=what, hint=_HINT, path=path, cut_short=cut_short, kind=kind)
     is_raw = all(isinstance(value, int) for row in content for value in row)
     if not any(content) or (is_raw and any(len(row) != 4 for row in content)):
         _refuse(path, "holds no memory event of the device it was exported for")

@@ -393,3 +393,56 @@ def parse_time(begin: int, size: int) -> tuple[int, int]:
         number *= 10
         decimals += 1
     return (number, end) if -_TIME_LIMIT < number < _TIME_LIMIT else (0, -1)
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_NOTHING = np.uint64(0)
+UNKNOWN_KEY = -1
+
+
+@part
+def _first_bytes(word: np.uint64, count: int) -> np.uint64:
+    """The first `count` (1 to 8) bytes of a word, the others zero."""
+    return word & (_ALL >> (np.uint64(8) * np.uint64(8 - count)))
+
+
+@part
+def hash_text(begin: int, end: int) -> int:
+    total = np.uint64(end - begin) * _MIX
+    while begin + 8 <= end:
+        total = (total ^ word_at(begin)) * _MIX
+        total ^= total >> np.uint64(29)
+        begin += 8
+    if begin < end:
+        total = (total ^ _first_bytes(word_at(begin), end - begin)) * _MIX
+        total ^= total >> np.uint64(32)
+    return np.int64(total >> np.uint64(16))  # type: ignore[return-value]
+
+
+@part
+def same_bytes(one: int, other: int, length: int) -> bool:
+    while length >= 8:
+        if word_at(one) != word_at(other):
+            return False
+        one += 8
+        other += 8
+        length -= 8
+    return length == 0 or _first_bytes(word_at(one) ^ word_at(other), length) == _NOTHING
+
+
+@part
+def find_key(begin: int, end: int, tables: int) -> int:
+    """Number of a known word; −1 for an unknown one. `tables` is where its slots, mask, bytes and bounds are noted."""
+    slots, mask = number_at(tables), number_at(tables + 8)
+    words, bounds = number_at(tables + 16), number_at(tables + 24)
+    length = end - begin
+    place = hash_text(begin, end) & mask
+    while True:
+        key = number_at(slots + 8 * place) - 1
+        if key < 0:
+            return UNKNOWN_KEY
+        known = number_at(bounds + 8 * key)
+        if number_at(bounds + 8 * key + 8) - known == length and same_bytes(begin, words + known, length):
+            return key
+        place = (place + 1) & mask

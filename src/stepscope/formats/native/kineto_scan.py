@@ -9,7 +9,7 @@ each key, the two latest texts that followed its value (up to the next value) an
 of reading them one by one; only what differs is taken apart.
 
 Everything it needs lies in a workspace of 64-bit numbers (`Field` says what is where; many are addresses of arrays),
-and places in the text are addresses: see the module memory for the reason.
+and places in the text are addresses: see the module json_text for the reason.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ from stepscope.formats.native.json_text import (
     NEWLINE,
     QUOTE,
     SPACE,
+    UNKNOWN_KEY,
     ZERO,
     byte_at,
+    find_key,
     has_sound_escapes,
+    hash_text,
     is_json,
     is_utf8,
     is_whole,
@@ -62,6 +65,7 @@ from stepscope.formats.native.json_text import (
     put_number,
     put_real,
     record_end,
+    same_bytes,
     skip_space,
     string_end,
     value_end,
@@ -83,7 +87,7 @@ TABLE, WIDTH, FLOATS, FLOAT_WIDTH = (8 * int(Field[name]) for name in ("TABLE", 
 ODD_LIST, START_AT, END_AT, KIND_AT = (8 * int(Field[name]) for name in ("ODD_LIST", "START_AT", "END_AT", "KIND_AT"))
 NAME_AT, THREAD_AT, DEVICE_AT = (8 * int(Field[name]) for name in ("NAME_AT", "THREAD_AT", "DEVICE_AT"))
 STREAM_AT, ARGUMENTS_AT = 8 * int(Field.STREAM_AT), 8 * int(Field.ARGUMENTS_AT)
-WAIT_STREAM_AT, WANTS_THREADS = 8 * int(Field.WAIT_STREAM_AT), 8 * int(Field.WANTS_THREADS)
+WAIT_STREAM_AT = 8 * int(Field.WAIT_STREAM_AT)
 
 _NO_STREAM = 4294967295
 _FIRST_DEVICE_KIND, _LAST_DEVICE_KIND = min(DEVICE_KINDS), max(DEVICE_KINDS)
@@ -92,60 +96,10 @@ assert tuple(range(KERNEL, SET + 1)) == DEVICE_KINDS
 # Behind START_OF_RECORD: after an unknown key of a record and of its arguments, and at the start of the arguments.
 START_OF_ARGUMENTS = 3
 
-# What `_next_key` answers beside a key's number.
-UNKNOWN_KEY, END, BROKEN = -1, -2, -3
+# What `_next_key` answers beside a key's number and UNKNOWN_KEY.
+END, BROKEN = -2, -3
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-_NOTHING = np.uint64(0)
 _MEMORY_NAME = np.uint64(int.from_bytes(MEMORY_EVENT.encode(), "little"))
-
-
-@part
-def _first_bytes(word: np.uint64, count: int) -> np.uint64:
-    """The first `count` (1 to 8) bytes of a word, the others zero."""
-    return word & (_ALL >> (np.uint64(8) * np.uint64(8 - count)))
-
-
-@part
-def hash_text(begin: int, end: int) -> int:
-    total = np.uint64(end - begin) * _MIX
-    while begin + 8 <= end:
-        total = (total ^ word_at(begin)) * _MIX
-        total ^= total >> np.uint64(29)
-        begin += 8
-    if begin < end:
-        total = (total ^ _first_bytes(word_at(begin), end - begin)) * _MIX
-        total ^= total >> np.uint64(32)
-    return np.int64(total >> np.uint64(16))  # type: ignore[return-value]
-
-
-@part
-def _same(one: int, other: int, length: int) -> bool:
-    while length >= 8:
-        if word_at(one) != word_at(other):
-            return False
-        one += 8
-        other += 8
-        length -= 8
-    return length == 0 or _first_bytes(word_at(one) ^ word_at(other), length) == _NOTHING
-
-
-@part
-def find_key(begin: int, end: int, tables: int) -> int:
-    """Number of a known word; −1 for an unknown one. `tables` is where its slots, mask, bytes and bounds are noted."""
-    slots, mask = number_at(tables), number_at(tables + 8)
-    words, bounds = number_at(tables + 16), number_at(tables + 24)
-    length = end - begin
-    place = hash_text(begin, end) & mask
-    while True:
-        key = number_at(slots + 8 * place) - 1
-        if key < 0:
-            return UNKNOWN_KEY
-        known = number_at(bounds + 8 * key)
-        if number_at(bounds + 8 * key + 8) - known == length and _same(begin, words + known, length):
-            return key
-        place = (place + 1) & mask
 
 
 @part
@@ -163,7 +117,7 @@ def _intern(work: int, begin: int, end: int, escaped: int) -> int:
         if (
             number_at(bounds + 8 * code + 8) - known == length
             and byte_at(flags + code) == escaped
-            and _same(begin, pool + known, length)
+            and same_bytes(begin, pool + known, length)
         ):
             return code
         place = (place + 1) & mask
@@ -236,10 +190,10 @@ def _next_key(work: int, place: int, size: int, before: int, in_record: int) -> 
     sizes, keys = number_at(work + LITERAL_SIZE) + 16 * before, number_at(work + LITERAL_KEY) + 16 * before
     latest = number_at(work + LITERALS) + 2 * before * LITERAL_BYTES
     length = number_at(sizes)
-    if length and place + length <= size and _same(place, latest, length):
+    if length and place + length <= size and same_bytes(place, latest, length):
         return number_at(keys), place + length
     length = number_at(sizes + 8)
-    if length and place + length <= size and _same(place, latest + LITERAL_BYTES, length):
+    if length and place + length <= size and same_bytes(place, latest + LITERAL_BYTES, length):
         return number_at(keys + 8), place + length
     return _learn_key(work, place, size, before, in_record)
 
@@ -497,13 +451,12 @@ def scan(work: int, begin: int, size: int) -> int:
                     kind = MEMORY
                 else:
                     put_number(row + 8 * number_at(work + DEVICE_AT), -1)
-                if number_at(work + WANTS_THREADS):
-                    if not is_whole(pid_begin, pid_end, size) or not is_whole(tid_begin, tid_end, size):
-                        usual = False  # threads with anything but a whole number are few
-                    else:
-                        thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)
-                        put_number(row + 8 * number_at(work + THREAD_AT), thread)
-                        usual = thread >= 0
+                if not is_whole(pid_begin, pid_end, size) or not is_whole(tid_begin, tid_end, size):
+                    usual = False  # threads with anything but a whole number are few
+                else:
+                    thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)
+                    put_number(row + 8 * number_at(work + THREAD_AT), thread)
+                    usual = thread >= 0
         name = _intern(work, name_begin, name_end, name_escaped) if usual else -1
         if name >= 0:
             put_number(row + 8 * number_at(work + START_AT), time_ns)

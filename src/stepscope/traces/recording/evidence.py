@@ -138,11 +138,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", t
 
 
 def describe_file(folder: Path, path: Path) -> RecordedFile:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=digest)
 
 
 def rank_file(folder: Path, rank: int) -> Path:
