@@ -7,6 +7,7 @@ dependencies, which their nodes then show.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -320,8 +321,6 @@ class Graph:
         own = {step.node.id: step.number for step in self.steps}
         labelled = {step.node.tid for step in self.steps}
         begins = [step.node.id for step in self.steps]
-        from bisect import bisect_right
-
         for here in self.preorder:
             node = self.nodes[here]
             above = self.parent_places[here]
@@ -429,12 +428,13 @@ def _sizes_of(node: Node, place: int) -> dict[str, Any]:
     return found
 
 
-_NUMBER_ATTRIBUTES = (
-    ("rank_start", "global_rank_start"),
-    ("rank_stride", "global_rank_stride"),
-    ("group_size", "pg_size"),
+_ATTRIBUTES: tuple[tuple[str, str, type], ...] = (
+    ("rank_start", "global_rank_start", int),
+    ("rank_stride", "global_rank_stride", int),
+    ("group_size", "pg_size", int),
+    ("group", "pg_name", str),
+    ("group_description", "pg_desc", str),
 )
-_TEXT_ATTRIBUTES = (("group", "pg_name"), ("group_description", "pg_desc"))
 
 
 def _from_attributes(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -450,13 +450,7 @@ def _from_attributes(said: Mapping[str, Any]) -> dict[str, Any]:
             if each is not None:
                 found[f"{side}_bytes"] = elements * each
         found[f"{side}_splits"] = _numbers(said.get(f"{side}_split_size"))
-    for key, attribute in _NUMBER_ATTRIBUTES:
-        if isinstance(said.get(attribute), int):
-            found[key] = said[attribute]
-    for key, attribute in _TEXT_ATTRIBUTES:
-        if isinstance(said.get(attribute), str):
-            found[key] = said[attribute]
-    return found
+    return found | {key: said[name] for key, name, kind in _ATTRIBUTES if isinstance(said.get(name), kind)}
 
 
 def _numbers(value: Any) -> tuple[int, ...]:

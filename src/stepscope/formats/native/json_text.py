@@ -1,5 +1,7 @@
 """JSON by address: where strings, lists and records end, and whether a text is what it should be. Compiled.
 
+Addresses, because these loops are so hot that an array's reference count would cost more than their work. Texts must
+have eight more bytes behind their end, whatever they are: a word may be read across it.
 What is sound but rare (exponents, halves of surrogate pairs, very long or deep values) is left to the tolerant parser.
 """
 

@@ -40,7 +40,7 @@ from stepscope.store.reader import StoredRun
 from stepscope.store.writer import RunWriter, create_run
 
 VERB = "import"
-"""Of the plan of an imported run; nothing can continue it."""
+"""Verb in the plan of an imported run; nothing can continue it."""
 BACKEND = "nccl"
 DEVICE = "cuda"
 

@@ -7,7 +7,7 @@ out and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -58,15 +58,7 @@ class ScheduledNodes:
 
 
 class _Edges(NamedTuple):
-    """Dependencies between rows, with the kind that each is."""
-
-    before: Integers
-    after: Integers
-    kind: Integers
-
-
-class _Resolved(NamedTuple):
-    """Dependencies between nodes: pieces first, then device events."""
+    """Dependencies with their kinds: between rows, then (resolved) between nodes, pieces first, then device events."""
 
     before: Integers
     after: Integers
@@ -180,14 +172,6 @@ class _Places:
         self.device_place[sources.devices] = self.tile_count + np.arange(len(sources.devices))
         self.cut_ns = tiles.start_ns.copy()
         """By piece: when it began once the waiting at its beginning is taken off."""
-        threads = np.unique(tiles.thread)
-        self._bounds = {
-            int(thread): (
-                int(np.searchsorted(tiles.thread, thread)),
-                int(np.searchsorted(tiles.thread, thread, "right")),
-            )
-            for thread in threads
-        }
 
     @property
     def cut_count(self) -> int:
@@ -199,25 +183,27 @@ class _Places:
 
     def tiles_ending_by(self, rows: Integers, limit_ns: Integers) -> Integers:
         """The last piece, on the thread of each host row and not after the row, that had ended by then; −1: none."""
-        found = np.full(len(rows), -1, np.int64)
-        for thread, (begin, end) in self._bounds.items():
-            of_thread = np.flatnonzero(self.thread_of_row[rows] == thread)
-            if len(of_thread):
-                ends = self.tiles.end_ns[begin:end]
-                found[of_thread] = begin + np.searchsorted(ends, limit_ns[of_thread], side="right") - 1
-                found[of_thread[found[of_thread] < begin]] = -1
-        return np.minimum(found, self.tiles.last_of[rows])
+        place, begin, _ = self._search_ends(rows, limit_ns, "right")
+        return np.minimum(np.where(place > begin, place - 1, -1), self.tiles.last_of[rows])
 
     def tiles_containing(self, rows: Integers, time_ns: Integers) -> Integers:
         """The piece, on the thread of each host row, that was running just before that time."""
-        found = np.full(len(rows), -1, np.int64)
-        for thread, (begin, end) in self._bounds.items():
-            of_thread = np.flatnonzero(self.thread_of_row[rows] == thread)
-            if len(of_thread):
-                ends = self.tiles.end_ns[begin:end]
-                place = begin + np.searchsorted(ends, time_ns[of_thread], side="left")
-                found[of_thread] = np.where(place < end, place, -1)
-        return found
+        place, _, end = self._search_ends(rows, time_ns, "left")
+        return np.where(place < end, place, -1)
+
+    def _search_ends(
+        self, rows: Integers, times: Integers, side: Literal["left", "right"]
+    ) -> tuple[Integers, Integers, Integers]:
+        """Among the ends of the pieces of each row's thread, which ascend: where the time belongs, and their bounds."""
+        threads = self.thread_of_row[rows]
+        begin = np.searchsorted(self.tiles.thread, threads)
+        end = np.searchsorted(self.tiles.thread, threads, "right")
+        place = begin.copy()
+        for thread in np.unique(threads).tolist():
+            mine = np.flatnonzero(threads == thread)
+            first, last = begin[mine[0]], end[mine[0]]
+            place[mine] += np.searchsorted(self.tiles.end_ns[first:last], times[mine], side)
+        return place, begin, end
 
 
 def _sources_of(places: _Places, before: Integers, limit_ns: Integers) -> tuple[Integers, Integers]:
@@ -233,16 +219,16 @@ def _sources_of(places: _Places, before: Integers, limit_ns: Integers) -> tuple[
     return node, time
 
 
-def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Resolved:
+def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Edges:
     begin = places.start[edges.after]
     node, time = _sources_of(places, edges.before, begin)
     known = node >= 0
     good = known & (time <= begin)
     _count(dropped, "dependencies that the times contradict", int((known & ~good).sum()))
-    return _Resolved(node[good], places.device_place[edges.after[good]], edges.kind[good])
+    return _Edges(node[good], places.device_place[edges.after[good]], edges.kind[good])
 
 
-def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Resolved:
+def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Edges:
     """A call waits from its beginning, or in the middle: then the piece that was waiting is cut."""
     tiles = places.tiles
     begin, end = places.start[edges.after], places.end[edges.after]
@@ -274,7 +260,7 @@ def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -
     target = np.where(idle, previous, target)
     cut = inside | idle
     np.maximum.at(places.cut_ns, target[cut], np.minimum(time[cut], tiles.end_ns[target[cut]]))
-    return _Resolved(node, target, kind)
+    return _Edges(node, target, kind)
 
 
 def _waiting_calls(places: _Places, before: Integers, rows: Integers, time: Integers) -> Integers:
@@ -286,7 +272,7 @@ def _waiting_calls(places: _Places, before: Integers, rows: Integers, time: Inte
     return np.where(waited & (places.tiles.head_of[call] >= 0), call, rows)
 
 
-def _stream_order(places: _Places) -> _Resolved:
+def _stream_order(places: _Places) -> _Edges:
     """Each device event before the next on its stream that began after its end, and after the last that had ended.
 
     Kernels of one stream may overlap; the last of them is then made to wait for the one before, so that each event but
@@ -320,7 +306,7 @@ def _stream_order(places: _Places) -> _Resolved:
         after.append(node[has])
     count = places.tile_count + len(devices)
     pairs = _distinct(np.concatenate(before) * np.int64(count) + np.concatenate(after))
-    return _Resolved(pairs // count, pairs % count, np.full(len(pairs), _STREAM))
+    return _Edges(pairs // count, pairs % count, np.full(len(pairs), _STREAM))
 
 
 def _distinct(numbers: Integers) -> Integers:
@@ -358,7 +344,7 @@ class _Table:
         self.after: list[Integers] = [self.last_piece[head_cut]]
         self.counts: dict[str, int] = dict.fromkeys(EDGE_KINDS, 0)
 
-    def add(self, found: _Resolved) -> None:
+    def add(self, found: _Edges) -> None:
         """Sources are what remains of a piece after its wait, and so are targets that were cut."""
         before = self._last(found.before)
         after = self._last(found.after)
