@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.formats.machine_code import load
-from stepscope.formats.timeline import Integers
-
-Mask = NDArray[np.bool_]
+from stepscope.formats.timeline import Array, Integers
 
 COMPILED_FROM = 50_000
 """Rows from which loading the compiled loop pays."""
@@ -138,7 +135,7 @@ def follow(above: Integers) -> Integers:
         above = further
 
 
-def nearest(rows: Integers, parent: Integers, wanted: Mask) -> Integers:
+def nearest(rows: Integers, parent: Integers, wanted: Array) -> Integers:
     """For each row the nearest of itself and the rows above it for which `wanted` holds; −1 where none does."""
     found = np.array(rows, np.int64)
     searching = np.flatnonzero(found >= 0)
@@ -154,7 +151,7 @@ def nearest(rows: Integers, parent: Integers, wanted: Mask) -> Integers:
     return found
 
 
-def farthest(rows: Integers, parent: Integers, wanted: Mask) -> Integers:
+def farthest(rows: Integers, parent: Integers, wanted: Array) -> Integers:
     """Like `nearest`, but the last of them on the way up."""
     found = nearest(rows, parent, wanted)
     searching = np.flatnonzero(found >= 0)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.formats.timeline import (
@@ -21,8 +20,6 @@ from stepscope.formats.timeline import (
     Span,
     Timeline,
 )
-
-Flags = NDArray[np.bool_]
 
 MOST_STEPS_NAMED = 12
 """In a message about a step that is not there."""
@@ -140,15 +137,15 @@ def _where(timeline: Timeline) -> str | None:
     return None if source is None else str(source)
 
 
-def _overlaps(timeline: Timeline, first: int, last: int) -> Flags:
+def _overlaps(timeline: Timeline, first: int, last: int) -> Array:
     """An event without duration belongs to the time it happens in; the end itself is outside."""
     start: Any = timeline.core["start_ns"]
     end: Any = timeline.core["end_ns"]
-    inside: Flags = (start < last) & ((end > first) | (start >= first))
+    inside: Array = (start < last) & ((end > first) | (start >= first))
     return inside
 
 
-def _with_launches(timeline: Timeline, kept: Flags) -> Flags:
+def _with_launches(timeline: Timeline, kept: Array) -> Array:
     """Launch calls of kept device work, and device work of kept launch calls."""
     parent: Any = timeline.core["parent"]
     devices = np.flatnonzero(np.isin(timeline.core["kind"], DEVICE_KINDS) & (parent >= 0))

@@ -19,7 +19,6 @@ from stepscope.formats.source import is_packed, read_head
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, require_polars, write_cache
 from stepscope.traces.finish import finish
-from stepscope.traces.recording.evidence import KINETO_FOLDER, is_recording
 from stepscope.traces.table import make_table
 
 if TYPE_CHECKING:
@@ -173,6 +172,9 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
 def _recording_of(path: Path) -> Path | None:
     """A recording named itself, or by the folder or a file of its timelines."""
+    # Recordings bring the store along, which costs more time to import than a small trace to read.
+    from stepscope.traces.recording.evidence import is_recording
+
     return next((folder for folder in (path, path.parent, path.parent.parent) if is_recording(folder)), None)
 
 
@@ -199,6 +201,8 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
 
 def _timelines_of(folder: Path) -> Path:
     """Where a recording keeps its timelines; any other folder is taken as it is."""
+    from stepscope.traces.recording.evidence import KINETO_FOLDER, is_recording
+
     return folder / KINETO_FOLDER if is_recording(folder) else folder
 
 

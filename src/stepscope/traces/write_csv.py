@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.files import output_file
 from stepscope.formats.chrome.rows import PIECE_ROWS
 from stepscope.formats.chrome.write import packed
 from stepscope.formats.classify import CATEGORIES
-from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Array, Timeline
 
 ADDED = ("rank", "row", "duration_ns", "process", "thread_name")
 """Columns of the table that a timeline keeps elsewhere. `thread` is the thread's own number here, and `parent` speaks
@@ -129,5 +128,5 @@ def _added_cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
     return _looked_up(core["thread"][rows], [getattr(thread, field) for thread in timeline.threads])
 
 
-def _looked_up(codes: NDArray[Any], texts: Sequence[str]) -> list[str]:
+def _looked_up(codes: Array, texts: Sequence[str]) -> list[str]:
     return ["" if code == MISSING else texts[code] for code in codes.tolist()]
