@@ -119,10 +119,10 @@ def _parse(data: bytes, warnings: list[str], *, where: str, cut_short: str | Non
     except msgspec.ValidationError as error:
         raise _wrong_form(data, error, where) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        mended, count = _BARE_NUMBER.subn(rb'"\1"', data)
+        repaired, count = _BARE_NUMBER.subn(rb'"\1"', data)
         if count:
             warnings.append(f"{count} numbers written as inf or nan, which JSON does not know, are read as such")
-            return _parse(mended, warnings, where=where, cut_short=cut_short)
+            return _parse(repaired, warnings, where=where, cut_short=cut_short)
         file = _recover(data, error, where, cut_short, warnings)
     if file.schema is None:
         raise BadInputError(

@@ -27,7 +27,7 @@ _PEERS = re.compile(r"^(send|recv)\w*\s+(\d{1,9})\s*(->|<-)\s*(\d{1,9})")
 _MOST_NAMED = 200
 """Unfinished entries that metadata lists one by one; the others are only counted."""
 MOST_DIMENSIONS = 64
-"""Of a tensor; torch allows no more."""
+"""Most dimensions of a tensor; torch allows no more."""
 MOST_IN_ENTRY = 1 << 16
 """Sizes and element types that one collective may list."""
 MOST_IN_FILE = 1 << 22

@@ -162,7 +162,7 @@ class Graph:
     groups: tuple[ProcessGroup, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    """What was mended or is missing; to be shown to whoever reads the graph."""
+    """What was repaired or is missing; to be shown to whoever reads the graph."""
     where: str = ""
     """The file, for messages."""
 
@@ -337,7 +337,7 @@ class Graph:
         return self.step_numbers[self.place(node.id)]
 
     def in_step(self, number: int, nodes: Sequence[Node] | None = None) -> list[Node]:
-        """Of the nodes given (all by default) those of one step."""
+        """Nodes of one step, among those given (all by default)."""
         wanted = self.nodes if nodes is None else nodes
         return [node for node in wanted if self.step_of(node) == number]
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 _CACHE_SIZE = 1 << 16
 _LONGEST = 4096
-"""Characters looked at: names come from strangers' files, and no real one says anything new behind this many."""
+"""Characters looked at: names come from files of unknown origin, and no real one says anything new behind this many."""
 
 _ANONYMOUS = "(anonymous namespace)"
 _UNNAMED = re.compile(r"<unnamed>(?=::)|\{anonymous\}|`anonymous namespace'|\(anonymous\)(?=::)")

@@ -154,7 +154,7 @@ def _unpack_gzip(file: BinaryIO) -> BinaryIO:
 
 
 class _Unzstd(io.RawIOBase):
-    """The same for zstd, whose own stream ends without a word where a file was cut. Input goes in in small steps, since
+    """The same for zstd, whose own stream reports no error where a file was cut. Input goes in in small steps, since
     each may unpack to any size up to some thousand times its own."""
 
     _STEP = 1 << 12
@@ -163,7 +163,7 @@ class _Unzstd(io.RawIOBase):
         self._file = file
         self._library = library
         self._unpacker: Any = None
-        """Of the frame that is being read; None between frames."""
+        """Unpacks the frame that is being read; None between frames."""
         self._packed = b""
         self._text = memoryview(b"")
 

@@ -27,9 +27,9 @@ class ValueType(NamedTuple):
     kind: str
     """Tensor, Undefined, None, Int, Double, Bool, String, Device, GenericList, Tuple, or whatever else stands there."""
     dtype: str | None = None
-    """Of a tensor, in torch's spelling."""
+    """Element type of a tensor, in torch's spelling."""
     items: tuple[ValueType, ...] = ()
-    """Of a list or tuple, one each."""
+    """Types of the members of a list or tuple."""
 
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):

@@ -58,7 +58,7 @@ class ColumnSpec(NamedTuple):
     form: str
     """int, text (index into texts) or float."""
     block: str | None
-    """Of which sparse block it is part; None: every row has room for it."""
+    """The sparse block it is part of; None: every row has room for it."""
     meaning: str
 
 
@@ -164,7 +164,7 @@ class Timeline:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """source, format, devices, groups, versions: what the file says of itself."""
     repairs: Mapping[str, int] = field(default_factory=dict)
-    """What was mended while reading, with counts; shown as warnings."""
+    """What was repaired while reading, with counts; shown as warnings."""
 
     def __len__(self) -> int:
         return len(self.core["start_ns"])

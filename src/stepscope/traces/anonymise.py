@@ -84,7 +84,7 @@ _REPORTED_AS = {"values": "scalar inputs", "types": "input types", "arguments": 
 
 
 class AnonymiseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, without a word of what was there."""
+    """What was done; it repeats nothing of what was there."""
 
     replaced: dict[str, int]
     """Different texts replaced, by what they were."""
@@ -193,7 +193,7 @@ class _Hider:
         return text
 
     def name(self, text: str, kind: int) -> str:
-        """Of an event of this kind."""
+        """The name of an event of this kind."""
         what = KINDS[kind]
         if kind == OPERATOR:
             return self._operator(text)

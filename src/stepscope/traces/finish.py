@@ -154,8 +154,8 @@ def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
     if timeline.steps and step_marker is None:
         spans, marker = list(timeline.steps), timeline.step_marker
     else:
-        spans, marker, mended = find_steps(timeline, step_marker)
-        repairs |= mended
+        spans, marker, step_repairs = find_steps(timeline, step_marker)
+        repairs |= step_repairs
     core["step"] = assign_steps(timeline, spans)
     return replace(timeline, core=core, steps=tuple(spans), step_marker=marker, repairs=repairs)
 

@@ -68,7 +68,7 @@ def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None =
 
 @dataclass(frozen=True)
 class TraceSet:
-    """Traces of one job, one entry a rank; each is loaded when it is asked for and not kept."""
+    """Traces of one job, one entry per rank; each is loaded when it is asked for and not kept."""
 
     paths: Sequence[Path]
     """In order of rank; a file that holds several ranks is there for each."""
@@ -95,7 +95,7 @@ class TraceSet:
         return self.places[self._place(rank)]
 
     def timeline(self, rank: int | None = None) -> Timeline:
-        """Of one rank; of the first where none is named."""
+        """The timeline of one rank; of the first where none is named."""
         place = 0 if rank is None else self._place(rank)
         loaded = load_timeline(
             self.paths[place], place=self.places[place], step_marker=self.step_marker, cache=self.cache
@@ -154,7 +154,7 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
         first = next(iter(left_out.items()), None)
         raise BadInputError(
             "holds no trace that can be read" + (f" ({first[0]}: {first[1]})" if first else ""),
-            hint="give a trace file, a folder of traces (one a rank) or a pattern in quotes",
+            hint="give a trace file, a folder of traces (one per rank) or a pattern in quotes",
             where=str(path),
         )
     ranks = _number_ranks(found)
@@ -268,7 +268,7 @@ def _number_ranks(found: list[_Entry]) -> list[int]:
         if rank in seen:
             raise BadInputError(
                 f"has rank {rank}, and so has {seen[rank].name}",
-                hint="give one trace a rank: another folder, or a pattern that matches one step's files",
+                hint="give one trace per rank: another folder, or a pattern that matches one step's files",
                 where=str(path),
             )
         seen[rank] = path

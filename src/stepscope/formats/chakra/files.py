@@ -21,7 +21,7 @@ from stepscope.formats.chakra.wire import encode_number
 from stepscope.formats.source import Source, gc_paused, read_bounded
 
 VERSION = "0.0.4"
-"""Of the schema, as Chakra's own tools write it into the metadata."""
+"""Version of the schema, as Chakra's own tools write it into the metadata."""
 
 MESSAGE_LIMIT = 64 << 20
 """No node is that long: a longer length means that the file is no Chakra file, or is damaged before this place."""

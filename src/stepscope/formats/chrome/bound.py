@@ -100,7 +100,7 @@ TRIES = 10
 CLOSE_ENOUGH = 0.9
 """A file with this share of the allowed size is not tried to be filled further."""
 AIM = 0.97
-"""Of the allowed size, so that the next try fits."""
+"""Fraction of the allowed size that the next attempt aims at, so that it fits."""
 
 
 class DropOrder:

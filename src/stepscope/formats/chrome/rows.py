@@ -64,7 +64,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Places:
-    """Of one rank: `fields[of_row[row]]` is the text of pid and tid of a row."""
+    """Places of one rank's rows: `fields[of_row[row]]` is the text of pid and tid of a row."""
 
     rank: int | None
     fields: Sequence[str]

@@ -34,7 +34,7 @@ from stepscope.formats.timeline import Integers, Timeline
 __all__ = ["FLOWS", "Arrow", "WrittenTrace", "arrows_of_edges", "write_chrome"]
 
 GZIP_LEVEL = 2
-"""Of the fast library; more gains nothing there."""
+"""Level of isal's gzip; higher ones gain nothing there."""
 SECOND_NS = 1_000_000_000
 EXTRA_PROCESS = "stepscope"
 

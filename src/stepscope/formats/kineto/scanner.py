@@ -309,7 +309,7 @@ class _Joined:
 
 
 def _merged(one: Block | None, other: Block) -> Block:
-    """Of both, in order of rows."""
+    """Rows of both blocks in their order."""
     if one is None:
         return other
     rows = np.concatenate([one.rows, other.rows])

@@ -13,7 +13,7 @@ from stepscope.formats.source import PIECE_BYTES, Source
 from stepscope.formats.values import INVALID_EVENTS, INVALID_STRETCHES
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding text from strangers may raise; nesting of thousands of brackets is the third."""
+"""What decoding text of unknown origin may raise; nesting of thousands of brackets is the third."""
 
 DEEPEST = 512
 """Brackets inside brackets that a record may have; msgspec, which decodes them, gives up at less than twice as many."""

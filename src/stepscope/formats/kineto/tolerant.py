@@ -1,4 +1,4 @@
-"""Kineto and other Chrome traces, event by event: reads everything, mends what can be mended and counts it.
+"""Kineto and other Chrome traces, event by event: reads everything, repairs what can be repaired and counts it.
 
 For files of some tens of megabytes, for machines without heavy libraries, and for the odd record inside a large file
 that the compiled scanner leaves to it.

@@ -236,7 +236,7 @@ class _Replay:
 
 
 def _frames(block: Mapping[str, Any]) -> object:
-    """Of a block; older snapshots keep them in its history."""
+    """Frames of a block; older snapshots keep them in its history."""
     if "frames" in block:
         return block["frames"]
     history = list_of(block.get("history"), 1)

@@ -74,7 +74,7 @@ def _trailing_zeros(typing: Any, word: Any) -> Any:
 
 
 count_trailing_zeros: Callable[[np.uint64], int] = cast(Any, _trailing_zeros)
-"""Of a word that is not zero."""
+"""Number of zero bits at the end of a word that is not zero."""
 
 
 QUOTE, BACKSLASH, COMMA, COLON, POINT, MINUS = 34, 92, 44, 58, 46, 45

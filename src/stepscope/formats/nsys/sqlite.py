@@ -1,4 +1,4 @@
-"""Nsight Systems exports (`nsys export --type sqlite`): one timeline a process.
+"""Nsight Systems exports (`nsys export --type sqlite`): one timeline per process.
 
 Tables and columns come and go between versions of the exporter, so both are asked for by presence.
 """
@@ -68,7 +68,7 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(path: Path, *, system_calls: bool = False) -> list[Timeline]:
-    """One unfinished timeline a process that used a device (of all, where none did).
+    """One unfinished timeline per process that used a device (of all, where none did).
 
     `system_calls` reads calls of the operating system's libraries too (kind `other`): they are many and rarely matter.
     """

@@ -79,7 +79,7 @@ class _Table(NamedTuple):
     columns: dict[str, _Column]
     """By lower-case title without its unit."""
     line: int
-    """Of the header."""
+    """Line of the header."""
 
 
 def sniff(head: bytes, path: Path) -> bool:
@@ -148,7 +148,7 @@ def _parse_header(line: str, number: int) -> _Table | None:
 
 
 def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[tuple[int, list[str]]], dict[str, int]]:
-    """The first table of the first of these kinds, its rows with their line numbers, and what was mended."""
+    """The first table of the first of these kinds, its rows with their line numbers, and what was repaired."""
     data, cut_short = read_bounded(path)
     lines = data.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
     repairs: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Traces of XLA programs (JAX, PyTorch/XLA, TensorFlow) as the profiler's viewer gets them: one timeline a device.
+"""Traces of XLA programs (JAX, PyTorch/XLA, TensorFlow) as the profiler's viewer gets them: one timeline per device.
 
 On a device only what occupies it counts: operations on TPU, streams on GPU. Modules, steps and name scopes lie over
 them and become annotations. The start and the done of an asynchronous operation are two short rows; what happened is
@@ -93,7 +93,7 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(path: Path) -> list[Timeline]:
-    """One unfinished timeline a device; rows of the host go with the first. A file without devices gives one."""
+    """One unfinished timeline per device; rows of the host go with the first. A file without devices gives one."""
     collected = _Collector(path)
     collected.read()
     return collected.timelines()

@@ -51,7 +51,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     device_events_without_launch: int
     """Independent nodes: they wait for their stream and for what the given edges say, not for a launch."""
     device_events_with_operator: int
-    """Of the graph that was linked; 0 without one."""
+    """Device events whose operator the linked graph holds; 0 without a graph."""
     communication: int
     communication_with_type: int
     communication_with_size: int
@@ -65,7 +65,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     waits_cut: int
     """Calls and gaps from which waiting was cut out."""
     inferred: int
-    """Of the dependencies that follow, those that only the order in time speaks for."""
+    """Dependencies, among those that follow, for which the order in time is the only evidence."""
     dependencies: dict[str, int]
     """By kind."""
     dropped: dict[str, int]
@@ -261,7 +261,7 @@ def _cover(
 
 
 def _count_known(host: Integers, link: Link) -> int:
-    """Of the host rows those that are a call of the graph."""
+    """Host rows that are a call of the graph."""
     is_call = np.zeros(len(link.timeline), bool)
     is_call[link.host_row[link.host_row >= 0]] = True
     return int(is_call[host].sum())

@@ -46,7 +46,7 @@ class ScheduledNodes:
 
     form: Integers
     row: Integers
-    """Of the timeline: the call, the device event, or the call whose time a gap is; −1."""
+    """Row of the timeline: the call, the device event, or the call whose time a gap is; −1."""
     start_ns: Integers
     end_ns: Integers
     thread: Integers
@@ -438,7 +438,7 @@ class _Table:
         )
 
     def _call_parents(self, order: Integers, rank: Integers) -> Integers:
-        """Of a call, the enclosing one; of its later time, itself; of device work, the call around its launch."""
+        """The enclosing call of a call, the call itself for its later time, the call around a launch for device work."""
         places = self.places
         form, row = self.form[order], self.row[order]
         above = np.full(len(order), -1, np.int64)

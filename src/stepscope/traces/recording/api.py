@@ -83,7 +83,7 @@ def record(
     link: bool = True,
     overwrite: bool = False,
 ) -> Iterator[Record]:
-    """Record `steps` steps of the loop in this block into the folder `out`, one pair of traces a rank.
+    """Record `steps` steps of the loop in this block into the folder `out`, one pair of traces per rank.
 
     Before them pass `warmup` steps that are left alone, `unprofiled` steps that are timed without the profiler and
     `profiler_warmup` steps that it throws away; after them `settle` and `unprofiled` steps again, where the loop goes

@@ -1,4 +1,4 @@
-"""What a recording leaves: one record a rank, and one for the folder."""
+"""What a recording leaves: one record per rank, and one for the folder."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True):
     """Folder with the sources of compiled kernels."""
     notices: list[str] = []
     system: System | None = None
-    """Of the first rank on each host."""
+    """Recorded by the first rank on each host."""
     linked: LinkSummary | None = None
     """How far the two traces were joined; None where that was not tried."""
 
@@ -134,7 +134,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", t
     """Those whose files are in this folder; ranks of other hosts may have written elsewhere."""
     system: System | None = None
     exit_code: int | None = None
-    """Of the program; None where the recording does not know it."""
+    """Exit code of the program; None where it is not known."""
 
 
 def describe_file(folder: Path, path: Path) -> RecordedFile:

@@ -38,7 +38,7 @@ _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
-"""Of torchrun and env://, Open MPI, MVAPICH, MPICH and Intel MPI, srun."""
+"""Variables of torchrun and env://, Open MPI, MVAPICH, MPICH and Intel MPI, srun."""
 
 
 class Place(NamedTuple):

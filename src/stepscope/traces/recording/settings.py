@@ -107,7 +107,7 @@ class Stage(NamedTuple):
     steps: int
     when: When
     profiler: ProfilerSettings | None = None
-    """Of `prepared` and `profiled`."""
+    """Settings of `prepared` and `profiled` stages."""
 
 
 def make_stages(settings: RecordSettings) -> list[Stage]:
