@@ -1,4 +1,4 @@
-"""Calls inside calls, as arrays: what encloses what, how deep, and the nearest row above that has something."""
+"""Rows that belong together, as arrays: what encloses what, how deep, the nearest above, equal numbers elsewhere."""
 
 from __future__ import annotations
 
@@ -195,3 +195,13 @@ def climb(value: Integers, parent: Integers, rows: Integers) -> Integers:
     """For each row its value, or that of the nearest enclosing row whose value is not negative; −1 where none is."""
     found = nearest(rows, parent, value >= 0)
     return np.where(found >= 0, value[found], -1)
+
+
+def look_up(wanted: Integers, keys: Integers, values: Integers) -> Integers:
+    """For each number from 0 the value of the first key that equals it; −1 where none does."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    place = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
+    return np.where((ordered[place] == wanted) & (wanted >= 0), values[order[place]], -1)

@@ -3,7 +3,7 @@
 A pickle is a program that may import and call anything. Python's own unpickler runs it here with only those
 instructions that build lists, tuples, dictionaries, texts and numbers; nothing is imported and nothing is called. It is
 the unpickler written in Python (as joblib uses it): the compiled one makes room for every number below the highest that
-a pickle remembers an object by, so that six bytes take 34 GB. Sizes are bounded, since few bytes can ask for any
+a pickle remembers an object by, so that six bytes take 69 GB. Sizes are bounded, since few bytes can ask for any
 amount of memory.
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import CATEGORIES, COMMUNICATION, classify_names, is_device_wait, is_host_work
-from stepscope.formats.nesting import fill_parents
+from stepscope.formats.nesting import fill_parents, look_up
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -231,13 +231,4 @@ def find_launches(timeline: Timeline, devices: Integers) -> Integers:
     """Row of the runtime call that launched each device row, by correlation; −1 where the file has none."""
     correlation = timeline.core["correlation"]
     calls = np.flatnonzero((timeline.core["kind"] == RUNTIME) & (correlation >= 0))
-    if not len(calls):
-        return np.full(len(devices), MISSING)
-    # The first of several calls with one number: file order, since sorting is stable.
-    calls = calls[np.argsort(correlation[calls], kind="stable")]
-    numbers, first = np.unique(correlation[calls], return_index=True)
-    wanted = correlation[devices]
-    place = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-    found = (numbers[place] == wanted) & (wanted >= 0)
-    launches: Integers = np.where(found, calls[first[place]], MISSING)
-    return launches
+    return look_up(correlation[devices], correlation[calls], calls)

@@ -15,7 +15,7 @@ import numpy as np
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats.graph import PROFILER_STEP, Graph, Node
-from stepscope.formats.nesting import climb
+from stepscope.formats.nesting import climb, look_up
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Integers, Timeline
 from stepscope.traces.link_summary import LinkSummary
 
@@ -207,15 +207,10 @@ _NO_EVENT = "calls without a host event"
 
 
 def _join_by_id(graph: Graph, timeline: Timeline, rows: Integers, column: str, generation: str) -> _Hosts:
-    ids = timeline.core[column][rows].astype(np.int64)
-    usable = ids > 0
-    ids, rows = ids[usable], rows[usable]
-    order = np.argsort(ids, kind="stable")
-    ids, rows = ids[order], rows[order]
+    rows = rows[timeline.core[column][rows] > 0]
     wanted = graph.column("rf_id")
-    place = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
-    found = (ids[place] == wanted) & (wanted > 0) if len(ids) else np.zeros(len(wanted), bool)
-    candidate = np.where(found, rows[place], MISSING) if len(ids) else np.full(len(wanted), MISSING)
+    candidate = look_up(wanted, timeline.core[column][rows].astype(np.int64), rows)
+    found = candidate >= 0
     same = _same_names(graph, timeline, candidate)
     reasons: dict[str, int] = {}
     _count(reasons, _OTHER_NAME, int((found & ~same).sum()))
@@ -324,16 +319,8 @@ def _by_external_id(timeline: Timeline, devices: Integers) -> Integers:
     """Host row with the same external id as each device row; the innermost where several have it."""
     core = timeline.core
     hosts = np.flatnonzero(np.isin(core["kind"], (OPERATOR, ANNOTATION)) & (core["external_id"] > 0))
-    if not len(hosts):
-        return np.full(len(devices), MISSING)
-    ids = core["external_id"][hosts]
-    order = np.lexsort((-core["start_ns"][hosts], ids))
-    hosts, ids = hosts[order], ids[order]
-    wanted = core["external_id"][devices]
-    place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    found = (ids[place] == wanted) & (wanted > 0)
-    named: Integers = np.where(found, hosts[place], MISSING)
-    return named
+    hosts = hosts[np.argsort(-core["start_ns"][hosts], kind="stable")]
+    return look_up(core["external_id"][devices], core["external_id"][hosts], hosts)
 
 
 def _doubts(graph: Graph, timeline: Timeline) -> list[str]:

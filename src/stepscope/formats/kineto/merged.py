@@ -1,4 +1,4 @@
-"""Chrome traces of several ranks in one file, as `write_chrome` writes them, taken apart again: one timeline per rank."""
+"""Chrome traces of several ranks in one file, as `write_chrome` writes them, taken apart: one timeline per rank."""
 
 from __future__ import annotations
 

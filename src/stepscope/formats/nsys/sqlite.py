@@ -16,6 +16,7 @@ import numpy as np
 
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.kineto.fields import NO_STREAM, rank_in_name
+from stepscope.formats.nesting import look_up
 from stepscope.formats.nsys.tables import DAMAGE, RowPart, Tables, connect, join_parts
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -318,9 +319,7 @@ class _Reader:
         rows["wait_stream"] = np.where(cells["syncType"] == _STREAM_SYNC, rows["stream"], MISSING)
         if records is not None:
             recorded = records[0]
-            rows["wait_correlation"] = _look_up(
-                cells["eventSyncId"], recorded["eventSyncId"], recorded["correlationId"]
-            )
+            rows["wait_correlation"] = look_up(cells["eventSyncId"], recorded["eventSyncId"], recorded["correlationId"])
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _memory(self) -> Iterator[RowPart]:
@@ -445,14 +444,4 @@ class _Reader:
 def _process(serial: Integers) -> Integers:
     """Machine and pid out of a serialised id; −1 where there is none."""
     found: Integers = np.where(serial < 0, MISSING, serial >> 24)
-    return found
-
-
-def _look_up(wanted: Integers, keys: Integers, values: Integers) -> Integers:
-    if not len(keys):
-        return np.full(len(wanted), MISSING)
-    order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    hit = (keys[order][place] == wanted) & (wanted >= 0)
-    found: Integers = np.where(hit, values[order][place], MISSING)
     return found

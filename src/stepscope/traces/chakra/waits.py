@@ -438,7 +438,7 @@ class _Table:
         )
 
     def _call_parents(self, order: Integers, rank: Integers) -> Integers:
-        """The enclosing call of a call, the call itself for its later time, the call around a launch for device work."""
+        """The enclosing call of a call, the call itself of its later time, the call around a launch of device work."""
         places = self.places
         form, row = self.form[order], self.row[order]
         above = np.full(len(order), -1, np.int64)
