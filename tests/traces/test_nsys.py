@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import sqlite3
 from contextlib import closing
@@ -496,3 +497,11 @@ def test_cut_packed_sums_are_told(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(table.encode())[:-12])
     found = nsys_stats.read_summary(path)
     assert any("the packed file ends too early" in what for what in found.repairs)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Opened, it would wait for a writer for ever."""
+    pipe = tmp_path / "report.sqlite"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInputError, match="is a pipe"):
+        nsys_sqlite.read(pipe)

@@ -57,7 +57,7 @@ class Source:
 
 def open_bytes(path: Path) -> BinaryIO:
     """The unpacked content as a stream."""
-    file = _open_regular(path)
+    file = open_regular(path)
     magic = file.read(4)
     file.seek(0)
     if magic.startswith(GZIP):
@@ -67,7 +67,7 @@ def open_bytes(path: Path) -> BinaryIO:
     return file
 
 
-def _open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Pipes and devices are refused before they are opened: they may never answer, or never end."""
     try:
         mode = path.stat().st_mode
@@ -259,7 +259,7 @@ def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def is_packed(path: Path) -> bool:
-    with _open_regular(path) as file:
+    with open_regular(path) as file:
         return file.read(4).startswith((GZIP, ZSTD))
 
 

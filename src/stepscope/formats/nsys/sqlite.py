@@ -18,6 +18,7 @@ from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.kineto.fields import NO_STREAM, rank_in_name
 from stepscope.formats.nesting import look_up
 from stepscope.formats.nsys.tables import DAMAGE, RowPart, Tables, connect, join_parts
+from stepscope.formats.source import open_regular
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -73,11 +74,8 @@ def read(path: Path, *, system_calls: bool = False) -> list[Timeline]:
 
     `system_calls` reads calls of the operating system's libraries too (kind `other`): they are many and rarely matter.
     """
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(MAGIC))
-    except OSError as error:
-        raise BadInputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    with open_regular(path) as file:
+        magic = file.read(len(MAGIC))
     if magic != MAGIC:
         hint = "unpack it first, or export the report: nsys export --type sqlite REPORT"
         raise BadInputError("is not an SQLite file", hint=hint, where=f"{path}: byte 0")
