@@ -69,7 +69,7 @@ from stepscope.analyze.step.overheads import measure_overheads
 from stepscope.analyze.step.sequences import find_sequences
 from stepscope.traces.finish import finish
 from stepscope.traces.read import load_timeline
-from stepscope.traces.chrome.write import write_chrome
+from stepscope.formats.chrome.write import write_chrome
 
 folder = Path(tempfile.mkdtemp(dir=sys.argv[3]))
 
@@ -215,7 +215,7 @@ LINKING = """
 import json, sys, time
 from pathlib import Path
 from stepscope.traces.chakra.convert import convert
-from stepscope.traces.graphs.execution_trace import read_execution_trace
+from stepscope.formats.execution_trace import read_execution_trace
 from stepscope.traces.link import link
 from stepscope.traces.read import read_timeline
 spent = {}

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.kineto.careful import read_kineto
-from stepscope.traces.kineto.fast import read_kineto_fast
-from stepscope.traces.timeline import COLUMNS, Timeline
+from stepscope.formats.kineto.scanner import scan_kineto
+from stepscope.formats.kineto.tolerant import read_kineto
+from stepscope.formats.timeline import COLUMNS, Timeline
 
 TIMES = 20.0
 ALLOWED_S = 1.5
@@ -145,7 +145,7 @@ def read(reader: Callable[[Path], Timeline], path: Path) -> tuple[list[object] |
 
 def judge(path: Path, size: int, usual_s_per_byte: float) -> tuple[list[str], float]:
     """Rules that this file broke, and its CPU time as a multiple of what is usual."""
-    results, spent = zip(*(read(reader, path) for reader in (read_kineto, read_kineto_fast)), strict=True)
+    results, spent = zip(*(read(reader, path) for reader in (read_kineto, scan_kineto)), strict=True)
     broken = [] if results[0] == results[1] else ["the readers differ"]
     usual_s = usual_s_per_byte * size
     slow = [f"{max(spent):.1f} CPU s"] if max(spent) > TIMES * usual_s + ALLOWED_S else []
@@ -165,7 +165,7 @@ def fuzz(
     """For so long, or so many files of each kind: the worst multiple of each kind, and every broken rule."""
     plain = folder / "sound.json"
     plain.write_bytes(sound)
-    for reader in (read_kineto_fast, read_kineto):  # the first loads what is compiled
+    for reader in (scan_kineto, read_kineto):  # the first loads what is compiled
         _, usual_s = read(reader, plain)
     worst = dict.fromkeys(DAMAGES, 0.0)
     failures: list[str] = []

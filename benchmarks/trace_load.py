@@ -3,7 +3,7 @@
     python benchmarks/trace_load.py --trace nccl_data.json.gz [--peer /path/to/venv/bin/python] [--megabytes 1070]
 
 Makes a trace of about 1 GB (4 million records) by repeating a real one with shifted times and ids, then loads it, each
-time in a fresh process: the full table, the core columns, from the cache, and with the peer. Prints CPU seconds, peak
+time in a fresh process: the full table, from the cache, and with the peer. Prints CPU seconds, peak
 memory and ratios. The peer is a Python that has `traceinsight` installed (Stepscope does not install it).
 """
 
@@ -30,9 +30,7 @@ from pathlib import Path
 cpu, wall = time.process_time(), time.perf_counter()
 import stepscope.traces.read as read
 path, what = Path(sys.argv[1]), sys.argv[2]
-if what == "core":
-    timeline = read.read_core(path)
-elif what == "cached":
+if what == "cached":
     timeline = read.load_timeline(path)
 else:
     timeline = read.read_timeline(path)
@@ -143,14 +141,12 @@ def main() -> None:
         small = folder / "small.json.gz"
         enlarge(options.trace, small, 20)
         print("compiling:")
-        show("  first load ever, or cached", run(sys.executable, OURS, str(small), "core"), None)
-        run(sys.executable, OURS, str(small), "full")
+        show("  first load ever, or cached", run(sys.executable, OURS, str(small), "full"), None)
         for _ in range(options.repeat):
             peer = run(options.peer, PEER, str(large)) if options.peer else None
             if peer:
                 show("peer: traceinsight", peer, peer)
-            for name, what in (("core columns", "core"), ("full table", "full")):
-                show(name, run(sys.executable, OURS, str(large), what), peer)
+            show("full table", run(sys.executable, OURS, str(large), "full"), peer)
             show("full table, cache written", run(sys.executable, OURS, str(large), "cached"), peer)
             show("from the cache", run(sys.executable, OURS, str(large), "cached"), peer)
     finally:

@@ -9,8 +9,7 @@ from stepscope.analyze.job import JobReport, RankSummary, StepTime
 from stepscope.analyze.ranks.digest import digest
 from stepscope.analyze.ranks.ranks_report import explain_ranks
 from stepscope.analyze.step.report import StepReport, explain_step
-from stepscope.traces.finish import finish
-from stepscope.traces.timeline import (
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     KERNEL,
@@ -20,6 +19,7 @@ from stepscope.traces.timeline import (
     Timeline,
     TimelineBuilder,
 )
+from stepscope.traces.finish import finish
 
 US = 1000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -14,9 +14,9 @@ from stepscope.analyze.answers.facts import class_times, collective_times, spell
 from stepscope.analyze.critical.model import build_graph
 from stepscope.analyze.critical.what_if import find_limits
 from stepscope.analyze.job import JobReport
+from stepscope.formats.timeline import ANNOTATION, Timeline
 from stepscope.report.trace_page import render_page
 from stepscope.report.trace_text import format_job
-from stepscope.traces.timeline import ANNOTATION, Timeline
 from trace_jobs import (
     ALL_REDUCE,
     TraceDraft,

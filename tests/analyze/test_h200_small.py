@@ -13,10 +13,10 @@ from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.critical import critical_path
 from stepscope.analyze.job.report import JobReport, explain_job
 from stepscope.bench.ops.from_trace import find_trace_files, read_traced_calls
+from stepscope.formats.execution_trace import read_execution_trace
+from stepscope.formats.timeline import KERNEL, SYNC
 from stepscope.traces import read_timeline, read_traces
-from stepscope.traces.graphs.execution_trace import read_execution_trace
 from stepscope.traces.link import link
-from stepscope.traces.timeline import KERNEL, SYNC
 
 DATA = Path(__file__).parents[1] / "traces" / "data" / "h200_small"
 NAMES = ("streams", "sync", "graph", "stacks", "compiled", "ddp")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepscope.analyze.step.intervals import StepFunction, value_at
 from stepscope.analyze.step.launches import queue_depths
 from stepscope.analyze.step.over_time import add_rates, collective_bandwidth, copy_bandwidth, queue_length
-from stepscope.traces.timeline import COPY, SET
+from stepscope.formats.timeline import COPY, SET
 from trace_jobs import TraceDraft, communication_bound, compute_bound, copy_bound, on_cpu
 
 US = 1000

@@ -16,8 +16,8 @@ from stepscope.analyze.step.breakdown import break_down
 from stepscope.analyze.step.report import explain_step
 from stepscope.analyze.step.variation import compare_steps
 from stepscope.analyze.step.view import view
+from stepscope.formats.timeline import Timeline
 from stepscope.traces.read import read_traces
-from stepscope.traces.timeline import Timeline
 
 LATENCY = 5_000
 CALL = 4_000

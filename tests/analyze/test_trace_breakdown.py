@@ -10,7 +10,7 @@ from trace_samples import Sketch, timelines
 from stepscope.analyze.step.breakdown import SHARES, Breakdown, break_down, break_down_steps
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, REASONS, SYNC_REASONS, explain_idle
 from stepscope.core.errors import UsageError
-from stepscope.traces.timeline import DEVICE_ANNOTATION, Timeline
+from stepscope.formats.timeline import DEVICE_ANNOTATION, Timeline
 
 
 def shares(found: Breakdown) -> dict[str, int]:
@@ -164,8 +164,8 @@ def test_the_whole_trace() -> None:
 
 def brute_force(timeline: Timeline, found: Breakdown) -> dict[str, int]:
     """Compute, exposed communication and exposed copy counted nanosecond by nanosecond."""
-    from stepscope.traces.classify import COMMUNICATION
-    from stepscope.traces.timeline import COPY, KERNEL, SET
+    from stepscope.formats.classify import COMMUNICATION
+    from stepscope.formats.timeline import COPY, KERNEL, SET
 
     core = timeline.core
     counts = dict.fromkeys(("compute", "exposed_comm", "exposed_copy"), 0)

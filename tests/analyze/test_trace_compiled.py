@@ -18,7 +18,7 @@ from stepscope.analyze.step.kernels import time_annotations
 from stepscope.analyze.step.launch_survey import CompiledSurvey
 from stepscope.analyze.step.launches import launch_statistics, queue_depths, study_launches
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import DEVICE_KINDS, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, Timeline
 
 pytest.importorskip("numba")
 

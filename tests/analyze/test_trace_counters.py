@@ -8,7 +8,7 @@ import pytest
 from trace_samples import Sketch
 
 from stepscope.analyze.step.counters import count_by_operator
-from stepscope.traces.timeline import COUNTER, OTHER
+from stepscope.formats.timeline import COUNTER, OTHER
 
 FLOPS = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 

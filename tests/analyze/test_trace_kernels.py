@@ -13,8 +13,8 @@ from trace_samples import Sketch
 from stepscope.analyze.step.group_times import TimesTable, tabulate
 from stepscope.analyze.step.kernels import NO_ANNOTATION, NO_MODULE, NO_OPERATOR, list_kernels
 from stepscope.analyze.step.numbers import top_by
+from stepscope.formats.timeline import DEVICE_ANNOTATION
 from stepscope.stats import quantile_sorted
-from stepscope.traces.timeline import DEVICE_ANNOTATION
 
 
 def totals(table: TimesTable | None) -> dict[str, int]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from trace_samples import Sketch, read_public, timelines
 
 from stepscope.analyze.step.launches import study_launches
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 
 def test_delays_by_hand() -> None:

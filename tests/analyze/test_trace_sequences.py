@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trace_samples import Sketch
 
 from stepscope.analyze.step.sequences import SHORT_NS, find_sequences
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 
 def line(names: str, *, long: str = "", gap: int = 3) -> Timeline:

@@ -10,7 +10,7 @@ from stepscope.analyze.step.breakdown import break_down, measure_overlap
 from stepscope.analyze.step.idle import explain_idle, idle_by_cause
 from stepscope.analyze.step.kernels import kernel_times, list_kernels, list_transfers, time_annotations
 from stepscope.analyze.step.launches import launch_statistics, queue_depths, study_launches
-from stepscope.traces.timeline import ANNOTATION, DEVICE_ANNOTATION, Timeline
+from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, Timeline
 
 
 def check(timeline: Timeline, step: int | None) -> None:

@@ -11,7 +11,7 @@ from trace_samples import Sketch, timelines
 
 from stepscope.analyze.step.report import StepReport, explain_step
 from stepscope.core.errors import BadInputError
-from stepscope.traces.timeline import Timeline, TimelineBuilder
+from stepscope.formats.timeline import Timeline, TimelineBuilder
 
 
 def steps_of(lengths: list[int]) -> Timeline:

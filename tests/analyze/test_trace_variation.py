@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from trace_samples import Sketch, timelines
 
 from stepscope.analyze.step.variation import compare_steps
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 
 def run(lengths: list[int], slow_compute: dict[int, int]) -> Timeline:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from stepscope.traces.finish import finish
-from stepscope.traces.timeline import (
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     KERNEL,
@@ -22,6 +21,7 @@ from stepscope.traces.timeline import (
     Timeline,
     TimelineBuilder,
 )
+from stepscope.traces.finish import finish
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 H200 = (

@@ -21,6 +21,7 @@ FLOORS: list[set[str]] = [
     {"store"},
     {"system"},
     {"launch"},
+    {"formats"},
     {"traces"},
     {"measure"},
     {"run"},
@@ -168,13 +169,54 @@ def test_heavy_libraries_are_imported_where_they_are_used() -> None:
     for path, name, inside, place in every_import():
         library, room = name.split(".")[0], room_of(path)
         if library in HEAVY and path.parent.name != "native" and not is_network(path):
-            if not inside:
+            if not inside and library != "numpy":
                 wrong.append(f"{place} at the top of the module")
             if room in PLAIN:
                 wrong.append(f"{place}: records are plain")
         if library == "torch" and room not in MAY_USE_TORCH:
             wrong.append(f"{place}: readers never import torch")
     assert not wrong
+
+
+def loaded_at_the_top(start: set[Path]) -> set[Path]:
+    """Modules that importing these loads, packages around them included."""
+    seen: set[Path] = set()
+    waiting = list(start)
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        around = [folder / "__init__.py" for folder in path.parents if folder.is_relative_to(SOURCE)]
+        named = [SOURCE.joinpath(*name.split(".")[1:]) for name, _, inside in top_names_of(path) if not inside]
+        waiting += [other for other in around if other.exists()]
+        waiting += [other.with_suffix(".py") for other in named if other.with_suffix(".py").is_file()]
+        waiting += [other / "__init__.py" for other in named if (other / "__init__.py").is_file()]
+    return seen
+
+
+def top_names_of(path: Path) -> list[tuple[str, int, bool]]:
+    """As `imports_of`, of the package alone, with `from package import module` as `package.module` too."""
+    tree = ast.parse(path.read_text())
+    members = [
+        (f"{node.module}.{alias.name}", node.lineno, False)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    return [one for one in imports_of(path) + members if one[0].startswith("stepscope.")]
+
+
+def test_numpy_at_the_top_is_for_readers_alone() -> None:
+    """`--help` and producers work without numpy: what they import at their top does not import it at its own."""
+    light = {path for path in MODULES if room_of(path) in {"cli", "launch", *PRODUCERS} and not is_network(path)}
+    wrong = [
+        f"{path.relative_to(SOURCE)} has numpy at its top"
+        for path in sorted(loaded_at_the_top(light))
+        if not is_network(path) and any(name == "numpy" and not inside for name, _, inside in imports_of(path))
+    ]
+    assert not wrong
+    assert SOURCE / "traces" / "recording" / "evidence.py" in loaded_at_the_top(light), "the walk finds what is below"
 
 
 def test_compiled_loops_are_loaded_where_they_run() -> None:
@@ -220,7 +262,7 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
 def test_producing_needs_no_reader_library() -> None:
     """On a frozen image without duckdb, jinja2 and numpy a measurement still runs and prints its table."""
     code = (
-        "for name in ('duckdb', 'jinja2', 'polars', 'pandas', 'scipy'): sys.modules[name] = None\n"
+        "for name in ('duckdb', 'jinja2', 'numpy', 'polars', 'pandas', 'scipy'): sys.modules[name] = None\n"
         "import tempfile\n"
         "from stepscope.cli.main import run\n"
         "store = tempfile.mkdtemp()\n"

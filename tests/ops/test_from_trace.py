@@ -38,11 +38,11 @@ from stepscope.bench.ops.traced_arguments import (
 )
 from stepscope.bench.ops.traced_call import is_contiguous, make_call_arguments
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.graph import Graph, Node
+from stepscope.formats.op_schema import parse_schema
+from stepscope.formats.tensors import Arguments
+from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.graphs.graph import Graph, Node
-from stepscope.traces.graphs.op_schema import parse_schema
-from stepscope.traces.graphs.tensors import Arguments
-from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 
 H200 = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "h200"
 MODELS = [

@@ -21,12 +21,12 @@ from stepscope.analyze.critical.path import describe_path
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.intervals import StepFunction
+from stepscope.formats.timeline import ANNOTATION, Timeline
 from stepscope.report.trace_blocks import Events, list_contents, put_together
 from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES
 from stepscope.report.trace_page import render_page, write_page
 from stepscope.report.trace_ranks import TimelineOf, choose_ranks
 from stepscope.report.trace_tracks import MOST_POINTS, sample
-from stepscope.traces.timeline import ANNOTATION, Timeline
 from trace_jobs import TraceDraft, compute_bound, host_bound, on_cpu, report_job, straggling
 
 MOST_BYTES = 2_000_000

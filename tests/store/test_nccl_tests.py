@@ -28,19 +28,16 @@ from nccl_writing import (
 from builders import case_of
 from stepscope.compare import compare_cases, describe_comparison
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.nccl_tests.importing import find_operation, import_nccl_tests, parse_nccl_output, prepare_import
+from stepscope.formats.nccl_tests.json_file import parse_nccl_json
+from stepscope.formats.nccl_tests.output import OPERATIONS, NcclOutput, format_version_code
+from stepscope.formats.nccl_tests.text import parse_nccl_text
 from stepscope.records import Benchmark
 from stepscope.store import (
-    NcclOutput,
     StoredRun,
-    import_nccl_tests,
-    parse_nccl_json,
-    parse_nccl_text,
-    prepare_import,
     run_folders,
     verify_run,
 )
-from stepscope.store.nccl_tests import OPERATIONS, find_operation, parse_nccl_output
-from stepscope.store.nccl_tests.output import format_version_code
 
 OUTPUTS = Path(__file__).parent / "nccl_outputs"
 PUBLIC = Path(__file__).parents[2].parent / "shared" / "data" / "collectives" / "all_reduce_public.csv"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.graphs.execution_trace import read_execution_trace
-from stepscope.traces.graphs.graph import Graph
+from stepscope.formats.execution_trace import read_execution_trace
+from stepscope.formats.graph import Graph
+from stepscope.formats.timeline import Timeline
 from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import Timeline
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 

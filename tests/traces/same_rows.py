@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.traces.timeline import COLUMNS, Timeline
+from stepscope.formats.timeline import COLUMNS, Timeline
 
 
 def rows_of(timeline: Timeline) -> list[str]:

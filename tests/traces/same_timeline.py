@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stepscope.formats.timeline import COLUMNS, Timeline
 from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import COLUMNS, Timeline
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 GPT2 = "h200/gpt2_bf16_b8_s1024/kineto.json.gz"

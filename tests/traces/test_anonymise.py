@@ -11,12 +11,9 @@ import pytest
 from same_timeline import GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks, real_trace, values
 
 from stepscope.core.errors import UsageError
-from stepscope.traces.anonymise import _KERNEL_STEMS, Anonymised, anonymise, describe_report
-from stepscope.traces.chrome.write import write_chrome
-from stepscope.traces.classify import CATEGORIES, classify_names
-from stepscope.traces.finish import finish
-from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import (
+from stepscope.formats.chrome.write import write_chrome
+from stepscope.formats.classify import CATEGORIES, classify_names
+from stepscope.formats.timeline import (
     ANNOTATION,
     COUNTER,
     DEVICE_ANNOTATION,
@@ -31,6 +28,9 @@ from stepscope.traces.timeline import (
     Timeline,
     TimelineBuilder,
 )
+from stepscope.traces.anonymise import _KERNEL_STEMS, Anonymised, anonymise, describe_report
+from stepscope.traces.finish import finish
+from stepscope.traces.read import read_timeline
 from stepscope.traces.write_csv import write_csv
 
 KEY = b"0123456789abcdef"

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.chakra.files import (
+from stepscope.formats.chakra.files import (
     ChakraNode,
     ChakraReader,
     ChakraTrace,
@@ -29,9 +29,8 @@ from stepscope.traces.chakra.files import (
     topological_order,
     write_chakra,
 )
-from stepscope.traces.chakra.graphs import chakra_of_graph, graph_of_chakra
-from stepscope.traces.chakra.schema import ATTRIBUTE_FIELDS, COLLECTIVE, COMPUTE, METADATA, SCALARS, messages
-from stepscope.traces.chakra.wire import (
+from stepscope.formats.chakra.schema import ATTRIBUTE_FIELDS, COLLECTIVE, COMPUTE, METADATA, SCALARS, messages
+from stepscope.formats.chakra.wire import (
     CTRL_DEPS,
     DATA_DEPS,
     DURATION,
@@ -53,8 +52,9 @@ from stepscope.traces.chakra.wire import (
     text_field,
     with_length,
 )
-from stepscope.traces.graphs.execution_trace import parse_execution_trace
-from stepscope.traces.graphs.tensors import Tensor
+from stepscope.formats.execution_trace import parse_execution_trace
+from stepscope.formats.tensors import Tensor
+from stepscope.traces.chakra.graphs import chakra_of_graph, graph_of_chakra
 
 
 def small_trace() -> ChakraTrace:
@@ -309,7 +309,7 @@ def test_without_protobuf_the_error_says_what_to_install() -> None:
     code: Any = (
         "import sys\nsys.modules['google'] = sys.modules['google.protobuf'] = None\n"
         "from stepscope.core.errors import MissingDependencyError\n"
-        "from stepscope.traces.chakra.files import read_chakra\n"
+        "from stepscope.formats.chakra.files import read_chakra\n"
         "from pathlib import Path\n"
         "try:\n    read_chakra(Path('x.et'))\n"
         "except MissingDependencyError as error:\n    print(error.hint)\n"

@@ -12,10 +12,7 @@ import pytest
 from graph_examples import SHARED, pairs, shared_graph, shared_timeline
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.traces.chakra import encode
-from stepscope.traces.chakra.collectives import comm_type
-from stepscope.traces.chakra.convert import Conversion, convert
-from stepscope.traces.chakra.files import (
+from stepscope.formats.chakra.files import (
     VERSION,
     ChakraNode,
     earliest_ns,
@@ -24,15 +21,28 @@ from stepscope.traces.chakra.files import (
     topological_order,
     write_frames,
 )
+from stepscope.formats.chakra.schema import COLLECTIVE, RECEIVE, SEND
+from stepscope.formats.timeline import (
+    ANNOTATION,
+    COPY,
+    EDGE_KINDS,
+    KERNEL,
+    OPERATOR,
+    RUNTIME,
+    SET,
+    RowEdges,
+    Timeline,
+    TimelineBuilder,
+)
+from stepscope.traces.chakra import encode
+from stepscope.traces.chakra.collectives import comm_type
+from stepscope.traces.chakra.convert import Conversion, convert
 from stepscope.traces.chakra.graphs import graph_of_chakra
-from stepscope.traces.chakra.schema import COLLECTIVE, RECEIVE, SEND
-from stepscope.traces.dependencies import EDGE_KINDS, RowEdges
+from stepscope.traces.data_dependencies import data_dependencies, data_edges
 from stepscope.traces.finish import finish
-from stepscope.traces.graphs.data_dependencies import data_dependencies, data_edges
-from stepscope.traces.graphs.operator_work import count_operations
 from stepscope.traces.link import link
+from stepscope.traces.operator_work import count_operations
 from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
 
 
 class Example:

@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.chakra.convert import convert
-from stepscope.traces.chakra.files import ChakraNode, ChakraTrace, read_chakra, write_chakra
-from stepscope.traces.chakra.schema import COLLECTIVE, MEMORY_LOAD, SEND, messages
-from stepscope.traces.finish import finish
-from stepscope.traces.graphs.execution_trace import read_execution_trace
-from stepscope.traces.link import link
-from stepscope.traces.read import read_timeline, read_traces
-from stepscope.traces.timeline import (
+from stepscope.formats.chakra.files import ChakraNode, ChakraTrace, read_chakra, write_chakra
+from stepscope.formats.chakra.schema import COLLECTIVE, MEMORY_LOAD, SEND, messages
+from stepscope.formats.execution_trace import read_execution_trace
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     DEVICE_KINDS,
@@ -28,6 +24,10 @@ from stepscope.traces.timeline import (
     Timeline,
     TimelineBuilder,
 )
+from stepscope.traces.chakra.convert import convert
+from stepscope.traces.finish import finish
+from stepscope.traces.link import link
+from stepscope.traces.read import read_timeline, read_traces
 
 PAIR = Path(__file__).parent / "data" / "h200_dlrm_8t"
 EVENTS = (OPERATOR, RUNTIME, ANNOTATION, *DEVICE_KINDS)
@@ -42,8 +42,8 @@ def write_form(trace: ChakraTrace, folder: Path, form: str) -> Path:
     write_chakra(folder / "plain.et", trace)
     data = (folder / "plain.et").read_bytes()
     if not form.startswith("et"):
-        from stepscope.traces.chakra.files import _frames
-        from stepscope.traces.source import Source
+        from stepscope.formats.chakra.files import _frames
+        from stepscope.formats.source import Source
 
         frames = _frames(Source(folder / "plain.et"), [])
         made = [messages().metadata.FromString(next(frames)[1])]

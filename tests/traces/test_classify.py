@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.traces import classify as classes
-from stepscope.traces.classify import CATEGORIES, classify, classify_host_communication, classify_names, labels
-from stepscope.traces.timeline import ANNOTATION, COPY, DEVICE_ANNOTATION, KERNEL, RUNTIME, SET
+from stepscope.formats import classify as classes
+from stepscope.formats.classify import CATEGORIES, classify, classify_host_communication, classify_names, labels
+from stepscope.formats.timeline import ANNOTATION, COPY, DEVICE_ANNOTATION, KERNEL, RUNTIME, SET
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not beside the checkout")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from same_rows import rows_of
 
-from stepscope.traces.kineto import columns
-from stepscope.traces.kineto.careful import read_kineto
-from stepscope.traces.kineto.columns import Column
-from stepscope.traces.kineto.fast import read_kineto_fast
+from stepscope.formats.kineto import columns
+from stepscope.formats.kineto.columns import Column
+from stepscope.formats.kineto.scanner import scan_kineto
+from stepscope.formats.kineto.tolerant import read_kineto
 
 HANDED_OVER: dict[str, Callable[[int, int], bool]] = {
     "no row": lambda row, rows: False,
@@ -41,7 +41,7 @@ def test_a_trace_around_every_doubling(name: str, rows: int, tmp_path: Path, mon
         for row, one in enumerate(events)
     ]
     path.write_text('{"traceEvents": [' + ", ".join(texts) + "]}")
-    fast, careful = read_kineto_fast(path, piece_bytes=500), read_kineto(path)
+    fast, careful = scan_kineto(path, piece_bytes=500), read_kineto(path)
     assert fast.core["start_ns"].tolist() == careful.core["start_ns"].tolist()
     assert rows_of(fast) == rows_of(careful)
 
@@ -74,5 +74,5 @@ def test_times_of_nineteen_digits(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     record = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 17000000%08d.123, "dur": 1.5}'
     path.write_text('{"traceEvents": [' + ",".join(record % row for row in range(20_000)) + "]}")
-    fast = read_kineto_fast(path)
+    fast = scan_kineto(path)
     assert fast.core["start_ns"].tolist() == [1700000000000000123 + 1000 * row for row in range(20_000)]

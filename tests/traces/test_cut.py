@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from same_timeline import GPT2, NCCL, assert_same, dlrm_ranks, real_trace, values
 
 from stepscope.core.errors import UsageError
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.cut import cut, cut_all, take_rows
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 
 
 def two_steps() -> Timeline:

@@ -12,11 +12,11 @@ from damage import DAMAGES, variants
 from same_rows import rows_of
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.damage import describe_damage
+from stepscope.formats.kineto.scanner import scan_kineto
+from stepscope.formats.kineto.tolerant import read_kineto
+from stepscope.formats.timeline import Timeline
+from stepscope.formats.values import describe_damage
 from stepscope.traces.finish import finish
-from stepscope.traces.kineto.careful import read_kineto
-from stepscope.traces.kineto.fast import read_kineto_fast
-from stepscope.traces.timeline import Timeline
 
 DATA = Path(__file__).parent / "data"
 WHOLE = gzip.decompress((DATA / "event_sync_multi_stream.json.gz").read_bytes())
@@ -31,7 +31,7 @@ def small_trace() -> bytes:
 
 def read_both(path: Path) -> tuple[Timeline | None, Timeline | None]:
     results: list[Timeline | None] = []
-    for reader in (read_kineto, read_kineto_fast):
+    for reader in (read_kineto, scan_kineto):
         try:
             timeline = reader(path)
         except BadInputError as error:
@@ -97,7 +97,7 @@ def test_a_packed_file_that_was_cut_gives_what_it_holds(tmp_path: Path) -> None:
     timeline = read_kineto(path)
     assert 0 < len(timeline) < whole
     assert any("ends too early" in what for what in timeline.repairs)
-    assert rows_of(read_kineto_fast(path)) == rows_of(timeline)
+    assert rows_of(scan_kineto(path)) == rows_of(timeline)
 
 
 HOSTILE = {

@@ -18,8 +18,8 @@ from graph_examples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces.graphs.data_dependencies import DataDependency, _Storage, accesses, data_dependencies, data_edges
-from stepscope.traces.graphs.execution_trace import parse_execution_trace
+from stepscope.formats.execution_trace import parse_execution_trace
+from stepscope.traces.data_dependencies import DataDependency, _Storage, accesses, data_dependencies, data_edges
 from stepscope.traces.link import link
 
 

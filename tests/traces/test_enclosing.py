@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.traces.enclosing import climb, farthest, nearest, nearest_after
+from stepscope.formats.nesting import climb, farthest, nearest, nearest_after
 
 
 def ancestors(row: int, parent: list[int]) -> list[int]:

@@ -12,10 +12,10 @@ import pytest
 from graph_examples import SHARED, check_refusal, document, flat, nested, roots, small_nodes
 
 from stepscope.core.errors import BadInputError
+from stepscope.formats.execution_trace import parse_execution_trace, read_execution_trace, sniff
+from stepscope.formats.graph import Graph
 from stepscope.traces.chakra.graphs import chakra_of_graph
-from stepscope.traces.graphs.data_dependencies import data_dependencies
-from stepscope.traces.graphs.execution_trace import parse_execution_trace, read_execution_trace, sniff
-from stepscope.traces.graphs.graph import Graph
+from stepscope.traces.data_dependencies import data_dependencies
 
 
 def look_at(graph: Graph) -> list[object]:

@@ -10,6 +10,7 @@ import pickle
 import pickletools
 import struct
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces import plain_pickle
+from stepscope.formats import flight_recorder, plain_pickle
+from stepscope.formats.registry import require_format
+from stepscope.formats.timeline import Timeline
 from stepscope.traces.finish import finish
-from stepscope.traces.flight_recorder import dump as flight_recorder
-from stepscope.traces.formats import require_format
-from stepscope.traces.timeline import Timeline
 
 DATA = Path(__file__).parent / "data"
 """Two ranks of torch 2.13 with Gloo, dumped by `_dump_fr_trace` without stacks."""
@@ -256,6 +256,16 @@ def test_bounds_hold_for_counts(data: bytes, most: dict[str, int], rule: str) ->
     plain_pickle.load(b"\x80\x02].", where="x", most=plain_pickle.Limits(**most))
     with pytest.raises(BadInputError, match=rule):
         plain_pickle.load(data, where="x", most=plain_pickle.Limits(**most))
+
+
+def test_a_long_list_named_again_and_again_is_walked_once() -> None:
+    """Looked at each time it is named, two hundred thousand numbers a hundred thousand times take hours."""
+    long = b"](" + b"K\x01" * 200_000 + b"eq\x00"
+    begin = time.process_time()
+    found = plain_pickle.load(b"\x80\x02](" + long + b"h\x00" * 100_000 + b"e.", where="x")
+    assert len(found) == 100_001
+    assert found[0] is found[-1]
+    assert time.process_time() - begin < 10
 
 
 def test_a_memory_far_away_costs_nothing() -> None:

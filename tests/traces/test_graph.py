@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.traces.graphs.execution_trace import parse_execution_trace
-from stepscope.traces.graphs.graph import Collective, Graph, Node
+from stepscope.formats.execution_trace import parse_execution_trace
+from stepscope.formats.graph import Collective, Graph, Node
 
 
 def ids(nodes: list[Node]) -> list[int]:

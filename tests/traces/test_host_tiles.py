@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.formats.timeline import OPERATOR, PYTHON, TimelineBuilder
 from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import OPERATOR, PYTHON, TimelineBuilder
 
 
 def cut(spans: list[tuple[int, int, int]], *, python: tuple[int, ...] = ()) -> HostTiles:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from same_rows import rows_of
 
 from stepscope.cli.trace import command
-from stepscope.traces.cache import cache_folders
+from stepscope.formats.source import cache_folders
 from stepscope.traces.finish import MOST_DEVICES, MOST_STREAMS
 from stepscope.traces.read import load_timeline, read_timeline
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same_rows import rows_of
 
-from stepscope.traces.kineto.careful import parse_microseconds, read_kineto
-from stepscope.traces.kineto.fast import CORE_COLUMNS, read_kineto_fast
-from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import (
+from stepscope.formats.kineto.scanner import scan_kineto
+from stepscope.formats.kineto.tolerant import parse_microseconds, read_kineto
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     COUNTER,
@@ -31,10 +30,11 @@ from stepscope.traces.timeline import (
     SYNC,
     Timeline,
 )
+from stepscope.traces.read import read_timeline
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 DATA = Path(__file__).parent / "data"
-READERS = (read_kineto, read_kineto_fast)
+READERS = (read_kineto, scan_kineto)
 
 
 def write(path: Path, events: list[dict[str, Any]], *, indent: int | None = None, **header: Any) -> Path:
@@ -214,22 +214,15 @@ def test_packed_files_are_told_by_their_first_bytes(suffix: str, tmp_path: Path)
     assert rows_of(read_kineto(path)) == rows_of(read_kineto(DATA / "event_sync_multi_stream.json.gz"))
 
 
-def test_the_core_columns_are_the_same(tmp_path: Path) -> None:
-    path = DATA / "event_sync_multi_stream.json.gz"
-    core, full = read_kineto_fast(path, columns=CORE_COLUMNS), read_kineto_fast(path)
-    for name in ("start_ns", "end_ns", "kind", "device", "stream", "correlation"):
-        assert core.core[name].tolist() == full.core[name].tolist()
-
-
 def test_columns_in_files_are_the_same(tmp_path: Path) -> None:
     path = DATA / "event_sync_multi_stream.json.gz"
-    assert rows_of(read_kineto_fast(path, folder=tmp_path)) == rows_of(read_kineto_fast(path))
+    assert rows_of(scan_kineto(path, folder=tmp_path)) == rows_of(scan_kineto(path))
     assert not list(tmp_path.iterdir())
 
 
 def test_small_pieces_give_the_same_rows() -> None:
     path = DATA / "event_sync_multi_stream.json.gz"
-    assert rows_of(read_kineto_fast(path, piece_bytes=700)) == rows_of(read_kineto(path))
+    assert rows_of(scan_kineto(path, piece_bytes=700)) == rows_of(read_kineto(path))
 
 
 def test_two_spellings_of_one_text_are_one(tmp_path: Path) -> None:
@@ -237,7 +230,7 @@ def test_two_spellings_of_one_text_are_one(tmp_path: Path) -> None:
     odd = {"ph": "i", "name": "instant", "pid": "x", "tid": "y", "ts": 3, "s": "g"}
     events = [event("slash/ed", "cpu_op", 1), event("other", "cpu_op", 2), odd, event("slash/ed", "cpu_op", 4)]
     path.write_text(json.dumps({"traceEvents": events}).replace("slash/ed", "slash\\/ed", 1))
-    timeline = read_kineto_fast(path)
+    timeline = scan_kineto(path)
     assert [timeline.texts[code] for code in timeline.core["name"]] == ["slash/ed", "other", "instant", "slash/ed"]
     assert len(set(timeline.texts)) == len(timeline.texts)
 
@@ -260,8 +253,8 @@ def test_pieces_may_end_anywhere(reader: Any, layout: dict[str, Any], tmp_path: 
     path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     for piece in (64, 177, 1000, 1 << 22):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stepscope.traces.kineto.text.ChromeText.__init__.__defaults__", (piece,))
-            timeline = reader(path, piece_bytes=piece) if reader is read_kineto_fast else reader(path)
+            patch.setattr("stepscope.formats.kineto.text.ChromeText.__init__.__defaults__", (piece,))
+            timeline = reader(path, piece_bytes=piece) if reader is scan_kineto else reader(path)
         assert [timeline.texts[code] for code in timeline.core["name"]] == AWKWARD * 6
         assert timeline.core["start_ns"].min() == 10**9
         assert (timeline.rank, timeline.world_size, len(timeline.metadata["devices"])) == (3, 8, 8)
@@ -303,7 +296,7 @@ def test_both_readers_agree_on_every_real_trace() -> None:
     assert len(paths) > 20
     for path in paths:
         careful = read_kineto(path)
-        fast = read_kineto_fast(path)
+        fast = scan_kineto(path)
         assert rows_of(fast) == rows_of(careful), path
         assert fast.core["start_ns"].tolist() == careful.core["start_ns"].tolist(), (
             "rows stand in the order of the file"
@@ -344,7 +337,7 @@ def test_of_repeated_keys_the_last_counts_in_both_readers(more: str, tmp_path: P
     path = tmp_path / "t.json"
     record = '"ph": "X", "cat": "kernel", "name": "a", "pid": 0, "tid": 7, "ts": 1, "dur": 1, ' + more
     path.write_text(f'{{"traceEvents": [{{{record}}}]}}')
-    fast, careful = read_kineto_fast(path), read_kineto(path)
+    fast, careful = scan_kineto(path), read_kineto(path)
     assert rows_of(fast) == rows_of(careful)
     last = json.loads(f"{{{record}}}")
     assert careful.texts[careful.core["name"][0]] == last["name"]

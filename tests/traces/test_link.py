@@ -13,11 +13,11 @@ import pytest
 from graph_examples import ADD, document, nested, operator, pairs, roots, shared_graph, shared_timeline, tensor
 
 from stepscope.core.errors import BadInputError
+from stepscope.formats.execution_trace import parse_execution_trace
+from stepscope.formats.graph import Graph
+from stepscope.formats.timeline import KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.graphs.execution_trace import parse_execution_trace
-from stepscope.traces.graphs.graph import Graph
 from stepscope.traces.link import EXTERNAL_ID, NONE, ORDER, RECORD_FUNCTION, link
-from stepscope.traces.timeline import KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 
 CALLS = [(3, "outer", 2), (4, "aten::mm", 3), (5, "aten::add", 3)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.traces import machine_code
+from stepscope.formats import machine_code
 
 LOAD = """
 import sys, numpy as np
-from stepscope.traces.machine_code import load
+from stepscope.formats.machine_code import load
 text = np.frombuffer(b"aten::addmm" + bytes(8), np.uint8)
 print(load("kineto_scan", "hash_text", "ii")(text.ctypes.data, text.ctypes.data + 11), "numba" in sys.modules)
 """

@@ -14,11 +14,10 @@ import pytest
 
 from stepscope.analyze.memory_use import MemoryUse, memory_use
 from stepscope.core.errors import BadInputError
-from stepscope.traces.memory import snapshot
-from stepscope.traces.memory.files import looks_like_memory, read_memory
-from stepscope.traces.memory.history import BEFORE
+from stepscope.formats.memory import looks_like_memory, read_memory, snapshot
+from stepscope.formats.memory.history import BEFORE
+from stepscope.formats.source import read_head
 from stepscope.traces.read import read_timeline, read_traces
-from stepscope.traces.source import read_head
 
 DATA = Path(__file__).parent / "data" / "memory"
 MIB = 1 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import sqlite3
 from contextlib import closing
@@ -14,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.classify import CATEGORIES
-from stepscope.traces.finish import finish
-from stepscope.traces.formats import require_format
-from stepscope.traces.nsys import sqlite as nsys_sqlite
-from stepscope.traces.nsys import stats as nsys_stats
-from stepscope.traces.timeline import (
+from stepscope.formats.classify import CATEGORIES
+from stepscope.formats.nsys import sqlite as nsys_sqlite
+from stepscope.formats.nsys import stats as nsys_stats
+from stepscope.formats.registry import require_format
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     INSTANT,
@@ -32,6 +32,7 @@ from stepscope.traces.timeline import (
     SYNC,
     Thread,
 )
+from stepscope.traces.finish import finish
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "public" / "nsys"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public tables are not beside the checkout")
@@ -496,3 +497,11 @@ def test_cut_packed_sums_are_told(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(table.encode())[:-12])
     found = nsys_stats.read_summary(path)
     assert any("the packed file ends too early" in what for what in found.repairs)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Opened, it would wait for a writer for ever."""
+    pipe = tmp_path / "report.sqlite"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInputError, match="is a pipe"):
+        nsys_sqlite.read(pipe)

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import stepscope
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.nesting import fill_parents
+from stepscope.formats.source import cache_folders
+from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces import load_timeline, make_table, read_timeline, read_traces
-from stepscope.traces.cache import cache_folders, verify_cache
+from stepscope.traces.cache import verify_cache
 from stepscope.traces.finish import finish
-from stepscope.traces.nesting import fill_parents
-from stepscope.traces.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def test_a_step_number_beyond_every_column_is_no_step() -> None:
 def test_the_compiled_walk_finds_the_same_parents(spans: list[tuple[int, int, int]]) -> None:
     import numpy as np
 
-    from stepscope.traces import nesting
+    from stepscope.formats import nesting
 
     thread, start, length = (
         np.array(column, np.int64) for column in (zip(*spans, strict=True) if spans else ([], [], []))

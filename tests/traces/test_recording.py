@@ -29,10 +29,9 @@ from stepscope.traces.recording import (
 )
 from stepscope.traces.recording.evidence import write_recording
 from stepscope.traces.recording.marks import Marks, OptimizerCycle
-from stepscope.traces.recording.plan import LEAN, make_stages
 from stepscope.traces.recording.program import START_UP, RecordedProgram, record_program
-from stepscope.traces.recording.rank import Place, read_place
-from stepscope.traces.recording.settings import ProfilerSettings
+from stepscope.traces.recording.recorder import Place, read_place
+from stepscope.traces.recording.settings import LEAN, ProfilerSettings, make_stages
 
 QUICK = {"warmup": 1, "unprofiled": 1, "profiler_warmup": 1, "steps": 2, "settle": 0}
 
@@ -327,7 +326,7 @@ def test_the_record_names_what_it_was_made_of(recording: tuple[Path, Recording])
 
 
 def test_ranges_of_whole_numbers_are_kept(recording: tuple[Path, Recording]) -> None:
-    from stepscope.traces.graphs.execution_trace import read_execution_trace
+    from stepscope.formats.execution_trace import read_execution_trace
 
     out, found = recording
     assert found.ranks[0].et is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import BadInputError
+from stepscope.formats.source import Source, is_packed, open_bytes, read_bounded, read_head
 from stepscope.traces.read import read_traces
-from stepscope.traces.source import Source, is_packed, open_bytes, read_bounded, read_head
 
 CONTENT = random.Random(1).randbytes(3 << 20)
 Pack = Callable[[bytes], bytes]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces.graphs.tensors import (
+from stepscope.core.dtypes import dtype_bytes
+from stepscope.formats.tensors import (
     UNDEFINED,
     Arguments,
     Opaque,
     Tensor,
     ValueType,
-    dtype_bytes,
     parse_type,
     split_list,
 )

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from same_timeline import ALEXNET, GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks, real_trace
 
 from stepscope.core.errors import StoreWriteError, UsageError
-from stepscope.traces.chrome.write import Arrow, arrows_of_edges, write_chrome
-from stepscope.traces.dependencies import RowEdges
-from stepscope.traces.finish import finish
-from stepscope.traces.kineto import merged as merged_chrome
-from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import (
+from stepscope.formats.chrome.write import Arrow, arrows_of_edges, write_chrome
+from stepscope.formats.kineto import merged as merged_chrome
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     COUNTER,
@@ -34,9 +31,12 @@ from stepscope.traces.timeline import (
     RUNTIME,
     SET,
     SYNC,
+    RowEdges,
     Timeline,
     TimelineBuilder,
 )
+from stepscope.traces.finish import finish
+from stepscope.traces.read import read_timeline
 
 
 def small(rank: int | None = None, *, start_ns: int = 5_000_000_000) -> Timeline:

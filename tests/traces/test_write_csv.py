@@ -10,8 +10,8 @@ import pytest
 from same_timeline import NCCL, dlrm_ranks, real_trace, values
 
 from stepscope.core.errors import StoreWriteError, UsageError
+from stepscope.formats.timeline import KERNEL, KINDS, OPERATOR, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import KERNEL, KINDS, OPERATOR, TimelineBuilder
 from stepscope.traces.write_csv import write_csv
 
 

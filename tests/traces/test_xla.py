@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces import classify as classes
-from stepscope.traces.finish import finish
-from stepscope.traces.formats import require_format
-from stepscope.traces.timeline import (
+from stepscope.formats import classify as classes
+from stepscope.formats.registry import require_format
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     DEVICE_ANNOTATION,
@@ -24,8 +23,9 @@ from stepscope.traces.timeline import (
     SET,
     Timeline,
 )
-from stepscope.traces.xla import hlo
-from stepscope.traces.xla import reader as xla
+from stepscope.formats.xla import hlo
+from stepscope.formats.xla import reader as xla
+from stepscope.traces.finish import finish
 
 
 def process(pid: int, name: str) -> dict[str, Any]:

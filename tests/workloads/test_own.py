@@ -15,10 +15,10 @@ from stepscope.bench.workloads.own import is_own, make_own_case, prepare_own
 from stepscope.cli.main import run
 from stepscope.cli.resume import rehearse
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.timeline import OPERATOR
 from stepscope.measure import open_device
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
-from stepscope.traces.timeline import OPERATOR
 
 EXAMPLE = """
 import torch

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope.core.units import format_bytes, format_share
-from stepscope.traces.memory.history import Fragmentation, MemoryHistory, OutOfMemory
+from stepscope.formats.memory.history import Fragmentation, MemoryHistory, OutOfMemory
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 MOST_POINTS = 1000
 LEAST_STEPS = 3

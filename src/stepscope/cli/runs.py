@@ -18,6 +18,8 @@ from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
 from stepscope.core.escapes import escape_line
+from stepscope.formats.nccl_tests.importing import VERB as IMPORT_VERB
+from stepscope.formats.nccl_tests.importing import prepare_import, write_import
 from stepscope.store import (
     TABLES,
     Damage,
@@ -26,7 +28,6 @@ from stepscope.store import (
     find_run,
     find_run_folder,
     list_runs,
-    prepare_import,
     query_runs,
     read_each,
     read_kernel_table,
@@ -34,12 +35,10 @@ from stepscope.store import (
     rows_of_run,
     run_folders,
     verify_run,
-    write_import,
     write_kernel_table,
     write_parquet,
 )
 from stepscope.store.kernel_table import require_parquet_name, require_table_name
-from stepscope.store.nccl_tests import VERB as IMPORT_VERB
 
 
 @click.group("runs")

@@ -18,9 +18,9 @@ from stepscope.core.files import output_file
 from stepscope.core.units import format_bytes, format_duration, format_share, parse_size
 
 if TYPE_CHECKING:
-    from stepscope.traces.graphs.graph import Graph
+    from stepscope.formats.graph import Graph
+    from stepscope.formats.timeline import Timeline
     from stepscope.traces.read import TraceSet
-    from stepscope.traces.timeline import Timeline
 
 FORMATS = {"chrome": (".json", ".json.gz"), "parquet": (".parquet",), "csv": (".csv", ".csv.gz"), "chakra": (".et",)}
 
@@ -145,7 +145,7 @@ def _tell_warnings(graph: Graph) -> list[str]:
 
 
 def _is_graph(source: str) -> bool:
-    from stepscope.traces.formats import looks_like_graph
+    from stepscope.formats.registry import looks_like_graph
 
     path = Path(source)
     return path.is_file() and looks_like_graph(path)
@@ -210,7 +210,7 @@ def _anonymise(timelines: Sequence[Timeline]) -> tuple[list[Timeline], dict[str,
 
 def _write(form: str, timelines: list[Timeline], target: Path, *, max_size: str | None, flows: str) -> dict[str, Any]:
     if form == "chrome":
-        from stepscope.traces.chrome.write import write_chrome
+        from stepscope.formats.chrome.write import write_chrome
 
         chosen = {"none": (), "launches": ("ac2g",), "all": ("ac2g", "fwdbwd")}[flows]
         limit = parse_size(max_size, where="--max-size") if max_size else None
@@ -266,9 +266,9 @@ def _write_chakra_rank(
     timeline: Timeline, target: Path, graph_path: Path | None, *, keep_unlinked: bool
 ) -> dict[str, Any]:
     from stepscope.analyze.critical.edges import row_edges
+    from stepscope.formats.execution_trace import read_execution_trace
     from stepscope.traces.chakra.convert import MINIMUM_SHARE
     from stepscope.traces.chakra.convert import convert as to_chakra
-    from stepscope.traces.graphs.execution_trace import read_execution_trace
     from stepscope.traces.link import link as join
 
     graph = None if graph_path is None else read_execution_trace(graph_path)
@@ -292,7 +292,7 @@ def _write_chakra_rank(
 
 def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
     """A graph without times as Chakra."""
-    from stepscope.traces.chakra.files import write_chakra
+    from stepscope.formats.chakra.files import write_chakra
     from stepscope.traces.chakra.graphs import chakra_of_graph
 
     require_numpy()
@@ -313,10 +313,10 @@ def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
 
 def read_graph(path: Path) -> Graph:
     """An execution trace or a Chakra file."""
+    from stepscope.formats.chakra.timeline import looks_like_chakra, read_either
+    from stepscope.formats.execution_trace import read_execution_trace
+    from stepscope.formats.source import read_head
     from stepscope.traces.chakra.graphs import graph_of_chakra
-    from stepscope.traces.chakra.timeline import looks_like_chakra, read_either
-    from stepscope.traces.graphs.execution_trace import read_execution_trace
-    from stepscope.traces.source import read_head
 
     head = read_head(path)
     if not looks_like_chakra(head, path):

@@ -14,9 +14,9 @@ from stepscope.core.errors import ExitCode
 def show_memory(source: str, *, as_json: bool) -> int | None:
     """None for anything that is no such file."""
     from stepscope.analyze.memory_use import memory_use
+    from stepscope.formats.memory import looks_like_memory, read_memory
+    from stepscope.formats.source import read_head
     from stepscope.report.memory_text import format_memory
-    from stepscope.traces.memory.files import looks_like_memory, read_memory
-    from stepscope.traces.source import read_head
 
     path = Path(source)
     if not path.is_file() or not looks_like_memory(head := read_head(path), path):

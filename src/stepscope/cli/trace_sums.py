@@ -14,7 +14,7 @@ from stepscope.core.units import format_duration, format_share
 
 if TYPE_CHECKING:
     from stepscope.analyze.diff.sums import SumChange, SumsDiff
-    from stepscope.traces.nsys.stats import KernelSummary
+    from stepscope.formats.nsys.stats import KernelSummary
 
 SHOWN = 10
 
@@ -52,15 +52,15 @@ def diff_two_sums(a: str, b: str, *, chosen: bool, as_json: bool) -> int | None:
 
 
 def _read(source: str) -> KernelSummary | None:
-    from stepscope.traces.nsys.stats import read_summary, sniff_summary
-    from stepscope.traces.source import read_head
+    from stepscope.formats.nsys.stats import read_summary, sniff_summary
+    from stepscope.formats.source import read_head
 
     path = Path(source)
     return read_summary(path) if path.is_file() and sniff_summary(read_head(path), path) else None
 
 
 def _format(found: KernelSummary, by_category: dict[str, float]) -> str:
-    from stepscope.traces.kernel_names import short_name
+    from stepscope.formats.kernel_names import short_name
 
     largest = sorted(found.rows, key=lambda row: -row.total_s)[:SHOWN]
     return "\n".join(

@@ -24,6 +24,7 @@ from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.rescale import rescale
 from stepscope.core.files import write_output
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
+from stepscope.formats.timeline import Timeline
 from stepscope.report import trace_tables as tables
 from stepscope.report.trace_charts import MOST_BARS, Bar, draw_bars, draw_memory, rank_bars
 from stepscope.report.trace_overview import COLOURS
@@ -40,7 +41,6 @@ from stepscope.report.trace_words import (
     share_values,
     share_words,
 )
-from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:
     from markupsafe import Markup

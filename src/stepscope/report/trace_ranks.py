@@ -14,10 +14,10 @@ from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import StepscopeError
 from stepscope.core.units import format_duration
+from stepscope.formats.timeline import Timeline
 from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES, Names, Overview, draw_overview, used_names
 from stepscope.report.trace_tracks import Track, draw_tracks
 from stepscope.report.trace_words import by_step_time, median_rank
-from stepscope.traces.timeline import Timeline
 
 TimelineOf = Callable[[int], Timeline]
 """Reads the timeline of a rank."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.intervals import StepFunction
 from stepscope.analyze.step.over_time import collective_bandwidth, copy_bandwidth, queue_length
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 MOST_POINTS = 500
 """Of one lane; a curve with more changes is drawn as means over so many equal parts of the step."""

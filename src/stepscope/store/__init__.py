@@ -9,14 +9,6 @@ from stepscope.store.kernel_table import (
     write_kernel_table,
     write_parquet,
 )
-from stepscope.store.nccl_tests import (
-    NcclOutput,
-    import_nccl_tests,
-    parse_nccl_json,
-    parse_nccl_text,
-    prepare_import,
-    write_import,
-)
 from stepscope.store.reader import (
     JournalTail,
     RunStatus,
@@ -45,7 +37,6 @@ __all__ = [
     "JournalTail",
     "KernelRow",
     "MeasuredCase",
-    "NcclOutput",
     "QueryResult",
     "Rates",
     "RunStatus",
@@ -57,12 +48,8 @@ __all__ = [
     "find_run",
     "find_run_folder",
     "format_tables_markdown",
-    "import_nccl_tests",
     "is_ceiling",
     "list_runs",
-    "parse_nccl_json",
-    "parse_nccl_text",
-    "prepare_import",
     "query_runs",
     "rate_case",
     "read_each",
@@ -74,7 +61,6 @@ __all__ = [
     "run_folders",
     "utc_now",
     "verify_run",
-    "write_import",
     "write_kernel_table",
     "write_parquet",
 ]

@@ -5,20 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepscope.formats.timeline import Timeline, TimelineBuilder
+
 if TYPE_CHECKING:
     from stepscope.traces.read import TraceSet, load_timeline, read_timeline, read_timelines, read_traces
     from stepscope.traces.table import make_table
-    from stepscope.traces.timeline import Timeline, TimelineBuilder
 
 _HOMES = {
-    "Timeline": "timeline",
-    "TimelineBuilder": "timeline",
-    "TraceSet": "read",
-    "load_timeline": "read",
-    "make_table": "table",
-    "read_timeline": "read",
-    "read_timelines": "read",
-    "read_traces": "read",
+    "Timeline": "formats.timeline",
+    "TimelineBuilder": "formats.timeline",
+    "TraceSet": "traces.read",
+    "load_timeline": "traces.read",
+    "make_table": "traces.table",
+    "read_timeline": "traces.read",
+    "read_timelines": "traces.read",
+    "read_traces": "traces.read",
 }
 
 __all__ = [
@@ -36,4 +37,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'stepscope.traces' has no attribute {name!r}")
-    return getattr(import_module(f"stepscope.traces.{_HOMES[name]}"), name)
+    return getattr(import_module(f"stepscope.{_HOMES[name]}"), name)

@@ -14,14 +14,15 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.core.errors import UsageError
-from stepscope.traces import public_names as public
-from stepscope.traces.kineto.fields import COLUMN_OF_ARGUMENT
-from stepscope.traces.timeline import (
+from stepscope.formats.classify import CATEGORIES, classify_names
+from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT
+from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
     COPY,
@@ -32,13 +33,12 @@ from stepscope.traces.timeline import (
     OPERATOR,
     RUNTIME,
     SET,
+    Array,
     Block,
     Thread,
     Timeline,
 )
-
-if TYPE_CHECKING:
-    from stepscope.traces.timeline import Array
+from stepscope.traces import public_names as public
 
 LEAST_KEY_BYTES = 16
 HASH_BYTES = 8
@@ -84,7 +84,7 @@ _REPORTED_AS = {"values": "scalar inputs", "types": "input types", "arguments": 
 
 
 class AnonymiseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, without a word of what was there."""
+    """What was done; it repeats nothing of what was there."""
 
     replaced: dict[str, int]
     """Different texts replaced, by what they were."""
@@ -193,7 +193,7 @@ class _Hider:
         return text
 
     def name(self, text: str, kind: int) -> str:
-        """Of an event of this kind."""
+        """The name of an event of this kind."""
         what = KINDS[kind]
         if kind == OPERATOR:
             return self._operator(text)
@@ -218,8 +218,6 @@ class _Hider:
     def _kernel(self, text: str) -> str:
         if not self._hide_kernels:
             return self.keep(text, "kernel")
-        from stepscope.traces.classify import CATEGORIES, classify_names
-
         category = CATEGORIES[int(classify_names([text])[0])]
         return self.hide(text, "kernel", _KERNEL_STEMS.get(category, "kernel"))
 
@@ -310,8 +308,6 @@ class _NewTexts:
 
     def recode(self, codes: Any, change: Callable[[str], str]) -> Any:
         """Codes of the changed texts; MISSING where nothing is left of one."""
-        import numpy as np
-
         new_code = np.full(len(self.old) + 1, MISSING, np.int64)
         for code in np.unique(codes).tolist():
             if code != MISSING:
@@ -321,8 +317,6 @@ class _NewTexts:
 
 
 def _new_names(timeline: Timeline, texts: _NewTexts, hider: _Hider) -> Array:
-    import numpy as np
-
     names: Any = timeline.core["name"]
     kinds: Any = timeline.core["kind"]
     new = np.full(len(timeline), MISSING, np.int32)
@@ -337,16 +331,12 @@ def _new_name(hider: _Hider, kind: int, text: str) -> str:
 
 
 def _new_cells(codes: Any, column: str, texts: _NewTexts, hider: _Hider, *, drop: bool) -> Any:
-    import numpy as np
-
     if drop:
         return np.full(len(codes), MISSING, np.int32)
     return texts.recode(codes, lambda text: hider.cell(text, column))
 
 
 def _new_block(block: Block, texts: _NewTexts, hider: _Hider, *, drop_shapes: bool) -> Block | None:
-    import numpy as np
-
     columns: dict[str, Any] = {}
     for name, values in block.columns.items():
         if COLUMN[name].form == "text":

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import os
 import shutil
 import tempfile
 import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from stepscope.core.errors import BadInputError, MissingDependencyError
-from stepscope.traces.timeline import Block, Span, Thread, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.traces.timeline import Array
+from stepscope.formats.classify import find_classifier
+from stepscope.formats.source import cache_folders
+from stepscope.formats.timeline import Array, Block, Span, Thread, Timeline
 
 CACHE_VERSION = 2
 """Raised whenever a reader, the classifier or the layout changes what is stored."""
-BESIDE = ".stepscope"
-CACHE_VARIABLE = "STEPSCOPE_TRACE_CACHE"
-"""A folder for all caches of traces, instead of the places beside them."""
 ABANDONED_S = 3600.0
 _KEY = "key.json"
 _EVENTS, _TEXTS = "events", "texts"
@@ -67,8 +62,6 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 def make_key(path: Path, step_marker: str | None) -> CacheKey:
-    from stepscope.traces.classify import find_classifier
-
     status = path.stat()
     return CacheKey(
         cache_version=CACHE_VERSION,
@@ -77,17 +70,6 @@ def make_key(path: Path, step_marker: str | None) -> CacheKey:
         modified_ns=status.st_mtime_ns,
         step_marker=step_marker,
     )
-
-
-def cache_folders(path: Path, place: int = 0) -> list[Path]:
-    """Where the cache of this file (of its `place`-th rank) may be: beside it, or in the user's cache folder."""
-    path = path.resolve()
-    named = f"{hashlib.sha256(f'{path}:{place}'.encode()).hexdigest()[:24]}-{path.name}"[:200]
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return [Path(chosen) / named]
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    beside = f"{path.name}.{place}.cache" if place else f"{path.name}.cache"
-    return [path.parent / BESIDE / beside, Path(base) / "stepscope" / "traces" / named]
 
 
 def find_cached(path: Path, key: CacheKey, place: int = 0) -> Path | None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from stepscope.core.errors import UsageError, unknown_name
-from stepscope.traces.timeline import COLUMN, COLUMNS, DEVICE_KINDS, KINDS, MISSING, Block, Span, Timeline
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stepscope.traces.timeline import Array, Integers
-
-    Flags = NDArray[np.bool_]
+from stepscope.formats.timeline import (
+    COLUMN,
+    DEVICE_KINDS,
+    KINDS,
+    MISSING,
+    Array,
+    Block,
+    Integers,
+    Span,
+    Timeline,
+)
 
 MOST_STEPS_NAMED = 12
 """In a message about a step that is not there."""
@@ -37,8 +41,6 @@ def cut(
     times and ids stay; texts and threads that nothing uses any more are gone. A host event whose parent was left out
     gets the nearest enclosing one that was kept; device work without its call has none.
     """
-    import numpy as np
-
     if ranks is not None and timeline.rank not in ranks:
         return take_rows(timeline, np.zeros(0, np.int64), steps=())
     kept = np.ones(len(timeline), bool)
@@ -72,9 +74,7 @@ def cut_all(
 
 
 def take_rows(timeline: Timeline, rows: Integers, *, steps: Sequence[Span] | None = None) -> Timeline:
-    """A timeline of these rows alone (ascending); texts and threads are numbered anew in order of first use."""
-    import numpy as np
-
+    """A timeline of these rows alone (ascending); texts and threads are numbered anew in their order."""
     place = np.full(len(timeline) + 1, MISSING, np.int64)
     place[rows] = np.arange(len(rows))
     core: dict[str, Any] = {name: column[rows] for name, column in timeline.core.items()}
@@ -82,13 +82,16 @@ def take_rows(timeline: Timeline, rows: Integers, *, steps: Sequence[Span] | Non
     blocks = {
         name: block for name in timeline.blocks if (block := _take_block(timeline.blocks[name], place)) is not None
     }
-    core, blocks, texts = _renumber_texts(core, blocks, timeline.texts)
-    core["thread"], used_threads = _renumber(core["thread"], len(timeline.threads))
+    kept = [core, *(block.columns for block in blocks.values())]
+    texts = (codes for columns in kept for name, codes in columns.items() if COLUMN[name].form == "text")
+    new_text, used_texts = _number_anew(len(timeline.texts), texts)
+    new_thread, used_threads = _number_anew(len(timeline.threads), [core["thread"]])
+    core["thread"] = new_thread[core["thread"]].astype(core["thread"].dtype)
     return replace(
         timeline,
-        core=core,
-        blocks=blocks,
-        texts=texts,
+        core=_recoded(core, new_text),
+        blocks={name: Block(block.rows, _recoded(block.columns, new_text)) for name, block in blocks.items()},
+        texts=[timeline.texts[old] for old in used_texts],
         threads=[timeline.threads[old] for old in used_threads],
         steps=tuple(timeline.steps if steps is None else steps),
     )
@@ -109,8 +112,6 @@ def _known_steps(timeline: Timeline, steps: Iterable[int]) -> list[int]:
 
 
 def _known_time(timeline: Timeline, start_ns: int | None, end_ns: int | None) -> tuple[int, int]:
-    import numpy as np
-
     limits = np.iinfo(np.int64)
     first = int(limits.min) if start_ns is None else start_ns
     last = int(limits.max) if end_ns is None else end_ns
@@ -136,18 +137,16 @@ def _where(timeline: Timeline) -> str | None:
     return None if source is None else str(source)
 
 
-def _overlaps(timeline: Timeline, first: int, last: int) -> Flags:
+def _overlaps(timeline: Timeline, first: int, last: int) -> Array:
     """An event without duration belongs to the time it happens in; the end itself is outside."""
     start: Any = timeline.core["start_ns"]
     end: Any = timeline.core["end_ns"]
-    inside: Flags = (start < last) & ((end > first) | (start >= first))
+    inside: Array = (start < last) & ((end > first) | (start >= first))
     return inside
 
 
-def _with_launches(timeline: Timeline, kept: Flags) -> Flags:
+def _with_launches(timeline: Timeline, kept: Array) -> Array:
     """Launch calls of kept device work, and device work of kept launch calls."""
-    import numpy as np
-
     parent: Any = timeline.core["parent"]
     devices = np.flatnonzero(np.isin(timeline.core["kind"], DEVICE_KINDS) & (parent >= 0))
     calls = parent[devices]
@@ -163,8 +162,6 @@ def _kept_ancestors(timeline: Timeline, rows: Integers, place: Integers) -> Inte
 
     Device work has no other parent than its call: an operator above it is no stand-in.
     """
-    import numpy as np
-
     parent: Any = timeline.core["parent"]
     above: Any = parent[rows].astype(np.int64)
     above[np.isin(timeline.core["kind"][rows], DEVICE_KINDS) & (place[above] < 0)] = MISSING
@@ -183,42 +180,20 @@ def _take_block(block: Block, place: Integers) -> Block | None:
     return Block(rows=moved[there].astype(block.rows.dtype), columns=columns)
 
 
-def _renumber_texts(
-    core: dict[str, Any], blocks: dict[str, Block], texts: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Block], list[str]]:
-    import numpy as np
-
-    used = np.zeros(len(texts) + 1, bool)
-    text_columns = [spec.name for spec in COLUMNS if spec.form == "text" and spec.block is None]
-    for name in text_columns:
-        used[core[name]] = True
-    for block in blocks.values():
-        for name, codes in block.columns.items():
-            if COLUMN[name].form == "text":
-                used[codes] = True
-    used[-1] = False  # what MISSING points to
-    new_code = np.full(len(texts) + 1, MISSING, np.int64)
-    new_code[:-1][used[:-1]] = np.arange(int(used.sum()))
-    for name in text_columns:
-        core[name] = new_code[core[name]].astype(core[name].dtype)
-    moved = {name: _renumber_block(block, new_code) for name, block in blocks.items()}
-    return core, moved, [texts[code] for code in np.flatnonzero(used).tolist()]
-
-
-def _renumber_block(block: Block, new_code: Integers) -> Block:
-    columns: dict[str, Any] = {
-        name: new_code[codes].astype(codes.dtype) if COLUMN[name].form == "text" else codes
-        for name, codes in block.columns.items()
-    }
-    return Block(rows=block.rows, columns=columns)
-
-
-def _renumber(codes: Any, count: int) -> tuple[Any, list[int]]:
-    import numpy as np
-
+def _number_anew(count: int, columns: Iterable[Array]) -> tuple[Integers, list[int]]:
+    """The new code of each old one, by their order, MISSING for those that no column holds; and the old ones kept."""
     used = np.zeros(count + 1, bool)
-    used[codes] = True
-    used[-1] = False
+    for codes in columns:
+        used[codes] = True
+    used[-1] = False  # what MISSING points to
     new_code = np.full(count + 1, MISSING, np.int64)
-    new_code[:-1][used[:-1]] = np.arange(int(used.sum()))
-    return new_code[codes].astype(codes.dtype), np.flatnonzero(used).tolist()
+    new_code[used] = np.arange(int(used.sum()))
+    return new_code, np.flatnonzero(used).tolist()
+
+
+def _recoded(columns: Mapping[str, Array], new_code: Integers) -> dict[str, Any]:
+    """With the codes of texts replaced."""
+    return {
+        name: new_code[codes].astype(codes.dtype) if COLUMN[name].form == "text" else codes
+        for name, codes in columns.items()
+    }

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import msgspec
+import numpy as np
 
 from stepscope.core.errors import BadInputError
-from stepscope.traces.enclosing import climb
-from stepscope.traces.graphs.graph import PROFILER_STEP, Graph, Node
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+from stepscope.formats.graph import PROFILER_STEP, Graph, Node
+from stepscope.formats.nesting import climb, look_up
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Integers, Timeline
+from stepscope.traces.link_summary import LinkSummary
 
 RECORD_FUNCTION, EXTERNAL_ID, ORDER, NONE = "record-function", "external-id", "order", "none"
 """Generations: host events carry the calls' own ids (2024 on); their external ids are those ids; neither, but the order
@@ -30,28 +28,6 @@ _NAMES_MUST_AGREE = 0.9
 """Ids of different runs coincide, names then do not."""
 
 Reasons = Mapping[str, int]
-
-
-class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of two files was joined."""
-
-    generation: str
-    linked_share: float
-    """The smaller of the two shares that follow."""
-    device_share: float | None
-    """Share of device events whose call was found; None where there are no device events."""
-    operator_share: float | None
-    """Share of the graph's operators whose host event was found; None where there are no operators."""
-    device_events: int
-    device_events_linked: int
-    operators: int
-    operators_linked: int
-    nodes: int
-    """Without the roots, which have no event."""
-    nodes_linked: int
-    reasons: dict[str, int]
-    """Why the rest was not joined, with counts."""
-    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -70,8 +46,6 @@ class Link:
 
     @cached_property
     def summary(self) -> LinkSummary:
-        import numpy as np
-
         devices = self._device_rows
         linked = int((self.node_of_row[devices] >= 0).sum())
         is_operator = np.fromiter(self.graph.operator_flags, bool, len(self.graph))
@@ -102,15 +76,11 @@ class Link:
 
     @cached_property
     def _device_rows(self) -> Integers:
-        import numpy as np
-
         return np.flatnonzero(np.isin(self.timeline.core["kind"], DEVICE_KINDS))
 
     @cached_property
     def _subtree(self) -> tuple[Integers, Integers, Integers]:
         """Place of each node in pre-order, the end of its subtree there, and the pre-order itself."""
-        import numpy as np
-
         graph = self.graph
         order = graph.preorder
         size = [1] * len(order)
@@ -126,8 +96,6 @@ class Link:
     @cached_property
     def _rows_by_preorder(self) -> tuple[Integers, Integers]:
         """Linked device rows ordered by the pre-order position of their node, and those positions."""
-        import numpy as np
-
         rows = self._device_rows[self.node_of_row[self._device_rows] >= 0]
         position = self._subtree[0][self.node_of_row[rows]]
         order = np.argsort(position, kind="stable")
@@ -135,16 +103,12 @@ class Link:
 
     def rows_of(self, node: Node | int) -> Integers:
         """Device rows that the call itself launched, not those of calls inside it. Takes a node or its place."""
-        import numpy as np
-
         position = self._subtree[0][self._place(node)]
         rows, positions = self._rows_by_preorder
         return rows[np.searchsorted(positions, position) : np.searchsorted(positions, position, side="right")]
 
     def rows_under(self, node: Node | int) -> Integers:
         """Device rows that the call, and all calls inside it, launched."""
-        import numpy as np
-
         place = self._place(node)
         begin, end = self._subtree[0][place], self._subtree[1][place]
         rows, positions = self._rows_by_preorder
@@ -168,8 +132,6 @@ class Link:
 
     def device_ns(self, *, inclusive: bool = True) -> Integers:
         """`device_s` of all nodes at once, in nanoseconds, by place; without the calls inside where not inclusive."""
-        import numpy as np
-
         rows, positions = self._rows_by_preorder
         core = self.timeline.core
         spent = (core["end_ns"][rows] - core["start_ns"][rows]).astype(np.int64)
@@ -221,8 +183,6 @@ class _Hosts(NamedTuple):
 
 
 def _join_hosts(graph: Graph, timeline: Timeline) -> _Hosts:
-    import numpy as np
-
     core = timeline.core
     rows = np.flatnonzero(np.isin(core["kind"], (OPERATOR, ANNOTATION)))
     if (core["record_function_id"][rows] > 0).any():
@@ -236,8 +196,6 @@ def _join_hosts(graph: Graph, timeline: Timeline) -> _Hosts:
 
 def _external_is_correlation(timeline: Timeline) -> bool:
     """The sign of 2023: device events repeat their correlation where later ones name the call."""
-    import numpy as np
-
     core = timeline.core
     devices = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS))
     external = core["external_id"][devices]
@@ -249,17 +207,10 @@ _NO_EVENT = "calls without a host event"
 
 
 def _join_by_id(graph: Graph, timeline: Timeline, rows: Integers, column: str, generation: str) -> _Hosts:
-    import numpy as np
-
-    ids = timeline.core[column][rows].astype(np.int64)
-    usable = ids > 0
-    ids, rows = ids[usable], rows[usable]
-    order = np.argsort(ids, kind="stable")
-    ids, rows = ids[order], rows[order]
+    rows = rows[timeline.core[column][rows] > 0]
     wanted = graph.column("rf_id")
-    place = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
-    found = (ids[place] == wanted) & (wanted > 0) if len(ids) else np.zeros(len(wanted), bool)
-    candidate = np.where(found, rows[place], MISSING) if len(ids) else np.full(len(wanted), MISSING)
+    candidate = look_up(wanted, timeline.core[column][rows].astype(np.int64), rows)
+    found = candidate >= 0
     same = _same_names(graph, timeline, candidate)
     reasons: dict[str, int] = {}
     _count(reasons, _OTHER_NAME, int((found & ~same).sum()))
@@ -276,8 +227,6 @@ def _join_by_id(graph: Graph, timeline: Timeline, rows: Integers, column: str, g
 
 
 def _same_names(graph: Graph, timeline: Timeline, candidate: Integers) -> Integers:
-    import numpy as np
-
     code_of = {text: code for code, text in enumerate(timeline.texts)}
     codes = np.fromiter((code_of.get(node.name, -2) for node in graph), np.int64, len(graph))
     names = timeline.core["name"]
@@ -292,8 +241,6 @@ def _join_by_order(graph: Graph, timeline: Timeline, rows: Integers) -> _Hosts:
 
     Half a thread would join just as well to any other run of the same program.
     """
-    import numpy as np
-
     host_row = np.full(len(graph), MISSING, np.int64)
     reasons: dict[str, int] = {}
     calls = _calls_by_thread(graph)
@@ -323,8 +270,6 @@ def _calls_by_thread(graph: Graph) -> list[tuple[list[int], list[str]]]:
 
 def _events_by_thread(timeline: Timeline, rows: Integers) -> dict[int, tuple[Integers, list[str]]]:
     """Rows and names of host events by thread, in order of creation."""
-    import numpy as np
-
     core = timeline.core
     steps = [code for code, text in enumerate(timeline.texts) if PROFILER_STEP.match(text)]
     rows = rows[~np.isin(core["name"][rows], steps)]
@@ -342,8 +287,6 @@ def _events_by_thread(timeline: Timeline, rows: Integers) -> dict[int, tuple[Int
 
 def _join_rest(graph: Graph, timeline: Timeline, found: _Hosts, reasons: dict[str, int]) -> Integers:
     """Calls of runtime and device rows: by external id where it names the host event, else by what holds the launch."""
-    import numpy as np
-
     core = timeline.core
     node_of_row = np.full(len(timeline), MISSING, np.int64)
     linked = found.host_row >= 0
@@ -374,20 +317,10 @@ def _join_rest(graph: Graph, timeline: Timeline, found: _Hosts, reasons: dict[st
 
 def _by_external_id(timeline: Timeline, devices: Integers) -> Integers:
     """Host row with the same external id as each device row; the innermost where several have it."""
-    import numpy as np
-
     core = timeline.core
     hosts = np.flatnonzero(np.isin(core["kind"], (OPERATOR, ANNOTATION)) & (core["external_id"] > 0))
-    if not len(hosts):
-        return np.full(len(devices), MISSING)
-    ids = core["external_id"][hosts]
-    order = np.lexsort((-core["start_ns"][hosts], ids))
-    hosts, ids = hosts[order], ids[order]
-    wanted = core["external_id"][devices]
-    place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    found = (ids[place] == wanted) & (wanted > 0)
-    named: Integers = np.where(found, hosts[place], MISSING)
-    return named
+    hosts = hosts[np.argsort(-core["start_ns"][hosts], kind="stable")]
+    return look_up(core["external_id"][devices], core["external_id"][hosts], hosts)
 
 
 def _doubts(graph: Graph, timeline: Timeline) -> list[str]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.kineto.fields import rank_in_name
+from stepscope.formats.kineto.text import UNREADABLE, read_records
+from stepscope.formats.registry import find_format, require_format, why_no_timeline
+from stepscope.formats.source import is_packed, read_head
+from stepscope.formats.timeline import Timeline
+from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, require_polars, write_cache
+from stepscope.traces.finish import finish
+from stepscope.traces.table import make_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,20 +40,9 @@ def read_timeline(path: Path | str, *, step_marker: str | None = None) -> Timeli
 
 def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeline]:
     """All ranks (or device processes) that one file holds, finished, without the cache."""
-    from stepscope.traces.cache import check_file
-    from stepscope.traces.finish import finish
-    from stepscope.traces.formats import require_format
-
     check_file(path)
     found = require_format(path)
     return [finish(timeline, step_marker=step_marker) for timeline in found.read(path)]
-
-
-def read_core(path: Path) -> Timeline:
-    """Only time, kind, name, device, stream and correlation of a Chrome trace; not finished."""
-    from stepscope.traces.kineto.fast import CORE_COLUMNS, read_kineto_fast
-
-    return read_kineto_fast(path, columns=CORE_COLUMNS)
 
 
 def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None = None, cache: bool = True) -> Timeline:
@@ -55,8 +51,6 @@ def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None =
     `place` chooses among the ranks of a file that holds several. Machines without polars read each time.
     """
     from importlib.util import find_spec
-
-    from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, write_cache
 
     path = Path(path)
     check_file(path)
@@ -74,7 +68,7 @@ def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None =
 
 @dataclass(frozen=True)
 class TraceSet:
-    """Traces of one job, one entry a rank; each is loaded when it is asked for and not kept."""
+    """Traces of one job, one entry per rank; each is loaded when it is asked for and not kept."""
 
     paths: Sequence[Path]
     """In order of rank; a file that holds several ranks is there for each."""
@@ -101,7 +95,7 @@ class TraceSet:
         return self.places[self._place(rank)]
 
     def timeline(self, rank: int | None = None) -> Timeline:
-        """Of one rank; of the first where none is named."""
+        """The timeline of one rank; of the first where none is named."""
         place = 0 if rank is None else self._place(rank)
         loaded = load_timeline(
             self.paths[place], place=self.places[place], step_marker=self.step_marker, cache=self.cache
@@ -124,9 +118,6 @@ class TraceSet:
 
     def table(self, columns: Sequence[str] | None = None, *, ranks: Collection[int] | None = None) -> pl.DataFrame:
         """Events of all (or these) ranks as one polars frame."""
-        from stepscope.traces.cache import require_polars
-        from stepscope.traces.table import make_table
-
         require_polars()
         import polars as pl
 
@@ -144,8 +135,6 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
     Only the beginnings of the files are looked at here; `timeline` and `table` read them.
     """
-    from stepscope.traces.source import read_head
-
     files, named = _find_files(path)
     found: list[_Entry] = []
     left_out: dict[str, str] = {}
@@ -165,7 +154,7 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
         first = next(iter(left_out.items()), None)
         raise BadInputError(
             "holds no trace that can be read" + (f" ({first[0]}: {first[1]})" if first else ""),
-            hint="give a trace file, a folder of traces (one a rank) or a pattern in quotes",
+            hint="give a trace file, a folder of traces (one per rank) or a pattern in quotes",
             where=str(path),
         )
     ranks = _number_ranks(found)
@@ -183,6 +172,7 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
 def _recording_of(path: Path) -> Path | None:
     """A recording named itself, or by the folder or a file of its timelines."""
+    # Recordings bring the store along, which costs more time to import than a small trace to read.
     from stepscope.traces.recording.evidence import is_recording
 
     return next((folder for folder in (path, path.parent, path.parent.parent) if is_recording(folder)), None)
@@ -218,8 +208,6 @@ def _timelines_of(folder: Path) -> Path:
 
 def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
     """Why a file is no timeline, and what to do with it; None when it is one."""
-    from stepscope.traces.formats import find_format, why_no_timeline
-
     if find_format(path, head) is not None:
         return None
     what, hint = why_no_timeline(path, head)
@@ -228,9 +216,6 @@ def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
 
 def find_rank(path: Path, head: bytes | None = None) -> int | None:
     """From what stands before the events (or, of a file that is not packed, after them), else from the name."""
-    from stepscope.traces.kineto.fields import rank_in_name
-    from stepscope.traces.source import is_packed, read_head
-
     rank = _rank_in(read_head(path, HEAD_BYTES) if head is None else head)
     if rank is None and not is_packed(path):
         with path.open("rb") as file:
@@ -240,8 +225,6 @@ def find_rank(path: Path, head: bytes | None = None) -> int | None:
 
 
 def _rank_in(text: bytes) -> int | None:
-    from stepscope.traces.kineto.text import UNREADABLE, read_records
-
     found = _DISTRIBUTED.search(text)
     if found is None:
         return None
@@ -262,8 +245,6 @@ class _Entry(NamedTuple):
 
 def _list_ranks_of(path: Path, head: bytes) -> list[_Entry]:
     """A Chrome trace holds one rank and its beginning tells which; files of other formats are read for it."""
-    from stepscope.traces.formats import require_format
-
     found = require_format(path, head)
     if found.name == "kineto":
         return [_Entry(find_rank(path, head), path, 0)]
@@ -287,7 +268,7 @@ def _number_ranks(found: list[_Entry]) -> list[int]:
         if rank in seen:
             raise BadInputError(
                 f"has rank {rank}, and so has {seen[rank].name}",
-                hint="give one trace a rank: another folder, or a pattern that matches one step's files",
+                hint="give one trace per rank: another folder, or a pattern that matches one step's files",
                 where=str(path),
             )
         seen[rank] = path

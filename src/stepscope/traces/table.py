@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stepscope.core.errors import unknown_name
-from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
+from stepscope.formats.classify import CATEGORIES
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
+from stepscope.traces.cache import require_polars
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,8 +21,6 @@ _NEVER_MISSING = ("start_ns", "end_ns", "kind", "name")
 
 def make_table(timeline: Timeline, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Events of one rank; all columns, or those named. Missing values are null; `thread` and `process` are words."""
-    from stepscope.traces.cache import require_polars
-
     require_polars()
     import polars as pl
 
@@ -40,10 +42,7 @@ class _Words:
         self._texts: Any = pl.Enum(list(timeline.texts))
 
     def series(self, name: str) -> pl.Series:
-        import numpy as np
         import polars as pl
-
-        from stepscope.traces.classify import CATEGORIES
 
         timeline = self._timeline
         if name == "rank":
@@ -75,7 +74,6 @@ def _with_nulls(series: pl.Series, cells: Any) -> pl.Series:
 
 def _worded(name: str, cells: Any, labels: Sequence[str]) -> pl.Series:
     """Few labels, which may repeat: strings as categories of their own."""
-    import numpy as np
     import polars as pl
 
     known = list(dict.fromkeys(labels))

@@ -6,18 +6,17 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.files import output_file
-from stepscope.traces.chrome.rows import PIECE_ROWS
-from stepscope.traces.chrome.write import packed
-from stepscope.traces.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from stepscope.formats.chrome.rows import PIECE_ROWS
+from stepscope.formats.chrome.write import packed
+from stepscope.formats.classify import CATEGORIES
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Array, Timeline
 
 ADDED = ("rank", "row", "duration_ns", "process", "thread_name")
 """Columns of the table that a timeline keeps elsewhere. `thread` is the thread's own number here, and `parent` speaks
@@ -66,8 +65,6 @@ def _used(ranks: Sequence[Timeline]) -> list[str]:
 
 
 def _has(timeline: Timeline, name: str) -> bool:
-    import numpy as np
-
     if name in ("process", "thread_name"):
         return any(thread.process if name == "process" else thread.name for thread in timeline.threads)
     spec = COLUMN[name]
@@ -98,7 +95,7 @@ def _cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
     """Values as they are written; the empty text where there is none."""
     if name in ADDED or name == "thread":
         return _added_cells(timeline, name, rows)
-    values = _part(timeline, name, rows)
+    values = timeline.column(name, rows.start, rows.stop)
     texts = _texts_of(timeline, name)
     if texts is not None:
         return _looked_up(values, texts)
@@ -114,8 +111,6 @@ def _texts_of(timeline: Timeline, name: str) -> Sequence[str] | None:
     if name == "kind":
         return KINDS
     if name == "category":
-        from stepscope.traces.classify import CATEGORIES
-
         return CATEGORIES
     return timeline.texts if COLUMN[name].form == "text" else None
 
@@ -133,22 +128,5 @@ def _added_cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
     return _looked_up(core["thread"][rows], [getattr(thread, field) for thread in timeline.threads])
 
 
-def _part(timeline: Timeline, name: str, rows: slice) -> NDArray[Any]:
-    """Some rows of a column, without making the whole of it."""
-    import numpy as np
-
-    spec = COLUMN[name]
-    if spec.block is None:
-        return timeline.core[name][rows]
-    full: NDArray[Any] = np.full(rows.stop - rows.start, np.nan if spec.form == "float" else MISSING)
-    block = timeline.blocks.get(spec.block)
-    if block is not None and name in block.columns:
-        begin, end = np.searchsorted(block.rows, (rows.start, rows.stop))
-        if spec.form != "float":
-            full = full.astype(np.int64)
-        full[block.rows[begin:end] - rows.start] = block.columns[name][begin:end]
-    return full
-
-
-def _looked_up(codes: NDArray[Any], texts: Sequence[str]) -> list[str]:
+def _looked_up(codes: Array, texts: Sequence[str]) -> list[str]:
     return ["" if code == MISSING else texts[code] for code in codes.tolist()]

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
+from stepscope.formats.timeline import COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder
 
 STREAMS = (20, 21, 22)
 US = 1_000

@@ -11,8 +11,8 @@ from stepscope.analyze.critical import build_graph, build_graph_of_ranks, critic
 from stepscope.analyze.critical.latencies import LOW, MOST_USUAL_NS, USUAL, least, usual
 from stepscope.analyze.critical.rows import device_queues
 from stepscope.core.errors import UsageError
+from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, RUNTIME, Timeline, TimelineBuilder
 
 US = 1_000
 GEMM, REDUCE = "ampere_sgemm_128", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -32,8 +32,7 @@ from stepscope.analyze.critical.schedule import path_edges
 from stepscope.analyze.critical.settle import order_edges
 from stepscope.analyze.critical.what_if import apply_edits
 from stepscope.core.errors import UsageError
-from stepscope.traces.dependencies import EDGE_KINDS
-from stepscope.traces.timeline import DEVICE_KINDS, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, EDGE_KINDS, Timeline
 
 FEW = settings(max_examples=20, deadline=None)
 SEEDS = st.integers(0, 10**6)

@@ -18,9 +18,9 @@ from stepscope.analyze.critical import (
 )
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.settle import order_edges
-from stepscope.traces.classify import COMMUNICATION
+from stepscope.formats.classify import COMMUNICATION
+from stepscope.formats.timeline import Timeline
 from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import Timeline
 
 TRACES = Path(__file__).parents[3].parent / "shared" / "data" / "traces"
 CASES = [

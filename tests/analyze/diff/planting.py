@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from stepscope.formats.timeline import KERNEL, MISSING, OPERATOR, Span, Timeline
 from stepscope.traces.cut import take_rows
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Span, Timeline
 
 RESNET = "public/param/resnet_kineto.json.gz"
 LINEAR = "public/param/linear_kineto.json.gz"

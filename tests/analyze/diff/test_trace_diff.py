@@ -18,10 +18,8 @@ from stepscope.analyze.diff.compare import apportion
 from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.core.errors import UsageError
-from stepscope.traces.cut import cut
-from stepscope.traces.finish import finish
-from stepscope.traces.kernel_names import normal_name
-from stepscope.traces.timeline import (
+from stepscope.formats.kernel_names import normal_name
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     HOST_KINDS,
@@ -32,6 +30,8 @@ from stepscope.traces.timeline import (
     Timeline,
     TimelineBuilder,
 )
+from stepscope.traces.cut import cut
+from stepscope.traces.finish import finish
 
 HOST_ONLY = [KINDS[kind] for kind in HOST_KINDS]
 TRACES = [GPT2, NCCL, LINEAR, ALEXNET]
@@ -208,7 +208,7 @@ def test_a_kernel_under_another_name(new: str) -> None:
 
 
 def rows_of(trace: Timeline, category: str) -> np.ndarray:
-    from stepscope.traces.classify import CATEGORIES
+    from stepscope.formats.classify import CATEGORIES
 
     return np.flatnonzero(trace.core["category"] == CATEGORIES.index(category))
 

@@ -8,7 +8,7 @@ from test_trace_diff import steps_with
 
 from stepscope.analyze.diff import diff_traces
 from stepscope.analyze.diff.noise import ENOUGH_STEPS, middle_steps, noise_of_step
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 KERNELS_NS = np.array([400_000, 90_000, 7_000, 1_000_000])
 

@@ -13,9 +13,9 @@ import pytest
 from stepscope.analyze.ranks.collectives import CALL_FIELDS
 from stepscope.analyze.ranks.digest import RankDigest, StepDigest
 from stepscope.analyze.ranks.groups import ProcessGroup, format_members
+from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline
-from stepscope.traces.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 
 PUBLIC = Path(__file__).parents[3].parent / "shared" / "data" / "traces" / "public"
 

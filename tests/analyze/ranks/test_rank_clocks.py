@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, simulate
 
 from stepscope.analyze.ranks import Clocks, digest, find_clocks, match, shift
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 ALL = (0, 1, 2, 3)
 

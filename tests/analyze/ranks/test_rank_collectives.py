@@ -9,8 +9,8 @@ from simulated_ranks import US, Call, collective_fields, real_timeline
 
 from stepscope.analyze.ranks import RankDigest, digest, list_collectives
 from stepscope.analyze.ranks.collectives import collective_calls
+from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, PYTHON, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, PYTHON, RUNTIME, Timeline, TimelineBuilder
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevComm*)"
 GENERIC = "ncclDevKernel_Generic(ncclDevComm*)"

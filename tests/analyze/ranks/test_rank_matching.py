@@ -14,8 +14,8 @@ from simulated_ranks import MS, US, Call, Plan, collective_fields, make_digests,
 
 from stepscope.analyze.ranks import COLLECTIVES, Matching, RankDigest, digest, match, summarize_matching
 from stepscope.core.errors import UsageError
+from stepscope.formats.timeline import KERNEL, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import KERNEL, TimelineBuilder
 
 ALL = (0, 1, 2, 3)
 STEP = (Call("allreduce", ALL), Call("_allgather_base", ALL, 500), Call("broadcast", ALL, 20), Call("all_to_all", ALL))

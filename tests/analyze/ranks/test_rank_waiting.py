@@ -14,8 +14,8 @@ from simulated_ranks import MS, US, Call, Plan, collective_fields, make_digests,
 from stepscope.analyze.ranks import Stragglers, digest, explain_ranks, find_waiting, match
 from stepscope.analyze.ranks.segments import run_medians
 from stepscope.analyze.ranks.unions import union_lengths
+from stepscope.formats.timeline import KERNEL, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import KERNEL, Timeline, TimelineBuilder
 
 ALL = (0, 1, 2, 3)
 Late = Callable[[int, int, int], int]

@@ -13,8 +13,8 @@ from stepscope.analyze.ranks import RankDigest, RanksReport, StepDigest, digest,
 from stepscope.analyze.ranks.digest import calls_of, step_times_ns
 from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER
 from stepscope.core.errors import UsageError
+from stepscope.formats.timeline import ANNOTATION, KERNEL, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.timeline import ANNOTATION, KERNEL, Timeline, TimelineBuilder
 
 ALL = (0, 1, 2, 3)
 STEP = (

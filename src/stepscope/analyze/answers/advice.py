@@ -29,9 +29,8 @@ from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step.idle import IdleGap, IdleOf
 from stepscope.analyze.step.kernels import Transfer
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
-from stepscope.traces.kernel_names import short_name
-from stepscope.traces.operator_names import does_no_work
-from stepscope.traces.runtime_calls import is_launch_name
+from stepscope.formats.kernel_names import short_name
+from stepscope.traces.runtime_calls import does_no_work, is_launch_name
 
 MUCH = 0.5
 LATE_EXCESS = 0.05

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical.columns import codes_in, core, rows_of_kind
+from stepscope.formats.timeline import RUNTIME, Timeline
 from stepscope.traces.runtime_calls import PLAIN, classify_call
-from stepscope.traces.timeline import RUNTIME, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 
 def call_roles(timeline: Timeline) -> Integers:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import view
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole

@@ -10,8 +10,8 @@ from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.draft import UNLIMITED, Draft
 from stepscope.analyze.critical.latencies import launch_latencies
 from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder
+from stepscope.formats.timeline import COPY, MISSING, SET
 from stepscope.traces.runtime_calls import STREAM_WAIT
-from stepscope.traces.timeline import COPY, MISSING, SET
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Whole
@@ -30,7 +30,7 @@ def work_costs(draft: Draft) -> Whole:
     """What each piece of device work counts as."""
     import numpy as np
 
-    from stepscope.traces import classify
+    from stepscope.formats import classify
 
     rows = draft.devices.rows
     kind, category = core(draft.timeline, "kind")[rows], core(draft.timeline, "category")[rows]

@@ -10,7 +10,7 @@ from stepscope.analyze.critical.chains import Chains
 from stepscope.analyze.critical.columns import core, rows_of_kind
 from stepscope.analyze.critical.latencies import Constants, measure_constants
 from stepscope.analyze.critical.rows import Devices, Hosts, LaunchOrder, StepRows, device_queues, step_rows
-from stepscope.traces.timeline import MISSING, RUNTIME, SYNC, Timeline
+from stepscope.formats.timeline import MISSING, RUNTIME, SYNC, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.model import StepGraph, build_graph
-from stepscope.traces.dependencies import RowEdges
-from stepscope.traces.timeline import RUNTIME, Timeline
+from stepscope.formats.timeline import RUNTIME, RowEdges, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Whole

@@ -12,7 +12,7 @@ from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import clip, length
 from stepscope.analyze.step.launches import BLOCKED_TIMES
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.traces.dependencies import EDGE_KINDS
+from stepscope.formats.timeline import EDGE_KINDS
 
 if TYPE_CHECKING:
     import numpy as np

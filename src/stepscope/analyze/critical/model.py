@@ -20,7 +20,7 @@ from stepscope.analyze.critical.latencies import Constants
 from stepscope.analyze.critical.rows import StepRows
 from stepscope.analyze.critical.settle import Settled, settle
 from stepscope.core.errors import UsageError
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole

@@ -15,7 +15,7 @@ from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Timeline
+    from stepscope.formats.timeline import Timeline
 
 
 def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, align_clocks: bool = True) -> StepGraph:

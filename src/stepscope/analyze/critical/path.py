@@ -14,7 +14,7 @@ from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph
 from stepscope.analyze.critical.schedule import Checks, Schedule, check_graph, find_slack, path_edges, retime
 from stepscope.analyze.step.numbers import seconds
 from stepscope.core.units import format_share
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Whole

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.analyze.critical.columns import core, is_kind, rows_of_kind, step_window
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.numbers import distinct, number_codes
-from stepscope.traces.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole

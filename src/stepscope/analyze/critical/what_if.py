@@ -17,7 +17,7 @@ from stepscope.analyze.critical.path import CriticalPath, describe_path
 from stepscope.analyze.critical.schedule import Schedule, retime
 from stepscope.analyze.step.numbers import seconds
 from stepscope.core.errors import UsageError, unknown_name
-from stepscope.traces.timeline import KERNEL, OPERATOR, Timeline
+from stepscope.formats.timeline import KERNEL, OPERATOR, Timeline
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,7 +152,7 @@ def _parse_edit(text: str, where: str | None) -> Edit:
     if name == "blocking" and factor not in (0.0, 1.0):
         raise UsageError("calls either wait or do not", hint="write blocking=0", where=where)
     if target.takes == "category":
-        from stepscope.traces.classify import CATEGORIES
+        from stepscope.formats.classify import CATEGORIES
 
         if pattern not in CATEGORIES:
             raise unknown_name("category", pattern, CATEGORIES, where=where)
@@ -287,7 +287,7 @@ def _matches(timeline: Timeline, rows: Whole, takes: str | None, pattern: str | 
     if takes == "stream":
         fits[known] = _on_stream(timeline, there, pattern or "")
     elif takes == "category":
-        from stepscope.traces.classify import CATEGORIES
+        from stepscope.formats.classify import CATEGORIES
 
         fits[known] = core(timeline, "category")[there] == CATEGORIES.index(pattern or "")
     elif takes == "operator":

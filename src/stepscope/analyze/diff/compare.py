@@ -39,7 +39,7 @@ from stepscope.analyze.diff.wording import describe_change, list_notes
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 if TYPE_CHECKING:
     import numpy as np
@@ -270,7 +270,7 @@ class _Compared(NamedTuple):
 
 
 def _kernel_changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[NameChange]:
-    from stepscope.traces.kernel_names import short_name
+    from stepscope.formats.kernel_names import short_name
 
     def both(read: Callable[[Names], Table]) -> tuple[Table, Table]:
         return _gather(read(names[0]), [g.a for g in groups]), _gather(read(names[1]), [g.b for g in groups])

@@ -25,10 +25,10 @@ from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASON
 from stepscope.analyze.step.intervals import Intervals, complement, length, measure_within, subtract, union
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
-from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
+from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 IDLE_SHARES = SHARES[3:]
 _REASONS_OF_SHARE = (HOST_REASONS, SYNC_REASONS, OTHER_REASONS)
@@ -200,7 +200,7 @@ def _cpu_work(trace: TraceView) -> Work:
     communication."""
     import numpy as np
 
-    from stepscope.traces.classify import classify_lone_communication
+    from stepscope.formats.classify import classify_lone_communication
 
     operators = trace.is_kind(OPERATOR)
     every = trace.rows(OPERATOR)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.diff.records import Status
 from stepscope.analyze.diff.tables import Identity, innermost_operator, operators_around
-from stepscope.traces.timeline import MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 LEAST_SHARED = 0.5
 """Of the calls of both names that must stand in the same places for one to be the other under a new name."""
@@ -68,7 +68,7 @@ def pair_renamed(
     """
 
     def pair(only_a: list[int], only_b: list[int]) -> list[tuple[int, int]]:
-        from stepscope.traces.kernel_names import base_name
+        from stepscope.formats.kernel_names import base_name
 
         left_a, left_b = set(only_a), set(only_b)
         found: list[tuple[int, int]] = []

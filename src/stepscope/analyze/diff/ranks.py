@@ -13,7 +13,7 @@ from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Timeline
+    from stepscope.formats.timeline import Timeline
 
 
 class ChosenRanks(NamedTuple):

@@ -12,11 +12,11 @@ from stepscope.analyze.diff.records import Status
 from stepscope.analyze.diff.tables import Identity
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
-from stepscope.traces.classify import CATEGORIES, classify_names
-from stepscope.traces.kernel_names import base_name, normal_name, short_name
+from stepscope.formats.classify import CATEGORIES, classify_names
+from stepscope.formats.kernel_names import base_name, normal_name, short_name
 
 if TYPE_CHECKING:
-    from stepscope.traces.nsys.stats import KernelSummary
+    from stepscope.formats.nsys.stats import KernelSummary
 
 MOST_NAMED = 3
 LEAST_NAMED = 0.1

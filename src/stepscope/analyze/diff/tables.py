@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepscope.analyze.diff.exposure import IDLE_SHARES, IdleTime, Side
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.numbers import number_codes
-from stepscope.traces.timeline import DEVICE_KINDS, MISSING, OPERATOR
+from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
     Table = NDArray[np.float64]
     """Steps down, names across."""
@@ -75,8 +75,8 @@ def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     """Spellings that mean the same kernel are one."""
     import numpy as np
 
-    from stepscope.traces.classify import CATEGORIES
-    from stepscope.traces.kernel_names import normal_name
+    from stepscope.formats.classify import CATEGORIES
+    from stepscope.formats.kernel_names import normal_name
 
     found: dict[Identity, int] = {}
     local = []

@@ -15,7 +15,7 @@ from stepscope.analyze.step.report import StepReport
 from stepscope.core.errors import StepscopeError
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Timeline
+    from stepscope.formats.timeline import Timeline
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.analyze.step import idle_loops, row_loops
-from stepscope.traces.native import compiled
+from stepscope.formats.native import compiled
 
 survey_rows = compiled(row_loops.survey_rows)
 find_touching = compiled(row_loops.find_touching)

@@ -11,7 +11,7 @@ import msgspec
 from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.segments import run_medians, run_sums
-from stepscope.traces.timeline import Span, Timeline
+from stepscope.formats.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     import numpy as np

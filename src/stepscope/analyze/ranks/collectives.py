@@ -16,7 +16,7 @@ import msgspec
 
 from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.groups import ProcessGroup, find_members, listed_groups, parse_members
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, HOST_KINDS, MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, HOST_KINDS, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,7 +218,7 @@ class _Seen:
         """Rows whose intervals are collectives, and where they ran."""
         import numpy as np
 
-        from stepscope.traces.classify import COMMUNICATION
+        from stepscope.formats.classify import COMMUNICATION
 
         core = self.timeline.core
         on_device = np.flatnonzero((core["category"] == COMMUNICATION) & np.isin(core["kind"], DEVICE_KINDS))

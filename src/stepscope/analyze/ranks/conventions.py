@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import msgspec
 
-from stepscope.store.nccl_tests.output import OPERATIONS
-from stepscope.traces.kernel_names import base_name
+from stepscope.formats.kernel_names import base_name
+from stepscope.formats.nccl_tests.output import OPERATIONS
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",

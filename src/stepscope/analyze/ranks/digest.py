@@ -14,7 +14,7 @@ from stepscope.analyze.ranks.groups import ProcessGroup
 from stepscope.analyze.ranks.unions import union_lengths
 from stepscope.analyze.step.device_work import Window, exclusive_windows
 from stepscope.analyze.step.view import view
-from stepscope.traces.timeline import DEVICE_KINDS, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, Timeline
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +103,7 @@ def _resolution(timeline: Timeline) -> int:
 def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[StepDigest]:
     import numpy as np
 
-    from stepscope.traces.classify import COMMUNICATION
+    from stepscope.formats.classify import COMMUNICATION
 
     core, spans = timeline.core, timeline.steps
     device = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS))

@@ -26,7 +26,7 @@ from stepscope.analyze.ranks.waiting import Waiting, find_waiting
 from stepscope.analyze.ranks.waiting_map import WaitingMap, map_waiting
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 if TYPE_CHECKING:
     import numpy as np

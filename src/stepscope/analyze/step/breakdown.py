@@ -23,12 +23,12 @@ from stepscope.analyze.step.intervals import (
 from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
-from stepscope.traces.timeline import KERNEL, MISSING, Timeline
+from stepscope.formats.timeline import KERNEL, MISSING, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 SHARES = ("compute", "exposed_comm", "exposed_copy", "host_idle", "sync_idle", "other_idle")
 """In the order in which time is given away: what two kinds of work cover at once belongs to the first of them."""

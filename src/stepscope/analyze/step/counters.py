@@ -8,12 +8,12 @@ import msgspec
 
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Timeline
+from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 NO_COUNTERS = "no counters recorded: the trace has neither counter rows nor profiler ranges"
 _COUNTER_MARK = "__"

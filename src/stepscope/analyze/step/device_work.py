@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.analyze.step.intervals import Intervals
-from stepscope.traces.timeline import COPY, MISSING, SET
+from stepscope.formats.timeline import COPY, MISSING, SET
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 COMPUTE, COMMUNICATION, TRANSFER = range(3)
 """What a device row counts as in a breakdown. Transfer: copies and fills."""
@@ -101,7 +101,7 @@ class DeviceWork:
 
     @cached_property
     def communicates(self) -> bool:
-        from stepscope.traces import classify
+        from stepscope.formats import classify
 
         return bool((self._take("category") == classify.COMMUNICATION).any())
 
@@ -110,7 +110,7 @@ class DeviceWork:
         """COMPUTE, COMMUNICATION or TRANSFER."""
         import numpy as np
 
-        from stepscope.traces import classify
+        from stepscope.formats import classify
 
         category, kind = self._take("category"), self._take("kind")
         share = np.full(len(self.rows), COMPUTE, np.int8)

@@ -12,10 +12,10 @@ from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.intervals import Intervals, clip, length, measure_within, no_intervals, subtract, union
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView
-from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME
+from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 ACTIVITY_WORDS = {
     "data_loading": "data loading",
@@ -107,7 +107,7 @@ def find_host_collectives(trace: TraceView, window: Window) -> Integers:
     """Collectives that run on the host, and Python functions that wait for them."""
     import numpy as np
 
-    from stepscope.traces.classify import classify_lone_communication
+    from stepscope.formats.classify import classify_lone_communication
 
     found = _inside(trace, trace.rows(OPERATOR), window)
     waits = _program_rows(trace, window, _COMMUNICATING.search)
@@ -178,7 +178,7 @@ def _own_times(trace: TraceView, window: Window) -> _Functions:
     """Annotations are left out: one of a profiler's step begins inside one function and ends inside another."""
     import numpy as np
 
-    from stepscope.traces.nesting import fill_parents
+    from stepscope.formats.nesting import fill_parents
 
     rows = trace.rows(OPERATOR, RUNTIME, PYTHON)
     rows = _inside(trace, rows[trace.thread[rows] == trace.main_thread], window)

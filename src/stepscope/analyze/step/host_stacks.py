@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.row_loops import Columns
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 
 class HostStack(NamedTuple):

@@ -10,13 +10,13 @@ from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, 
 from stepscope.analyze.step.launch_survey import LaunchSurvey, survey_launches_of
 from stepscope.analyze.step.numbers import distinct
 from stepscope.analyze.step.view import TraceView
+from stepscope.formats.timeline import OPERATOR, RUNTIME, SYNC
 from stepscope.traces import runtime_calls
 from stepscope.traces.runtime_calls import classify_call
-from stepscope.traces.timeline import OPERATOR, RUNTIME, SYNC
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.numbers import Mask
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 STREAM_WAIT = "Stream Wait Event"
 
@@ -193,7 +193,7 @@ def _host_collectives(trace: TraceView) -> Integers:
     """Operators that are collectives on the host; none where the device communicates: they only launch there."""
     import numpy as np
 
-    from stepscope.traces.classify import classify_host_communication
+    from stepscope.formats.classify import classify_host_communication
 
     if any(work.communicates for work in trace.works):
         return np.zeros(0, np.int64)

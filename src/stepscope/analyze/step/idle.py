@@ -25,11 +25,11 @@ from stepscope.analyze.step.intervals import Intervals, measure_within, no_inter
 from stepscope.analyze.step.numbers import distinct, number_codes, seconds, share_of, top_by
 from stepscope.analyze.step.row_loops import NEVER
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
+from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.intervals import Whole
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 REASONS = ("host_launch", "sync", "event_wait", "collective_peer", "stream_order", "unknown")
 """host_launch: the next work had not been launched yet. sync: the same, while the host was inside a blocking call.
@@ -390,7 +390,7 @@ def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int
 def _describe_gap(
     trace: TraceView, work: DeviceWork, window: Window, gaps: Gaps, *, one: int, label: str, doing: int
 ) -> IdleGap:
-    from stepscope.traces.kernel_names import short_name
+    from stepscope.formats.kernel_names import short_name
 
     start, end = int(gaps.spans.start[one]), int(gaps.spans.end[one])
     parts = gaps.parts[one].tolist()

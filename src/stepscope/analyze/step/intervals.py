@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
     Whole = NDArray[np.int64]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from stepscope.analyze.step.device_work import LONG_AGO
 from stepscope.analyze.step.view import TraceView
-from stepscope.traces.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON
+from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.numbers import Mask
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 PHASES = ("forward", "backward", "optimizer", "other")
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)

@@ -11,7 +11,7 @@ from stepscope.analyze.step.intervals import length
 from stepscope.analyze.step.kernel_origins import PHASES, find_annotations, find_modules, find_phases
 from stepscope.analyze.step.numbers import number_codes, seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import (
+from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
     DEVICE_ANNOTATION,
@@ -24,7 +24,7 @@ from stepscope.traces.timeline import (
 )
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 NO_OPERATOR = "no operator recorded"
 NO_MODULE = "outside modules"
@@ -162,13 +162,13 @@ def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations:
 
 
 def _categories() -> tuple[str, ...]:
-    from stepscope.traces.classify import CATEGORIES
+    from stepscope.formats.classify import CATEGORIES
 
     return CATEGORIES
 
 
 def _short(name: str) -> str:
-    from stepscope.traces.kernel_names import short_name
+    from stepscope.formats.kernel_names import short_name
 
     return short_name(name)
 

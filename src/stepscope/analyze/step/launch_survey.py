@@ -11,10 +11,10 @@ from stepscope.analyze.step.idle_loops import ByThread, Copies, Launches
 from stepscope.analyze.step.numbers import distinct
 from stepscope.analyze.step.row_loops import NEVER
 from stepscope.analyze.step.view import TraceView
-from stepscope.traces.timeline import COPY, MISSING
+from stepscope.formats.timeline import COPY, MISSING
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
     Waits = Mapping[int, Integers]
     """Thread → when its calls began that make a stream wait for an event; ascending."""

@@ -13,7 +13,7 @@ from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import StepFunction, count_open, sweep, value_at
 from stepscope.analyze.step.numbers import distinct, seconds, share_of, top_by
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 LONG_CALL_NS = 50_000
 """A launch call that takes longer is listed as slow."""
@@ -315,8 +315,8 @@ def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, plac
 def _slowest(
     trace: TraceView, window: Window, launches: _Launches, state: Any, *, by: Any, top: int
 ) -> list[SlowLaunch]:
-    from stepscope.traces.kernel_names import short_name
-    from stepscope.traces.timeline import OPERATOR
+    from stepscope.formats.kernel_names import short_name
+    from stepscope.formats.timeline import OPERATOR
 
     places = [place for place in top_by(by, top) if by[place] > 0]
     rows_of = {work.device: work.rows for work in trace.works}

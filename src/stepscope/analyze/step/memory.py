@@ -9,10 +9,10 @@ import msgspec
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import MEMORY, MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import MEMORY, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 NOT_RECORDED = "memory was not recorded (profile with profile_memory=True)"
 BEFORE = "allocated before the trace"

@@ -12,11 +12,11 @@ import msgspec
 from stepscope.analyze.ranks.conventions import canonical_dtype, element_bytes
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.graphs.operator_work import count_operations
-from stepscope.traces.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
+from stepscope.traces.operator_work import count_operations
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 NO_SHAPES = "shapes were not recorded (profile with record_shapes=True): work of operators is not known"
 NO_WORK = "no matrix product, convolution or attention of known work ran on a device in this step"

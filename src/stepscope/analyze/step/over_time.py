@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from stepscope.analyze.ranks.collectives import collective_calls
 from stepscope.analyze.step.intervals import StepFunction, sweep
 from stepscope.analyze.step.view import view
-from stepscope.traces.timeline import COPY, SET, Timeline
+from stepscope.formats.timeline import COPY, SET, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 _HOST_COPY = re.compile(r"\bHto[ADH]\b|\b[AD]toH\b|Host", re.IGNORECASE)
 

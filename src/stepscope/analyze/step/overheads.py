@@ -15,10 +15,10 @@ from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import measure_within
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 FENCE = 1.5
 """Values more than so many interquartile ranges outside the quartiles are left out of a trimmed mean."""

@@ -18,7 +18,7 @@ from stepscope.analyze.step.variation import StepVariation, compare_steps
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import BadInputError
 from stepscope.core.units import format_duration
-from stepscope.traces.timeline import Timeline
+from stepscope.formats.timeline import Timeline
 
 BETWEEN_STEPS = 1.05
 """Steps that end further apart than so many times their length leave time between them."""

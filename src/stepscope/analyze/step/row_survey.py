@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.analyze.step.row_loops import COUNTS, IS_DEVICE, IS_HOST, Columns
-from stepscope.traces.timeline import DEVICE_KINDS, HOST_KINDS, KINDS
+from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, KINDS
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 COUNTED = (*HOST_KINDS, *DEVICE_KINDS)
 """Kinds that a window begins and ends with: what a profiler writes about itself does not stretch it."""

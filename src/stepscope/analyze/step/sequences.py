@@ -10,7 +10,7 @@ from stepscope.analyze.step.device_work import COMPUTE, DeviceWork, busy_spans
 from stepscope.analyze.step.intervals import Intervals, common_length, complement, union
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.traces.timeline import KERNEL, MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import KERNEL, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -207,7 +207,7 @@ def _describe(
 ) -> KernelSequence:
     import numpy as np
 
-    from stepscope.traces.kernel_names import short_name
+    from stepscope.formats.kernel_names import short_name
 
     members = one.places[:, None] + np.arange(one.length)
     # On several streams gaps overlap each other and other work: time counts once, and only where the device is idle.

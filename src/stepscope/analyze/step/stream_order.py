@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.analyze.step.row_loops import NEVER
-from stepscope.traces.timeline import MISSING
+from stepscope.formats.timeline import MISSING
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 
 class StreamOrder(NamedTuple):

@@ -10,8 +10,8 @@ import msgspec
 from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_steps
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
+from stepscope.formats.timeline import Timeline
 from stepscope.stats import quantile_sorted
-from stepscope.traces.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

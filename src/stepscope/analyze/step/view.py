@@ -19,8 +19,8 @@ from stepscope.analyze.step.row_loops import Columns
 from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
 from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
 from stepscope.core.errors import UsageError
-from stepscope.traces.enclosing import farthest, nearest, nearest_after
-from stepscope.traces.timeline import (
+from stepscope.formats.nesting import farthest, nearest, nearest_after
+from stepscope.formats.timeline import (
     ANNOTATION,
     COUNTER,
     DEVICE_KINDS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
     Mask = NDArray[np.bool_]
 

@@ -32,13 +32,13 @@ from stepscope.bench.ops.traced_arguments import (
 from stepscope.bench.ops.traced_call import make_call_arguments
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.records import Case
-from stepscope.traces.operator_names import does_no_work
+from stepscope.traces.runtime_calls import does_no_work
 
 if TYPE_CHECKING:
-    from stepscope.traces.graphs.graph import Graph, Node
-    from stepscope.traces.graphs.op_schema import Schema
+    from stepscope.formats.graph import Graph, Node
+    from stepscope.formats.op_schema import Schema
+    from stepscope.formats.timeline import Timeline
     from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Timeline
 
 CONFIG = "trace"
 """Under which the cases run."""
@@ -121,21 +121,21 @@ def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
 
 
 def _is_graph(path: Path) -> bool:
-    from stepscope.traces.graphs.execution_trace import sniff
-    from stepscope.traces.source import read_head
+    from stepscope.formats.execution_trace import sniff
+    from stepscope.formats.source import read_head
 
     return sniff(read_head(path))
 
 
 def _is_timeline(path: Path) -> bool:
-    from stepscope.traces.source import read_head
+    from stepscope.formats.source import read_head
 
     return b'"traceEvents"' in read_head(path)
 
 
 def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
     """Every different call of the trace, with its case for `device` or the reason why there is none. Loads torch."""
-    from stepscope.traces.graphs.execution_trace import read_execution_trace
+    from stepscope.formats.execution_trace import read_execution_trace
     from stepscope.traces.link import link
     from stepscope.traces.read import read_timeline
 
@@ -191,7 +191,7 @@ def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
 
 def _numbers(node: Node) -> str:
     """Values that are not tensors: those of tensors are addresses."""
-    from stepscope.traces.graphs.tensors import parse_type
+    from stepscope.formats.tensors import parse_type
 
     kept = [
         value
@@ -326,7 +326,7 @@ def find_schemas(name: str) -> list[Schema]:
     """All overloads that the torch of this process has of an operator."""
     import torch
 
-    from stepscope.traces.graphs.op_schema import parse_schema
+    from stepscope.formats.op_schema import parse_schema
 
     found = [parse_schema(str(one)) for one in torch._C._jit_get_schemas_for_operator(name)]
     return [one for one in found if one is not None]

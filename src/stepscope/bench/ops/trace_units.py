@@ -6,11 +6,11 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.traces.operator_names import does_no_work
-from stepscope.traces.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
+from stepscope.traces.runtime_calls import does_no_work
 
 if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers
+    from stepscope.formats.timeline import Integers
 
 COMMUNICATION = "communication: `stepscope bench comms` measures it"
 NO_OPERATOR = "launched outside every operator (compiled kernels, custom functions)"
@@ -94,7 +94,7 @@ def _outermost(chosen: Integers, above: Integers, rows: Integers) -> Integers:
 def _device_units(timeline: Timeline, devices: Integers, operators: Integers, above: Integers) -> Units:
     import numpy as np
 
-    from stepscope.traces.classify import COMMUNICATION as COMMUNICATES
+    from stepscope.formats.classify import COMMUNICATION as COMMUNICATES
 
     core = timeline.core
     spent = (core["end_ns"][devices] - core["start_ns"][devices]).astype(np.int64)

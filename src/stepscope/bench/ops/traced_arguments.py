@@ -10,8 +10,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from stepscope.traces.graphs.op_schema import Schema, SchemaArgument
-from stepscope.traces.graphs.tensors import DTYPE_BYTES, Opaque, Tensor, Undefined, dtype_name
+from stepscope.core.dtypes import DTYPE_BYTES, dtype_name
+from stepscope.formats.op_schema import Schema, SchemaArgument
+from stepscope.formats.tensors import Opaque, Tensor, Undefined
 
 
 class CannotRebuildError(Exception):

@@ -1,1 +1,1 @@
-"""Chakra files, both ways."""
+"""Linked timelines and graphs made into Chakra graphs, and Chakra graphs made into operator graphs."""

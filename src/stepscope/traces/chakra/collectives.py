@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from stepscope.traces.chakra.schema import COLLECTIVE, RECEIVE, SEND
-from stepscope.traces.enclosing import climb
-from stepscope.traces.graphs.graph import RECORD_COLLECTIVE, Collective, ProcessGroup, read_collective, read_groups
-from stepscope.traces.graphs.tensors import dtype_bytes, dtype_name
-from stepscope.traces.timeline import MISSING, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
+from stepscope.core.dtypes import dtype_bytes, dtype_name
+from stepscope.formats.chakra.schema import COLLECTIVE, RECEIVE, SEND
+from stepscope.formats.graph import RECORD_COLLECTIVE, Collective, ProcessGroup, read_collective, read_groups
+from stepscope.formats.nesting import climb
+from stepscope.formats.timeline import MISSING, Integers, Timeline
+from stepscope.traces.link import Link
 
 SIZE_CONVENTION = "bytes that one rank puts in"
 
@@ -65,8 +63,6 @@ class CommunicationReader:
 
     def records_of(self, rows: Integers) -> Integers:
         """For each device row the row with its record: itself, or the call around its launch; −1: none."""
-        import numpy as np
-
         block = self.timeline.blocks.get("collective")
         has_record = np.full(len(self.timeline), MISSING, np.int64)
         if block is not None and "collective" in block.columns:

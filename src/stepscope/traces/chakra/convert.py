@@ -21,25 +21,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.chakra.files import VERSION, ChakraTrace, encode_metadata, parse_node, write_blocks
+from stepscope.formats.classify import COMMUNICATION
+from stepscope.formats.nesting import climb
+from stepscope.formats.source import gc_paused
+from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Integers, RowEdges, Timeline
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
 from stepscope.traces.chakra.encode import Encoder, Parts
-from stepscope.traces.chakra.files import VERSION, ChakraTrace, encode_metadata, write_blocks
 from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
 from stepscope.traces.chakra.waits import ScheduledNodes, Sources, schedule
-from stepscope.traces.classify import COMMUNICATION
-from stepscope.traces.dependencies import RowEdges
-from stepscope.traces.gc_pause import gc_paused
-from stepscope.traces.graphs.operator_work import bytes_of_node, count_of_node, count_operations
-from stepscope.traces.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
+from stepscope.traces.link import Link
+from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
 
@@ -53,7 +51,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     device_events_without_launch: int
     """Independent nodes: they wait for their stream and for what the given edges say, not for a launch."""
     device_events_with_operator: int
-    """Of the graph that was linked; 0 without one."""
+    """Device events whose operator the linked graph holds; 0 without a graph."""
     communication: int
     communication_with_type: int
     communication_with_size: int
@@ -67,7 +65,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     waits_cut: int
     """Calls and gaps from which waiting was cut out."""
     inferred: int
-    """Of the dependencies that follow, those that only the order in time speaks for."""
+    """Dependencies, among those that follow, for which the order in time is the only evidence."""
     dependencies: dict[str, int]
     """By kind."""
     dropped: dict[str, int]
@@ -99,8 +97,6 @@ class Conversion:
 
     def trace(self) -> ChakraTrace:
         """The same in memory."""
-        from stepscope.traces.chakra.files import parse_node
-
         return ChakraTrace(attributes=self.metadata, nodes=[parse_node(frame) for frame in self.frames()])
 
 
@@ -156,8 +152,6 @@ def convert(
 
 
 def _select(timeline: Timeline, step: int | None) -> tuple[Integers, Integers]:
-    import numpy as np
-
     core = timeline.core
     if step is not None and step not in {span.number for span in timeline.steps}:
         known = ", ".join(str(span.number) for span in timeline.steps[:20])
@@ -172,8 +166,6 @@ def _communications(
     timeline: Timeline, reader: CommunicationReader, host: Integers, devices: Integers
 ) -> dict[int, Communication]:
     """By row. Where no device row communicates (gloo, CPU only), the host's records do."""
-    import numpy as np
-
     core = timeline.core
     records = reader.records_of(devices)
     is_kernel = core["category"][devices] == COMMUNICATION
@@ -193,10 +185,6 @@ def _communications(
 
 def _work(timeline: Timeline, link: Link | None, devices: Integers) -> dict[int, tuple[int | None, int | None]]:
     """Operations and bytes, on the longest of the rows that one call launched: they are the call's, not a kernel's."""
-    import numpy as np
-
-    from stepscope.traces.enclosing import climb
-
     core = timeline.core
     computing = devices[core["category"][devices] != COMMUNICATION]
     is_operator = np.where(core["kind"] == OPERATOR, np.arange(len(timeline)), -1)
@@ -231,8 +219,6 @@ def _operations_of(timeline: Timeline, name: int, shapes: int) -> int | None:
 
 
 def _count_left_out(timeline: Timeline, step: int | None, tiles: HostTiles, dropped: dict[str, int]) -> None:
-    import numpy as np
-
     core = timeline.core
     here = np.ones(len(timeline), bool) if step is None else core["step"] == step
     for what, count in (
@@ -275,9 +261,7 @@ def _cover(
 
 
 def _count_known(host: Integers, link: Link) -> int:
-    """Of the host rows those that are a call of the graph."""
-    import numpy as np
-
+    """Host rows that are a call of the graph."""
     is_call = np.zeros(len(link.timeline), bool)
     is_call[link.host_row[link.host_row >= 0]] = True
     return int(is_call[host].sum())

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.traces.chakra.collectives import Communication
-from stepscope.traces.chakra.files import set_attribute
-from stepscope.traces.chakra.host_tiles import HostTiles
-from stepscope.traces.chakra.schema import COMPUTE, METADATA, messages
-from stepscope.traces.chakra.waits import ScheduledNodes
-from stepscope.traces.chakra.wire import (
+import numpy as np
+
+from stepscope.formats.chakra.files import set_attribute
+from stepscope.formats.chakra.schema import COMPUTE, METADATA, messages
+from stepscope.formats.chakra.wire import (
     CTRL_DEPS,
     DATA_DEPS,
     DURATION,
@@ -35,14 +34,14 @@ from stepscope.traces.chakra.wire import (
     text_field,
     with_length,
 )
-from stepscope.traces.classify import CATEGORIES
-from stepscope.traces.graphs.graph import Node, wrong_arguments
-from stepscope.traces.graphs.tensors import Arguments
-from stepscope.traces.timeline import ANNOTATION, OPERATOR, RUNTIME, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
+from stepscope.formats.classify import CATEGORIES
+from stepscope.formats.graph import Node, wrong_arguments
+from stepscope.formats.tensors import Arguments
+from stepscope.formats.timeline import ANNOTATION, OPERATOR, RUNTIME, Integers, Timeline
+from stepscope.traces.chakra.collectives import Communication
+from stepscope.traces.chakra.host_tiles import HostTiles
+from stepscope.traces.chakra.waits import ScheduledNodes
+from stepscope.traces.link import Link
 
 BLOCK = 1 << 15
 """Nodes that are encoded together: what one of them needs stays in the processor's caches."""
@@ -95,8 +94,6 @@ class Encoder:
 
     def _block(self, part: slice, *, framed: bool) -> list[list[bytes]]:
         """Id (behind the length if `framed`); name and type; dependencies and times; attributes in two pieces."""
-        import numpy as np
-
         nodes, origin = self.parts.nodes, self.parts.origin_ns
         form = nodes.form[part]
         start, end = nodes.start_ns[part] - origin, nodes.end_ns[part] - origin
@@ -121,8 +118,6 @@ class Encoder:
 
     def _names(self, part: slice) -> list[bytes]:
         """With the type, which comes behind."""
-        import numpy as np
-
         nodes, parts = self.parts.nodes, self.parts
         form, row = nodes.form[part], nodes.row[part]
         is_event = (form == ScheduledNodes.HEAD) | (form == ScheduledNodes.DEVICE)
@@ -154,8 +149,6 @@ class Encoder:
 
 
 def _with_sizes(pieces: list[bytes]) -> tuple[list[bytes], Integers]:
-    import numpy as np
-
     return pieces, np.fromiter(map(len, pieces), np.int64, len(pieces))
 
 
@@ -163,8 +156,6 @@ def _dependencies_and(
     times: tuple[Ragged, ...], nodes: ScheduledNodes, part: slice
 ) -> list[tuple[list[bytes], Integers]]:
     """The enclosing call, what is waited for, and the times: in one piece where no node waits for very much."""
-    import numpy as np
-
     above = nodes.call_parent[part]
     bounds = np.searchsorted(nodes.after, np.arange(part.start, part.start + len(above) + 1))
     waited = encode_numbers(nodes.before[bounds[0] : bounds[-1]] + 1)
@@ -183,8 +174,6 @@ def thread_numbers(parts: Parts) -> dict[int, int]:
     numbers: dict[int, int] = {}
     link = parts.link
     if link is not None:
-        import numpy as np
-
         places = np.flatnonzero(link.host_row >= 0)
         threads, first = np.unique(parts.timeline.core["thread"][link.host_row[places]], return_index=True)
         for thread, place in zip(threads.tolist(), places[first].tolist(), strict=True):
@@ -233,8 +222,6 @@ class _Fields:
         self._arguments: dict[tuple[Arguments, Arguments], bytes] = {}
 
     def of(self, form: Integers, row: Integers) -> list[bytes]:
-        import numpy as np
-
         others = self._others
         found = [others[one] for one in form.tolist()]
         for wanted, encode in ((ScheduledNodes.HEAD, self._calls), (ScheduledNodes.DEVICE, self._devices)):
@@ -245,8 +232,6 @@ class _Fields:
 
     def _calls(self, rows: Integers) -> Iterator[bytes]:
         """Calls on the host: their attributes, and what the execution trace knows of them."""
-        import numpy as np
-
         core, link, kinds = self.parts.timeline.core, self.parts.link, self._kinds
         kind = core["kind"][rows]
         correlation = core["correlation"][rows]
@@ -298,8 +283,6 @@ class _Fields:
 
     def _devices(self, rows: Integers) -> Iterator[bytes]:
         """Work on a device."""
-        import numpy as np
-
         core, link, communications = self.parts.timeline.core, self.parts.link, self.parts.communications
         place = np.full(len(rows), -1) if link is None else link.node_of_row[rows]
         correlations, _ = joined(number_attributes("correlation", core["correlation"][rows]))

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from stepscope.formats.chakra.files import ChakraNode, ChakraTrace, TextArguments
+from stepscope.formats.chakra.schema import COLLECTIVE, COMPUTE, INVALID, METADATA, RECEIVE, SEND
+from stepscope.formats.graph import Graph, Node, ProcessGroup, wrong_arguments
+from stepscope.formats.tensors import NO_ARGUMENTS, Arguments
 from stepscope.traces.chakra.collectives import SIZE_CONVENTION, comm_type
-from stepscope.traces.chakra.files import ChakraNode, ChakraTrace, TextArguments
-from stepscope.traces.chakra.schema import COLLECTIVE, COMPUTE, INVALID, METADATA, RECEIVE, SEND
-from stepscope.traces.graphs.data_dependencies import data_dependencies
-from stepscope.traces.graphs.graph import Graph, Node, ProcessGroup, wrong_arguments
-from stepscope.traces.graphs.tensors import NO_ARGUMENTS, Arguments
+from stepscope.traces.data_dependencies import data_dependencies
 
 _FIELDS = (
     "rf_id",

@@ -7,13 +7,12 @@ them; what lies outside every call is a gap. All pieces of a thread, in order, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from stepscope.traces.enclosing import climb
-from stepscope.traces.graphs.nesting import nest
+import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.traces.timeline import Integers, Timeline
+from stepscope.formats.nesting import climb, nest
+from stepscope.formats.timeline import Integers, Timeline
 
 
 class HostTiles(NamedTuple):
@@ -37,8 +36,6 @@ class HostTiles(NamedTuple):
 
 def cut_host_time(timeline: Timeline, rows: Integers) -> HostTiles:
     """Pieces of the given host rows. Heads are always there, other pieces only where they take time."""
-    import numpy as np
-
     core = timeline.core
     is_part = np.full(len(timeline), -1, np.int64)
     is_part[rows] = rows
@@ -88,8 +85,6 @@ def cut_host_time(timeline: Timeline, rows: Integers) -> HostTiles:
 
 def _clip(start: Integers, end: Integers, parent: Integers, levels: list[Integers]) -> tuple[Integers, Integers, int]:
     """Times inside those of the parent, from the outside in."""
-    import numpy as np
-
     start, end = start.astype(np.int64), end.astype(np.int64)
     clipped = 0
     for level in levels[1:]:

@@ -7,15 +7,14 @@ out and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from stepscope.traces.dependencies import EDGE_KINDS, RowEdges
-from stepscope.traces.timeline import COPY, RUNTIME, Timeline
+import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.traces.chakra.host_tiles import HostTiles
-    from stepscope.traces.link import Link
-    from stepscope.traces.timeline import Integers
+from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
+from stepscope.traces.chakra.host_tiles import HostTiles
+from stepscope.traces.data_dependencies import data_edges
+from stepscope.traces.link import Link
 
 _HOST, _THREAD, _LAUNCH, _STREAM, _EVENT, _SYNC, _QUEUE, _COLLECTIVE, _GRAPH, _DATA = range(len(EDGE_KINDS))
 _BLOCKING = ("Synchronize",)
@@ -47,7 +46,7 @@ class ScheduledNodes:
 
     form: Integers
     row: Integers
-    """Of the timeline: the call, the device event, or the call whose time a gap is; −1."""
+    """Row of the timeline: the call, the device event, or the call whose time a gap is; −1."""
     start_ns: Integers
     end_ns: Integers
     thread: Integers
@@ -59,15 +58,7 @@ class ScheduledNodes:
 
 
 class _Edges(NamedTuple):
-    """Dependencies between rows, with the kind that each is."""
-
-    before: Integers
-    after: Integers
-    kind: Integers
-
-
-class _Resolved(NamedTuple):
-    """Dependencies between nodes: pieces first, then device events."""
+    """Dependencies with their kinds: between rows, then (resolved) between nodes, pieces first, then device events."""
 
     before: Integers
     after: Integers
@@ -99,8 +90,6 @@ def schedule(sources: Sources) -> tuple[ScheduledNodes, dict[str, int], dict[str
 
 def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
     """Launches, given edges, calls that return with device work, and data dependencies, as rows."""
-    import numpy as np
-
     timeline, devices = sources.timeline, sources.devices
     launch = timeline.core["parent"][devices].astype(np.int64)
     known = launch >= 0
@@ -110,8 +99,6 @@ def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
     else:
         groups.append(_blocking_calls(sources))
     if sources.link is not None:
-        from stepscope.traces.graphs.data_dependencies import data_edges
-
         found, contradicted = data_edges(sources.link)
         _count(dropped, "data dependencies that the times contradict", contradicted)
         groups.append(_Edges(found.before, found.after, found.kind.astype(np.int64)))
@@ -123,8 +110,6 @@ def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
 
 
 def _given(edges: RowEdges, sources: Sources, dropped: dict[str, int]) -> _Edges:
-    import numpy as np
-
     kind = edges.kind.astype(np.int64)
     not_written = np.isin(kind, (_QUEUE, _COLLECTIVE))
     _count(dropped, "full launch queues and peers' arrivals, which no node can wait for", int(not_written.sum()))
@@ -139,8 +124,6 @@ def _given(edges: RowEdges, sources: Sources, dropped: dict[str, int]) -> _Edges
 
 def _blocking_calls(sources: Sources) -> _Edges:
     """Without analysis: calls named so, and copies that ended before their call returned, wait for device work."""
-    import numpy as np
-
     timeline, devices = sources.timeline, sources.devices
     core = timeline.core
     none = np.zeros(0, np.int64)
@@ -161,8 +144,6 @@ def _blocking_calls(sources: Sources) -> _Edges:
 
 
 def _selected(sources: Sources) -> Integers:
-    import numpy as np
-
     inside = sources.tiles.head_of >= 0
     inside[sources.devices] = True
     return np.asarray(inside)
@@ -181,8 +162,6 @@ class _Places:
     """Where rows are among the nodes: pieces of host time come first, device events after them."""
 
     def __init__(self, sources: Sources) -> None:
-        import numpy as np
-
         timeline, tiles = sources.timeline, sources.tiles
         self.timeline, self.tiles, self.devices = timeline, tiles, sources.devices
         self.start = timeline.core["start_ns"].astype(np.int64)
@@ -193,14 +172,6 @@ class _Places:
         self.device_place[sources.devices] = self.tile_count + np.arange(len(sources.devices))
         self.cut_ns = tiles.start_ns.copy()
         """By piece: when it began once the waiting at its beginning is taken off."""
-        threads = np.unique(tiles.thread)
-        self._bounds = {
-            int(thread): (
-                int(np.searchsorted(tiles.thread, thread)),
-                int(np.searchsorted(tiles.thread, thread, "right")),
-            )
-            for thread in threads
-        }
 
     @property
     def cut_count(self) -> int:
@@ -212,35 +183,31 @@ class _Places:
 
     def tiles_ending_by(self, rows: Integers, limit_ns: Integers) -> Integers:
         """The last piece, on the thread of each host row and not after the row, that had ended by then; −1: none."""
-        import numpy as np
-
-        found = np.full(len(rows), -1, np.int64)
-        for thread, (begin, end) in self._bounds.items():
-            of_thread = np.flatnonzero(self.thread_of_row[rows] == thread)
-            if len(of_thread):
-                ends = self.tiles.end_ns[begin:end]
-                found[of_thread] = begin + np.searchsorted(ends, limit_ns[of_thread], side="right") - 1
-                found[of_thread[found[of_thread] < begin]] = -1
-        return np.minimum(found, self.tiles.last_of[rows])
+        place, begin, _ = self._search_ends(rows, limit_ns, "right")
+        return np.minimum(np.where(place > begin, place - 1, -1), self.tiles.last_of[rows])
 
     def tiles_containing(self, rows: Integers, time_ns: Integers) -> Integers:
         """The piece, on the thread of each host row, that was running just before that time."""
-        import numpy as np
+        place, _, end = self._search_ends(rows, time_ns, "left")
+        return np.where(place < end, place, -1)
 
-        found = np.full(len(rows), -1, np.int64)
-        for thread, (begin, end) in self._bounds.items():
-            of_thread = np.flatnonzero(self.thread_of_row[rows] == thread)
-            if len(of_thread):
-                ends = self.tiles.end_ns[begin:end]
-                place = begin + np.searchsorted(ends, time_ns[of_thread], side="left")
-                found[of_thread] = np.where(place < end, place, -1)
-        return found
+    def _search_ends(
+        self, rows: Integers, times: Integers, side: Literal["left", "right"]
+    ) -> tuple[Integers, Integers, Integers]:
+        """Among the ends of the pieces of each row's thread, which ascend: where the time belongs, and their bounds."""
+        threads = self.thread_of_row[rows]
+        begin = np.searchsorted(self.tiles.thread, threads)
+        end = np.searchsorted(self.tiles.thread, threads, "right")
+        place = begin.copy()
+        for thread in np.unique(threads).tolist():
+            mine = np.flatnonzero(threads == thread)
+            first, last = begin[mine[0]], end[mine[0]]
+            place[mine] += np.searchsorted(self.tiles.end_ns[first:last], times[mine], side)
+        return place, begin, end
 
 
 def _sources_of(places: _Places, before: Integers, limit_ns: Integers) -> tuple[Integers, Integers]:
     """Node and time at which each source row had got far enough by the limit; −1 where it had not."""
-    import numpy as np
-
     on_device = places.is_device(before)
     node = np.where(on_device, places.device_place[before], -1)
     host = np.flatnonzero(~on_device)
@@ -252,19 +219,17 @@ def _sources_of(places: _Places, before: Integers, limit_ns: Integers) -> tuple[
     return node, time
 
 
-def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Resolved:
+def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Edges:
     begin = places.start[edges.after]
     node, time = _sources_of(places, edges.before, begin)
     known = node >= 0
     good = known & (time <= begin)
     _count(dropped, "dependencies that the times contradict", int((known & ~good).sum()))
-    return _Resolved(node[good], places.device_place[edges.after[good]], edges.kind[good])
+    return _Edges(node[good], places.device_place[edges.after[good]], edges.kind[good])
 
 
-def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Resolved:
+def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Edges:
     """A call waits from its beginning, or in the middle: then the piece that was waiting is cut."""
-    import numpy as np
-
     tiles = places.tiles
     begin, end = places.start[edges.after], places.end[edges.after]
     # Something that began before the call handed over before it; else the call waited for its end.
@@ -295,13 +260,11 @@ def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -
     target = np.where(idle, previous, target)
     cut = inside | idle
     np.maximum.at(places.cut_ns, target[cut], np.minimum(time[cut], tiles.end_ns[target[cut]]))
-    return _Resolved(node, target, kind)
+    return _Edges(node, target, kind)
 
 
 def _waiting_calls(places: _Places, before: Integers, rows: Integers, time: Integers) -> Integers:
     """Edges of blocking copies may lead to what came after the call; it is the call with the copy that waited."""
-    import numpy as np
-
     launch = np.where(places.is_device(before), places.timeline.core["parent"][before], -1).astype(np.int64)
     call = np.maximum(launch, 0)
     same_thread = places.thread_of_row[call] == places.thread_of_row[rows]
@@ -309,14 +272,12 @@ def _waiting_calls(places: _Places, before: Integers, rows: Integers, time: Inte
     return np.where(waited & (places.tiles.head_of[call] >= 0), call, rows)
 
 
-def _stream_order(places: _Places) -> _Resolved:
+def _stream_order(places: _Places) -> _Edges:
     """Each device event before the next on its stream that began after its end, and after the last that had ended.
 
     Kernels of one stream may overlap; the last of them is then made to wait for the one before, so that each event but
     the last of a stream has a successor.
     """
-    import numpy as np
-
     core = places.timeline.core
     before: list[Integers] = [np.zeros(0, np.int64)]
     after: list[Integers] = [np.zeros(0, np.int64)]
@@ -345,13 +306,11 @@ def _stream_order(places: _Places) -> _Resolved:
         after.append(node[has])
     count = places.tile_count + len(devices)
     pairs = _distinct(np.concatenate(before) * np.int64(count) + np.concatenate(after))
-    return _Resolved(pairs // count, pairs % count, np.full(len(pairs), _STREAM))
+    return _Edges(pairs // count, pairs % count, np.full(len(pairs), _STREAM))
 
 
 def _distinct(numbers: Integers) -> Integers:
     """Sorted, each once; for columns as long as these quicker than numpy's own, which hashes."""
-    import numpy as np
-
     numbers = np.sort(numbers)
     first = np.ones(len(numbers), bool)
     first[1:] = numbers[1:] != numbers[:-1]
@@ -362,8 +321,6 @@ class _Table:
     """Nodes and dependencies while they are collected."""
 
     def __init__(self, places: _Places) -> None:
-        import numpy as np
-
         tiles, devices = places.tiles, places.devices
         self.places = places
         cut = places.cut_ns > tiles.start_ns
@@ -387,10 +344,8 @@ class _Table:
         self.after: list[Integers] = [self.last_piece[head_cut]]
         self.counts: dict[str, int] = dict.fromkeys(EDGE_KINDS, 0)
 
-    def add(self, found: _Resolved) -> None:
+    def add(self, found: _Edges) -> None:
         """Sources are what remains of a piece after its wait, and so are targets that were cut."""
-        import numpy as np
-
         before = self._last(found.before)
         after = self._last(found.after)
         self.before.append(before)
@@ -399,8 +354,6 @@ class _Table:
             self.counts[EDGE_KINDS[int(kind)]] += int(count)
 
     def _last(self, node: Integers) -> Integers:
-        import numpy as np
-
         tiles = node < self.places.tile_count
         if not self.places.tile_count:
             return node
@@ -418,8 +371,6 @@ class _Table:
     def add_hand_overs(self) -> None:
         """What waits for nothing yet (a thread's first call, work without a launch) follows what had last ended on the
         host."""
-        import numpy as np
-
         tiles = self.places.tiles
         waiting = np.ones(len(self.form), bool)
         waiting[np.concatenate(self.after)] = False
@@ -438,8 +389,6 @@ class _Table:
 
     def add_delays(self) -> None:
         """A node for each stretch between the end of all that was waited for and the beginning; one that begins all."""
-        import numpy as np
-
         before, after = np.concatenate(self.before), np.concatenate(self.after)
         origin = int(self.start.min())
         ready = np.full(len(self.start), origin, np.int64)
@@ -466,8 +415,6 @@ class _Table:
 
     def finish(self, dropped: dict[str, int]) -> ScheduledNodes:
         """Nodes by start, short before long; dependencies that do not point forward are left out."""
-        import numpy as np
-
         count = len(self.form)
         # The beginning of all stands first; of equal times, the order of making decides, which is that of each thread.
         is_root = self.form == ScheduledNodes.ROOT
@@ -491,9 +438,7 @@ class _Table:
         )
 
     def _call_parents(self, order: Integers, rank: Integers) -> Integers:
-        """Of a call, the enclosing one; of its later time, itself; of device work, the call around its launch."""
-        import numpy as np
-
+        """The enclosing call of a call, the call itself of its later time, the call around a launch of device work."""
         places = self.places
         form, row = self.form[order], self.row[order]
         above = np.full(len(order), -1, np.int64)

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepscope.traces.recording.evidence import Recording, write_rank, write_recording
+import msgspec
+
+from stepscope.core.errors import StepscopeError
+from stepscope.traces.recording.evidence import RankRecording, Recording, write_rank, write_recording
 from stepscope.traces.recording.recorder import Recorder, describe_lack, require_new
 from stepscope.traces.recording.settings import make_settings
 
@@ -80,7 +83,7 @@ def record(
     link: bool = True,
     overwrite: bool = False,
 ) -> Iterator[Record]:
-    """Record `steps` steps of the loop in this block into the folder `out`, one pair of traces a rank.
+    """Record `steps` steps of the loop in this block into the folder `out`, one pair of traces per rank.
 
     Before them pass `warmup` steps that are left alone, `unprofiled` steps that are timed without the profiler and
     `profiler_warmup` steps that it throws away; after them `settle` and `unprofiled` steps again, where the loop goes
@@ -115,7 +118,7 @@ def record(
 
 def _finish(recorder: Recorder, *, link: bool) -> Recording:
     if link and recorder.settings.et:
-        from stepscope.traces.recording.linking import with_link
+        from stepscope.traces.recording.api import with_link
 
         write_rank(recorder.out, with_link(recorder.out, recorder.describe()))
     return write_recording(recorder.out, command=sys.argv, settings=recorder.settings)
@@ -136,3 +139,21 @@ class _Explicit(Recorder):
         from stepscope.traces.recording.marks import mark_explicitly
 
         mark_explicitly(self._running)
+
+
+def with_link(folder: Path, record: RankRecording) -> RankRecording:
+    """The record with what was joined; with a notice where that could not be tried. Needs numpy."""
+    if record.kineto is None or record.et is None:
+        return record
+    try:
+        from stepscope.formats.execution_trace import read_execution_trace
+        from stepscope.traces.link import link
+        from stepscope.traces.read import read_timeline
+
+        graph = read_execution_trace(folder / record.et.path)
+        timeline = read_timeline(folder / record.kineto.path)
+        summary = link(graph, timeline, minimum_share=0.0).summary
+    except (StepscopeError, ImportError) as error:
+        notices = [*record.notices, f"the two traces were not linked: {error}"]
+        return msgspec.structs.replace(record, notices=notices)
+    return msgspec.structs.replace(record, linked=summary)

@@ -1,4 +1,4 @@
-"""What a recording leaves: one record a rank, and one for the folder."""
+"""What a recording leaves: one record per rank, and one for the folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from stepscope.core.errors import BadInputError
 from stepscope.core.files import write_file_atomically
 from stepscope.records import System
 from stepscope.store.folder import hold_lock, utc_now
-from stepscope.traces.link import LinkSummary
-from stepscope.traces.recording.plan import When
-from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings
+from stepscope.traces.link_summary import LinkSummary
+from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings, When
 
 RECORDING_FILE = "recording.json"
 RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER = "ranks", "kineto", "et", "lean"
@@ -94,7 +93,7 @@ class RankRecording(msgspec.Struct, frozen=True, kw_only=True):
     """Folder with the sources of compiled kernels."""
     notices: list[str] = []
     system: System | None = None
-    """Of the first rank on each host."""
+    """Recorded by the first rank on each host."""
     linked: LinkSummary | None = None
     """How far the two traces were joined; None where that was not tried."""
 
@@ -135,15 +134,13 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", t
     """Those whose files are in this folder; ranks of other hosts may have written elsewhere."""
     system: System | None = None
     exit_code: int | None = None
-    """Of the program; None where the recording does not know it."""
+    """Exit code of the program; None where it is not known."""
 
 
 def describe_file(folder: Path, path: Path) -> RecordedFile:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=digest)
 
 
 def rank_file(folder: Path, rank: int) -> Path:

@@ -39,7 +39,7 @@ class Marks:
 
 
 class OptimizerCycle:
-    """Of several optimizers in one step, the last one ends it."""
+    """The last of several optimizers in one step ends it."""
 
     def __init__(self) -> None:
         self._order: list[int] = []

@@ -21,8 +21,7 @@ from stepscope.traces.recording.evidence import (
     write_rank,
     write_recording,
 )
-from stepscope.traces.recording.rank import read_place
-from stepscope.traces.recording.recorder import RecordingFailedError, describe_lack, require_new
+from stepscope.traces.recording.recorder import RecordingFailedError, describe_lack, read_place, require_new
 from stepscope.traces.recording.settings import RecordSettings
 
 START_UP = Path(__file__).parent / "start_up"
@@ -80,7 +79,7 @@ def record_program(
         return RecordedProgram(exit_code, None, lack)
     shutil.rmtree(out / PROCESSES_FOLDER, ignore_errors=True)
     if link:
-        from stepscope.traces.recording.linking import with_link
+        from stepscope.traces.recording.api import with_link
 
         for one in ranks:
             write_rank(out, with_link(out, one))

@@ -123,7 +123,7 @@ class TorchProfiler:
 
 
 def _require_free() -> None:
-    """torch would let a second profiler take the first one's events, without a word to either."""
+    """torch would let a second profiler take the first one's events, without an error in either."""
     import torch
 
     if torch._C._autograd._profiler_enabled():

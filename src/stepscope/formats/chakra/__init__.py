@@ -1,0 +1,1 @@
+"""Chakra execution traces: their schema, their files, the timeline they hold."""

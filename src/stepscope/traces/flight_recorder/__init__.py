@@ -1,1 +1,0 @@
-"""Flight-recorder dumps, read without trusting them."""

@@ -1,1 +1,0 @@
-"""Graphs of operators: execution traces, tensors, dependencies."""

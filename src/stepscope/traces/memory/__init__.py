@@ -1,1 +1,0 @@
-"""Records of what memory held: torch.profiler's memory timelines and snapshots of the CUDA allocator."""
