@@ -17,7 +17,8 @@ from stepscope._version import __version__
 if TYPE_CHECKING:
     from stepscope.compare import check_regression, compare_cases
     from stepscope.measure import MeasureSettings, measure
-    from stepscope.store import StoredRun, find_run, list_runs, query_runs, verify_run
+    from stepscope.metrics import query_runs
+    from stepscope.store import StoredRun, find_run, list_runs, verify_run
     from stepscope.system import collect_system, diagnose
     from stepscope.traces import TraceSet, read_traces
     from stepscope.traces.recording import record, step
@@ -33,7 +34,7 @@ _HOMES = {
     "find_run": "store",
     "list_runs": "store",
     "measure": "measure",
-    "query_runs": "store",
+    "query_runs": "metrics",
     "read_traces": "traces",
     "record": "traces.recording",
     "step": "traces.recording",

@@ -26,6 +26,7 @@ from stepscope.launch import Heartbeat
 from stepscope.launch.join import wait_for_all
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
 from stepscope.records import Case, Failure, Notice
+from stepscope.records.kinds import CollectiveObserved
 from stepscope.store import MeasuredCase
 
 
@@ -267,7 +268,7 @@ def test_a_case_has_one_interval() -> None:
             start_ns=[0] * 40, duration_s=times, iterations=[1] * 40, device_s=None, dry=0, allocations=0,
             host_share=None, warmups=0, notices=notices,
         )  # fmt: skip
-        return RankMeasurement(rank=rank, measurement=measurement, facts=Facts())
+        return RankMeasurement(rank=rank, measurement=measurement, facts=Facts(observed=CollectiveObserved()))
 
     own = [Notice(kind="wide_interval", message="±77 %"), Notice(kind="not_warm", message="still changing")]
     result, samples = fold(

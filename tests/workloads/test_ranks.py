@@ -31,6 +31,8 @@ from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import DEADLY, QUICK, CpuDevice, Measurement, MeasureSettings
 from stepscope.measure.recorded import TRACED_STEPS
+from stepscope.metrics import CaseInput
+from stepscope.metrics.cases import input_share
 from stepscope.records import Case, Failure
 from stepscope.store import RANKS_FOLDER, MeasuredCase, RunWriter, StoredRun, create_run, record_failure
 from stepscope.system import collect_system
@@ -298,7 +300,7 @@ def test_results_of_ranks_say_what_those_of_one_device_do(traced: StoredRun, tmp
     assert case.result.facts["model_flops"] == alone.result.facts["model_flops"]
     assert case.result.facts.keys() == alone.result.facts.keys()
     assert case.loader_score() is not None
-    assert case.input_share() is not None
+    assert input_share(CaseInput(case)) is not None
 
 
 def make_measured(**told: Any) -> RankMeasurement:

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
-from stepscope.bench.comms.layouts import WORLD, parse_layout
+from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import BOTH_WAYS, PATTERNS, USUAL_PATTERN, Operation, find_operation
 from stepscope.bench.comms.wire import require_wire_sense
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
-from stepscope.records.kinds import COMMUNICATION_OWNER, POINT_TO_POINT, CollectiveSpec, PointToPointSpec
+from stepscope.records.kinds import COMMUNICATION_OWNER, POINT_TO_POINT, WORLD, CollectiveSpec, PointToPointSpec
 
 LARGEST_SIZE_BYTES = 2**44
 

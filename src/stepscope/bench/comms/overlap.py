@@ -14,7 +14,7 @@ from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Group
-from stepscope.bench.comms.layouts import WORLD, parse_layout
+from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import Operation, Shape, find_operation
 from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task, parse_compute
 from stepscope.bench.comms.stages import choose_hold, open_stage
@@ -23,7 +23,7 @@ from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.units import parse_size
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Score
-from stepscope.records.kinds import COMM, COMPUTE, TOGETHER, OverlapObserved, OverlapSide, OverlapSpec
+from stepscope.records.kinds import COMM, COMPUTE, TOGETHER, WORLD, OverlapObserved, OverlapSide, OverlapSpec
 
 MODEL = "overlap"
 DEVICE_COPY = "device_copy"
