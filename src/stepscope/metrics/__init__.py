@@ -24,6 +24,7 @@ from stepscope.metrics.registry import (
     with_peaks,
 )
 from stepscope.metrics.sql import QueryResult, format_tables_markdown, list_tables, query_runs
+from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown
 
 __all__ = [
     "COLLECTIVES",
@@ -31,6 +32,7 @@ __all__ = [
     "MESSAGES",
     "MODELS",
     "OPERATORS",
+    "TRACE_METRICS",
     "WORKLOADS",
     "CaseInput",
     "Failed",
@@ -45,6 +47,7 @@ __all__ = [
     "forget_metrics",
     "format_metrics_markdown",
     "format_tables_markdown",
+    "format_trace_metrics_markdown",
     "list_metrics",
     "list_tables",
     "list_values",
