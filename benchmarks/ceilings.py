@@ -67,7 +67,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     kept = True
     for case in make_ceiling_cases(dtypes, options.device):
-        name, dtype = case.benchmark.model, str(case.parameters["dtype"])
+        name, dtype = case.benchmark.model, str(case.spec.dtype)
         prepared = bench.prepare(case)
         score = prepared.score
         assert score is not None

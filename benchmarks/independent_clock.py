@@ -27,6 +27,7 @@ from stepscope.bench.ops.producer import OperatorProducer
 from stepscope.launch.worker import Session
 from stepscope.measure import MeasureSettings, WallClock
 from stepscope.records import Benchmark, Case
+from stepscope.records.kinds import OperatorSpec
 from stepscope.system import collect_system
 
 CASES: dict[str, list[tuple[str, str, str, str]]] = {
@@ -96,9 +97,10 @@ SETTINGS = MeasureSettings(min_time_s=0.05, max_time_s=0.5, min_samples=20)
 
 def make_case(row: tuple[str, str, str, str], device: str, cache: str) -> Case:
     op, shape, dtype, direction = row
-    (parameters,) = expand_shape(shape, find_operator(op))
+    (chosen,) = expand_shape(shape, find_operator(op))
     benchmark = Benchmark(model=op, implementation="micro", mode=direction, config="custom")
-    return Case(benchmark=benchmark, parameters={**parameters, "dtype": dtype, "device": device, "cache": cache})
+    spec = OperatorSpec(op=op, direction=direction, shape=dict(chosen), dtype=dtype, device=device, cache=cache)
+    return Case(benchmark=benchmark, spec=spec)
 
 
 def do_bench_median_s(call: Callable[[], object]) -> float:

@@ -12,8 +12,13 @@ sys.path.insert(0, str(ROOT / "src"))
 from rooms_picture import draw_rooms  # noqa: E402
 from stepscope.bench.ops.describe import format_operator_page  # noqa: E402
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
+from stepscope.metrics import (  # noqa: E402
+    TRACE_METRICS,
+    format_metrics_markdown,
+    format_tables_markdown,
+    format_trace_metrics_markdown,
+)
 from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
-from stepscope.store import format_tables_markdown  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
 from workload_picture import draw_gains  # noqa: E402
 from workload_table import find_lines, format_table, read_values  # noqa: E402
@@ -35,6 +40,9 @@ def main() -> None:
     (ROOT / "docs" / "operators.md").write_text(format_operator_page(), encoding="utf-8")
     replace_between(ROOT / "docs" / "system.md", "catalogue", format_catalogue_markdown())
     replace_between(ROOT / "docs" / "store.md", "tables", format_tables_markdown())
+    replace_between(ROOT / "docs" / "metrics.md", "metrics", format_metrics_markdown())
+    for analysis in TRACE_METRICS:
+        replace_between(ROOT / "docs" / "trace-metrics.md", analysis, format_trace_metrics_markdown(analysis))
     values = read_values()
     replace_between(ROOT / "docs" / "workloads.md", "suite", format_table(values))
     (ROOT / "docs" / "images" / "suite-gains.svg").write_text(draw_gains(find_lines(values)), encoding="utf-8")

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     )
     from stepscope.compare import check_regression, compare_cases
     from stepscope.measure import MeasureSettings
-    from stepscope.store import StoredRun, list_runs, query_runs, verify_run
+    from stepscope.metrics import query_runs
+    from stepscope.store import StoredRun, list_runs, verify_run
     from stepscope.system import collect_system, diagnose
     from stepscope.traces import TraceSet, read_traces
     from stepscope.traces.recording import record, step
@@ -53,7 +54,7 @@ _HOMES = {
     "list_runs": "store",
     "measure": "api",
     "plan": "api",
-    "query_runs": "store",
+    "query_runs": "metrics",
     "read_traces": "traces",
     "record": "traces.recording",
     "report": "api",

@@ -54,7 +54,8 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def set_file(plan: dict[str, Any]) -> None:
     """Run a Python file that lies in the folder, under another command."""
     case = plan["cases"][0]
-    case["parameters"] = {"device": "cpu", "file": "FOLDER/evil.py", "function": "build", "sha256": "0" * 12}
+    user_model = {"device": "cpu", "file": "FOLDER/evil.py", "function": "build", "sha256": "0" * 12}
+    case["spec"] = {"kind": "user_model", **user_model}
     plan["verb"] = "workload"
 
 
@@ -66,7 +67,7 @@ PLANS: dict[str, Callable[[dict[str, Any]], None]] = {
     "another verb": lambda plan: plan.update(verb="workload"),
     "a verb that is none": lambda plan: plan.update(verb="__import__"),
     "a file to run": set_file,
-    "another case": lambda plan: plan["cases"][0]["parameters"].update(m=1 << 40),
+    "another case": lambda plan: plan["cases"][0]["spec"]["shape"].update(m=1 << 40),
     "another device": lambda plan: plan["request"].update(device="cuda:0"),
     "other settings": lambda plan: plan["request"]["settings"].update(max_time_s=1e9),
     "another command": lambda plan: plan.update(command=["sh", "-c", "touch sprung"]),

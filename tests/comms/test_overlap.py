@@ -23,6 +23,7 @@ from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, WallClock, measure
 from stepscope.records import Case, CaseResult, RankSamples, Scalar
+from stepscope.records.kinds import CollectiveSpec
 from stepscope.records.typing_kinds import make_observed
 from stepscope.report.overlap_table import (
     estimate,
@@ -143,8 +144,8 @@ def test_the_table_names_both_sides_and_keeps_a_negative_efficiency() -> None:
 
 def test_other_cases_have_no_overlap() -> None:
     measured = measured_by_hand(BY_HAND)
-    other = msgspec.structs.replace(measured.result.case.benchmark, model="all_reduce")
-    case = msgspec.structs.replace(measured.result.case, benchmark=other)
+    other = CollectiveSpec(operation="all_reduce", size_bytes=4096)
+    case = msgspec.structs.replace(measured.result.case, spec=other)
     plain = MeasuredCase(msgspec.structs.replace(measured.result, case=case), measured.samples)
     assert read_overlap(plain) is None
     assert format_overlap_table([plain]) == ""

@@ -20,6 +20,7 @@ from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.measure.loop import Measurement
 from stepscope.records import Case
+from stepscope.records.kinds import CollectiveSpec
 from stepscope.report import pattern_table
 from stepscope.report.pattern_table import format_pattern_table, read_pattern
 from stepscope.store import MeasuredCase
@@ -84,9 +85,9 @@ def test_a_step_leaves_what_it_must_and_times_every_communication(name: str, ran
     assert {len(values) for values in times.values()} == {3}
     assert all(times[STEP + step][i] >= times[WAIT + step][i] >= 0 for step in mine for i in range(3))
     facts = trial.facts()
-    assert facts.observed["steps"] == sum(step.communicates for step in steps)
+    assert facts.observed.facts()["steps"] == sum(step.communicates for step in steps)
     assert facts.score is not None
-    assert facts.observed["bytes"] == round(facts.score.work)
+    assert facts.observed.facts()["bytes"] == round(facts.score.work)
     assert facts.notices == []
     trial.close()
 
@@ -213,9 +214,7 @@ def test_the_table_has_one_row_a_part() -> None:
 
 def test_what_is_no_pattern_has_no_table() -> None:
     measured = measured_case("ps", {0: {}, 1: {}}, [1.0])
-    other = msgspec.structs.replace(
-        measured.result.case, benchmark=msgspec.structs.replace(measured.result.case.benchmark, model="all_reduce")
-    )
+    other = msgspec.structs.replace(measured.result.case, spec=CollectiveSpec(operation="all_reduce", size_bytes=4096))
     unlike = MeasuredCase(msgspec.structs.replace(measured.result, case=other), measured.samples)
     assert read_pattern(unlike) is None
     assert format_pattern_table([unlike]) == ""

@@ -24,6 +24,7 @@ from stepscope.launch.join import is_peer_disconnect, wait_for_all
 from stepscope.launch.worker import Session
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
 from stepscope.records import Case, Failure, Notice
+from stepscope.records.kinds import CollectiveObserved
 from stepscope.run.clocks import ClockOffset, answer_pings, ask_clock, find_arrivals
 from stepscope.run.producer import RankOutcome
 from stepscope.run.rank import Gathered
@@ -274,7 +275,7 @@ def test_a_case_has_one_interval() -> None:
             start_ns=[0] * 40, duration_s=times, iterations=[1] * 40, device_s=None, dry=0, allocations=0,
             host_share=None, warmups=0, notices=notices,
         )  # fmt: skip
-        return RankMeasurement(measurement, Facts(), rank=rank)
+        return RankMeasurement(measurement, Facts(observed=CollectiveObserved()), rank=rank)
 
     own = [Notice(kind="wide_interval", message="±77 %"), Notice(kind="not_warm", message="still changing")]
     ranks = [measured(0, quiet, own), measured(1, noisy, [])]

@@ -40,8 +40,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[MeasuredCase]:
 def test_every_mode_runs_and_is_right(measured: list[MeasuredCase]) -> None:
     for one in measured:
         assert one.result.status == "ok", (one.result.case.label, one.result.failure)
-        assert one.result.observed.get("wrong", 0) == 0
-        assert str(one.result.observed["library"]).startswith("NCCL 2.")
+        assert one.result.facts.get("wrong", 0) == 0
+        assert str(one.result.facts["library"]).startswith("NCCL 2.")
 
 
 def test_device_time_is_the_cases_time(measured: list[MeasuredCase]) -> None:

@@ -12,7 +12,12 @@ import pytest
 
 from stepscope.bench.ops.describe import format_operator_page
 from stepscope.cli.reference import format_cli_reference
-from stepscope.store import format_tables_markdown
+from stepscope.metrics import (
+    TRACE_METRICS,
+    format_metrics_markdown,
+    format_tables_markdown,
+    format_trace_metrics_markdown,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -37,6 +42,16 @@ def test_the_table_of_the_suite_says_what_was_measured(monkeypatch: pytest.Monke
 
 def test_the_table_list_is_current() -> None:
     assert format_tables_markdown().strip() in (ROOT / "docs" / "store.md").read_text(), "run `make docs`"
+
+
+def test_the_list_of_metrics_is_current() -> None:
+    assert format_metrics_markdown().strip() in (ROOT / "docs" / "metrics.md").read_text(), "run `make docs`"
+
+
+def test_the_lists_of_trace_metrics_are_current() -> None:
+    page = (ROOT / "docs" / "trace-metrics.md").read_text()
+    for analysis in TRACE_METRICS:
+        assert format_trace_metrics_markdown(analysis) in page, "run `make docs`"
 
 
 def test_links_lead_somewhere() -> None:

@@ -20,6 +20,7 @@ FLOORS: list[set[str]] = [
     {"stats"},
     {"store"},
     {"system"},
+    {"metrics"},
     {"launch"},
     {"formats"},
     {"traces"},
@@ -254,7 +255,7 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
         "from stepscope.cli.main import run\n"
         f"assert run(['runs', 'list', '--store', {str(tmp_path)!r}]) == 0\n"
         f"assert run(['runs', 'sql', 'SELECT 1', '--store', {str(tmp_path)!r}]) == 0\n"
-        "import stepscope.compare, stepscope.report, stepscope.store.sql\n"
+        "import stepscope.compare, stepscope.report, stepscope.metrics.sql\n"
     )
     loaded_by(code)
 

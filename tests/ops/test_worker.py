@@ -20,11 +20,13 @@ from stepscope.bench.ops.profiling import profile_cases
 from stepscope.core.errors import UsageError
 from stepscope.launch.worker import Session
 from stepscope.measure import QUICK, MeasureSettings
+from stepscope.metrics import CaseInput
+from stepscope.metrics.cases import compute_share
 from stepscope.records import Case
 from stepscope.run.execute import execute
 from stepscope.run.producer import ExtraMeasurements, Prepared, WrongResultError
 from stepscope.run.ranks import CaseSkipped
-from stepscope.store import MeasuredCase, StoredRun, create_run, find_ceilings, rate_case
+from stepscope.store import MeasuredCase, StoredRun, create_run, find_ceilings
 
 TINY = MeasureSettings(
     min_time_s=0.0, max_time_s=0.05, min_samples=3, few_samples=2, min_sample_s=1e-5, warmup_max_time_s=0.02, window=2
@@ -256,9 +258,10 @@ def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> No
     assert found.bytes_per_s.keys() == {"read", "write", "copy"}
     summary = cases[-1].summary()
     assert summary is not None
-    rates = rate_case(cases[-1], summary.median_s, found)
     flops = cases[-1].result.facts["flops"]
-    assert rates.compute_share == pytest.approx(float(flops) / summary.median_s / found.matrix_flops_per_s["float32"])
+    assert compute_share(CaseInput(cases[-1], found)) == pytest.approx(
+        float(flops) / summary.median_s / found.matrix_flops_per_s["float32"]
+    )
 
 
 def test_a_copy_moves_twice_its_size() -> None:

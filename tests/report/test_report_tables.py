@@ -163,7 +163,7 @@ def test_bandwidths_are_derived_where_only_the_bus_factor_was_kept() -> None:
         parameters={"size_bytes": 1000, "dtype": "float32", "device": "cpu"},
     )
     view = build_report([make_run([case], None)]).cases[0]
-    assert (view.algbw_bytes_per_s, view.busbw_bytes_per_s) == (2000.0, 3000.0)
+    assert (view.value("algbw_bytes_per_s"), view.value("busbw_bytes_per_s")) == (2000.0, 3000.0)
 
 
 def test_csv_keeps_values_exactly() -> None:

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import make_case, make_result
+from stepscope.metrics import CaseInput
+from stepscope.metrics.cases import input_share, mfu
 from stepscope.records import RankSamples
 from stepscope.records.kinds import WorkloadObserved
 from stepscope.store import MeasuredCase
@@ -138,8 +140,8 @@ def test_iterations_that_differ_are_scored_by_the_mean_over_whole_rounds() -> No
     assert case.typical_s() == 2.0
     assert case.score() == 3.0
     assert case.loader_score() == 1.5
-    assert case.input_share() == 0.5
-    assert case.mfu() == 0.75
+    assert input_share(CaseInput(case)) == 0.5
+    assert mfu(CaseInput(case)) == 0.75
     late = in_rounds([99.0, 99.0, 1.0, 1.0, 4.0, 1.0], warmups=2, loader=[])
     assert late.typical_s() == 2.0
     assert late.loader_score() is None
@@ -152,4 +154,4 @@ def test_a_sample_may_be_whole_rounds() -> None:
 
 def test_iterations_that_are_alike_are_scored_by_the_median() -> None:
     case = MeasuredCase(make_result(CASE, work=6.0), in_rounds([1.0, 2.0, 9.0], loader=[3.0, 4.0, 9.0]).samples)
-    assert (case.score(), case.loader_score(), case.input_share()) == (3.0, 1.5, 0.5)
+    assert (case.score(), case.loader_score(), input_share(CaseInput(case))) == (3.0, 1.5, 0.5)

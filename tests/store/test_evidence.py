@@ -13,6 +13,7 @@ import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
 from stepscope.core.errors import BadInputError, CorruptRunError, NewerVersionError, StepscopeError, UsageError
+from stepscope.metrics import query_runs
 from stepscope.records import CaseResult, Failure, Plan, System, add_seal, check_seal, encode_document, parse_document
 from stepscope.records.kinds import CollectiveObserved
 from stepscope.store import (
@@ -22,7 +23,6 @@ from stepscope.store import (
     create_run,
     find_newest,
     list_runs,
-    query_runs,
     record_failure,
     remove_run,
     run_folders,

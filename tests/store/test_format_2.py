@@ -12,8 +12,9 @@ import pytest
 from builders import make_result, make_samples
 from stepscope.compare import compare_cases
 from stepscope.core.errors import CorruptRunError
+from stepscope.metrics import query_runs
 from stepscope.records.kinds import OtherSpec
-from stepscope.store import RunWriter, StoredRun, list_runs, query_runs, verify_run
+from stepscope.store import RunWriter, StoredRun, list_runs, verify_run
 
 FORMAT_2 = Path(__file__).with_name("data") / "format-2"
 KILLED = {

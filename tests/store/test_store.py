@@ -20,6 +20,7 @@ from stepscope.core.errors import (
     StoreWriteError,
     UsageError,
 )
+from stepscope.metrics import query_runs
 from stepscope.records import Case, Failure
 from stepscope.store import (
     JournalTail,
@@ -28,7 +29,6 @@ from stepscope.store import (
     create_run,
     find_run,
     list_runs,
-    query_runs,
     record_failure,
     remove_run,
     resolve_store,

@@ -30,6 +30,8 @@ from stepscope.core.errors import RankDiedError, UsageError
 from stepscope.launch import RankSession, launch_local
 from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings, SilentProgress
+from stepscope.metrics import CaseInput
+from stepscope.metrics.cases import input_share
 from stepscope.records import Case, Failure
 from stepscope.run.execute import RANK_FUNCTION, execute
 from stepscope.run.producer import ExtraMeasurements, RankOutcome
@@ -302,7 +304,7 @@ def test_results_of_ranks_say_what_those_of_one_device_do(traced: StoredRun, tmp
     assert case.result.facts["model_flops"] == alone.result.facts["model_flops"]
     assert case.result.facts.keys() == alone.result.facts.keys()
     assert case.loader_score() is not None
-    assert case.input_share() is not None
+    assert input_share(CaseInput(case)) is not None
 
 
 def make_measured(**told: Any) -> Gathered:

@@ -20,6 +20,8 @@ from stepscope.compare import compare_implementations
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.launch.worker import Session
 from stepscope.measure import QUICK
+from stepscope.metrics import CaseInput, NotApplicable
+from stepscope.metrics.cases import input_share, mfu
 from stepscope.records import Case
 from stepscope.store import MeasuredCase
 
@@ -34,9 +36,9 @@ def test_a_training_score_counts_examples(tmp_path: Path) -> None:
     assert case.result.facts["peak_memory_bytes"] > 0
     assert case.result.facts["model_flops"] > 0
     assert case.loader_score() is not None
-    assert case.input_share() is not None
+    assert input_share(CaseInput(case)) is not None
     assert case.missed_latency() is None
-    assert case.mfu() is None  # nobody states the peak of this CPU
+    assert isinstance(mfu(CaseInput(case)), NotApplicable)  # nobody states the peak of this CPU
 
 
 def test_a_latency_is_that_of_one_batch(tmp_path: Path) -> None:

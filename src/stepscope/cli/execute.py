@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,17 +13,11 @@ import click
 
 from stepscope.cli.output import emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
-from stepscope.records.kinds import ModelObserved, OperatorObserved
 from stepscope.run.plan import NEWEST, Job
-from stepscope.stats import median
 from stepscope.store import (
-    TPOT,
-    TTFT,
-    Ceilings,
     MeasuredCase,
     StoredRun,
     find_ceilings,
-    rate_case,
 )
 
 _rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
@@ -140,62 +133,7 @@ def _format_run(stored: StoredRun) -> str:
 
 def cases_to_dict(cases: Sequence[MeasuredCase], folder: Path) -> dict[str, Any]:
     """The cases of one run as programs see them, with the ceilings measured in it."""
-    ceilings = find_ceilings(cases)
-    listed = [case_to_dict(case, folder, ceilings) for case in cases]
-    return {"cases": listed, "ceilings": {device: one._asdict() for device, one in ceilings.items()}}
+    from stepscope.metrics import flatten_case, with_peaks
 
-
-def case_to_dict(measured: MeasuredCase, folder: Path, ceilings: Mapping[str, Ceilings]) -> dict[str, Any]:
-    """One case; times in seconds, sizes in bytes."""
-    result, summary = measured.result, measured.summary()
-    case = result.case
-    content: dict[str, Any] = {
-        "key": case.key,
-        "label": case.label,
-        "benchmark": case.benchmark.id,
-        "version": case.benchmark.version,
-        "parameters": case.parameters,
-        "batch_size": case.batch_size,
-        "world_size": case.world_size,
-        "status": result.status,
-        "samples_s": measured.seconds(),
-        "device_samples_s": measured.device_seconds(),
-        "summary": summary,
-        "score": measured.score(),
-        "unit": result.score.unit if result.score else None,
-        "missed_latency": measured.missed_latency(),
-        "notices": result.notices,
-        "failure": result.failure,
-        "readings": result.readings,
-        "timing": result.timing,
-        "wall_median_s": median(measured.wall_seconds()),
-        "graph_median_s": median(measured.extra_seconds("graph")),
-        "kernel_median_s": median(measured.extra_seconds("kernel")),
-        "kernels": result.kernels,
-        "run": str(folder),
-        **result.facts,
-    }
-    observed = result.observed
-    if summary is not None and isinstance(observed, OperatorObserved) and observed.moved_bytes is not None:
-        rates = rate_case(measured, summary.median_s, ceilings.get(str(case.spec.device)))
-        content.update(rates._asdict())
-    if isinstance(observed, ModelObserved) and observed.peak_memory_bytes is not None:
-        content |= {"loader_score": measured.loader_score(), "input_share": measured.input_share()}
-        content["mfu"] = measured.mfu()
-    if result.latency_target is not None:
-        content |= {"latency_s": measured.latency_s(), "latency_target": result.latency_target}
-        for name in (TTFT, TPOT):
-            if measured.extra_seconds(name):
-                content[f"{name}_s"] = measured.latency_s(name)
-    if result.timing.startswith("slowest_rank"):
-        content |= {"latency_s": measured.latency_s(), "skew_s": measured.skew_s()}
-        content |= {"straggler_rank": measured.straggler_rank(), "parts_s": measured.parts_s()}
-        means = measured.rank_means_s()
-        content["rank_mean_s"] = [{"rank": rank, "mean_s": mean_s} for rank, mean_s in means.items()]
-        content["mean_s"] = math.fsum(means.values()) / len(means) if means else None
-        content["total_s"] = math.fsum(measured.seconds()) if means else None
-    if observed is not None and observed.size_bytes is not None and observed.bus_factor is not None:
-        algbw = observed.size_bytes / summary.median_s if summary else None
-        content["algbw_bytes_per_s"] = algbw
-        content["busbw_bytes_per_s"] = algbw * observed.bus_factor if algbw is not None else None
-    return content
+    listed = [{**flatten_case(one), "run": str(folder)} for one in with_peaks(cases)]
+    return {"cases": listed, "ceilings": {device: one._asdict() for device, one in find_ceilings(cases).items()}}

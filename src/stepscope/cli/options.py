@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,28 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout, errors too.")(
         function
     )
+
+
+def metrics_option(function: F) -> F:
+    """Metrics of the files hold for this command."""
+    return click.option(
+        "--metrics",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        metavar="FILE",
+        multiple=True,
+        envvar="STEPSCOPE_METRICS",
+        expose_value=False,
+        callback=_load_metrics,
+        help="Python file with metrics of your own, which is run; repeatable [default: $STEPSCOPE_METRICS].",
+    )(function)
+
+
+def _load_metrics(context: click.Context, _option: click.Parameter, paths: tuple[Path, ...]) -> None:
+    from stepscope.metrics import forget_metrics, load_metrics_file
+
+    for path in paths:
+        names = [one.name for one in load_metrics_file(path)]
+        context.call_on_close(partial(forget_metrics, names))
 
 
 def store_option(function: F) -> F:

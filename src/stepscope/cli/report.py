@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stepscope.cli.options import json_option, store_option
+from stepscope.cli.options import json_option, metrics_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.core.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
 from stepscope.core.escapes import escape_controls, escape_line
@@ -115,6 +115,7 @@ def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="[default: by the ending of --output, else text]")
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
+@metrics_option
 @store_option
 @json_option
 def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, store: Path, as_json: bool) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from stepscope.cli.execute import Addition, cases_to_dict
-from stepscope.cli.options import json_option, store_option
+from stepscope.cli.options import json_option, metrics_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
@@ -21,14 +21,12 @@ from stepscope.core.escapes import escape_line
 from stepscope.formats.nccl_tests.importing import VERB as IMPORT_VERB
 from stepscope.formats.nccl_tests.importing import prepare_import, write_import
 from stepscope.store import (
-    TABLES,
     Damage,
     KernelRow,
     StoredRun,
     find_run,
     find_run_folder,
     list_runs,
-    query_runs,
     read_each,
     read_kernel_table,
     remove_run,
@@ -97,6 +95,7 @@ def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
 
 @command.command("show")
 @click.argument("name", metavar="RUN")
+@metrics_option
 @store_option
 @json_option
 def show(*, name: str, store: Path, as_json: bool) -> int:
@@ -135,6 +134,7 @@ def _format_show(run: StoredRun) -> str:
 @click.option("--format", "kind", type=click.Choice(["csv", "json", "markdown", "table", "parquet"]), default="csv",
               show_default=True, help="table and parquet: the kernel table of operator runs.")  # fmt: skip
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
+@metrics_option
 @store_option
 @json_option
 def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
@@ -298,13 +298,17 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
 @command.command("sql")
 @click.argument("query", required=False, metavar='"SELECT …"')
 @click.option("--tables", is_flag=True, help="List the tables and their columns.")
+@metrics_option
 @store_option
 @json_option
 def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
     """Ask the stored runs in SQL (DuckDB). Tables: runs, systems, cases, samples."""
+    from stepscope.metrics import list_tables, query_runs
+
     if tables or not query or not query.strip():
-        lines = [f"{table}({', '.join(f'{n} {t}' for n, t in columns.items())})" for table, columns in TABLES.items()]
-        emit({"tables": TABLES}, "\n".join(lines), as_json=as_json)
+        listed = list_tables()
+        lines = [f"{table}({', '.join(f'{n} {t}' for n, t in columns.items())})" for table, columns in listed.items()]
+        emit({"tables": listed}, "\n".join(lines), as_json=as_json)
         return ExitCode.DONE
     runs, unread = list_runs(store)
     result = query_runs(runs, query)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from stepscope._version import __version__
 from stepscope.core.units import format_significant
+from stepscope.metrics import bandwidth_of
 from stepscope.records import Notice, RankPlace, System
 from stepscope.records.kinds import (
     CollectiveObserved,
@@ -27,7 +28,7 @@ from stepscope.records.kinds import (
 )
 from stepscope.report.labels import format_fact, format_parameter, strip_unit
 from stepscope.report.text import plain
-from stepscope.report.view import ReportRun, read_bandwidths
+from stepscope.report.view import ReportRun
 from stepscope.store import MeasuredCase
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatterv"})
@@ -264,11 +265,8 @@ def _make_cells(measured: MeasuredCase) -> list[str]:
 
 def _find_rates(measured: MeasuredCase, median_s: float | None) -> tuple[float | None, float | None]:
     """None for what moves nothing."""
-    observed = measured.result.observed
-    printed = observed.busbw_bytes_per_s if isinstance(observed, CollectiveObserved) else None
-    if observed is None or (not observed.bus_factor and printed is None):
-        return None, None
-    return read_bandwidths(measured.result, median_s)
+    algbw, busbw = (bandwidth_of(measured.result, median_s, bus=bus) for bus in (False, True))
+    return (algbw, busbw) if busbw else (None, None)
 
 
 def _whole(value: float | None) -> str:

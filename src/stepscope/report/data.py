@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import msgspec
 
-from stepscope.records.kinds import ModelObserved
-from stepscope.report.generation import FACTS, GenerationFact, is_served_late
+from stepscope.metrics import Value, list_metrics
 from stepscope.report.text import plain
 from stepscope.report.view import CaseView, Report, RunView, SystemView
+from stepscope.stats import Summary
+from stepscope.store import TPOT, TTFT
 
 CsvValue = str | int | float | None
 
 
 def render_json(report: Report) -> str:
-    """One line and a newline; sample series are thinned as the view says."""
+    """One line and a newline; sample series are thinned as the view says. Metrics stand among the fields of a case."""
     content = msgspec.to_builtins(report)
-    for system in content["systems"]:
-        for case in system["cases"]:  # which says the same by name
-            del case["spec"], case["found"]
+    for system, view in zip(content["systems"], report.systems, strict=True):
+        system["cases"] = [_json_case(fields, case) for fields, case in zip(system["cases"], view.cases, strict=True)]
     return msgspec.json.encode(content).decode() + "\n"
+
+
+def _json_case(fields: dict[str, Any], case: CaseView) -> dict[str, Any]:
+    values = {name: case.metrics.get(name) for name in list_metrics() if name not in Summary.__struct_fields__}
+    kept = {name: value for name, value in fields.items() if name not in _VIEW_ONLY}
+    tokens = {
+        f"{name}_s": {point: case.value(f"{name}_{point}_s") for point in ("p50", "p95", "p99")}
+        for name in (TTFT, TPOT)
+        if f"{name}_p50_s" in case.metrics
+    }
+    return {**kept, **values, "intensity": values["intensity_flops_per_byte"], **tokens}
+
+
+_VIEW_ONLY = frozenset({"spec", "found", "metrics", "marks", "untabled"})
 
 
 def render_csv(report: Report) -> str:
@@ -31,22 +46,17 @@ def render_csv(report: Report) -> str:
     """
     rows = [
         {
+            **{name: _as_cell(case.metrics.get(name)) for name in list_metrics()},
             **_run_fields(runs[case.run_id], system),
             **_case_fields(case),
-            **_time_fields(case),
-            **_other_fields(case),
-            **_operator_fields(case),
-            **_arrival_fields(case),
-            **_workload_fields(case),
-            **{fact.name: _as_counted(fact, case) for fact in FACTS},
-            "serving_missed_latency": _yes_no(is_served_late(case)),
         }
         for system in report.systems
         for runs in [{run.id: run for run in system.runs}]
         for case in system.cases
     ]
     out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=CSV_COLUMNS, lineterminator="\n")
+    added = [name for name in list_metrics() if name not in CSV_COLUMNS]
+    writer = csv.DictWriter(out, fieldnames=[*CSV_COLUMNS, *added], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
@@ -75,81 +85,21 @@ def _case_fields(case: CaseView) -> dict[str, CsvValue]:
         "batch_size": case.batch_size,
         "world_size": case.world_size,
         "status": case.status,
-        "score": case.score,
         "unit": case.unit,
-        "missed_latency": _yes_no(case.missed_latency),
-    }
-
-
-def _time_fields(case: CaseView) -> dict[str, CsvValue]:
-    names = ("n", "median_s", "ci_low_s", "ci_high_s", "level", "mean_s", "stdev_s", "min_s", "max_s", "p95_s", "p99_s")
-    timing = case.timing
-    fields: dict[str, CsvValue] = {name: getattr(timing.summary, name) if timing else None for name in names}
-    fields["outliers"] = timing.summary.outliers if timing else None
-    fields["drift"] = timing.drift if timing else None
-    fields["device_median_s"] = timing.device_median_s if timing else None
-    return fields
-
-
-def _other_fields(case: CaseView) -> dict[str, CsvValue]:
-    return {
-        "size_bytes": _whole(case.size_bytes),
-        "algbw_bytes_per_s": case.algbw_bytes_per_s,
-        "busbw_bytes_per_s": case.busbw_bytes_per_s,
-        "wrong": case.wrong,
         "observed": msgspec.json.encode(case.observed).decode(),
         "notices": len(case.notices),
         "started_at": case.started_at,
         "elapsed_s": case.elapsed_s,
         "failure_kind": plain(case.failure.kind) if case.failure is not None else None,
         "failure_message": plain(case.failure.message) if case.failure is not None else None,
-    }
-
-
-def _operator_fields(case: CaseView) -> dict[str, CsvValue]:
-    return {
         "timing": case.timing_kind,
-        "wall_median_s": case.wall_median_s,
-        "graph_median_s": case.graph_median_s,
-        "kernel_median_s": case.kernel_median_s,
-        "intensity_flops_per_byte": case.intensity,
-        "flops_per_s": case.flops_per_s,
-        "bytes_per_s": case.bytes_per_s,
-        "compute_share": case.compute_share,
-        "memory_share": case.memory_share,
-        "is_ceiling": _yes_no(case.is_ceiling),
+        "is_ceiling": _as_cell(case.is_ceiling),
         "kernels": msgspec.json.encode(case.kernels).decode(),
     }
 
 
-def _arrival_fields(case: CaseView) -> dict[str, CsvValue]:
-    return {
-        "skew_s": case.skew_s,
-        "straggler_rank": case.straggler_rank,
-        "straggler_share": case.straggler_share,
-    }
-
-
-def _workload_fields(case: CaseView) -> dict[str, CsvValue]:
-    return {
-        "loader_score": case.loader_score,
-        "input_share": case.input_share,
-        "mfu": case.mfu,
-        "peak_memory_bytes": case.found.peak_memory_bytes if isinstance(case.found, ModelObserved) else None,
-        "energy_j_per_example": case.found.energy_j_per_example if isinstance(case.found, ModelObserved) else None,
-    }
-
-
-def _as_counted(fact: GenerationFact, case: CaseView) -> float | None:
-    return _whole(fact.read(case)) if fact.kind == "count" else fact.read(case)
-
-
-def _whole(value: float | None) -> float | None:
-    return int(value) if value is not None and float(value).is_integer() else value
-
-
-def _yes_no(value: bool | None) -> str | None:
-    return None if value is None else ("true" if value else "false")
+def _as_cell(value: Value | None) -> CsvValue:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
 
 
 CSV_COLUMNS = (

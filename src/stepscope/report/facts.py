@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
-from stepscope.report.columns import format_memory_share
 from stepscope.report.labels import (
     format_byte_rate,
     format_fact,
@@ -169,18 +168,19 @@ def describe_timing(case: CaseView) -> list[Fact]:
         ("Outliers", str(summary.outliers)),
         ("Drift", format_share(case.timing.drift, 2)),
         ("Device median", _optional(device, format_duration)),
-        ("Wall median", _optional(case.wall_median_s, format_duration)),
-        ("Graph median", _optional(case.graph_median_s, format_duration)),
-        ("Kernel median", _optional(case.kernel_median_s, format_duration)),
-        ("First token", _describe_tokens(case.ttft_s)),
-        ("Each later token", _describe_tokens(case.tpot_s)),
+        ("Wall median", _optional(case.value("wall_median_s"), format_duration)),
+        ("Graph median", _optional(case.value("graph_median_s"), format_duration)),
+        ("Kernel median", _optional(case.value("kernel_median_s"), format_duration)),
+        ("First token", _describe_tokens(case, "ttft")),
+        ("Each later token", _describe_tokens(case, "tpot")),
     )
 
 
-def _describe_tokens(times_s: dict[str, float]) -> str | None:
-    if not times_s:
+def _describe_tokens(case: CaseView, name: str) -> str | None:
+    middle_s, late_s = case.value(f"{name}_p50_s"), case.value(f"{name}_p99_s")
+    if middle_s is None or late_s is None:
         return None
-    return f"{format_duration(times_s['p50'])}, p99 {format_duration(times_s['p99'])}"
+    return f"{format_duration(middle_s)}, p99 {format_duration(late_s)}"
 
 
 def _optional(value: float | None, format_value: Callable[[float], str]) -> str | None:
@@ -200,13 +200,19 @@ def describe_case(case: CaseView) -> list[Fact]:
         facts.append(Fact("ranks", str(case.world_size)))
     facts += [Fact(name_fact(name), format_fact(name, value)) for name, value in case.observed.items()]
     facts += _facts(
-        ("compute rate", _optional(case.flops_per_s, format_flop_rate)),
-        ("memory rate", _optional(case.bytes_per_s, format_byte_rate)),
-        ("intensity", _optional(case.intensity, lambda value: f"{format_significant(value)} flop per byte")),
-        ("of matrix peak", _optional(case.compute_share, format_percent)),
-        ("of copy", format_memory_share(case) if case.memory_share is not None else None),
+        ("compute rate", _optional(case.value("flops_per_s"), format_flop_rate)),
+        ("memory rate", _optional(case.value("bytes_per_s"), format_byte_rate)),
+        (
+            "intensity",
+            _optional(case.value("intensity_flops_per_byte"), lambda one: f"{format_significant(one)} flop per byte"),
+        ),
+        ("of matrix peak", _optional(case.value("compute_share"), format_percent)),
+        (
+            "of copy",
+            _optional(case.value("memory_share"), lambda one: format_percent(one) + case.marks.get("memory_share", "")),
+        ),
     )
-    missed = {True: " (missed)", False: " (kept)", None: ""}[case.missed_latency]
+    missed = {True: " (missed)", False: " (kept)"}.get(case.metrics.get("missed_latency"), "")  # type: ignore[call-overload]
     target = describe_target(case)
     return facts + _facts(
         ("latency target", f"{target}{missed}" if target else None),

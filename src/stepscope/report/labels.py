@@ -88,11 +88,6 @@ def format_scalar(value: Scalar) -> str:
     return format_significant(value) if isinstance(value, float) else str(value)
 
 
-def read_number(facts: Mapping[str, Parameter], name: str) -> float | None:
-    value = facts.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def format_fact(name: str, value: Scalar) -> str:
     """An observed fact's value in the unit that its name carries."""
     if _is_number(value):

@@ -74,10 +74,6 @@ def by_iteration(samples: Sequence[RankSamples], name: str, fold: Callable[[Sequ
     return [fold(row) for _, columns in sorted(processes.items()) for row in zip(*columns, strict=False)]
 
 
-def is_pattern(measured: MeasuredCase) -> bool:
-    return isinstance(measured.result.case.spec, PatternSpec)
-
-
 def read_pattern(measured: MeasuredCase) -> PatternView | None:
     """None for a case that is no pattern, or that has no samples."""
     seconds, case = sorted(measured.seconds()), measured.result.case

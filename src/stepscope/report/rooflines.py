@@ -1,16 +1,13 @@
-"""Rates of cases against the ceilings of their own run, and rooflines: the ceilings of one device with its cases."""
+"""Rooflines: the measured peaks of one device with its cases."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from stepscope.records import Observed
-from stepscope.records.kinds import OperatorObserved
-from stepscope.store import Ceilings, MeasuredCase, Rates, find_ceilings, rate_case
+from stepscope.store import Ceilings
 
 LEAST, MOST = 1e-30, 1e30
 """What lies beyond is no measurement and would push all others to the edge of a logarithmic axis."""
@@ -53,28 +50,6 @@ class RooflineInput(NamedTuple):
     """Its place among the runs: two runs may bear one name."""
     device: str
     point: RooflinePoint
-
-
-def read_ceilings(cases: Iterable[MeasuredCase]) -> dict[str, Ceilings]:
-    """By device, of the cases of one run. A ceiling that failed half-way may have samples, yet is none."""
-    return find_ceilings(measured for measured in cases if measured.result.status == "ok")
-
-
-def rate(measured: MeasuredCase, median_s: float, ceilings: Ceilings | None) -> Rates:
-    """None for every rate that the record does not give as a positive number."""
-    return Rates(*map(_positive, rate_case(measured, median_s, ceilings)))
-
-
-def intensity_of(observed: Observed | None) -> float | None:
-    """Flop per byte."""
-    if not isinstance(observed, OperatorObserved):
-        return None
-    flops, moved = _positive(observed.flops), _positive(observed.moved_bytes)
-    return _positive(flops / moved) if flops is not None and moved is not None else None
-
-
-def _positive(value: float | None) -> float | None:
-    return value if value is not None and value > 0 and math.isfinite(value) else None
 
 
 def find_rooflines(

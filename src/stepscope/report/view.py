@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.core.units import format_bytes, scale_score
+from stepscope.core.units import format_bytes
+from stepscope.metrics import CaseInput, Failed, Value, evaluate_case, list_metrics, read_value
 from stepscope.records import (
-    CaseResult,
     Communication,
     Failure,
     KernelUse,
@@ -31,7 +31,7 @@ from stepscope.records import (
     Status,
     System,
 )
-from stepscope.records.kinds import CallSpec, CollectiveObserved, OperatorSpec
+from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
 from stepscope.report.labels import label_cases
 from stepscope.report.reach import Reach, find_reach
@@ -40,14 +40,11 @@ from stepscope.report.rooflines import (
     RooflineInput,
     RooflinePoint,
     find_rooflines,
-    intensity_of,
-    rate,
-    read_ceilings,
 )
 from stepscope.report.samples import Histogram, SampleSeries, count_bins, read_series
 from stepscope.report.sweeps import Sweep, SweepInput, SweepPoint, find_sweeps
-from stepscope.stats import Summary, drift, median, quantile_sorted, summarize
-from stepscope.store import TPOT, TTFT, Ceilings, MeasuredCase, Rates, is_ceiling
+from stepscope.stats import Summary, drift, median, quantile_sorted
+from stepscope.store import Ceilings, MeasuredCase, find_ceilings
 
 RunStatus = Literal["complete", "interrupted", "running"]
 TimingKind = Literal["own", "slowest_rank", "device", "slowest_rank_device"]
@@ -112,10 +109,8 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int | None
     world_size: int
     status: Status
-    score: float | None
     unit: str | None
     latency_target: LatencyTarget | None
-    missed_latency: bool | None
     started_at: str
     elapsed_s: float
     is_ceiling: bool
@@ -126,50 +121,38 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     timing: Timing | None
     """None for a case that failed or was skipped."""
     series: SampleSeries
-    wall_median_s: float | None
-    """By the host's clock, launching included; only where the case's own times are the device's."""
-    graph_median_s: float | None
-    """Replayed as a graph, without launches."""
-    kernel_median_s: float | None
-    """The kernels alone, by the profiler."""
     kernels: list[KernelUse]
-    intensity: float | None
-    """Flop per byte of compulsory traffic."""
-    flops_per_s: float | None
-    bytes_per_s: float | None
-    """Compulsory bytes over median time."""
-    compute_share: float | None
-    """Of the matrix rate that this run measured on this device in this dtype."""
-    memory_share: float | None
-    """Of the copy bandwidth that this run measured on this device; may exceed 1 with warm caches."""
-    algbw_bytes_per_s: float | None
-    """Message size over median time; None for what is no collective."""
-    busbw_bytes_per_s: float | None
-    """The former times the collective's bus factor."""
-    skew_s: float | None
-    """From the first rank's beginning to the last one's, in the median; None where arrivals were not taken."""
-    straggler_rank: int | None
-    """The rank that began last most often."""
-    straggler_share: float | None
-    """Of the iterations in which it did."""
-    loader_score: float | None = None
-    """As the score, with every batch from a loader; only for whole models."""
-    input_share: float | None = None
-    """Of a step with a loader: waiting for input."""
-    mfu: float | None = None
-    """The model's operations a second over the device's stated peak."""
-    ttft_s: dict[str, float] = {}
-    """Time to first token of the timed batches: `p50`, `p95` and others; empty for what generates no text."""
-    tpot_s: dict[str, float] = {}
-    """Time of each token after the first."""
+    metrics: dict[str, Value]
+    """Every metric that the case has, by name."""
+    marks: dict[str, str] = {}
+    """What stands behind the value of a metric in tables."""
+    untabled: list[str] = []
+    """Metrics that tables do not show for this case."""
+    failed_metrics: dict[str, str] = {}
+    """Metrics that could not be computed, with the cause."""
     observed: dict[str, Scalar]
     found: Observed | None
     """What was observed, by its kind; the former are its names and values."""
-    size_bytes: float | None
-    """What was really moved where that was observed, else what was asked for."""
     readings: list[Reading]
     notices: list[Notice]
     failure: Failure | None
+
+    def value(self, name: str) -> float | None:
+        """Of a metric that is a number; None where the case does not have it."""
+        found = self.metrics.get(name)
+        return None if found is None or isinstance(found, str) else found
+
+    @property
+    def score(self) -> float | None:
+        return self.value("score")
+
+    @property
+    def size_bytes(self) -> float | None:
+        return self.value("size_bytes")
+
+    @property
+    def missed_latency(self) -> bool:
+        return bool(self.value("missed_latency"))
 
     @property
     def name(self) -> str:
@@ -182,10 +165,6 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cache(self) -> str:
         return (self.spec.cache if isinstance(self.spec, OperatorSpec | CallSpec) else None) or "warm"
-
-    @property
-    def wrong(self) -> int | None:
-        return self.found.wrong if self.found is not None else None
 
 
 class HostMoment(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,7 +234,7 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
     system = runs[0].system
     pairs = _order_cases(runs)
     labels = label_cases((measured.result.case for _, measured in pairs), hidden=SIZE_COLUMN)
-    ceilings = [read_ceilings(run.cases) for run in runs]
+    ceilings = [find_ceilings(run.cases) for run in runs]
     cases = [
         _view_case(
             runs[place],
@@ -295,13 +274,10 @@ def _order_cases(runs: Sequence[ReportRun]) -> list[tuple[int, MeasuredCase]]:
 def _view_case(
     run: ReportRun, measured: MeasuredCase, *, difference: str, anchor: str, ceilings: Ceilings | None
 ) -> CaseView:
-    result = measured.result
-    case, benchmark = result.case, result.case.benchmark
-    timing = _view_timing(measured) if result.status == "ok" else None
-    algbw, busbw = read_bandwidths(result, timing.summary.median_s if timing is not None else None)
-    straggler, straggler_share = measured.straggler() or (None, None)
-    on_device = result.timing in {"device", "slowest_rank_device"}
-    rates = rate(measured, timing.summary.median_s, ceilings) if timing is not None else Rates(None, None, None, None)
+    result, given = measured.result, CaseInput(measured, ceilings)
+    case, benchmark, outcomes = result.case, result.case.benchmark, evaluate_case(given)
+    values = {name: value for name, outcome in outcomes.items() if (value := read_value(outcome)) is not None}
+    declared = [one for one in list_metrics().values() if one.name in values]
     return CaseView(
         anchor=anchor,
         run_id=run.id,
@@ -318,81 +294,38 @@ def _view_case(
         batch_size=case.batch_size,
         world_size=case.world_size,
         status=result.status,
-        score=_score(measured, timing),
         unit=result.score.unit if result.score is not None else None,
         latency_target=result.latency_target,
-        missed_latency=measured.missed_latency() if timing is not None else None,
         started_at=result.started_at,
         elapsed_s=result.elapsed_s,
-        is_ceiling=is_ceiling(measured),
+        is_ceiling=case.spec.is_measured_peak,
         timing_kind=result.timing,
-        timing=timing,
+        timing=_view_timing(given),
         series=read_series(measured),
-        wall_median_s=median(measured.wall_seconds()) if timing is not None and on_device else None,
-        graph_median_s=median(measured.extra_seconds("graph")) if timing is not None else None,
-        kernel_median_s=median(measured.extra_seconds("kernel")) if timing is not None else None,
         kernels=result.kernels,
-        intensity=intensity_of(result.observed),
-        flops_per_s=rates.flops_per_s,
-        bytes_per_s=rates.bytes_per_s,
-        compute_share=rates.compute_share,
-        loader_score=measured.loader_score() if timing is not None else None,
-        input_share=measured.input_share() if timing is not None else None,
-        mfu=measured.mfu() if timing is not None else None,
-        ttft_s=measured.latency_s(TTFT) if timing is not None else {},
-        tpot_s=measured.latency_s(TPOT) if timing is not None else {},
-        memory_share=rates.memory_share,
-        algbw_bytes_per_s=algbw,
-        busbw_bytes_per_s=busbw,
-        skew_s=measured.skew_s(),
-        straggler_rank=straggler,
-        straggler_share=straggler_share,
+        metrics=values,
+        marks={one.name: mark for one in declared if one.mark is not None and (mark := one.mark(given))},
+        untabled=[one.name for one in declared if one.only_for is not None and not one.only_for(given)],
+        failed_metrics={name: found.cause for name, found in outcomes.items() if isinstance(found, Failed)},
         observed=result.facts,
         found=result.observed,
-        size_bytes=result.size_bytes,
         readings=result.readings,
         notices=result.notices,
         failure=result.failure,
     )
 
 
-def _view_timing(measured: MeasuredCase) -> Timing | None:
-    values = measured.seconds()
-    if not values:
+def _view_timing(case: CaseInput) -> Timing | None:
+    if case.summary is None:
         return None
-    ordered = sorted(values)
-    device = measured.device_seconds()
+    ordered, device = sorted(case.times_s), case.measured.device_seconds()
     return Timing(
-        summary=summarize(ordered),
+        summary=case.summary,
         percentiles=[Percentile(percent=p, seconds=quantile_sorted(ordered, p / 100)) for p in PERCENTILES],
-        drift=drift(values),
+        drift=drift(case.times_s),
         device_median_s=median(device) if device else None,
         histogram=count_bins(ordered),
     )
-
-
-def _score(measured: MeasuredCase, timing: Timing | None) -> float | None:
-    """The same as `MeasuredCase.score`, from the summary at hand: summaries are what building a report costs."""
-    rule = measured.result.score
-    if rule is None or timing is None or timing.summary.median_s <= 0:
-        return None
-    typical_s = measured.typical_s(timing.summary)
-    return scale_score(rule.work / typical_s, rule.unit) if typical_s else None
-
-
-def read_bandwidths(result: CaseResult, median_s: float | None) -> tuple[float | None, float | None]:
-    """Algorithmic and bus bandwidth as observed, or from size and median where only the bus factor was kept."""
-    observed = result.observed
-    if observed is None:
-        return None, None
-    algbw, busbw = None, None
-    if isinstance(observed, CollectiveObserved):
-        algbw, busbw = observed.algbw_bytes_per_s, observed.busbw_bytes_per_s
-    size, factor = observed.size_bytes, observed.bus_factor
-    if size is not None and factor is not None and median_s is not None and median_s > 0:
-        algbw = size / median_s if algbw is None else algbw
-        busbw = algbw * factor if busbw is None else busbw
-    return algbw, busbw
 
 
 def _view_run(run: ReportRun) -> RunView:
@@ -457,8 +390,8 @@ def _sweep_point(case: CaseView) -> SweepPoint | None:
         median_s=summary.median_s,
         ci_low_s=summary.ci_low_s,
         ci_high_s=summary.ci_high_s,
-        algbw_bytes_per_s=case.algbw_bytes_per_s,
-        busbw_bytes_per_s=case.busbw_bytes_per_s,
+        algbw_bytes_per_s=case.value("algbw_bytes_per_s"),
+        busbw_bytes_per_s=case.value("busbw_bytes_per_s"),
     )
 
 
@@ -471,7 +404,8 @@ def _roofline_inputs(places: Sequence[int], cases: Sequence[CaseView]) -> list[R
 
 
 def _roofline_point(case: CaseView) -> RooflinePoint | None:
-    if case.timing is None or case.intensity is None or case.flops_per_s is None or case.bytes_per_s is None:
+    intensity, flops, moved = map(case.value, ("intensity_flops_per_byte", "flops_per_s", "bytes_per_s"))
+    if case.timing is None or intensity is None or flops is None or moved is None:
         return None
     return RooflinePoint(
         anchor=case.anchor,
@@ -479,10 +413,10 @@ def _roofline_point(case: CaseView) -> RooflinePoint | None:
         operator=case.spec.op if isinstance(case.spec, OperatorSpec | CallSpec) else case.model,
         dtype=case.spec.dtype or "",
         cache=case.cache,
-        intensity=case.intensity,
+        intensity=intensity,
         median_s=case.timing.summary.median_s,
-        flops_per_s=case.flops_per_s,
-        bytes_per_s=case.bytes_per_s,
-        compute_share=case.compute_share,
-        memory_share=case.memory_share,
+        flops_per_s=flops,
+        bytes_per_s=moved,
+        compute_share=case.value("compute_share"),
+        memory_share=case.value("memory_share"),
     )

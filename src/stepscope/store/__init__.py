@@ -1,6 +1,6 @@
 """Run folders: journal, resume, hashes, index and SQL."""
 
-from stepscope.store.ceilings import Ceilings, Rates, find_ceilings, is_ceiling, rate_case
+from stepscope.store.ceilings import Ceilings, find_ceilings
 from stepscope.store.folder import RANKS_FOLDER, TRACES_FOLDER, resolve_store, utc_now
 from stepscope.store.kernel_table import (
     KernelRow,
@@ -21,14 +21,12 @@ from stepscope.store.reader import (
     remove_run,
     run_folders,
 )
-from stepscope.store.sql import TABLES, QueryResult, format_tables_markdown, query_runs
 from stepscope.store.verify import Damage, verify_run
 from stepscope.store.view import TPOT, TTFT, MeasuredCase
 from stepscope.store.writer import RunWriter, create_run, record_failure
 
 __all__ = [
     "RANKS_FOLDER",
-    "TABLES",
     "TPOT",
     "TRACES_FOLDER",
     "TTFT",
@@ -37,8 +35,6 @@ __all__ = [
     "JournalTail",
     "KernelRow",
     "MeasuredCase",
-    "QueryResult",
-    "Rates",
     "RunStatus",
     "RunWriter",
     "StoredRun",
@@ -47,11 +43,7 @@ __all__ = [
     "find_newest",
     "find_run",
     "find_run_folder",
-    "format_tables_markdown",
-    "is_ceiling",
     "list_runs",
-    "query_runs",
-    "rate_case",
     "read_each",
     "read_kernel_table",
     "record_failure",

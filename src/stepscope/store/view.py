@@ -166,43 +166,26 @@ class MeasuredCase(NamedTuple):
             for seconds, iterations in zip(self.seconds_by_process(), counts, strict=True)
         ]
 
-    def score(self) -> float | None:
-        """In `result.score.unit`: work of one iteration over `typical_s`."""
-        rule, typical_s = self.result.score, self.typical_s()
+    def score(self, summary: Summary | None = None) -> float | None:
+        """In `result.score.unit`: work of one iteration over `typical_s`. `summary` where it is at hand."""
+        rule, typical_s = self.result.score, self.typical_s(summary)
         if rule is None or not typical_s or typical_s < 0:
             return None
         return scale_score(rule.work / typical_s, rule.unit)
 
     def loader_score(self) -> float | None:
         """As `score`, with batches from a loader; None where that was not timed."""
-        rule, fed_s = self.result.score, self._loader_s()
+        rule, fed_s = self.result.score, self.loader_s()
         if rule is None or not fed_s:
             return None
         return scale_score(rule.work / fed_s, rule.unit)
 
-    def _loader_s(self) -> float | None:
+    def loader_s(self) -> float | None:
         """As `typical_s`; where iterations differ, each time is that of whole rounds already."""
         times = self.extra_seconds(LOADER)
         if not times or self._round_steps() is None:
             return median(times)
         return math.fsum(times) / len(times)
-
-    def input_share(self) -> float | None:
-        """Which share of a step with a loader is spent waiting for input; None where that was not timed."""
-        typical_s, fed_s = self.typical_s(), self._loader_s()
-        if typical_s is None or not fed_s:
-            return None
-        return max(0.0, 1 - typical_s / fed_s)
-
-    def mfu(self) -> float | None:
-        """The model's operations a second over the device's stated peak; None where either is not known, and for what
-        has no score: it would be one by another name."""
-        typical_s, observed = self.typical_s(), self.result.observed
-        if self.score() is None or not typical_s or not isinstance(observed, WorkloadObserved):
-            return None
-        if observed.model_flops is None or not observed.peak_flops:
-            return None
-        return observed.model_flops / typical_s / observed.peak_flops
 
     def missed_latency(self) -> bool | None:
         """Whether the stated percentile is over the limit; None where the benchmark has no limit."""

@@ -27,6 +27,11 @@ class BaseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Fields that are parameters even where they are usual."""
 
     @property
+    def kind(self) -> str:
+        """The name of the kind, as stored."""
+        return str(self.__struct_config__.tag)
+
+    @property
     def device(self) -> str | None:
         return None
 

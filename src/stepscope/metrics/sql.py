@@ -1,4 +1,4 @@
-"""SQL over stored runs: four tables made from the evidence, queried by DuckDB in memory."""
+"""SQL over stored runs: four tables made from the evidence and the registered metrics, queried by DuckDB in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageError
-from stepscope.store.reader import StoredRun, read_each
+from stepscope.metrics.registry import CaseInput, evaluate_case, list_metrics, read_value, with_peaks
+from stepscope.store import StoredRun, read_each
 
-TABLES: dict[str, dict[str, str]] = {
+_TABLES: dict[str, dict[str, str]] = {
     "runs": {
         "run": "VARCHAR", "status": "VARCHAR", "kind": "VARCHAR", "verb": "VARCHAR", "created_at": "TIMESTAMP",
         "finished_at": "TIMESTAMP", "launcher": "VARCHAR", "world_size": "INTEGER", "command": "VARCHAR",
@@ -37,9 +38,18 @@ TABLES: dict[str, dict[str, str]] = {
         "warmup": "BOOLEAN",
     },
 }  # fmt: skip
-"""Table → column → type; the documentation's list is made from this."""
+"""Table → column → type."""
+_TYPES = {"count": "BIGINT", "rank": "BIGINT", "yes/no": "BOOLEAN", "text": "VARCHAR"}
+"""Of metrics, by their unit; the others are numbers."""
 
 _LIMITS = {"INTEGER": 1 << 31, "BIGINT": 1 << 63}
+
+
+def list_tables() -> dict[str, dict[str, str]]:
+    """Table → column → type; cases have a column per metric, behind those that they always had."""
+    cases = _TABLES["cases"]
+    more = {name: _TYPES.get(one.unit, "DOUBLE") for name, one in list_metrics().items() if name not in cases}
+    return {**_TABLES, "cases": {**cases, **more}}
 
 
 class QueryResult(NamedTuple):
@@ -63,7 +73,7 @@ def query_runs(runs: Iterable[StoredRun], query: str) -> QueryResult:
         except duckdb.Error as error:
             raise UsageError(
                 f"the query failed: {error}",
-                hint=f"tables: {', '.join(TABLES)}; stepscope runs sql --tables lists their columns",
+                hint=f"tables: {', '.join(_TABLES)}; stepscope runs sql --tables lists their columns",
                 where="SQL",
             ) from error
 
@@ -83,7 +93,7 @@ def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> l
     """Returns what is wrong with the runs that are in none of them."""
     encoder = msgspec.json.Encoder()
     damaged: list[StepscopeError] = []
-    files = {table: (scratch / f"{table}.jsonl").open("wb") for table in TABLES}
+    files = {table: (scratch / f"{table}.jsonl").open("wb") for table in _TABLES}
     try:
         for stored in runs:
             rows, wrong = read_each([stored.folder], _checked_rows)
@@ -93,8 +103,8 @@ def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> l
     finally:
         for file in files.values():
             file.close()
-    for table, columns in TABLES.items():
-        typed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
+    for table, columns in list_tables().items():
+        typed = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
         connection.execute(
             f"CREATE TABLE {table} AS SELECT {'DISTINCT' if table == 'systems' else ''} * FROM "
             f"read_json(?, format='newline_delimited', columns={{{typed}}})",
@@ -105,10 +115,14 @@ def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> l
 
 def _checked_rows(stored: StoredRun) -> list[tuple[str, dict[str, Any]]]:
     """Raises ValueError for values that their column does not hold: one run must not keep the others out."""
-    rows = [(table, dict(zip(TABLES[table], row, strict=True))) for table, row in _rows(stored)]
+    tables = list_tables()
+    rows = [
+        (table, row if isinstance(row, dict) else dict(zip(tables[table], row, strict=True)))
+        for table, row in _rows(stored)
+    ]
     for table, row in rows:
         for name, value in row.items():
-            kind = TABLES[table][name]
+            kind = tables[table][name]
             if kind in _LIMITS and value is not None and not -_LIMITS[kind] <= value < _LIMITS[kind]:
                 raise ValueError(f"{name} = {value} is too large for a table")
             if kind == "TIMESTAMP" and value is not None:
@@ -116,7 +130,7 @@ def _checked_rows(stored: StoredRun) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
-def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:
+def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...] | dict[str, Any]]]:
     plan, run, system = stored.plan, stored.run, stored.system
     fingerprint = system.fingerprint if system else None
     yield "runs", (
@@ -130,17 +144,9 @@ def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:
             fingerprint, system.name, host.cpu.model, len(host.gpus), host.gpus[0].name if host.gpus else None,
             host.memory.total_bytes, system.libraries, system.environment,
         )  # fmt: skip
-    for measured in stored.cases():
-        result, case, summary = measured.result, measured.result.case, measured.summary()
-        bench = case.benchmark
-        yield "cases", (
-            stored.id, case.key, bench.id, bench.model, bench.implementation, bench.mode, bench.config, bench.version,
-            bench.owner, case.parameters, case.batch_size, case.world_size, result.status,
-            result.failure.message if result.failure else None,
-            summary.n if summary else 0, *(_statistics(summary) if summary else (None,) * 5),
-            measured.score(), result.score.unit if result.score else None, result.elapsed_s, result.facts,
-            len(result.notices),
-        )  # fmt: skip
+    for one in with_peaks(stored.cases()):
+        measured, case = one.measured, one.result.case
+        yield "cases", _case_row(stored.id, one)
         for samples in measured.samples:
             for i, sample in enumerate(samples):
                 yield "samples", (
@@ -149,14 +155,27 @@ def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...]]]:
                 )  # fmt: skip
 
 
-def _statistics(summary: Any) -> tuple[float, ...]:
-    return summary.median_s, summary.ci_low_s, summary.ci_high_s, summary.p95_s, summary.p99_s
+def _case_row(run: str, one: CaseInput) -> dict[str, Any]:
+    result, case, summary = one.result, one.result.case, one.measured.summary()
+    bench = case.benchmark
+    statistics = ("median_s", "ci_low_s", "ci_high_s", "p95_s", "p99_s")
+    return {
+        **{name: read_value(outcome) for name, outcome in evaluate_case(one).items()},
+        "run": run, "case_key": case.key, "benchmark": bench.id, "model": bench.model,
+        "implementation": bench.implementation, "mode": bench.mode, "config": bench.config, "version": bench.version,
+        "owner": bench.owner, "parameters": case.parameters, "batch_size": case.batch_size,
+        "world_size": case.world_size, "status": result.status,
+        "cause": result.failure.message if result.failure else None, "n": summary.n if summary else 0,
+        **{name: getattr(summary, name) if summary else None for name in statistics},
+        "score": one.measured.score(summary), "unit": result.score.unit if result.score else None,
+        "elapsed_s": result.elapsed_s, "observed": result.facts, "notices": len(result.notices),
+    }  # fmt: skip
 
 
 def format_tables_markdown() -> str:
     """The documentation's list of tables and columns."""
     lines = []
-    for table, columns in TABLES.items():
+    for table, columns in list_tables().items():
         lines += [f"**{table}**", "", "| column | type |", "|---|---|"]
         lines += [f"| `{name}` | {kind} |" for name, kind in columns.items()]
         lines.append("")
