@@ -1,17 +1,17 @@
 """What the memory of a device held at its peak, whether it grows from step to step, and how fragmented it is."""
 
 from __future__ import annotations
+from stepscope.formats.timeline import Integers
+import numpy as np
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from stepscope.core.units import format_bytes, format_share
 from stepscope.formats.memory.history import Fragmentation, MemoryHistory, OutOfMemory
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
 
 MOST_POINTS = 1000
 LEAST_STEPS = 3
@@ -96,8 +96,6 @@ class _Curve(NamedTuple):
 
 
 def memory_use(history: MemoryHistory) -> MemoryUse:
-    import numpy as np
-
     base = sum(history.start_bytes.values())
     total = base + np.concatenate([[0], np.cumsum(history.change_bytes)])
     time = history.time_ns
@@ -142,8 +140,6 @@ def _peak_reserved(history: MemoryHistory) -> int | None:
 
 def _by_owner(history: MemoryHistory, count: int) -> Integers:
     """Bytes by owner after so many changes."""
-    import numpy as np
-
     held = np.zeros(len(history.owners), np.int64)
     for owner, size in history.start_bytes.items():
         held[owner] += size
@@ -153,8 +149,6 @@ def _by_owner(history: MemoryHistory, count: int) -> Integers:
 
 def _held(history: MemoryHistory, count: int, since: int | None = None) -> list[Held]:
     """By owner after so many changes; `since`: only what is more than after that many."""
-    import numpy as np
-
     held = _by_owner(history, count) - (0 if since is None else _by_owner(history, since))
     blocks = np.zeros(len(held), np.int64)
     np.add.at(blocks, history.owner[since or 0 : count], np.sign(history.change_bytes[since or 0 : count]))
@@ -173,8 +167,6 @@ def _held(history: MemoryHistory, count: int, since: int | None = None) -> list[
 
 
 def _growth(history: MemoryHistory, total: Integers) -> Growth | None:
-    import numpy as np
-
     if len(history.steps) >= LEAST_STEPS and history.time_ns is not None:
         begins, ends = (
             np.searchsorted(history.time_ns, [span[place] for span in history.steps], side="right") for place in (1, 2)
@@ -206,8 +198,6 @@ def _repeating_bounds(change: Integers, total: Integers) -> Integers | None:
 
     A step begins where least is held before an allocation, among those of one period.
     """
-    import numpy as np
-
     allocations = np.flatnonzero(change > 0)[-MOST_FOR_PERIOD:]
     period = _period(change[allocations])
     if period is None:
@@ -220,8 +210,6 @@ def _repeating_bounds(change: Integers, total: Integers) -> Integers | None:
 
 def _period(sizes: Integers) -> int | None:
     """The shortest distance at which sizes come again, best of all distances that leave three periods."""
-    import numpy as np
-
     count = len(sizes)
     longest = count // LEAST_STEPS
     if longest < 1:
@@ -241,8 +229,6 @@ def _period(sizes: Integers) -> int | None:
 
 def _points(curve: _Curve, first_ns: int) -> list[MemoryPoint]:
     """All changes, or the highest of each of equally long stretches where there are too many."""
-    import numpy as np
-
     total = curve.total[1:]
     chosen = np.arange(len(total))
     if len(total) > MOST_POINTS:

@@ -1,6 +1,7 @@
 """Fitting the three forms to measured points, each on relative error: a small message counts as much as a large one."""
 
 from __future__ import annotations
+import numpy as np
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -53,8 +54,6 @@ def fit_terms(points: Points, terms: Sequence[Callable[[int], float]]) -> list[f
 
     With so few terms the exact answer is the best of all subsets of them whose own solution is not negative.
     """
-    import numpy as np
-
     table = np.array([[term(point.size_bytes) / point.time_s for term in terms] for point in points])
     scale = np.linalg.norm(table, axis=0)  # sizes span ten orders of magnitude
     best, least = [0.0] * len(terms), math.inf

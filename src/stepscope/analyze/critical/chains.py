@@ -1,14 +1,13 @@
 """The order in which each thread passed the starts and ends of its events."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
-from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import loops
 from stepscope.analyze.critical.rows import Hosts
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
 
 COMPILED_FROM = 35_000
 """Events from which loading the compiled loops pays."""
@@ -18,8 +17,6 @@ class Chains:
     """Points of all threads, one thread after the other: nodes (2·place for a start, one more for an end) and times."""
 
     def __init__(self, hosts: Hosts) -> None:
-        import numpy as np
-
         nodes = _points(hosts)
         thread = hosts.thread[nodes >> 1]
         time = np.where(nodes & 1, hosts.end[nodes >> 1], hosts.start[nodes >> 1])
@@ -36,22 +33,16 @@ class Chains:
 
     def of(self, thread: int) -> slice:
         """Where the points of a thread stand."""
-        import numpy as np
-
         first, last = np.searchsorted(self.thread, (thread, thread + 1))
         return slice(int(first), int(last))
 
     def open_after(self, nodes: Whole) -> Whole:
         """Place of the innermost event that is open just after each point; −1 where none is."""
-        import numpy as np
-
         # After a start that is the event itself, after an end what encloses it.
         return np.where(nodes & 1, self._parent[nodes >> 1], nodes >> 1)
 
 
 def _points(hosts: Hosts) -> Whole:
-    import numpy as np
-
     count = len(hosts.rows)
     if count >= COMPILED_FROM:
         from stepscope.analyze.native.critical import emit_points

@@ -1,15 +1,14 @@
 """Small questions to a timeline: a column, rows of some kinds, names among rows, the window of a step."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+import numpy as np
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import view
 from stepscope.formats.timeline import Timeline
-
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Mask, Whole
 
 
 def core(timeline: Timeline, name: str) -> Any:
@@ -29,8 +28,6 @@ def rows_of_kind(timeline: Timeline, *kinds: int) -> Whole:
 
 def codes_in(timeline: Timeline, rows: Whole | Mask) -> list[int]:
     """The different names among these rows, as codes."""
-    import numpy as np
-
     names = core(timeline, "name")[rows]
     return np.flatnonzero(np.bincount(names)).tolist() if len(names) else []
 

@@ -1,9 +1,11 @@
 """Edges of the device: launches, order on streams, the work itself, and waits between streams."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+from stepscope.formats import classify
+import numpy as np
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.columns import core
@@ -13,8 +15,6 @@ from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder
 from stepscope.formats.timeline import COPY, MISSING, SET
 from stepscope.traces.runtime_calls import STREAM_WAIT
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
 
 CLOSE_NS = 5_000
 """Work that starts within this time after work on another stream ended may have waited for it."""
@@ -28,10 +28,6 @@ DEFAULT_STREAMS = (0, 7, MISSING)
 
 def work_costs(draft: Draft) -> Whole:
     """What each piece of device work counts as."""
-    import numpy as np
-
-    from stepscope.formats import classify
-
     rows = draft.devices.rows
     kind, category = core(draft.timeline, "kind")[rows], core(draft.timeline, "category")[rows]
     copies = np.isin(kind, (COPY, SET)) | np.isin(category, (classify.COPY, classify.SET))
@@ -41,8 +37,6 @@ def work_costs(draft: Draft) -> Whole:
 
 def add_work(draft: Draft, cost: Whole) -> None:
     """From start to end of each piece of work; a meeting with other ranks decides the length of some."""
-    import numpy as np
-
     devices = draft.devices
     nodes = draft.rows.start_of[devices.rows]
     weight = np.where(draft.meets[devices.rows], 0, devices.end - devices.start)
@@ -51,8 +45,6 @@ def add_work(draft: Draft, cost: Whole) -> None:
 
 def add_launches(draft: Draft) -> Whole:
     """From the start of the call to the start of its work. Returns when the launch would have let each begin."""
-    import numpy as np
-
     devices, start_of = draft.devices, draft.rows.start_of
     ready = np.full(len(devices), NEVER, np.int64)
     place = np.flatnonzero(devices.call >= 0)
@@ -88,8 +80,6 @@ def add_stream_order(draft: Draft, cost: Whole) -> Whole:
     Work that began before the one in front had ended (programmatic launches, graphs) follows its start instead, at the
     share of it that had passed; it cannot end before it.
     """
-    import numpy as np
-
     devices, delay = draft.devices, draft.constants.stream_ns
     ready = np.full(len(devices), NEVER, np.int64)
     nodes = draft.rows.start_of[devices.rows]
@@ -110,8 +100,6 @@ def add_stream_order(draft: Draft, cost: Whole) -> Whole:
 
 def _add_outlasting(draft: Draft) -> None:
     """Work that ends after later work of its stream did holds up what comes then."""
-    import numpy as np
-
     devices = draft.devices
     for mine in devices.queues:
         end, start = devices.end[mine], devices.start[mine]
@@ -127,8 +115,6 @@ def _add_outlasting(draft: Draft) -> None:
 
 def add_borders(draft: Draft, ready: Whole) -> None:
     """Work that nothing leads to begins with the window, and what each stream did last leads to its end."""
-    import numpy as np
-
     devices, sink = draft.devices, draft.rows.source + 1
     loose = np.flatnonzero(ready == NEVER)
     draft.counts["loose"] = len(loose)
@@ -145,8 +131,6 @@ def add_events(draft: Draft, before: Whole, after: Whole, inferred: Whole) -> Wh
 
     Returns when each piece of work could have begun by that.
     """
-    import numpy as np
-
     devices = draft.devices
     draft.edges.add(
         draft.begins(before) + 1,
@@ -168,8 +152,6 @@ def find_close_ends(draft: Draft, ready: Whole) -> tuple[Whole, Whole]:
     That is evidence of a wait which the trace does not show. It counts only where chance is unlikely: with many ends in
     the time that was waited, one of them is always close.
     """
-    import numpy as np
-
     devices, constants = draft.devices, draft.constants
     slow = constants.launch_usual_ns + constants.stream_usual_ns + CLOSE_NS
     late = np.flatnonzero((ready > NEVER) & (devices.start - ready > slow))
@@ -197,8 +179,6 @@ def find_default_stream_waits(draft: Draft) -> tuple[Whole, Whole]:
     before that had ended, in both directions, and at least once began just then. Where events are waited for, these
     explain as much.
     """
-    import numpy as np
-
     devices = draft.devices
     none = np.zeros(0, np.int64)
     befores, afters = [none], [none]
@@ -218,8 +198,6 @@ def find_default_stream_waits(draft: Draft) -> tuple[Whole, Whole]:
 
 def _mutual_waits(devices: Devices, order: LaunchOrder, one: int, other: int) -> tuple[Whole, Whole]:
     """Nothing where the two streams do not behave so."""
-    import numpy as np
-
     befores, afters = [], []
     queues = devices.queues
     for queue, source in ((one, other), (other, one)):

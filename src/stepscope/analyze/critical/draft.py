@@ -1,9 +1,11 @@
 """The graph of one rank while its edges are being found."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+import numpy as np
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.analyze.critical.calls import call_roles
 from stepscope.analyze.critical.chains import Chains
@@ -12,8 +14,6 @@ from stepscope.analyze.critical.latencies import Constants, measure_constants
 from stepscope.analyze.critical.rows import Devices, Hosts, LaunchOrder, StepRows, device_queues, step_rows
 from stepscope.formats.timeline import MISSING, RUNTIME, SYNC, Timeline
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Mask, Whole
 
 UNLIMITED = 1 << 60
 
@@ -50,8 +50,6 @@ class EdgeBuffer:
         inferred: Any = 0,
     ) -> None:
         """`weight` is the least delay in ns; `cost` what it is spent on; `row` the event it belongs to (−1: none)."""
-        import numpy as np
-
         count = np.size(source) if np.ndim(source) else np.size(target)
         if count:
             columns = (source, target, weight, kind, cost, row, inferred)
@@ -59,8 +57,6 @@ class EdgeBuffer:
 
     def columns(self) -> list[Whole]:
         """source, target, weight, kind, cost, row, inferred."""
-        import numpy as np
-
         if not self._parts:
             return [np.zeros(0, np.int64) for _ in range(7)]
         return [np.concatenate(column).astype(np.int64, copy=False) for column in zip(*self._parts, strict=True)]
@@ -101,8 +97,6 @@ class Draft:
 
 
 def begin_draft(timeline: Timeline, step: int | None, meets: Mask, constants: Constants | None) -> Draft:
-    import numpy as np
-
     queues, roles = device_queues(timeline), call_roles(timeline)
     rows = step_rows(timeline, step, queues)
     launches = np.zeros(len(timeline), bool)
@@ -123,8 +117,6 @@ def begin_draft(timeline: Timeline, step: int | None, meets: Mask, constants: Co
 
 def _sync_rows(timeline: Timeline, rows: StepRows) -> SyncRows:
     """Those whose call lies in the window."""
-    import numpy as np
-
     found = rows_of_kind(timeline, SYNC)
     if "sync" not in timeline.blocks or not len(found):
         empty = np.zeros(0, np.int64)
@@ -150,8 +142,6 @@ def _sync_rows(timeline: Timeline, rows: StepRows) -> SyncRows:
 
 def _calls_with(timeline: Timeline, correlation: Whole) -> Whole:
     """Row of the runtime call with each number; −1 where there is none."""
-    import numpy as np
-
     calls = rows_of_kind(timeline, RUNTIME)
     calls = calls[core(timeline, "correlation")[calls] >= 0]
     if not len(calls):

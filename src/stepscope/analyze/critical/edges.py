@@ -1,16 +1,15 @@
 """The dependencies of a step between rows, for those who write graphs of events."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
-from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.model import StepGraph, build_graph
 from stepscope.formats.timeline import RUNTIME, RowEdges, Timeline
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
 
 _BETWEEN_ROWS = (kinds.THREAD, kinds.LAUNCH, kinds.STREAM, kinds.EVENT, kinds.SYNC, kinds.QUEUE, kinds.GRAPH)
 
@@ -21,8 +20,6 @@ def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
     `host` edges lead from one event to the next on its thread, not into what it encloses: that is in `parent`. Where
     device work holds up an event that had itself launched it, the edge leads to the next event of the thread.
     """
-    import numpy as np
-
     graph = build_graph(timeline, step)
     before, after, kind, inferred = [], [], [], []
     for source, target, number, guess in (_host_order(graph), _others(timeline, graph)):
@@ -38,8 +35,6 @@ def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
 
 def _host_order(graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
     """From an end to the start that follows it on the thread."""
-    import numpy as np
-
     source, target = graph.edges.source, graph.edges.target
     mine = np.flatnonzero((graph.edges.kind == kinds.HOST) & (source & 1 == 1) & (target & 1 == 0))
     before, after = graph.node_row[source[mine]], graph.node_row[target[mine]]
@@ -47,8 +42,6 @@ def _host_order(graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
 
 
 def _others(timeline: Timeline, graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
-    import numpy as np
-
     mine = np.flatnonzero(np.isin(graph.edges.kind, _BETWEEN_ROWS))
     source, target = graph.edges.source[mine], graph.edges.target[mine]
     before, after = graph.node_row[source], graph.node_row[target]
@@ -70,8 +63,6 @@ def _is_plain_wait(timeline: Timeline, before: Whole, after: Whole) -> Whole:
 
 def _next_started(graph: StepGraph) -> Whole:
     """For each node the row that begins next on its thread; −1 if none does."""
-    import numpy as np
-
     follows = np.arange(len(graph.node_time))
     is_chain = graph.edges.kind == kinds.HOST
     follows[graph.edges.source[is_chain]] = graph.edges.target[is_chain]

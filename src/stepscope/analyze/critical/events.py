@@ -1,32 +1,27 @@
 """Which work of one stream waited for which work of another: recorded by the profiler, or inferred from the calls."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
-from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.draft import Draft
 from stepscope.formats.timeline import MISSING
 from stepscope.traces.runtime_calls import EVENT_RECORD, STREAM_WAIT
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
 
 STREAM_WAIT_EVENT = "Stream Wait Event"
 
 
 def find_event_waits(draft: Draft) -> tuple[Whole, Whole, Whole]:
     """(before, after, inferred): places of device work."""
-    import numpy as np
-
     recorded, inferred = _recorded_waits(draft), _inferred_waits(draft)
     before, after = (np.concatenate(pair) for pair in zip(recorded, inferred, strict=True))
     return before, after, (np.arange(len(before)) >= len(recorded[0])).astype(np.int64)
 
 
 def _recorded_waits(draft: Draft) -> tuple[Whole, Whole]:
-    import numpy as np
-
     syncs, order = draft.syncs, draft.order
     number = {name: queue for queue, name in enumerate(draft.devices.names)}
     befores, afters = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -56,8 +51,6 @@ def _inferred_waits(draft: Draft) -> tuple[Whole, Whole]:
     launched nothing since, and then its stream is that of the launch before; else what was waited for is what ended
     last, before the waiting work began, of all that other streams had been given.
     """
-    import numpy as np
-
     hosts, devices, order = draft.hosts, draft.devices, draft.order
     waits = np.flatnonzero(draft.roles[hosts.rows] == STREAM_WAIT)
     # Where the profiler writes waits down, a call without such a record had nothing to wait for.
@@ -86,8 +79,6 @@ def _inferred_waits(draft: Draft) -> tuple[Whole, Whole]:
 
 def last_recorded(draft: Draft, thread: Whole, time: Whole) -> Whole:
     """When each thread last recorded an event before the time; −1 if it did not."""
-    import numpy as np
-
     hosts = draft.hosts
     records = np.flatnonzero(draft.roles[hosts.rows] == EVENT_RECORD)
     found = np.full(len(thread), -1, np.int64)

@@ -1,8 +1,9 @@
 """Edges of the host: the order on each thread, with the time between events kept as work, and hand-overs."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+import numpy as np
 
-from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.columns import codes_in, core
@@ -14,8 +15,6 @@ from stepscope.analyze.step.launches import BLOCKED_TIMES
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Mask, Whole
 
 IDLE_NS = 20_000
 """A thread that did nothing recorded for longer may have waited for another; between calls of one loop it is less."""
@@ -24,8 +23,6 @@ _ENGINE = "autograd::engine::evaluate_function"
 
 def host_costs(draft: Draft) -> Whole:
     """What the own time of each host event is spent on."""
-    import numpy as np
-
     timeline, rows = draft.timeline, draft.hosts.rows
     kind = core(timeline, "kind")[rows]
     by_kind = np.full(256, kinds.C_GAP, np.int64)
@@ -41,8 +38,6 @@ def host_costs(draft: Draft) -> Whole:
 
 def add_chains(draft: Draft, cost_of: Whole) -> None:
     """Order on each thread. Call it last: what was found to be waiting no longer counts as the thread's own time."""
-    import numpy as np
-
     hosts, chains = draft.hosts, draft.chains
     nodes, time = chains.nodes, chains.time
     if not len(nodes):
@@ -59,8 +54,6 @@ def add_chains(draft: Draft, cost_of: Whole) -> None:
 
 def _add_borders(draft: Draft) -> None:
     """From the window's start to each thread, from each thread to the window's end."""
-    import numpy as np
-
     chains, source = draft.chains, draft.rows.source
     places = [chains.of(thread) for thread in chains.numbers]
     first = np.array([place.start for place in places])
@@ -89,8 +82,6 @@ def add_host_pace(draft: Draft, step: int | None) -> None:
 
 def _own_host_time(trace: TraceView, step: int) -> int:
     """What the program's thread takes for a step without waiting: in blocking calls, or for room in a full queue."""
-    import numpy as np
-
     span, thread = trace.span(step), trace.main_thread
     waited = length(clip(host_waits(trace).synchronising(thread), span.start_ns, span.end_ns))
     launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
@@ -110,8 +101,6 @@ def add_handovers(draft: Draft, cost_of: Whole) -> None:
     A thread of the engine that was idle goes on because of what the caller did last; the caller goes on because the
     engine has ended something. Idle time before such a point is waiting.
     """
-    import numpy as np
-
     is_backward = _backward_events(draft)
     engines: dict[int, list[int]] = {}
     for thread in np.unique(draft.hosts.thread[is_backward]).tolist():
@@ -127,16 +116,12 @@ def add_handovers(draft: Draft, cost_of: Whole) -> None:
 
 def _top_events(draft: Draft, thread: int) -> Whole:
     """Places of the events of a thread that no other encloses."""
-    import numpy as np
-
     first, last = (int(place) for place in np.searchsorted(draft.hosts.thread, (thread, thread + 1)))
     return first + np.flatnonzero(draft.hosts.parent[first:last] == MISSING)
 
 
 def _add_wakes(draft: Draft, caller: int, top: Whole) -> None:
     """Events of the engine that came after idle time in which the caller did something."""
-    import numpy as np
-
     hosts, points = draft.hosts, draft.chains.of(caller)
     times = draft.chains.time[points]
     idle_from = np.append(-1, np.maximum.accumulate(hosts.end[top])[:-1])
@@ -152,8 +137,6 @@ def _add_wakes(draft: Draft, caller: int, top: Whole) -> None:
 
 def _add_returns(draft: Draft, caller: int, top: Whole, cost_of: Whole) -> None:
     """Points of the caller after time in which it did nothing recorded and the engine ended something."""
-    import numpy as np
-
     hosts, points = draft.hosts, draft.chains.of(caller)
     nodes, times = draft.chains.nodes[points], draft.chains.time[points]
     ended = top[np.argsort(hosts.end[top], kind="stable")]
@@ -169,8 +152,6 @@ def _add_returns(draft: Draft, caller: int, top: Whole, cost_of: Whole) -> None:
 
 
 def _backward_events(draft: Draft) -> Mask:
-    import numpy as np
-
     timeline, rows = draft.timeline, draft.hosts.rows
     codes = [code for code in codes_in(timeline, rows) if timeline.texts[code].startswith(_ENGINE)]
     named: Mask = np.isin(core(timeline, "name")[rows], codes)
@@ -180,8 +161,6 @@ def _backward_events(draft: Draft) -> Mask:
 
 def _caller(draft: Draft, engine: int, is_backward: Mask) -> int | None:
     """The thread whose backward pass runs on this one; None if it is its own."""
-    import numpy as np
-
     timeline, hosts = draft.timeline, draft.hosts
     sequence = core(timeline, "sequence")[hosts.rows]
     mine = hosts.thread == engine
@@ -204,8 +183,6 @@ def add_helpers(draft: Draft, works: Mask) -> None:
     Each of their events follows what the busiest thread did last; else their idle time would look like work of the
     host. `works`: which host events are work.
     """
-    import numpy as np
-
     hosts, chains = draft.hosts, draft.chains
     busy = set(np.unique(hosts.thread[works]).tolist())
     helpers = [thread for thread in chains.numbers if thread not in busy]

@@ -1,17 +1,11 @@
 """The words of the graph: what an edge stands for and what the time on it is spent on."""
 
 from __future__ import annotations
+import numpy as np
 
-from typing import TYPE_CHECKING
 
 from stepscope.formats.timeline import EDGE_KINDS
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Whole = NDArray[np.int64]
-    Mask = NDArray[np.bool_]
 
 GRAPH_EDGE_KINDS = (*EDGE_KINDS, "work", "window")
 """Those of dependencies, and: from start to end of device work; from the beginning and to the end of the window."""

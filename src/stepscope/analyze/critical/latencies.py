@@ -1,10 +1,12 @@
 """The least delays of a machine, measured in the trace itself: launch, stream order, return of a blocking call."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.critical.rows import Devices
+import numpy as np
 
 import re
 from math import ceil, floor
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,9 +14,6 @@ from stepscope.analyze.critical.columns import core
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.runtime_calls import STREAM_WAIT
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Mask, Whole
-    from stepscope.analyze.critical.rows import Devices
 
 LOW = 0.01
 """Which quantile stands for the least: the clocks of host and device are fitted, so the very least is noise."""
@@ -81,8 +80,6 @@ def _high(delays: Whole) -> int:
 
 def _at(delays: Whole, place: int) -> int:
     """What would stand at this place if they were sorted."""
-    import numpy as np
-
     return int(np.partition(delays, place)[place])
 
 
@@ -91,8 +88,6 @@ def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Cons
 
     Work that another stream may have held up says nothing about launches or streams, and does not count there.
     """
-    import numpy as np
-
     free_from = free_times(queues)
     others_end = ends_awaited(timeline, queues, roles)
     held = others_end > np.maximum(np.where(queues.call >= 0, queues.called, queues.start), free_from)
@@ -139,8 +134,6 @@ def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
     That is the first work of each stream after any call that made a stream wait: the trace need not say which one. The
     least number for all other work.
     """
-    import numpy as np
-
     ends = np.full(len(queues), NO_END, np.int64)
     waits = np.sort(core(timeline, "start_ns")[roles == STREAM_WAIT])
     if not len(waits):
@@ -162,8 +155,6 @@ def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
 
 def free_times(queues: Devices) -> Whole:
     """When everything before a piece of work on its stream had ended; the least number for the first one."""
-    import numpy as np
-
     free = np.full(len(queues), NO_END, np.int64)
     for mine in queues.queues:
         free[mine.start + 1 : mine.stop] = np.maximum.accumulate(queues.end[mine])[:-1]
@@ -178,8 +169,6 @@ def queued(queues: Devices, free_from: Whole, latency: int) -> Mask:
 
 def launch_latencies(timeline: Timeline, constants: Constants, calls: Whole) -> Whole:
     """The least latency for each launching call (rows)."""
-    import numpy as np
-
     names = core(timeline, "name")[calls]
     delays = np.full(len(calls), constants.launch_other_ns, np.int64)
     for code in np.unique(names).tolist():

@@ -6,11 +6,12 @@ much of it it cannot explain.
 """
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+import numpy as np
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical import device, host, kinds, waits
 from stepscope.analyze.critical.draft import Draft, EdgeBuffer, begin_draft
@@ -22,8 +23,6 @@ from stepscope.analyze.critical.settle import Settled, settle
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import Timeline
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Mask, Whole
 
 COMPILED_FROM = 80_000
 """Edges from which loading the compiled loops pays."""
@@ -78,8 +77,6 @@ def build_graph_of_ranks(
     `matches`: for each collective its members as (index of the timeline, row). `offsets_ns` is what to add to each
     rank's times to have them on one clock.
     """
-    import numpy as np
-
     offsets = [0] * len(timelines) if offsets_ns is None else list(offsets_ns)
     if len(offsets) != len(timelines) or not timelines:
         raise UsageError(f"{len(timelines)} traces and {len(offsets)} clock offsets", hint="give one offset a trace")
@@ -95,8 +92,6 @@ def build_graph_of_ranks(
 
 def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Constants | None) -> Draft:
     """All edges of one rank."""
-    import numpy as np
-
     draft = begin_draft(timeline, step, meets, constants)
     rows = draft.rows
     waits.add_host_waits(draft)
@@ -118,8 +113,6 @@ def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Co
 
 
 def _add_device_edges(draft: Draft) -> None:
-    import numpy as np
-
     cost = device.work_costs(draft)
     device.add_work(draft, cost)
     ready = device.add_launches(draft)
@@ -157,8 +150,6 @@ def _assemble(
     counts: dict[str, int],
 ) -> StepGraph:
     """One numbering for all ranks, the meetings, and the borders of the common window."""
-    import numpy as np
-
     parts = [draft.rows for draft in drafts]
     starts = [part.window.start_ns + offset for part, offset in zip(parts, offsets, strict=True)]
     begin = min(starts)
@@ -199,8 +190,6 @@ def _assemble(
 
 def _joined(drafts: Sequence[Draft], first: Whole, common: EdgeBuffer, node_rank: Whole) -> list[Whole]:
     """The columns of all edges in one numbering, and the rank of each."""
-    import numpy as np
-
     tables = []
     for index, draft in enumerate(drafts):
         source, target, *rest = draft.edges.columns()
@@ -213,8 +202,6 @@ def _joined(drafts: Sequence[Draft], first: Whole, common: EdgeBuffer, node_rank
 
 
 def _nodes_of(rows: StepRows) -> tuple[Whole, Whole]:
-    import numpy as np
-
     time = np.zeros(rows.source + 2, np.int64)
     events = np.concatenate((rows.hosts.rows, rows.devices.rows))
     time[0 : rows.source : 2] = np.concatenate((rows.hosts.start, rows.devices.start))
@@ -233,8 +220,6 @@ def _add_meetings(
     groups: Sequence[Sequence[tuple[int, int]]],
 ) -> Whole:
     """A node for each collective: all members have come. Returns the nodes' times."""
-    import numpy as np
-
     members: list[tuple[int, int, int]] = []
     count = 0
     for group in groups:
@@ -254,8 +239,6 @@ def _add_meetings(
 
 def _add_common_window(edges: EdgeBuffer, parts: Sequence[StepRows], first: Whole, time: Whole, source: int) -> None:
     """Ranks begin their windows at different times: that is given, not explained."""
-    import numpy as np
-
     begins = np.array([int(place) + part.source for place, part in zip(first[:-1], parts, strict=True)])
     edges.add(source, begins, time[begins], kind=kinds.WINDOW, cost=kinds.C_GAP)
     edges.add(begins + 1, source + 1, 0, kind=kinds.WINDOW, cost=kinds.C_GAP)

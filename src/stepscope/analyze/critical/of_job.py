@@ -1,10 +1,11 @@
 """The graph of a step through one rank, or through all ranks of a job and the collectives in which they met."""
 
 from __future__ import annotations
+from stepscope.formats.timeline import Timeline
+import numpy as np
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph_of_ranks
 from stepscope.analyze.ranks.clocks import find_clocks, usable_offsets_ns
@@ -13,9 +14,6 @@ from stepscope.analyze.ranks.matching import Matching, match
 from stepscope.analyze.ranks.step_numbers import common_numbers, list_numbers, pair_numbers
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Timeline
 
 
 def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, align_clocks: bool = True) -> StepGraph:
@@ -52,8 +50,6 @@ def _count_alike(timelines: Sequence[Timeline]) -> list[Timeline]:
 
 def _renumber(timeline: Timeline, mapping: Mapping[int, int]) -> Timeline:
     """Steps without a partner are left out."""
-    import numpy as np
-
     if all(own == other for own, other in mapping.items()) and len(mapping) == len(timeline.steps):
         return timeline
     before = timeline.core["step"]

@@ -1,9 +1,11 @@
 """The critical path: the chain of what was waited for, from the end of the window back to its start."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,8 +18,6 @@ from stepscope.analyze.step.numbers import seconds
 from stepscope.core.units import format_share
 from stepscope.formats.timeline import Timeline
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
 
 NO_EVENT = "(no event)"
 MOST_NAMES = 40
@@ -151,8 +151,6 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
 
 def path_stretches(graph: StepGraph, schedule: Schedule, edges: Whole) -> Stretches:
     """Edges of the path as stretches of time, in order; those of no length are left out."""
-    import numpy as np
-
     own, rest = schedule.weight[edges], schedule.unexplained[edges]
     begin = schedule.time[graph.edges.source[edges]]
     # What is unexplained comes first: the delay that is known leads up to the event.
@@ -166,16 +164,12 @@ def path_stretches(graph: StepGraph, schedule: Schedule, edges: Whole) -> Stretc
 
 def kind_totals(stretches: Stretches) -> dict[str, int]:
     """Nanoseconds of each of COSTS."""
-    import numpy as np
-
     totals = np.zeros(len(COSTS), np.int64)
     np.add.at(totals, stretches.cost, stretches.length)
     return dict(zip(COSTS, totals.tolist(), strict=True))
 
 
 def _by_rank(graph: StepGraph, stretches: Stretches) -> list[float]:
-    import numpy as np
-
     totals = np.zeros(len(graph.timelines), np.int64)
     np.add.at(totals, stretches.rank, stretches.length)
     return [seconds(total) for total in totals.tolist()]
@@ -183,15 +177,11 @@ def _by_rank(graph: StepGraph, stretches: Stretches) -> list[float]:
 
 def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:
     """Codes of names; −1 where there is no event."""
-    import numpy as np
-
     names = graph.timelines[rank].core["name"]
     return np.where(rows >= 0, names[rows], -1).astype(np.int64)
 
 
 def _by_name(graph: StepGraph, stretches: Stretches) -> list[PathShare]:
-    import numpy as np
-
     totals: dict[tuple[str, int], list[int]] = {}
     for rank, timeline in enumerate(graph.timelines):
         mine = stretches.rank == rank
@@ -214,8 +204,6 @@ def _by_name(graph: StepGraph, stretches: Stretches) -> list[PathShare]:
 
 def _segments(graph: StepGraph, stretches: Stretches) -> list[PathSegment]:
     """Neighbours of one event and kind become one."""
-    import numpy as np
-
     start, length, cost, row, rank = stretches
     if not len(start):
         return []
@@ -248,8 +236,6 @@ def _segments(graph: StepGraph, stretches: Stretches) -> list[PathSegment]:
 
 def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[NameSlack]:
     """Device work by name, the longest first."""
-    import numpy as np
-
     slack = find_slack(graph, schedule)
     work = _work_edges(graph)
     on_path = np.zeros(len(graph.edges.kind), bool)
@@ -287,8 +273,6 @@ def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[N
 
 def _work_edges(graph: StepGraph) -> Whole:
     """One edge for each piece of device work: that into its end which carries its time."""
-    import numpy as np
-
     kind, target = graph.edges.kind, graph.edges.target
     moved = (kind == kinds.COLLECTIVE) & (graph.node_row[target] >= 0)
     met = np.zeros(len(graph.node_row), bool)

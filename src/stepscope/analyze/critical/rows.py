@@ -1,18 +1,18 @@
 """The events of a step as the graph needs them: host events thread by thread, device work stream by stream."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+import numpy as np
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.analyze.critical.columns import core, is_kind, rows_of_kind, step_window
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.numbers import distinct, number_codes
 from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Mask, Whole
 
 NEVER = -(1 << 61)
 """The time of a call that the trace does not have: before everything."""
@@ -59,8 +59,6 @@ class Devices:
 
     def take(self, wanted: Mask) -> Devices:
         """Those for which `wanted` holds; queues keep their numbers."""
-        import numpy as np
-
         counts = np.bincount(self.queue[wanted], minlength=len(self.names))
         columns = ("rows", "queue", "device", "start", "end", "call", "called", "alone")
         taken = {name: getattr(self, name)[wanted] for name in columns}
@@ -68,8 +66,6 @@ class Devices:
 
     def shifted(self, window: Window) -> Devices:
         """Times from the window's start, cut to it."""
-        import numpy as np
-
         length = window.length_ns
         return replace(
             self,
@@ -94,8 +90,6 @@ class StepRows(NamedTuple):
 
 def device_queues(timeline: Timeline) -> Devices:
     """All device work of a trace. Times are those of the trace."""
-    import numpy as np
-
     rows = rows_of_kind(timeline, *DEVICE_KINDS)
     device, stream = (core(timeline, name)[rows].astype(np.int64) for name in ("device", "stream"))
     names, queue = _number_queues(device, stream)
@@ -120,8 +114,6 @@ def device_queues(timeline: Timeline) -> Devices:
 
 def _number_queues(device: Whole, stream: Whole) -> tuple[list[tuple[int, int]], Whole]:
     """The (device, stream) of each queue, ascending, and the queue of each piece of work."""
-    import numpy as np
-
     devices, streams = distinct(device), distinct(stream)
     # A handful of each: looking their numbers up is much faster than sorting all pairs.
     pair = np.searchsorted(devices, device) * len(streams) + np.searchsorted(streams, stream)
@@ -130,8 +122,6 @@ def _number_queues(device: Whole, stream: Whole) -> tuple[list[tuple[int, int]],
 
 
 def _first_of_call(call: Whole, start: Whole) -> Mask:
-    import numpy as np
-
     order = np.lexsort((start, call))
     sorted_calls = call[order]
     first = np.ones(len(call), bool)
@@ -145,8 +135,6 @@ def step_rows(timeline: Timeline, step: int | None, queues: Devices) -> StepRows
 
     Work of later steps is left out: on a stream it comes after all of this step, so it cannot have held it up.
     """
-    import numpy as np
-
     window = step_window(timeline, step)
     hosts = _hosts(timeline, step, window)
     own = np.ones(len(queues), bool) if step is None else core(timeline, "step")[queues.rows] == step
@@ -161,8 +149,6 @@ def step_rows(timeline: Timeline, step: int | None, queues: Devices) -> StepRows
 
 
 def _hosts(timeline: Timeline, step: int | None, window: Window) -> Hosts:
-    import numpy as np
-
     wanted = is_kind(timeline, *HOST_KINDS) & (core(timeline, "thread") >= 0)
     if step is not None:
         wanted &= (core(timeline, "step") == step) & (core(timeline, "end_ns") > window.start_ns)
@@ -180,8 +166,6 @@ def _hosts(timeline: Timeline, step: int | None, window: Window) -> Hosts:
 
 
 def _nested_order(timeline: Timeline, rows: Whole) -> Whole:
-    import numpy as np
-
     start = core(timeline, "start_ns")[rows]
     order = np.argsort(start, kind="stable")
     ordered = start[order]
@@ -198,8 +182,6 @@ class LaunchOrder:
     """What was launched last before, or first after, a time: by a thread, or on a stream."""
 
     def __init__(self, timeline: Timeline, rows: StepRows) -> None:
-        import numpy as np
-
         devices = rows.devices
         self._devices = devices
         has_call = np.flatnonzero(devices.call >= 0)
@@ -218,8 +200,6 @@ class LaunchOrder:
 
     def by_thread(self, thread: Whole, time: Whole, *, after: bool = False) -> Whole:
         """Place of the last work that this thread launched before the time (first after it); −1 if there is none."""
-        import numpy as np
-
         found = np.full(len(thread), -1, np.int64)
         for number in np.unique(thread).tolist():
             first, last = (int(np.searchsorted(self._thread, number, side=side)) for side in ("left", "right"))
@@ -231,8 +211,6 @@ class LaunchOrder:
 
     def on_queue(self, queue: int, time: Whole) -> Whole:
         """Place of the work launched on a stream before the time that ended last; −1 if there is none."""
-        import numpy as np
-
         mine = self._devices.queues[queue]
         place = mine.start + np.searchsorted(self._issued[mine], time, side="left") - 1
         found: Whole = (
@@ -244,8 +222,6 @@ class LaunchOrder:
 
     def next_on_queue(self, queue: int, time: Whole) -> Whole:
         """Place of the first work launched on a stream at or after the time; −1 if there is none."""
-        import numpy as np
-
         mine = self._devices.queues[queue]
         place = mine.start + np.searchsorted(self._issued[mine], time, side="left")
         found: Whole = np.where(place < mine.stop, place, -1)

@@ -1,18 +1,16 @@
 """Times of the graph: one pass forward gives when everything happens, one pass backward how long it could wait."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepscope.analyze.critical import loops
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.model import StepGraph
-
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,6 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
 def retime(graph: StepGraph, weight: Whole | None = None, unexplained: Whole | None = None) -> Schedule:
     """The schedule with these delays on the edges; without any, that of the trace."""
-    import numpy as np
-
     own = graph.edges.weight if weight is None else weight
     rest = graph.edges.unexplained if unexplained is None else unexplained
     total = own + rest
@@ -87,8 +83,6 @@ def retime(graph: StepGraph, weight: Whole | None = None, unexplained: Whole | N
 
 def find_slack(graph: StepGraph, schedule: Schedule) -> Whole:
     """By how much each node could be later without moving the end (ns)."""
-    import numpy as np
-
     total = schedule.weight + schedule.unexplained
     end = schedule.length_ns
     if graph.is_large:
@@ -105,8 +99,6 @@ def find_slack(graph: StepGraph, schedule: Schedule) -> Whole:
 
 def path_edges(graph: StepGraph, schedule: Schedule) -> Whole:
     """The binding edges from the window's start to its end."""
-    import numpy as np
-
     if graph.is_large:
         from stepscope.analyze.native.critical import walk_back
 
@@ -120,8 +112,6 @@ def path_edges(graph: StepGraph, schedule: Schedule) -> Whole:
 
 def slack_of_rows(graph: StepGraph, schedule: Schedule, index: int = 0) -> Whole:
     """For each row of a timeline by how much its end could be later (ns); −1 for rows outside the window."""
-    import numpy as np
-
     slack = find_slack(graph, schedule)
     ends = np.flatnonzero((graph.node_row >= 0) & (graph.node_rank == index))[1::2]
     found = np.full(len(graph.timelines[index]), -1, np.int64)
@@ -131,8 +121,6 @@ def slack_of_rows(graph: StepGraph, schedule: Schedule, index: int = 0) -> Whole
 
 def check_graph(graph: StepGraph, schedule: Schedule, edges: Whole) -> Checks:
     """`schedule` and `edges` are those of the trace as it is."""
-    import numpy as np
-
     error = int(np.abs(schedule.time - graph.node_time).max(initial=0))
     path_ns = int((schedule.weight + schedule.unexplained)[edges].sum())
     entered = np.bincount(graph.edges.target, minlength=len(graph.node_time))

@@ -1,16 +1,16 @@
 """From edges as they were found to a graph that gives back the times of the trace."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.analyze.critical import kinds, loops
 from stepscope.analyze.critical.draft import EdgeBuffer
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.waits import CLOCK_NS
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
 
 COMPILED_FROM = 80_000
 """Edges from which loading the compiled loops pays."""
@@ -48,8 +48,6 @@ def settle(
     `columns`: source, target, weight, kind, cost, row, inferred, rank. `usual`: per rank and kind of edge, the delay
     beyond the least that still counts as its own. `counts` is told what was left out.
     """
-    import numpy as np
-
     columns = _without_contradicted(columns, time, counts)
     columns, order = _in_order(columns, time, borders, counts)
     source, target, weight, kind, cost, row, inferred, rank = (column[order] for column in columns)
@@ -64,8 +62,6 @@ def settle(
 
 
 def _without_contradicted(columns: list[Whole], time: Whole, counts: dict[str, int]) -> list[Whole]:
-    import numpy as np
-
     source, target, kind = columns[0], columns[1], columns[3]
     # Two clocks differ by a little: such an edge stays, and takes less than no time.
     keep = time[target] - time[source] >= np.where(np.isin(kind, _TWO_CLOCKS), -CLOCK_NS, 0)
@@ -76,8 +72,6 @@ def _without_contradicted(columns: list[Whole], time: Whole, counts: dict[str, i
 
 def _binding(source: Whole, target: Whole, weight: Whole, time: Whole) -> tuple[Whole, Whole]:
     """For each node the edge that reaches it last (the first of equals), and what is missing to its time."""
-    import numpy as np
-
     if not len(target):
         return target, target
     begins = np.flatnonzero(np.append(True, target[1:] != target[:-1]))
@@ -94,8 +88,6 @@ def _in_order(
     columns: list[Whole], time: Whole, borders: tuple[int, int], counts: dict[str, int]
 ) -> tuple[list[Whole], Whole]:
     """The order of edges for one pass. Events at the very same time can seem to wait for each other: such edges go."""
-    import numpy as np
-
     counts["cycles_cut"] = 0
     while True:
         columns = _anchored(columns, len(time), borders, counts)
@@ -112,8 +104,6 @@ def _in_order(
 
 def _anchored(columns: list[Whole], nodes: int, borders: tuple[int, int], counts: dict[str, int]) -> list[Whole]:
     """What nothing leads to any more hangs on the window's start, what leads nowhere on its end."""
-    import numpy as np
-
     source, sink = borders
     left, entered = (np.bincount(column, minlength=nodes) for column in columns[:2])
     entered[source] = left[sink] = 1
@@ -133,8 +123,6 @@ def order_edges(source: Whole, target: Whole, nodes: int) -> tuple[Whole | None,
 
     Also, for each node, how many of its predecessors a cycle keeps back.
     """
-    import numpy as np
-
     by_source, ends = _group(source, nodes)
     followers, first = target[by_source], np.append(0, ends[:nodes])
     waiting = np.bincount(target, minlength=nodes)
@@ -156,8 +144,6 @@ def order_edges(source: Whole, target: Whole, nodes: int) -> tuple[Whole | None,
 
 def _group(key: Whole, keys: int) -> tuple[Whole, Whole]:
     """Edges sorted by a key below `keys`, and where those of each end."""
-    import numpy as np
-
     if len(key) >= COMPILED_FROM:
         from stepscope.analyze.native.critical import group_edges
 

@@ -1,8 +1,11 @@
 """Calls that hold up the host until device work has ended, and launches that a full queue holds up."""
 
 from __future__ import annotations
+from msgspec.structs import replace
+from stepscope.analyze.step.numbers import Mask, Whole
+import numpy as np
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.columns import codes_in, core
@@ -12,8 +15,6 @@ from stepscope.analyze.critical.latencies import least, usual
 from stepscope.formats.timeline import COPY, MISSING, OPERATOR
 from stepscope.traces.runtime_calls import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Mask, Whole
 
 CLOCK_NS = 2_000
 """By how much the clocks of host and device may disagree: whole microseconds are cut off at both ends."""
@@ -34,8 +35,6 @@ class HostWaits(NamedTuple):
 
 def add_host_waits(draft: Draft) -> None:
     """Edges to the returns of blocking calls, and what those that waited take themselves. Measures what is missing."""
-    import numpy as np
-
     hosts, devices = draft.hosts, draft.devices
     waits = _joined([finder(draft) for finder in _FINDERS])
     delay = hosts.end[waits.call] - devices.end[waits.work]
@@ -63,9 +62,6 @@ def add_host_waits(draft: Draft) -> None:
 
 def _measure(draft: Draft, delay: Whole, free: Whole) -> None:
     """How long returning takes, and each kind of blocking call (places) that had nothing to wait for."""
-    import numpy as np
-    from msgspec.structs import replace
-
     hosts = draft.hosts
     names = core(draft.timeline, "name")[hosts.rows[free]]
     taken = hosts.end[free] - hosts.start[free]
@@ -79,22 +75,16 @@ def _measure(draft: Draft, delay: Whole, free: Whole) -> None:
 
 
 def _joined(parts: list[HostWaits]) -> HostWaits:
-    import numpy as np
-
     return HostWaits(*(np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True)))
 
 
 def _none() -> HostWaits:
-    import numpy as np
-
     empty = np.zeros(0, np.int64)
     return HostWaits(empty, empty, empty)
 
 
 def _all_queues(draft: Draft, calls: Whole, device: Whole, *, inferred: int) -> HostWaits:
     """Each call waits for what every stream of its device (−1: all) had been given when it began."""
-    import numpy as np
-
     parts = [_none()]
     for queue, (number, _) in enumerate(draft.devices.names):
         place = draft.order.on_queue(queue, draft.hosts.start[calls])
@@ -105,8 +95,6 @@ def _all_queues(draft: Draft, calls: Whole, device: Whole, *, inferred: int) -> 
 
 def _recorded(draft: Draft) -> HostWaits:
     """Waits that the profiler wrote down."""
-    import numpy as np
-
     syncs, role = draft.syncs, draft.roles[draft.syncs.call]
     if not len(syncs.call) or not len(draft.devices):
         return _none()
@@ -131,8 +119,6 @@ def _recorded(draft: Draft) -> HostWaits:
 
 def _untold(draft: Draft, role: int) -> Whole:
     """Calls (places) of a role of which the profiler did not write down what they waited for."""
-    import numpy as np
-
     if not len(draft.devices) or (draft.syncs.complete and role == EVENT_SYNC):
         return np.zeros(0, np.int64)
     rows = draft.hosts.rows
@@ -141,8 +127,6 @@ def _untold(draft: Draft, role: int) -> Whole:
 
 def _device_syncs(draft: Draft) -> HostWaits:
     """In a process with several devices the current one is that of the thread's last launch."""
-    import numpy as np
-
     calls = _untold(draft, DEVICE_SYNC)
     if not len(calls):
         return _none()
@@ -162,8 +146,6 @@ def _stream_syncs(draft: Draft) -> HostWaits:
 
 def _event_syncs(draft: Draft) -> HostWaits:
     """The event is the last one that the thread recorded, on the stream of its last launch before."""
-    import numpy as np
-
     hosts = draft.hosts
     calls = _untold(draft, EVENT_SYNC)
     recorded = last_recorded(draft, hosts.thread[calls], hosts.start[calls])
@@ -175,8 +157,6 @@ def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
 
     Then for what ended last before the call returned.
     """
-    import numpy as np
-
     hosts, devices = draft.hosts, draft.devices
     if not len(calls):
         return _none()
@@ -201,8 +181,6 @@ def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
 
 def _copies(draft: Draft) -> HostWaits:
     """Copies from and to pageable memory, and blocking copies: the call returns when the copy has ended."""
-    import numpy as np
-
     places, calls, blocking = _maybe_blocking(draft)
     wanted = draft.devices.end[places] <= draft.hosts.end[calls] + CLOCK_NS
     return HostWaits(places[wanted], calls[wanted], np.where(blocking, 0, 1)[wanted])
@@ -225,8 +203,6 @@ def add_staged_copies(draft: Draft) -> None:
 
 def _maybe_blocking(draft: Draft) -> tuple[Whole, Whole, Mask]:
     """Copies (places) whose calls (places) may wait for them, and which of these do by their name."""
-    import numpy as np
-
     timeline, devices, start_of = draft.timeline, draft.devices, draft.rows.start_of
     places = np.flatnonzero((core(timeline, "kind")[devices.rows] == COPY) & (devices.call >= 0))
     places = places[start_of[devices.call[places]] >= 0]
@@ -246,8 +222,6 @@ def _may_block(name: str) -> bool:
 
 def _scalars(draft: Draft) -> HostWaits:
     """Operators that return a number to the host, where the trace lacks the call that waited."""
-    import numpy as np
-
     timeline, hosts, devices, start_of = draft.timeline, draft.hosts, draft.devices, draft.rows.start_of
     named = [code for code in codes_in(timeline, hosts.rows) if timeline.texts[code] in _SCALARS]
     if not named or not len(devices):
@@ -266,8 +240,6 @@ def _scalars(draft: Draft) -> HostWaits:
 
 def _allocations(draft: Draft) -> HostWaits:
     """Taking or giving back memory waits for the device only sometimes: where most of the call was such a wait."""
-    import numpy as np
-
     hosts, devices = draft.hosts, draft.devices
     calls = np.flatnonzero(draft.roles[hosts.rows] == ALLOCATION)
     if not len(calls) or not len(devices):
@@ -289,9 +261,6 @@ def add_queue_limits(draft: Draft) -> None:
 
     A trace in which more were waiting than the limit allows has another limit: none is assumed then.
     """
-    import numpy as np
-    from msgspec.structs import replace
-
     devices, hosts, held = draft.devices, draft.hosts, draft.constants.queue_limit
     parts: list[tuple[Whole, Whole]] = []
     for mine in devices.queues if held > 0 else []:
@@ -316,8 +285,6 @@ def add_queue_limits(draft: Draft) -> None:
 
 def _least_times(draft: Draft, calls: Whole) -> Whole:
     """For each call the least time that calls of its name take."""
-    import numpy as np
-
     hosts = draft.hosts
     names = core(draft.timeline, "name")[hosts.rows]
     taken = hosts.end - hosts.start

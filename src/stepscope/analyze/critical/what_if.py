@@ -1,11 +1,14 @@
 """What the step would take if something took less or more time: the whole schedule computed again."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.formats.classify import CATEGORIES
+import numpy as np
 
 import fnmatch
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,11 +22,6 @@ from stepscope.analyze.step.numbers import seconds
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.formats.timeline import KERNEL, OPERATOR, Timeline
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stepscope.analyze.critical.kinds import Mask, Whole
 
 NEVER_BINDS = -(1 << 60)
 MOST_RANKS = 20
@@ -152,8 +150,6 @@ def _parse_edit(text: str, where: str | None) -> Edit:
     if name == "blocking" and factor not in (0.0, 1.0):
         raise UsageError("calls either wait or do not", hint="write blocking=0", where=where)
     if target.takes == "category":
-        from stepscope.formats.classify import CATEGORIES
-
         if pattern not in CATEGORIES:
             raise unknown_name("category", pattern, CATEGORIES, where=where)
     return Edit(text, name, pattern or None, rank, factor)
@@ -213,8 +209,6 @@ def find_limits(graph: StepGraph) -> list[Limit]:
 
 def apply_edits(graph: StepGraph, edits: Sequence[Edit], *, strict: bool = True) -> tuple[Schedule, list[AppliedEdit]]:
     """`strict`: an edit that names nothing is an error."""
-    import numpy as np
-
     factor = np.ones(len(graph.edges.weight))
     rest_factor = np.ones(len(graph.edges.weight))
     dropped = np.zeros(len(graph.edges.weight), bool)
@@ -237,8 +231,6 @@ def apply_edits(graph: StepGraph, edits: Sequence[Edit], *, strict: bool = True)
 
 
 def _scaled(time: Whole, factor: NDArray[np.float64]) -> Whole:
-    import numpy as np
-
     changed = factor != 1
     scaled = time.copy()
     scaled[changed] = np.rint(time[changed] * factor[changed]).astype(np.int64)
@@ -246,8 +238,6 @@ def _scaled(time: Whole, factor: NDArray[np.float64]) -> Whole:
 
 
 def _chosen(graph: StepGraph, edit: Edit) -> Mask:
-    import numpy as np
-
     target = TARGETS[edit.target]
     chosen: Mask
     if edit.target == "unexplained":
@@ -279,16 +269,12 @@ def _place_of_rank(graph: StepGraph, rank: int, text: str) -> int:
 
 def _matches(timeline: Timeline, rows: Whole, takes: str | None, pattern: str | None) -> Mask:
     """Which rows (−1: none) fit the pattern."""
-    import numpy as np
-
     known = rows >= 0
     fits = np.zeros(len(rows), bool)
     there = rows[known]
     if takes == "stream":
         fits[known] = _on_stream(timeline, there, pattern or "")
     elif takes == "category":
-        from stepscope.formats.classify import CATEGORIES
-
         fits[known] = core(timeline, "category")[there] == CATEGORIES.index(pattern or "")
     elif takes == "operator":
         fits[known] = _inside_operators(timeline, there, pattern or "")
@@ -305,8 +291,6 @@ def _matches(timeline: Timeline, rows: Whole, takes: str | None, pattern: str | 
 
 
 def _is_named(timeline: Timeline, rows: Whole, pattern: str) -> Mask:
-    import numpy as np
-
     fits = compile_pattern(pattern)
     codes = [code for code in codes_in(timeline, rows) if fits.search(timeline.texts[code])]
     wanted = np.zeros(len(timeline.texts) + 1, bool)
@@ -334,8 +318,6 @@ def _on_stream(timeline: Timeline, rows: Whole, pattern: str) -> Mask:
 
 def _inside_operators(timeline: Timeline, rows: Whole, pattern: str) -> Mask:
     """Device work whose launch lies inside an operator of that name, however deep."""
-    import numpy as np
-
     parent, kind = core(timeline, "parent"), core(timeline, "kind")
     above = parent[rows].astype(np.int64)
     fits = np.zeros(len(rows), bool)
@@ -348,8 +330,6 @@ def _inside_operators(timeline: Timeline, rows: Whole, pattern: str) -> Mask:
 
 
 def _nothing_named(graph: StepGraph, edit: Edit) -> UsageError:
-    import numpy as np
-
     target = TARGETS[edit.target]
     if edit.pattern is None or target.takes not in ("name", "kernel"):
         return UsageError(

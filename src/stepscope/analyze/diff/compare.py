@@ -1,9 +1,13 @@
 """Two traces side by side, step against step."""
 
 from __future__ import annotations
+from stepscope.analyze.diff.tables import Table
+from stepscope.formats.kernel_names import short_name
+import msgspec
+import numpy as np
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.diff.matching import Group, match_names, pair_renamed
@@ -41,13 +45,6 @@ from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import Timeline
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stepscope.analyze.diff.tables import Table
-
-    Flags = NDArray[np.bool_]
 
 EXPLAINED = 0.5, 1.5
 """Shares of the change of a step between which clear contributions must lie to make the change one."""
@@ -92,8 +89,6 @@ def diff_traces(
         counts=_count(kernels, operators),
         notes=list_notes(sides.a, sides.b),
     )
-    import msgspec
-
     return msgspec.structs.replace(diff, sentence=describe_change(diff))
 
 
@@ -101,8 +96,6 @@ class _Pair:
     """Both sides, with the steps that speak for each."""
 
     def __init__(self, a: Side, b: Side) -> None:
-        import numpy as np
-
         self.a = a
         self.b = b
         lengths = [np.array([window.length_ns for window in side.windows], np.int64) for side in (a, b)]
@@ -130,8 +123,6 @@ class _Pair:
         return apportion(numerators, count_a * count_b)
 
     def describe(self, number: int) -> StepsUsed:
-        import numpy as np
-
         side = (self.a, self.b)[number]
         durations = np.asarray(self.durations[number])
         median = float(np.median(durations))
@@ -167,8 +158,6 @@ def _side(timeline: Timeline, steps: Sequence[int] | None, which: str) -> Side:
 
 def _gather(table: Table, columns: Sequence[list[int]]) -> Table:
     """One column a group: the sum of its columns."""
-    import numpy as np
-
     gathered = np.zeros((len(table), len(columns)))
     for place, mine in enumerate(columns):
         if mine:
@@ -185,8 +174,6 @@ class _Exposed(NamedTuple):
 
 
 def _contributions(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[Contribution]:
-    import numpy as np
-
     (idle_a, spent_a), (idle_b, spent_b) = count_idle(sides.a), count_idle(sides.b)
     idle_groups = match_names(idle_a, idle_b, lambda only_a, only_b: [])
     everything = _Exposed(
@@ -208,8 +195,6 @@ def _contributions(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Na
 
 
 def _clear_contributions(sides: _Pair, everything: _Exposed, members: dict[tuple[str, str], list[int]]) -> list[bool]:
-    import numpy as np
-
     places = list(members.values())
     a, b = _gather(everything.a, places), _gather(everything.b, places)
     mean_a, mean_b = sides.means(a, b)
@@ -270,8 +255,6 @@ class _Compared(NamedTuple):
 
 
 def _kernel_changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[NameChange]:
-    from stepscope.formats.kernel_names import short_name
-
     def both(read: Callable[[Names], Table]) -> tuple[Table, Table]:
         return _gather(read(names[0]), [g.a for g in groups]), _gather(read(names[1]), [g.b for g in groups])
 
@@ -331,8 +314,6 @@ def _largest_first(changes: list[NameChange]) -> list[NameChange]:
 
 def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation: float) -> list[dict[str, Any]]:
     """The fields that kernels and operators have in common."""
-    import numpy as np
-
     calls_a, calls_b = sides.means(*compared.calls)
     total_a, total_b = sides.means(*compared.total)
     with np.errstate(divide="ignore", invalid="ignore"):

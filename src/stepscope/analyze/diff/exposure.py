@@ -5,10 +5,13 @@ which nothing else ran. Of two works of one share that run at once, the one that
 """
 
 from __future__ import annotations
+from stepscope.formats.classify import classify_lone_communication
+from stepscope.formats.timeline import Integers
+import numpy as np
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.device_work import (
@@ -27,8 +30,6 @@ from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
 
 IDLE_SHARES = SHARES[3:]
 _REASONS_OF_SHARE = (HOST_REASONS, SYNC_REASONS, OTHER_REASONS)
@@ -51,15 +52,11 @@ class Work(NamedTuple):
     """For each share the time that more important ones take from it."""
 
     def part(self, window: Window) -> slice:
-        import numpy as np
-
         first = int(np.searchsorted(self.latest_end, window.start_ns, side="left"))
         return slice(first, max(first, int(np.searchsorted(self.start, window.end_ns, side="left"))))
 
     def exposed(self, window: Window) -> tuple[slice, Integers]:
         """For the rows that reach into the window the nanoseconds of it that are theirs alone."""
-        import numpy as np
-
         part = self.part(window)
         begin = np.maximum(self.own_start[part], window.start_ns)
         end = np.maximum(np.minimum(self.end[part], window.end_ns), begin)
@@ -105,8 +102,6 @@ class Side:
         return sum(busy_ns(work, window) for window in self.windows), -work.device
 
     def idle(self, window: Window) -> IdleTime:
-        import numpy as np
-
         if self._device is None:
             return self._cpu_idle(window)
         gaps = find_gaps(self.trace, self._device, window)
@@ -122,8 +117,6 @@ class Side:
 
     def _cpu_idle(self, window: Window) -> IdleTime:
         """Time outside operators by what the program did."""
-        import numpy as np
-
         part = self.work.part(window)
         busy = union(self.work.start[part], self.work.end[part])
         beside = divide_cpu_time(self.trace, window).beside
@@ -139,8 +132,6 @@ class Side:
 
     def _doing(self, thread: Integers, time: Integers) -> Integers:
         """Name of the innermost operator or Python function on the thread; else of its annotation or call."""
-        import numpy as np
-
         trace = self.trace
         found = trace.innermost_of(thread, time)
         named = trace.enclosing(found, trace.is_kind(OPERATOR, PYTHON))
@@ -171,8 +162,6 @@ def _device_work(device: DeviceWork) -> Work:
 
 
 def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) -> Work:
-    import numpy as np
-
     own_start = start.astype(np.int64)
     spans: list[Intervals] = []
     for one in (COMPUTE, COMMUNICATION, TRANSFER):
@@ -198,10 +187,6 @@ def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) 
 def _cpu_work(trace: TraceView) -> Work:
     """What each thread's innermost operator was, from one change to the next; a collective it is inside of makes it
     communication."""
-    import numpy as np
-
-    from stepscope.formats.classify import classify_lone_communication
-
     operators = trace.is_kind(OPERATOR)
     every = trace.rows(OPERATOR)
     is_talking = np.zeros(len(trace.timeline), bool)

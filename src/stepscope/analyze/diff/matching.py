@@ -1,18 +1,20 @@
 """Which names of two traces mean the same: equal ones, and kernels that another version or device calls otherwise."""
 
 from __future__ import annotations
+from stepscope.formats.kernel_names import base_name
+from stepscope.formats.timeline import Integers
+import hashlib
+import numpy as np
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.diff.records import Status
 from stepscope.analyze.diff.tables import Identity, innermost_operator, operators_around
 from stepscope.formats.timeline import MISSING, OPERATOR, Timeline
 
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
 
 LEAST_SHARED = 0.5
 """Of the calls of both names that must stand in the same places for one to be the other under a new name."""
@@ -68,8 +70,6 @@ def pair_renamed(
     """
 
     def pair(only_a: list[int], only_b: list[int]) -> list[tuple[int, int]]:
-        from stepscope.formats.kernel_names import base_name
-
         left_a, left_b = set(only_a), set(only_b)
         found: list[tuple[int, int]] = []
         for key_a, key_b in zip(find_sites(a), find_sites(b), strict=True):
@@ -122,8 +122,6 @@ def _shared_calls(
 
 
 def _count_at_sites(keys: Integers, which: Integers, wanted: set[int]) -> dict[int, dict[int, int]]:
-    import numpy as np
-
     mine = np.flatnonzero(np.isin(which, list(wanted)) & (keys != 0))
     if not len(mine):
         return {}
@@ -148,8 +146,6 @@ def find_sites(side: Side) -> tuple[Integers, Integers, Integers]:
     As numbers that are equal in both traces: operators around it, turn and shapes; without shapes; operators alone.
     0 for work that no operator launched.
     """
-    import numpy as np
-
     operator = innermost_operator(side, side.work.rows)
     there = operator >= 0
     path = operator_paths(side)[operator]
@@ -161,8 +157,6 @@ def find_sites(side: Side) -> tuple[Integers, Integers, Integers]:
 
 def operator_paths(side: Side) -> Integers:
     """For each operator a number for its name and those of all operators around it, outermost to innermost."""
-    import numpy as np
-
     rows = side.trace.rows(OPERATOR)
     above = operators_around(side, rows)
     numbers = _text_numbers(side.timeline, side.trace.name[rows])
@@ -183,8 +177,6 @@ def operator_paths(side: Side) -> Integers:
 
 def _turn_in_operator(operator: Integers) -> Integers:
     """How many works of the same operator come before each."""
-    import numpy as np
-
     order = np.argsort(operator, kind="stable")
     grouped = operator[order]
     first = np.searchsorted(grouped, grouped, side="left")
@@ -195,10 +187,6 @@ def _turn_in_operator(operator: Integers) -> Integers:
 
 def _text_numbers(timeline: Timeline, codes: Any) -> Integers:
     """A number for each text that is the same in every trace."""
-    import hashlib
-
-    import numpy as np
-
     different, place = np.unique(codes, return_inverse=True)
     numbers = []
     for code in different.tolist():
@@ -211,8 +199,6 @@ def _text_numbers(timeline: Timeline, codes: Any) -> Integers:
 
 def _mix(one: Any, other: Any) -> Any:
     """Two numbers made one; never 0."""
-    import numpy as np
-
     mixed = one.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed = (mixed + other.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)

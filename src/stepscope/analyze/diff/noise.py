@@ -1,19 +1,14 @@
 """Whether a difference between two traces is more than steps of one trace differ by among themselves."""
 
 from __future__ import annotations
+import numpy as np
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.stats import holm, t_quantile, t_two_sided
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Values = NDArray[np.float64]
-    """Steps down, names across. NaN: the name has no value in that step."""
 
 LEVEL = 0.01
 """Chance of even one false alarm in a table, as long as both traces vary as their steps do."""
@@ -48,8 +43,6 @@ MIDDLE_INEFFICIENCY = 1.1
 
 def middle_steps(durations: Any) -> NDArray[np.bool_]:
     """The middle half by length: of three the median one, of one or two all."""
-    import numpy as np
-
     count = len(durations)
     dropped = (count + 1) // 4 if count > 2 else 0
     order = np.argsort(durations, kind="stable")
@@ -60,8 +53,6 @@ def middle_steps(durations: Any) -> NDArray[np.bool_]:
 
 def spreads(values: Values) -> tuple[Values, Values]:
     """For each name a standard deviation that a few odd steps do not move, and how many steps have the name."""
-    import numpy as np
-
     there = ~np.isnan(values)
     count = there.sum(axis=0)
     with np.errstate(invalid="ignore"):
@@ -73,8 +64,6 @@ def spreads(values: Values) -> tuple[Values, Values]:
 
 def _median(values: Values, there: NDArray[np.bool_]) -> Values:
     """Of each column, over the steps that have a value; 0 where none has."""
-    import numpy as np
-
     ordered = np.sort(np.where(there, values, np.inf), axis=0)
     count = there.sum(axis=0)
     columns = np.arange(values.shape[1])
@@ -89,8 +78,6 @@ def p_values(a: Values, b: Values, *, level: Values, variation: float) -> list[f
 
     `level` is how large the values are; `variation` of it is taken at least.
     """
-    import numpy as np
-
     spread, freedom, counts = _pooled(a, b, variation * level)
     error = spread * np.sqrt(sum(_median_variance(count) for count in counts))
     there = [~np.isnan(values) for values in (a, b)]
@@ -103,15 +90,11 @@ def p_values(a: Values, b: Values, *, level: Values, variation: float) -> list[f
 
 def _median_variance(count: Values) -> Values:
     """Of a median of so many values, in variances of one value."""
-    import numpy as np
-
     return np.where(count > 2, MEDIAN_INEFFICIENCY**2, 1.0) / np.maximum(count, 1)
 
 
 def _pooled(a: Values, b: Values, least: Values) -> tuple[Values, Values, tuple[Values, Values]]:
     """Variation between steps of one side, its degrees of freedom, and in how many steps of each side it was seen."""
-    import numpy as np
-
     (spread_a, count_a), (spread_b, count_b) = spreads(a), spreads(b)
     seen_a, seen_b = np.maximum(count_a - 1, 0), np.maximum(count_b - 1, 0)
     seen = np.maximum(seen_a + seen_b, 1)
@@ -140,8 +123,6 @@ def noise_of_step(a: Values, b: Values, level: float) -> StepNoise:
     The steps say how much they vary, where there are enough of them: by their standard deviation or by their median
     deviation, whichever asks for less. The first needs few steps, the second does not mind odd ones.
     """
-    import numpy as np
-
     least = MIN_EFFECT * level
     error = MIDDLE_INEFFICIENCY * math.sqrt(1 / len(a) + 1 / len(b))
     columns = a[:, None], b[:, None]

@@ -1,9 +1,11 @@
 """Which ranks of two jobs to compare: what each rank's step takes in both."""
 
 from __future__ import annotations
+from stepscope.formats.timeline import Timeline
+import numpy as np
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.analyze.diff.exposure import complete_steps, known_steps
 from stepscope.analyze.diff.noise import middle_steps
@@ -11,9 +13,6 @@ from stepscope.analyze.diff.records import RankSteps
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Timeline
 
 
 class ChosenRanks(NamedTuple):
@@ -27,8 +26,6 @@ class ChosenRanks(NamedTuple):
 
 def step_time_s(timeline: Timeline, steps: Sequence[int] | None = None) -> float:
     """What a comparison takes as the profiled step of a trace, without looking at what is in it."""
-    import numpy as np
-
     trace = view(timeline)
     if not timeline.steps:
         raise UsageError("the trace has no events to compare", where=trace.source)

@@ -1,9 +1,10 @@
 """What changed between two tables of sums (`nsys stats`): totals by name, without steps, overlap or idle time."""
 
 from __future__ import annotations
+from stepscope.formats.nsys.stats import KernelSummary
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,8 +16,6 @@ from stepscope.core.units import format_duration, format_share
 from stepscope.formats.classify import CATEGORIES, classify_names
 from stepscope.formats.kernel_names import base_name, normal_name, short_name
 
-if TYPE_CHECKING:
-    from stepscope.formats.nsys.stats import KernelSummary
 
 MOST_NAMED = 3
 LEAST_NAMED = 0.1

@@ -1,23 +1,19 @@
 """Per step and name: calls, durations and exposed time of one trace."""
 
 from __future__ import annotations
+from stepscope.formats.classify import CATEGORIES
+from stepscope.formats.kernel_names import normal_name
+from stepscope.formats.timeline import Integers
+import numpy as np
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.analyze.diff.exposure import IDLE_SHARES, IdleTime, Side
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.numbers import number_codes
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stepscope.formats.timeline import Integers
-
-    Table = NDArray[np.float64]
-    """Steps down, names across."""
 
 CPU_CATEGORY = "operators"
 NO_OPERATOR = "(no operator)"
@@ -53,8 +49,6 @@ class OperatorNames(NamedTuple):
 
 def count_work(side: Side) -> tuple[Names, Integers]:
     """Names of what kept the device busy; and for each row of `side.work` which of them it is."""
-    import numpy as np
-
     trace, rows = side.trace, side.work.rows
     codes = trace.name[rows].astype(np.int64)
     category = trace.column("category")[rows].astype(np.int64) if side.has_device else np.full(len(rows), MISSING)
@@ -73,11 +67,6 @@ def count_work(side: Side) -> tuple[Names, Integers]:
 
 def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     """Spellings that mean the same kernel are one."""
-    import numpy as np
-
-    from stepscope.formats.classify import CATEGORIES
-    from stepscope.formats.kernel_names import normal_name
-
     found: dict[Identity, int] = {}
     local = []
     for key in keys:
@@ -99,8 +88,6 @@ def _by_step(side: Side, rows: Integers, which: Integers, count: int) -> tuple[T
 
 
 def _sums(side: Side, rows: Integers, which: Integers, count: int, weights: Any = None) -> Table:
-    import numpy as np
-
     numbers = np.array(side.numbers, np.int64)
     order = np.argsort(numbers)
     step = side.trace.step[rows]
@@ -113,8 +100,6 @@ def _sums(side: Side, rows: Integers, which: Integers, count: int, weights: Any 
 
 
 def _main_operators(side: Side, which: Integers, count: int) -> list[str | None]:
-    import numpy as np
-
     if not side.has_device:
         return [None] * count
     operator = innermost_operator(side, side.work.rows)
@@ -129,8 +114,6 @@ def _main_operators(side: Side, which: Integers, count: int) -> list[str | None]
 
 def count_operators(side: Side) -> OperatorNames:
     """Operators by name, with the device time each launched itself; work that no operator launched has a row too."""
-    import numpy as np
-
     trace = side.trace
     rows = trace.rows(OPERATOR)
     codes, place = number_codes(trace.name[rows], len(side.timeline.texts))
@@ -162,8 +145,6 @@ def operators_around(side: Side, rows: Integers) -> Integers:
 
 
 def _self_times(side: Side, rows: Integers) -> Integers:
-    import numpy as np
-
     duration = side.trace.end - side.trace.start
     above = operators_around(side, rows)
     inside = np.bincount(above[above >= 0], weights=duration[rows[above >= 0]], minlength=len(side.timeline))
@@ -173,8 +154,6 @@ def _self_times(side: Side, rows: Integers) -> Integers:
 
 def count_idle(side: Side) -> tuple[list[Identity], Table]:
     """Idle time by share and by what the host was doing."""
-    import numpy as np
-
     found: dict[Identity, int] = {}
     idles: list[IdleTime] = [side.idle(window) for window in side.windows]
     for idle in idles:

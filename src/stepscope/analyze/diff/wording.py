@@ -1,6 +1,7 @@
 """The change of a step as a sentence, and what a reader should know beside it."""
 
 from __future__ import annotations
+from stepscope.formats.kernel_names import short_name
 
 import re
 from collections.abc import Sequence
@@ -97,8 +98,6 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _name(one: Contribution, diff: TraceDiff) -> str:
-    from stepscope.formats.kernel_names import short_name
-
     main = one.parts[0] if one.parts and abs(one.parts[0].change_ns) >= DOMINANT * abs(one.change_ns) else None
     if one.share.endswith("_idle"):
         if diff.b.device == "cpu" or diff.a.device == "cpu":

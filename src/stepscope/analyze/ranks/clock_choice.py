@@ -1,16 +1,16 @@
 """How the times of different ranks can be compared: what the clocks themselves allow."""
 
 from __future__ import annotations
+from collections.abc import Sequence
+import numpy as np
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.clocks import Clocks, usable_offsets_ns
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.core.units import format_duration
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CONTRADICTED = 0.05
 """Of the collectives: with more of them impossible, the ranks' times cannot be compared."""
@@ -46,8 +46,6 @@ def _needs_none(offset_s: float | None, spread_s: float | None) -> bool:
 
 def count_impossible(matching: Matching, offsets_ns: Sequence[int], resolution_s: float) -> tuple[int, int]:
     """Synchronising collectives that one member left before another had begun, and how many there are in all."""
-    import numpy as np
-
     together = np.isin(matching.collective, conv.SYNCHRONISING)
     if not together.any():
         return 0, 0

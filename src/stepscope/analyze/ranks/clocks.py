@@ -1,10 +1,12 @@
 """How far the ranks' clocks are apart, seen in collectives that all members leave at nearly the same time."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Floats, Mask, Whole
+import math
+import numpy as np
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,13 +15,6 @@ from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.segments import run_medians, run_sums
 from stepscope.formats.timeline import Span, Timeline
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 LEAST_CALLS = 3
 """With fewer, nothing can be said about how well they agree."""
@@ -65,8 +60,6 @@ def find_clocks(matching: Matching, resolution_ns: int = 1) -> Clocks:
     lowest); the median difference of each such pair is taken. Where every rank shares a group with the reference these
     medians are the offsets; otherwise the offsets that fit all pairs best in the least squares' sense.
     """
-    import numpy as np
-
     pairs = _compare_ends(matching)
     ranks = len(matching.ranks)
     direct = np.isin(np.arange(1, ranks), pairs.rank[pairs.hub == 0]).all() if ranks > 1 else True
@@ -105,10 +98,8 @@ class _Pairs:
     """Differences of ends between members and the hub of their collective, one row a member that is not the hub."""
 
     def __init__(
-        self, rank: Integers, hub: Integers, difference: Floats, taken_part: Integers, collectives: int
+        self, rank: Whole, hub: Whole, difference: Floats, taken_part: Whole, collectives: int
     ) -> None:
-        import numpy as np
-
         ranks = len(taken_part)
         self.rank, self.hub, self.difference, self.collectives = rank, hub, difference, collectives
         self.taken_part = taken_part
@@ -120,8 +111,6 @@ class _Pairs:
 
 
 def _compare_ends(matching: Matching) -> _Pairs:
-    import numpy as np
-
     chosen = np.isin(matching.collective, conv.SYNCHRONISING)
     kept = matching.only(chosen, np.zeros(len(matching.unmatched), bool))
     rank, end = kept.rank[kept.member], kept.of_members("end_ns").astype(np.int64)
@@ -139,8 +128,6 @@ def _solve(pairs: _Pairs, ranks: int) -> Floats:
 
     NaN for ranks that no chain reaches. Conjugate gradients on the graph of pairs: thousands of ranks need no matrix.
     """
-    import numpy as np
-
     offset, reached = _follow_chains(pairs, ranks)
     weight = pairs.calls.astype(np.float64)
     free = reached.copy()
@@ -169,10 +156,8 @@ def _solve(pairs: _Pairs, ranks: int) -> Floats:
     return np.where(reached, offset, np.nan)
 
 
-def _follow_chains(pairs: _Pairs, ranks: int) -> tuple[Floats, Flags]:
+def _follow_chains(pairs: _Pairs, ranks: int) -> tuple[Floats, Mask]:
     """Offsets by adding up pairs from the reference outwards, and which ranks that reaches."""
-    import numpy as np
-
     offset, reached = np.zeros(ranks), np.zeros(ranks, bool)
     reached[0] = True
     for _ in range(ranks):
@@ -188,8 +173,6 @@ def _follow_chains(pairs: _Pairs, ranks: int) -> tuple[Floats, Flags]:
 
 def _spread(pairs: _Pairs, offset: Floats, ranks: int) -> Floats:
     """Robust standard deviation of what the offsets leave; NaN where a rank is in no pair."""
-    import numpy as np
-
     rest = np.abs(pairs.difference - (offset[pairs.rank] - offset[pairs.hub]))
     known = ~np.isnan(rest)
     spread = run_medians(rest[known], pairs.rank[known], ranks)
@@ -200,8 +183,6 @@ def _spread(pairs: _Pairs, offset: Floats, ranks: int) -> Floats:
 def _entry(
     rank: int, offset_ns: float, spread_ns: float, calls: int, resolution_ns: int, *, is_first: bool
 ) -> ClockOffset:
-    import math
-
     if math.isnan(offset_ns):
         unlinked = "no matched synchronising collective links it to the reference"
         return ClockOffset(rank=rank, offset_s=None, spread_s=None, calls=calls, usable=False, reason=unlinked)

@@ -1,9 +1,11 @@
 """Collectives in a table: by what they are, among how many, how large; and what each process group costs in all."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Floats, Mask, Whole
+import numpy as np
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -12,13 +14,6 @@ from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.segments import run_medians, run_sums
 from stepscope.analyze.ranks.waiting import Waiting
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 MOST_SIZES = 16
 """Of one collective in one group: beyond it sizes are put together by powers of two."""
@@ -88,15 +83,15 @@ class GroupTotals(msgspec.Struct, frozen=True, kw_only=True):
 class Entries:
     """What the table counts: matched collectives, then calls that were not matched."""
 
-    collective: Integers
-    dtype: Integers
-    group: Integers
-    members: Integers
-    assumed: Flags
-    size: Integers
-    bus: Integers
-    reason: Integers
-    matched: Flags
+    collective: Whole
+    dtype: Whole
+    group: Whole
+    members: Whole
+    assumed: Mask
+    size: Whole
+    bus: Whole
+    reason: Whole
+    matched: Mask
     duration_s: Floats
     transfer_s: Floats
     all_wait_s: Floats
@@ -104,13 +99,11 @@ class Entries:
     all_duration_s: Floats
     timed_s: Floats
     """What rates are over: the transfer where it is known, else the duration."""
-    call: Integers
-    step: Integers
+    call: Whole
+    step: Whole
 
 
 def make_entries(matching: Matching, waiting: Waiting) -> Entries:
-    import numpy as np
-
     rows, owner, runs = matching.rows, matching.owner(), len(matching)
     lead = matching.member[matching.first]
     alone = matching.unmatched
@@ -146,8 +139,6 @@ def make_entries(matching: Matching, waiting: Waiting) -> Entries:
 
 def tabulate(matching: Matching, entries: Entries) -> list[CollectiveRow]:
     """Rows with the largest total first."""
-    import numpy as np
-
     if not len(entries.collective):
         return []
     labels: dict[str, int] = {}
@@ -163,10 +154,8 @@ def tabulate(matching: Matching, entries: Entries) -> list[CollectiveRow]:
     )
 
 
-def _codes(*columns: Integers | Flags) -> Integers:
+def _codes(*columns: Whole | Mask) -> Whole:
     """One whole number for each combination of values."""
-    import numpy as np
-
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, back = np.unique(column, return_inverse=True)
@@ -174,19 +163,15 @@ def _codes(*columns: Integers | Flags) -> Integers:
     return code
 
 
-def _size_class(kind: Integers, size: Integers) -> Integers:
+def _size_class(kind: Whole, size: Whole) -> Whole:
     """The size itself; −2 − its power of two where a kind has too many sizes."""
-    import numpy as np
-
     one_of_each = np.unique(_codes(kind, size), return_index=True)[1]
     many = (np.bincount(kind[one_of_each]) > MOST_SIZES)[kind]
     power = np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
     return np.where(many & (size >= 0), -2 - power, size)
 
 
-def _make_row(part: Integers, entries: Entries, named: list[str], matching: Matching) -> CollectiveRow:
-    import numpy as np
-
+def _make_row(part: Whole, entries: Entries, named: list[str], matching: Matching) -> CollectiveRow:
     first = part[0]
     size, bus, timed = entries.size[part], entries.bus[part], entries.timed_s[part]
     waiting_in = np.isnan(entries.transfer_s[part])
@@ -220,25 +205,21 @@ def _make_row(part: Integers, entries: Entries, named: list[str], matching: Matc
     )
 
 
-def _median_rate(moved: Integers, timed_s: Floats) -> float | None:
+def _median_rate(moved: Whole, timed_s: Floats) -> float | None:
     """Of the single collectives' rates; those without a size or a time are left out."""
-    import numpy as np
-
     known = (moved >= 0) & (timed_s > 0)
     return float(np.median(moved[known] / timed_s[known])) if known.any() else None
 
 
 def total_groups(matching: Matching, entries: Entries) -> list[GroupTotals]:
     """By process group, the most expensive first."""
-    import numpy as np
-
     groups = len(matching.groups)
     used = np.concatenate([matching.member, matching.unmatched])
     calls = np.bincount(matching.rows["group"][used], minlength=groups)
     users = np.unique(matching.rows["group"][used].astype(np.int64) * len(matching.ranks) + matching.rank[used])
     ranks = np.bincount(users // max(len(matching.ranks), 1), minlength=groups)
 
-    def total(values: Floats | Integers, keep: Flags) -> Floats:
+    def total(values: Floats | Whole, keep: Mask) -> Floats:
         return run_sums(entries.group[keep], values[keep], groups)
 
     told = ~np.isnan(entries.all_wait_s)

@@ -7,10 +7,13 @@ itself (gloo) are the host's own events.
 """
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.formats.classify import COMMUNICATION
+import numpy as np
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,12 +21,6 @@ from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.groups import ProcessGroup, find_members, listed_groups, parse_members
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, HOST_KINDS, MISSING, OPERATOR, Timeline
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
 
 NAMED_BY = ("arguments", "annotation", "kernel name")
 """What said which collective it is, in order of trust."""
@@ -151,8 +148,6 @@ class _Seen:
     """What the timeline's rows say of collectives, looked up for few rows at a time."""
 
     def __init__(self, timeline: Timeline) -> None:
-        import numpy as np
-
         self.timeline = timeline
         self.block = timeline.blocks.get("collective")
         self.name_of_text = np.full(len(timeline.texts), -2, np.int16)
@@ -160,10 +155,8 @@ class _Seen:
         kind = timeline.core["kind"]
         self.host_marks = self._rows_named(np.isin(kind, (ANNOTATION, OPERATOR)), conv.HOST_BACKENDS)
 
-    def _rows_named(self, among: Flags, prefixes: tuple[str, ...]) -> Integers:
+    def _rows_named(self, among: Mask, prefixes: tuple[str, ...]) -> Whole:
         """Rows whose name begins so; the codes of all backends' annotations are noted on the way."""
-        import numpy as np
-
         names = self.timeline.core["name"]
         used = np.flatnonzero(np.bincount(names[among], minlength=len(self.timeline.texts)))
         wanted = []
@@ -176,10 +169,8 @@ class _Seen:
                     wanted.append(code)
         return np.flatnonzero(among & np.isin(names, wanted))
 
-    def cells(self, column: str, rows: Integers) -> Integers:
+    def cells(self, column: str, rows: Whole) -> Whole:
         """A column of the collective block in these rows; MISSING where there is none, and for row −1."""
-        import numpy as np
-
         values = np.full(len(rows), MISSING, np.int64)
         if self.block is not None and column in self.block.columns and len(self.block.rows):
             place = np.minimum(np.searchsorted(self.block.rows, rows), len(self.block.rows) - 1)
@@ -187,39 +178,31 @@ class _Seen:
             values[hit] = self.block.columns[column][place[hit]]
         return values
 
-    def names_by_arguments(self, codes: Integers) -> Integers:
+    def names_by_arguments(self, codes: Whole) -> Whole:
         return self._by_text(codes, conv.canonical_collective)
 
-    def names_by_kernel(self, rows: Integers) -> Integers:
+    def names_by_kernel(self, rows: Whole) -> Whole:
         return self._by_text(self.timeline.core["name"][rows], conv.kernel_collective)
 
-    def _by_text(self, codes: Integers, name: Callable[[str], int | None]) -> Integers:
+    def _by_text(self, codes: Whole, name: Callable[[str], int | None]) -> Whole:
         """−1 where the text is missing or names nothing."""
-        import numpy as np
-
         distinct, back = np.unique(codes, return_inverse=True)
         texts = self.timeline.texts
         found = [None if code < 0 else name(texts[code]) for code in distinct.tolist()]
         return np.array([-1 if value is None else value for value in found], np.int64)[back]
 
-    def _host_rows(self) -> Integers:
+    def _host_rows(self) -> Whole:
         """Rows of the host with fields of a collective, bookkeeping included."""
-        import numpy as np
-
         rows = np.asarray(self.block.rows if self.block is not None else (), np.int64)
         return rows[np.isin(self.timeline.core["kind"][rows], HOST_KINDS)]
 
-    def records(self) -> Integers:
+    def records(self) -> Whole:
         """Host rows that record a collective call, bookkeeping left out."""
         rows = self._host_rows()
         return rows[self.names_by_arguments(self.cells("collective", rows)) >= 0]
 
-    def find_rows(self) -> tuple[Integers, Integers]:
+    def find_rows(self) -> tuple[Whole, Whole]:
         """Rows whose intervals are collectives, and where they ran."""
-        import numpy as np
-
-        from stepscope.formats.classify import COMMUNICATION
-
         core = self.timeline.core
         on_device = np.flatnonzero((core["category"] == COMMUNICATION) & np.isin(core["kind"], DEVICE_KINDS))
         on_host = self.host_marks
@@ -227,10 +210,8 @@ class _Seen:
         rows = np.concatenate([on_device, on_host, calls])
         return rows, np.repeat([ON_DEVICE, ON_HOST, HOST_CALL], [len(on_device), len(on_host), len(calls)])
 
-    def climb(self, rows: Integers) -> tuple[Integers, Integers]:
+    def climb(self, rows: Whole) -> tuple[Whole, Whole]:
         """The innermost enclosing record and backend annotation of each row (of a device row: of its launch)."""
-        import numpy as np
-
         parents, names = self.timeline.core["parent"], self.timeline.core["name"]
         record, annotation = np.full(len(rows), -1, np.int64), np.full(len(rows), -1, np.int64)
         current, live = rows.astype(np.int64), np.arange(len(rows))
@@ -247,9 +228,7 @@ class _Seen:
                 break
         return record, annotation
 
-    def left_out(self, place: Integers, record: Integers) -> dict[str, int]:
-        import numpy as np
-
+    def left_out(self, place: Whole, record: Whole) -> dict[str, int]:
         counts: dict[str, int] = {}
         host = self._host_rows()
         for code, count in zip(*np.unique(self.cells("collective", host), return_counts=True), strict=True):
@@ -263,12 +242,10 @@ class _Seen:
 
 
 def _describe(
-    seen: _Seen, rows: Integers, place: Integers, record: Integers, annotation: Integers
+    seen: _Seen, rows: Whole, place: Whole, record: Whole, annotation: Whole
 ) -> tuple[Any, list[ProcessGroup], list[str]]:
     """Structured array in the order of `rows`, with the groups and element types it points to."""
-    import numpy as np
-
-    def field(column: str) -> Integers:
+    def field(column: str) -> Whole:
         own = seen.cells(column, rows)
         return np.where(own != MISSING, own, seen.cells(column, record))
 
@@ -289,9 +266,7 @@ def _describe(
     return calls, groups, elements.dtypes
 
 
-def _name(calls: Any, seen: _Seen, rows: Integers, annotation: Integers, recorded: Integers) -> None:
-    import numpy as np
-
+def _name(calls: Any, seen: _Seen, rows: Whole, annotation: Whole, recorded: Whole) -> None:
     by_arguments = seen.names_by_arguments(recorded)
     names = seen.timeline.core["name"]
     by_annotation = np.where(annotation >= 0, seen.name_of_text[names[annotation]], -1)
@@ -305,16 +280,14 @@ def _name(calls: Any, seen: _Seen, rows: Integers, annotation: Integers, recorde
 class _Elements:
     """Elements put in and got by each call (−1: not known) and their type."""
 
-    put_in: Integers
-    got: Integers
-    dtype: Integers
+    put_in: Whole
+    got: Whole
+    dtype: Whole
     dtypes: list[str]
-    recorded: Flags
+    recorded: Mask
 
     @classmethod
-    def look_up(cls, timeline: Timeline, field: Callable[[str], Integers], annotation: Integers) -> _Elements:
-        import numpy as np
-
+    def look_up(cls, timeline: Timeline, field: Callable[[str], Whole], annotation: Whole) -> _Elements:
         put_in, got, code = field("in_elements"), field("out_elements"), field("dtype")
         texts = timeline.texts
         dtypes: dict[str, int] = {}
@@ -337,10 +310,8 @@ def _place(known: dict[str, int], dtype: str) -> int:
     return known.setdefault(conv.canonical_dtype(dtype), len(known))
 
 
-def _group(calls: Any, timeline: Timeline, field: Callable[[str], Integers]) -> list[ProcessGroup]:
+def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> list[ProcessGroup]:
     """Fills the column `group`."""
-    import numpy as np
-
     columns = ("group", "group_description", "group_ranks", "rank_start", "rank_stride", "group_size")
     described = np.stack([field(column) for column in columns], axis=1)
     described = np.concatenate([described, _stand_ins(calls)[:, None]], axis=1)
@@ -355,10 +326,8 @@ def _group(calls: Any, timeline: Timeline, field: Callable[[str], Integers]) -> 
     return list(groups)
 
 
-def _stand_ins(calls: Any) -> Integers:
+def _stand_ins(calls: Any) -> Whole:
     """For calls without a group: the place of their stream among the rank's streams; −2 for calls of the host."""
-    import numpy as np
-
     device = calls["place"] == ON_DEVICE
     stand_in = np.full(len(calls), -2, np.int64)
     stand_in[device] = np.unique(calls["stream"][device], return_inverse=True)[1]
@@ -394,11 +363,9 @@ def _measure(
     timeline: Timeline,
     elements: _Elements,
     groups: list[ProcessGroup],
-    splits: tuple[Integers, Integers],
+    splits: tuple[Whole, Whole],
 ) -> None:
     """Fills sizes and bus bytes; whoever has none gets a reason instead."""
-    import numpy as np
-
     own_place = [_own_place(group, timeline.rank) for group in groups]
     columns = (calls["collective"], elements.put_in, elements.got, elements.dtype, *splits, calls["group"])
     facts = np.stack([*columns, elements.recorded], axis=1).astype(np.int64)
@@ -440,17 +407,13 @@ def _size(
     return whole * width, -1, even if uneven is None else uneven * width, conv.KNOWN
 
 
-def _owners(rows: Integers, record: Integers, annotation: Integers) -> Integers:
+def _owners(rows: Whole, record: Whole, annotation: Whole) -> Whole:
     """What makes kernels one call: their record, else their annotation, else each is a call of its own."""
-    import numpy as np
-
     return np.select([record >= 0, annotation >= 0], [record, annotation], -1 - rows)
 
 
-def _join_pieces(calls: Any, owner: Integers) -> Any:
+def _join_pieces(calls: Any, owner: Whole) -> Any:
     """One row a call, in order of start."""
-    import numpy as np
-
     if not len(calls):
         return calls
     order = np.lexsort((calls["row"], calls["start_ns"], owner))
@@ -464,18 +427,14 @@ def _join_pieces(calls: Any, owner: Integers) -> Any:
 
 def _number(calls: Any) -> None:
     """Fills `call`: the n-th of its group in order of start; of its peer and direction for single messages."""
-    import numpy as np
-
     single = np.isin(calls["collective"], (conv.SEND, conv.RECV))
     calls["call"] = 1 + ordinals(
         calls["group"], np.where(single, calls["collective"], 255), np.where(single, calls["peer"], -1)
     )
 
 
-def ordinals(*keys: Any) -> Integers:
+def ordinals(*keys: Any) -> Whole:
     """For each row: how many rows with the same keys stand before it."""
-    import numpy as np
-
     count = len(keys[0])
     order = np.lexsort((np.arange(count), *keys[::-1]))
     new = np.zeros(count, bool)

@@ -4,8 +4,11 @@ A digest is made where the trace is, in a process of its own; the report is made
 """
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+from stepscope.formats.classify import COMMUNICATION
+import numpy as np
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,11 +19,6 @@ from stepscope.analyze.step.device_work import Window, exclusive_windows
 from stepscope.analyze.step.view import view
 from stepscope.formats.timeline import DEVICE_KINDS, Timeline
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
 
 DIGEST_VERSION = 1
 
@@ -62,8 +60,6 @@ class RankDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 def calls_of(digest: RankDigest) -> Any:
     """The calls as a structured array (CALL_FIELDS), in order of start."""
-    import numpy as np
-
     return np.frombuffer(digest.calls, np.dtype(list(CALL_FIELDS)))
 
 
@@ -93,18 +89,12 @@ def digest(timeline: Timeline, step: int | None = None) -> RankDigest:
 
 def _resolution(timeline: Timeline) -> int:
     """Looks at a sample: a clock of nanoseconds shows itself in the first few times."""
-    import numpy as np
-
     sample = np.concatenate([timeline.core["start_ns"][:4096], timeline.core["end_ns"][:4096]]).astype(np.int64)
     # Relative times have a base of whole seconds or none: the differences tell, whatever it is.
     return max(1, int(np.gcd.reduce(sample - sample[0]))) if len(sample) else 1
 
 
 def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[StepDigest]:
-    import numpy as np
-
-    from stepscope.formats.classify import COMMUNICATION
-
     core, spans = timeline.core, timeline.steps
     device = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS))
     numbers = np.array([span.number for span in spans], np.int64)
@@ -130,10 +120,8 @@ def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[Step
     ]
 
 
-def _place_of(step: Any, numbers: Integers) -> Integers:
+def _place_of(step: Any, numbers: Whole) -> Whole:
     """Place of each row's step in the list of steps; −1 outside of all."""
-    import numpy as np
-
     if not len(numbers):
         return np.full(len(step), -1, np.int64)
     order = np.argsort(numbers, kind="stable")
@@ -141,12 +129,10 @@ def _place_of(step: Any, numbers: Integers) -> Integers:
     return np.where(numbers[order][found] == step, order[found], -1)
 
 
-def _union_by_device(timeline: Timeline, rows: Integers, place: Integers, steps: int) -> Integers:
-    import numpy as np
-
+def _union_by_device(timeline: Timeline, rows: Whole, place: Whole, steps: int) -> Whole:
     devices, index = np.unique(timeline.core["device"][rows], return_inverse=True)
     lengths = union_lengths(
         timeline.core["start_ns"][rows], timeline.core["end_ns"][rows], index * steps + place, len(devices) * steps
     )
-    total: Integers = lengths.reshape(len(devices), steps).sum(axis=0)
+    total: Whole = lengths.reshape(len(devices), steps).sum(axis=0)
     return total

@@ -8,10 +8,12 @@ side must be the same collective of the same size.
 """
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Mask, Whole
+import numpy as np
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,12 +23,6 @@ from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
 from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
 from stepscope.core.errors import UsageError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
 
 METHODS = ("sequence number", "call in the group", "call of its kind in the step")
 BY_SEQUENCE, BY_CALL, BY_STEP = range(3)
@@ -77,32 +73,32 @@ class MatchingSummary(msgspec.Struct, frozen=True, kw_only=True):
 class Matching:
     """Matched collectives as columns. `rows` holds all calls of all ranks; a collective is a run of `member`."""
 
-    ranks: Integers
+    ranks: Whole
     world_size: int | None
     groups: Sequence[ProcessGroup]
     dtypes: Sequence[str]
     rows: Any
     """Structured array (CALL_FIELDS); `group` and `dtype` point into the lists above."""
-    rank: Integers
+    rank: Whole
     """Of each row: place in `ranks`."""
-    member: Integers
+    member: Whole
     """Places in `rows`, run by run, by rank inside a run."""
-    first: Integers
-    count: Integers
-    collective: Integers
-    group: Integers
-    step: Integers
-    size_bytes: Integers
-    bus_bytes: Integers
-    dtype: Integers
-    members: Integers
+    first: Whole
+    count: Whole
+    collective: Whole
+    group: Whole
+    step: Whole
+    size_bytes: Whole
+    bus_bytes: Whole
+    dtype: Whole
+    members: Whole
     """Size of the group; 0: not known."""
-    assumed: Flags
+    assumed: Mask
     """Whether the group is not recorded and taken to be all ranks."""
-    method: Integers
-    unmatched: Integers
+    method: Whole
+    unmatched: Whole
     """Places in `rows`."""
-    reason: Integers
+    reason: Whole
 
     def __len__(self) -> int:
         return len(self.first)
@@ -111,16 +107,12 @@ class Matching:
         """A column of the matched rows, run by run."""
         return self.rows[column][self.member]
 
-    def owner(self) -> Integers:
+    def owner(self) -> Whole:
         """Of each matched row: its collective."""
-        import numpy as np
-
         return np.repeat(np.arange(len(self)), self.count)
 
-    def only(self, keep: Flags, keep_unmatched: Flags) -> Matching:
+    def only(self, keep: Mask, keep_unmatched: Mask) -> Matching:
         """Some of the collectives and some of the unmatched rows."""
-        import numpy as np
-
         count = self.count[keep]
         per_collective = {
             name: getattr(self, name)[keep]
@@ -182,8 +174,6 @@ def _check_version(item: RankDigest) -> None:
 
 def match(digests: Sequence[RankDigest]) -> Matching:
     """Matches the calls of these ranks; the order of the digests does not matter."""
-    import numpy as np
-
     ordered = order_digests(digests)
     ranks = np.array([item.rank for item in ordered], np.int64)
     rows, rank, groups, dtypes = _lay_together(ordered)
@@ -211,9 +201,7 @@ def match(digests: Sequence[RankDigest]) -> Matching:
     )
 
 
-def _lay_together(ordered: Sequence[RankDigest]) -> tuple[Any, Integers, list[ProcessGroup], list[str]]:
-    import numpy as np
-
+def _lay_together(ordered: Sequence[RankDigest]) -> tuple[Any, Whole, list[ProcessGroup], list[str]]:
     tables = [calls_of(item) for item in ordered]
     rows = np.concatenate(tables)
     rank = np.repeat(np.arange(len(ordered)), [len(table) for table in tables])
@@ -225,10 +213,8 @@ def _lay_together(ordered: Sequence[RankDigest]) -> tuple[Any, Integers, list[Pr
     return rows, rank, groups, list(dtypes)
 
 
-def _translate(local: Any, rank: Integers, lengths: Sequence[int], table: Sequence[int]) -> Integers:
+def _translate(local: Any, rank: Whole, lengths: Sequence[int], table: Sequence[int]) -> Whole:
     """Places in each rank's own list as places in the common one."""
-    import numpy as np
-
     offset = np.cumsum([0, *lengths])[:-1][rank]
     common = np.array([*table, -1], np.int64)
     return common[np.where(local >= 0, offset + local, len(table))]
@@ -273,10 +259,8 @@ def _named_differently(ordered: Sequence[RankDigest]) -> set[str]:
     }
 
 
-def _channels(rows: Any, rank: Integers, groups: int) -> tuple[Integers, Flags]:
+def _channels(rows: Any, rank: Whole, groups: int) -> tuple[Whole, Mask]:
     """What is laid side by side: a group's collectives, or the messages from one rank to another; and what can be."""
-    import numpy as np
-
     single = np.isin(rows["collective"], (conv.SEND, conv.RECV))
     channel = rows["group"].astype(np.int64)
     usable = ~(single & (rows["peer"] < 0))
@@ -293,9 +277,7 @@ def _channels(rows: Any, rank: Integers, groups: int) -> tuple[Integers, Flags]:
 class _Best:
     """Tries the methods and keeps for each channel the one that matches most calls; earlier ones win ties."""
 
-    def __init__(self, rows: Any, rank: Integers, channel: Integers, ranks: int) -> None:
-        import numpy as np
-
+    def __init__(self, rows: Any, rank: Whole, channel: Whole, ranks: int) -> None:
         self.rows, self.rank, self.channel = rows, rank, channel
         self.channels = int(channel.max()) + 1 if len(channel) else 0
         users = np.unique(channel * ranks + rank) // ranks
@@ -304,7 +286,7 @@ class _Best:
         self.calls = np.bincount(channel, minlength=self.channels)
         self.matched = np.full(self.channels, -1)
         self.method = np.full(self.channels, -1)
-        self.tried: list[tuple[int, Integers, Integers, Integers]] = []
+        self.tried: list[tuple[int, Whole, Whole, Whole]] = []
         self.usable = np.empty(0, np.int64)
         collective = rows["collective"].astype(np.int64)
         vague = (rows["named_by"] == BY_KERNEL) & np.isin(collective, (conv.SEND_RECV, conv.OTHER))
@@ -313,7 +295,7 @@ class _Best:
         self.least = np.where(sized, rows["size_bytes"], np.iinfo(np.int64).max)
         self.most = np.where(sized, rows["size_bytes"], -1)
 
-    def try_all(self, usable: Integers) -> None:
+    def try_all(self, usable: Whole) -> None:
         self.usable = usable
         for method in range(len(METHODS)):
             open_channels = (self.matched < self.calls) & (self.expected > 1)
@@ -323,18 +305,14 @@ class _Best:
             if len(rows):
                 self._try(method, rows)
 
-    def _numbered(self, rows: Integers) -> Integers:
+    def _numbered(self, rows: Whole) -> Whole:
         """Rows of channels in which every call has a sequence number."""
-        import numpy as np
-
         lacking = np.zeros(self.channels, bool)
         lacking[self.channel[rows[self.rows["sequence"][rows] < 0]]] = True
         return rows[~lacking[self.channel[rows]]]
 
-    def _key(self, method: int, rows: Integers) -> tuple[Integers, Integers]:
+    def _key(self, method: int, rows: Whole) -> tuple[Whole, Whole]:
         """What must be equal for two calls of one channel to lie side by side."""
-        import numpy as np
-
         coarse = np.zeros(len(rows), np.int64)
         if method == BY_SEQUENCE:
             coarse += self.rows["sequence"][rows]
@@ -345,9 +323,7 @@ class _Best:
             coarse += self.rows["step"][rows].astype(np.int64) * len(conv.COLLECTIVES) + kind
         return coarse, ordinals(self.channel[rows], self.rank[rows], coarse)
 
-    def _try(self, method: int, rows: Integers) -> None:
-        import numpy as np
-
+    def _try(self, method: int, rows: Whole) -> None:
         coarse, fine = self._key(method, rows)
         channel = self.channel[rows]
         order = np.lexsort((self.rank[rows], fine, coarse, channel))
@@ -366,13 +342,11 @@ class _Best:
         self.matched[better], self.method[better] = fitting[better], method
         self.tried.append((method, member, first, reason))
 
-    def _judge(self, member: Integers, first: Integers, block: Integers) -> Integers:
+    def _judge(self, member: Whole, first: Whole, block: Whole) -> Whole:
         """−1 where a run is one collective, else the reason why not.
 
         Runs of one block were told apart by their order: one that lacks a rank makes the others doubtful too.
         """
-        import numpy as np
-
         count = np.diff(np.r_[first, len(member)])
         expected = self.expected[self.channel[member[first]]]
         low, high = np.minimum.reduceat(self.low[member], first), np.maximum.reduceat(self.high[member], first)
@@ -383,11 +357,9 @@ class _Best:
         checks = [lacking[block], ~same, (most >= 0) & (least != most)]
         return np.select(checks, [ABSENT, OTHER_COLLECTIVE, OTHER_SIZE], -1)
 
-    def result(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+    def result(self) -> tuple[Whole, Whole, Whole, Whole, Whole]:
         """Members and first member of each collective, its method; unmatched rows and their reasons."""
-        import numpy as np
-
-        runs: list[tuple[Integers, Integers, int]] = []
+        runs: list[tuple[Whole, Whole, int]] = []
         empty = np.empty(0, np.int64)
         alone = self.usable[self.expected[self.channel[self.usable]] < 2]
         unmatched, reasons = [alone], [np.full(len(alone), ALONE, np.int64)]
@@ -405,10 +377,8 @@ class _Best:
         member, first, order = self._in_order(members, counts)
         return member, first, methods[order], np.concatenate(unmatched), np.concatenate(reasons)
 
-    def _in_order(self, members: Integers, counts: Integers) -> tuple[Integers, Integers, Integers]:
+    def _in_order(self, members: Whole, counts: Whole) -> tuple[Whole, Whole, Whole]:
         """Collectives by their start on the lowest rank that has them."""
-        import numpy as np
-
         first = np.cumsum(counts) - counts
         lead = members[first] if len(counts) else members
         order = np.lexsort((lead, self.rows["start_ns"][lead]))
@@ -418,29 +388,27 @@ class _Best:
         return members[np.repeat(first[order], counts_sorted) + inside], begin, order
 
 
-def _changes(values: Integers) -> Flags:
+def _changes(values: Whole) -> Mask:
     """From the second value on: whether it differs from the one before."""
-    changed: Flags = values[1:] != values[:-1]
+    changed: Mask = values[1:] != values[:-1]
     return changed
 
 
 def _describe(
     *,
-    ranks: Integers,
+    ranks: Whole,
     world_size: int | None,
     groups: list[ProcessGroup],
     dtypes: list[str],
     rows: Any,
-    rank: Integers,
-    member: Integers,
-    first: Integers,
-    method: Integers,
-    unmatched: Integers,
-    reason: Integers,
+    rank: Whole,
+    member: Whole,
+    first: Whole,
+    method: Whole,
+    unmatched: Whole,
+    reason: Whole,
 ) -> Matching:
     """Adds what all members of a collective have in common."""
-    import numpy as np
-
     count = np.diff(np.r_[first, len(member)]) if len(first) else np.empty(0, np.int64)
     group = rows["group"][member[first]].astype(np.int64)
     collective = _common_name(rows, member, first)
@@ -474,26 +442,20 @@ def _describe(
     )
 
 
-def _reduce(how: Any, values: Any, first: Integers) -> Integers:
-    import numpy as np
-
+def _reduce(how: Any, values: Any, first: Whole) -> Whole:
     return how.reduceat(values.astype(np.int64), first) if len(first) else np.empty(0, np.int64)
 
 
-def _common_name(rows: Any, member: Integers, first: Integers) -> Integers:
+def _common_name(rows: Any, member: Whole, first: Whole) -> Whole:
     """The most that any member says: `send_recv` by a kernel's name gives way to a recorded name."""
-    import numpy as np
-
     collective, named_by = rows["collective"][member].astype(np.int64), rows["named_by"][member].astype(np.int64)
     return _reduce(np.minimum, named_by * 256 + collective, first) % 256
 
 
 def _common_sizes(
-    rows: Any, member: Integers, first: Integers, collective: Integers, members: Integers
-) -> tuple[Integers, Integers]:
+    rows: Any, member: Whole, first: Whole, collective: Whole, members: Whole
+) -> tuple[Whole, Whole]:
     """Size and bus bytes of each collective; −1 where they are not known. Of uneven pieces the largest count."""
-    import numpy as np
-
     size = _reduce(np.maximum, rows["size_bytes"][member], first)
     piece = _reduce(np.maximum, rows["piece_bytes"][member], first)
     size = np.where((size < 0) & (piece >= 0) & (members > 0), piece * members, size)
@@ -511,8 +473,6 @@ def _common_sizes(
 
 
 def summarize_matching(matching: Matching) -> MatchingSummary:
-    import numpy as np
-
     methods = np.bincount(matching.method, minlength=len(METHODS))
     stand_in = np.array([group.stand_in is not None for group in matching.groups], bool)
     return MatchingSummary(
@@ -527,8 +487,6 @@ def summarize_matching(matching: Matching) -> MatchingSummary:
 
 
 def _count_unmatched(matching: Matching) -> list[UnmatchedCalls]:
-    import numpy as np
-
     found = []
     for code, reason in enumerate(REASONS):
         rows = matching.unmatched[matching.reason == code]
@@ -541,8 +499,6 @@ def _count_unmatched(matching: Matching) -> list[UnmatchedCalls]:
 
 def _find_short_ranks(matching: Matching) -> list[ShortRank]:
     """Ranks with fewer calls of a group than another member, the shortest first; single messages do not count."""
-    import numpy as np
-
     rows, ranks = matching.rows, matching.ranks
     several = ~np.isin(rows["collective"], (conv.SEND, conv.RECV))
     keys, counts = np.unique(

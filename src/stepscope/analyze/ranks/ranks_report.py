@@ -1,9 +1,11 @@
 """What the ranks of one run say together: who waited for whom, how fast data moved, who is late."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Floats, Whole
+import numpy as np
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -28,12 +30,6 @@ from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.timeline import Timeline
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
 
 ClockChoice = Literal["auto", "as recorded", "aligned", "durations"]
 """as recorded: the ranks' times are compared as they stand. aligned: usable offsets are taken off first. durations: no
@@ -205,8 +201,6 @@ def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 def _rank_waiting(
     matching: Matching, waiting: Waiting, by_durations: Waiting, digests: Sequence[RankDigest]
 ) -> list[RankWaiting]:
-    import numpy as np
-
     ranks = len(digests)
     rank, alone = matching.rank[matching.member], matching.unmatched
     told = ~np.isnan(waiting.wait_s) & ~np.isnan(by_durations.wait_s)
@@ -243,8 +237,6 @@ def _explain_steps(
     step: int | None,
 ) -> list[StepRanks]:
     """Steps that any rank has, and what lies outside of all of them where there is something."""
-    import numpy as np
-
     listed = {entry.number for item in digests for entry in item.steps if step is None or entry.number == step}
     unmatched = matching.rows["step"][matching.unmatched].tolist()
     numbers = sorted(listed | set(matching.step.tolist()) | set(unmatched))
@@ -285,10 +277,8 @@ def _explain_steps(
     return found
 
 
-def _waits_by_step(matching: Matching, waiting: Waiting, place: Integers, steps: int) -> list[Floats]:
+def _waits_by_step(matching: Matching, waiting: Waiting, place: Whole, steps: int) -> list[Floats]:
     """By step: waiting of each rank that has any synchronising collective in it."""
-    import numpy as np
-
     told = ~np.isnan(waiting.wait_s)
     ranks = len(matching.ranks)
     keys = place[matching.owner()][told] * ranks + matching.rank[matching.member][told]
@@ -297,9 +287,7 @@ def _waits_by_step(matching: Matching, waiting: Waiting, place: Integers, steps:
     return np.split(sums, np.searchsorted(distinct // ranks, np.arange(1, steps))) if steps else []
 
 
-def _latest_by_step(matching: Matching, waiting: Waiting, place: Integers, steps: int) -> list[int | None]:
-    import numpy as np
-
+def _latest_by_step(matching: Matching, waiting: Waiting, place: Whole, steps: int) -> list[int | None]:
     told = waiting.last >= 0
     ranks = len(matching.ranks)
     keys = place[told] * ranks + waiting.last[told]
@@ -316,8 +304,6 @@ def _latest_by_step(matching: Matching, waiting: Waiting, place: Integers, steps
 
 def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, float]]:
     """By step: medians over the ranks of its length and of its communication, in seconds."""
-    import numpy as np
-
     lengths: dict[int, list[int]] = {}
     communicated: dict[int, list[int]] = {}
     for item in digests:
@@ -332,8 +318,6 @@ def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, floa
 
 
 def _over_steps(steps: Sequence[StepRanks]) -> OverSteps:
-    import numpy as np
-
     counted = [entry for entry in steps if entry.step is not None]
     if len(counted) > 4:
         counted = counted[1:-1]
@@ -375,8 +359,6 @@ def _note_on_ranks(matching: Matching) -> str | None:
 
 
 def _note_on_groups(matching: Matching) -> str | None:
-    import numpy as np
-
     stand_in = np.array([group.stand_in is not None for group in matching.groups], bool)
     count = int(stand_in[matching.group].sum()) if len(matching) else 0
     if not count:
@@ -395,8 +377,6 @@ def _note_on_unmatched(matching: Matching) -> str | None:
 
 
 def _note_on_names(matching: Matching) -> str | None:
-    import numpy as np
-
     used = np.concatenate([matching.member, matching.unmatched])
     vague = int((matching.rows["collective"][used] == conv.SEND_RECV).sum())
     if not vague:
@@ -432,8 +412,6 @@ def _notes_on_clocks(clocks: Clocks, used: str, because: str, *, asked: bool) ->
 
 def _notes_on_agreement(by_starts: Waiting, by_durations: Waiting, used: str) -> Iterator[str]:
     """Starts and durations say the same where clocks agree and ends coincide."""
-    import numpy as np
-
     told = ~np.isnan(by_starts.wait_s) & ~np.isnan(by_durations.wait_s)
     first, second = float(by_starts.wait_s[told].sum()), float(by_durations.wait_s[told].sum())
     inside = float(by_starts.duration_s[told].sum())

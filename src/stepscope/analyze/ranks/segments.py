@@ -1,29 +1,20 @@
 """Sums and medians of many runs of values at once."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Floats
+import numpy as np
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+from typing import Any
 
 
 def run_sums(key: Any, values: Any, keys: int) -> Floats:
     """By key (0 … keys − 1) the sum of its values."""
-    import numpy as np
-
     # bincount forgets about weights where there are no rows.
     return np.bincount(key, weights=values, minlength=keys).astype(np.float64)
 
 
 def run_medians(values: Any, key: Any, keys: int) -> Floats:
     """By key (0 … keys − 1) the median of its values; NaN for a key that has none."""
-    import numpy as np
-
     count = np.bincount(key, minlength=keys)
     if keys and len(key) == keys * count[0] > 0 and (count == count[0]).all() and (key[1:] >= key[:-1]).all():
         whole: Floats = np.median(values.reshape(keys, -1), axis=1).astype(np.float64)

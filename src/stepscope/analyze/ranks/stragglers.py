@@ -1,10 +1,12 @@
 """Who keeps the others waiting, and whether that is more than chance; how evenly the work is shared out."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Floats, Whole
+import numpy as np
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,12 +17,6 @@ from stepscope.analyze.ranks.segments import run_medians, run_sums
 from stepscope.analyze.ranks.waiting import Waiting
 from stepscope.stats import median, median_interval
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
 
 CHANCE = 0.05
 """Of calling any rank a straggler where none is; shared out among the ranks."""
@@ -105,8 +101,6 @@ def find_stragglers(
     this is no chance: ranks ** (1 − steps) is at most CHANCE. And in both cases it must be late by its own doing:
     lateness is handed on from group to group, and only where it arises there is something to mend.
     """
-    import numpy as np
-
     ranks = len(matching.ranks)
     level = 1 - 2 * CHANCE / max(ranks, 1)
     by_call, by_step = _by_collective(matching, waiting), _by_step(matching, waiting)
@@ -146,15 +140,13 @@ def find_stragglers(
 class _Blame(NamedTuple):
     """By rank, over the collectives at which it came last."""
 
-    calls: Integers
+    calls: Whole
     caused_s: Floats
     skew_s: Floats
 
 
 def _blame(matching: Matching, waiting: Waiting, resolution_s: float) -> _Blame:
     """Members that came within a unit of the clock of the latest share what the others waited."""
-    import numpy as np
-
     owner, ranks, runs = matching.owner(), len(matching.ranks), len(matching)
     waited = run_sums(owner, np.nan_to_num(waiting.wait_s), runs)
     told = (waiting.last >= 0) & (waited > 0)
@@ -170,22 +162,18 @@ def _blame(matching: Matching, waiting: Waiting, resolution_s: float) -> _Blame:
 class _Samples:
     """Lateness of each rank in each unit, by rank and then in order of time."""
 
-    rank: Integers
-    unit: Integers
+    rank: Whole
+    unit: Whole
     late_s: Floats
     own_s: Floats
-    calls: Integers
+    calls: Whole
     """Collectives that each value is the sum of."""
 
     def most_units(self) -> int:
-        import numpy as np
-
         return int(np.bincount(self.rank).max()) if len(self.rank) else 0
 
     def jitter_s(self, values: Floats) -> float:
         """How far a rank strays from its own median."""
-        import numpy as np
-
         middle = run_medians(values, self.rank, int(self.rank.max()) + 1)
         return ROBUST * float(np.median(np.abs(values - middle[self.rank])))
 
@@ -209,8 +197,6 @@ class _Samples:
 
 
 def _by_collective(matching: Matching, waiting: Waiting) -> _Samples:
-    import numpy as np
-
     known = ~np.isnan(waiting.late_s)
     rank = matching.rank[matching.member][known]
     order = np.argsort(rank, kind="stable")
@@ -220,8 +206,6 @@ def _by_collective(matching: Matching, waiting: Waiting) -> _Samples:
 
 def _by_step(matching: Matching, waiting: Waiting) -> _Samples:
     """Summed over the collectives of each step; what lies outside of all steps does not count."""
-    import numpy as np
-
     step = matching.step[matching.owner()]
     kept = ~np.isnan(waiting.late_s) & (step >= 0)
     rank, step = matching.rank[matching.member][kept], step[kept]
@@ -239,8 +223,6 @@ def _nothing(matching: Matching) -> Stragglers:
 
 
 def _caution(matching: Matching, units: str) -> str | None:
-    import numpy as np
-
     steps = len(np.unique(matching.step))
     if units == "collectives" and steps < 3:
         return f"seen in {steps} step{'s' if steps > 1 else ''} only: what is late there need not be late in others"
@@ -258,8 +240,6 @@ class _Judged(NamedTuple):
 
 
 def _judge(samples: _Samples, clocks: Clocks, level: float, *, unapplied: bool) -> _Judged:
-    import numpy as np
-
     ranks = len(clocks.offsets)
     floors, halves = samples.floors_s(clocks, unapplied=unapplied), _halves(samples, ranks)
     own, own_doing = run_medians(samples.own_s, samples.rank, ranks), samples.is_own_doing(clocks)
@@ -285,8 +265,6 @@ def _judge(samples: _Samples, clocks: Clocks, level: float, *, unapplied: bool) 
 
 def _halves(samples: _Samples, ranks: int) -> list[float]:
     """By rank: the smaller of the medians of its earlier and its later units."""
-    import numpy as np
-
     count = np.bincount(samples.rank, minlength=ranks)
     place = np.arange(len(samples.rank)) - (np.cumsum(count) - count)[samples.rank]
     later = place >= (count[samples.rank] + 1) // 2
@@ -323,8 +301,6 @@ class _Always(NamedTuple):
 
 
 def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool) -> _Always | None:
-    import numpy as np
-
     steps = np.unique(samples.unit)
     if len(steps) < 2:
         return None
@@ -347,8 +323,6 @@ def _word(verdict: str | None, always: _Always | None) -> str:
 
 def find_balance(digests: Sequence[RankDigest], offsets_ns: Sequence[int], step: int | None = None) -> LoadBalance:
     """`digests` by rank, `offsets_ns` as in `find_waiting`."""
-    import numpy as np
-
     numbers, busy, end = step_tables(digests, offsets_ns, step)
     several = len(digests) > 1 and len(numbers) > 0
     works = bool(len(numbers)) and not np.isnan(busy).any() and bool((busy.sum(axis=0) > 0).all())
@@ -377,8 +351,6 @@ def step_tables(
     digests: Sequence[RankDigest], offsets_ns: Sequence[int], step: int | None = None
 ) -> tuple[list[int], Floats, Floats]:
     """Numbers of the steps that all ranks have; busy seconds and ends (since the first of all), by rank and step."""
-    import numpy as np
-
     by_rank = [{entry.number: entry for entry in item.steps} for item in digests]
     common = set.intersection(*(set(entries) for entries in by_rank)) if by_rank else set()
     numbers = sorted(number for number in common if step is None or number == step)

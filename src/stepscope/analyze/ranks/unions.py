@@ -1,20 +1,14 @@
 """Lengths of unions of intervals, for many groups at once."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
+from typing import Any
 
 
-def union_lengths(start: Any, end: Any, group: Integers, groups: int) -> Integers:
+def union_lengths(start: Any, end: Any, group: Whole, groups: int) -> Whole:
     """By group (0 … groups − 1): how long at least one of its intervals lasted. Any order of rows."""
-    import numpy as np
-
     if not len(start):
         return np.zeros(groups, np.int64)
     order = np.lexsort((start, group))
@@ -28,5 +22,5 @@ def union_lengths(start: Any, end: Any, group: Integers, groups: int) -> Integer
     start, end = start + shift, end + shift
     reached = np.maximum.accumulate(np.r_[0, end[:-1]])
     covered = np.maximum(end - np.maximum(start, reached), 0)
-    total: Integers = np.bincount(group, weights=covered, minlength=groups).astype(np.int64)
+    total: Whole = np.bincount(group, weights=covered, minlength=groups).astype(np.int64)
     return total

@@ -1,23 +1,18 @@
 """Waiting for others and moving data, told apart inside matched collectives."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Floats, Mask, Whole
+import numpy as np
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.collectives import ON_DEVICE
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.segments import run_medians
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 Basis = Literal["starts", "durations"]
 """starts: who began when, on clocks that agree. durations: all end together, so whoever was in it longer waited longer;
@@ -39,14 +34,12 @@ class Waiting:
     """By collective: from the last arrival to the end."""
     skew_s: Floats
     """By collective: the latest arrival minus the median one."""
-    last: Integers
+    last: Whole
     """By collective: place in `ranks` of the latest; −1 where it cannot be told."""
 
 
 def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequence[int] | None = None) -> Waiting:
     """`offsets_ns` by place of the rank is taken off its times first."""
-    import numpy as np
-
     rank = matching.rank[matching.member]
     start = matching.of_members("start_ns").astype(np.int64)
     duration = (matching.of_members("end_ns") - start).astype(np.float64)
@@ -78,26 +71,20 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
     )
 
 
-def _lowest(values: Integers, matching: Matching) -> Integers:
-    import numpy as np
-
-    lowest: Integers = np.minimum.reduceat(values, matching.first) if len(matching) else values
+def _lowest(values: Whole, matching: Matching) -> Whole:
+    lowest: Whole = np.minimum.reduceat(values, matching.first) if len(matching) else values
     return lowest
 
 
-def _place_of_latest(arrival: Floats, latest: Floats, matching: Matching) -> Integers:
+def _place_of_latest(arrival: Floats, latest: Floats, matching: Matching) -> Whole:
     """The first member (lowest rank) of each run that arrived latest."""
-    import numpy as np
-
     owner = matching.owner()
     candidates = np.flatnonzero(arrival == latest[owner])
     return candidates[np.searchsorted(owner[candidates], np.arange(len(matching)))]
 
 
-def _own_lateness(matching: Matching, kept: Flags) -> Floats:
+def _own_lateness(matching: Matching, kept: Mask) -> Floats:
     """NaN where a member's time before the collective is not known: at its first one, and outside of `kept`."""
-    import numpy as np
-
     rank = matching.rank[matching.member]
     start, end = (matching.of_members(name).astype(np.int64) for name in ("start_ns", "end_ns"))
     before = np.full(len(rank), np.nan)
@@ -108,10 +95,8 @@ def _own_lateness(matching: Matching, kept: Flags) -> Floats:
     return np.where(unknown[owner], np.nan, own)
 
 
-def _time_since_last_end(rank: Integers, start: Integers, end: Integers) -> Floats:
+def _time_since_last_end(rank: Whole, start: Whole, end: Whole) -> Floats:
     """From the last end on the same rank that is not after the start; NaN where there is none."""
-    import numpy as np
-
     if not len(rank):
         return np.empty(0)
     earliest = np.full(int(rank.max()) + 1, np.iinfo(np.int64).max)
@@ -128,8 +113,6 @@ def _time_since_last_end(rank: Integers, start: Integers, end: Integers) -> Floa
 
 def _add_messages(matching: Matching, arrival: Floats, duration: Floats, wait: Floats, transfer: Floats) -> None:
     """A receive waits for its send to begin. How long a send waits cannot be told: small ones are buffered."""
-    import numpy as np
-
     pairs = np.flatnonzero((matching.count == 2) & np.isin(matching.collective, (conv.SEND, conv.RECV)))
     first, second = matching.first[pairs], matching.first[pairs] + 1
     collective, place = matching.of_members("collective"), matching.of_members("place")

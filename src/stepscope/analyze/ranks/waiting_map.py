@@ -1,8 +1,10 @@
 """Who waited in which collective of a step, and who came last to it: few rows and columns, however large the job."""
 
 from __future__ import annotations
+from stepscope.analyze.step.numbers import Whole
+import numpy as np
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -10,11 +12,6 @@ from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
 
 MOST_COLUMNS = 48
 """Collectives with a column of their own; more of them are put together with their neighbours in time."""
@@ -57,8 +54,6 @@ class WaitingMap(msgspec.Struct, frozen=True, kw_only=True):
 
 def map_waiting(matching: Matching, waiting: Waiting, step: int | None) -> WaitingMap | None:
     """Of the matched synchronising collectives of one step, or of all; None where there are none."""
-    import numpy as np
-
     told = waiting.last >= 0
     if step is not None:
         told &= matching.step == step
@@ -74,9 +69,7 @@ def map_waiting(matching: Matching, waiting: Waiting, step: int | None) -> Waiti
     return WaitingMap(step=step, collectives=len(chosen), columns=columns, rows=_rows(matching, waiting, column, count))
 
 
-def _describe_column(matching: Matching, waiting: Waiting, collectives: Integers) -> MapColumn:
-    import numpy as np
-
+def _describe_column(matching: Matching, waiting: Waiting, collectives: Whole) -> MapColumn:
     names = [conv.COLLECTIVES[int(code)] for code in matching.collective[collectives]]
     skew = waiting.skew_s[collectives]
     caused = np.bincount(waiting.last[collectives], weights=skew, minlength=len(matching.ranks))
@@ -91,9 +84,7 @@ def _describe_column(matching: Matching, waiting: Waiting, collectives: Integers
     )
 
 
-def _rows(matching: Matching, waiting: Waiting, column: Integers, columns: int) -> list[MapRow]:
-    import numpy as np
-
+def _rows(matching: Matching, waiting: Waiting, column: Whole, columns: int) -> list[MapRow]:
     ranks, of_member = len(matching.ranks), column[matching.owner()]
     kept = of_member >= 0
     cell = matching.rank[matching.member][kept] * columns + of_member[kept]
@@ -117,8 +108,6 @@ def _rows(matching: Matching, waiting: Waiting, column: Integers, columns: int) 
 
 def _group_ranks(lateness_s: Any) -> list[Any]:
     """Places of ranks, row by row."""
-    import numpy as np
-
     ranks = len(lateness_s)
     if ranks <= MOST_ROWS:
         return [np.array([place]) for place in range(ranks)]
@@ -128,8 +117,6 @@ def _group_ranks(lateness_s: Any) -> list[Any]:
 
 
 def _means(values: Any) -> list[float | None]:
-    import numpy as np
-
     known = ~np.isnan(values)
     count = known.sum(axis=0)
     sums = np.where(known, values, 0.0).sum(axis=0)

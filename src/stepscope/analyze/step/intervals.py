@@ -4,16 +4,14 @@ Everything is exact: lengths are integers, and no interval is lost to rounding.
 """
 
 from __future__ import annotations
+from stepscope.formats.timeline import Integers
+import numpy as np
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
 
-    from stepscope.formats.timeline import Integers
-
-    Whole = NDArray[np.int64]
+from stepscope.analyze.step.numbers import Mask, Whole
 
 
 class Intervals(NamedTuple):
@@ -40,8 +38,6 @@ class OpenCounts(NamedTuple):
 
 
 def no_intervals() -> Intervals:
-    import numpy as np
-
     return Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
@@ -50,8 +46,6 @@ def union(start: Integers, end: Integers, *, in_order: bool = False) -> Interval
 
     `in_order` says that the starts ascend already, which saves the sorting.
     """
-    import numpy as np
-
     start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
     wanted = end > start
     if not wanted.all():
@@ -77,8 +71,6 @@ def length(intervals: Intervals) -> int:
 
 def clip(intervals: Intervals, low: int, high: int) -> Intervals:
     """The part inside [low, high)."""
-    import numpy as np
-
     if not len(intervals.start):
         return intervals
     start, end = np.maximum(intervals.start, low), np.minimum(intervals.end, high)
@@ -88,8 +80,6 @@ def clip(intervals: Intervals, low: int, high: int) -> Intervals:
 
 def complement(intervals: Intervals, low: int, high: int) -> Intervals:
     """What [low, high) has beside the intervals."""
-    import numpy as np
-
     inside = (intervals.end >= low) & (intervals.start <= high)
     start = np.concatenate(([low], np.clip(intervals.end[inside], low, high)))
     end = np.concatenate((np.clip(intervals.start[inside], low, high), [high]))
@@ -99,8 +89,6 @@ def complement(intervals: Intervals, low: int, high: int) -> Intervals:
 
 def intersect(one: Intervals, other: Intervals) -> Intervals:
     """What is in both; cheap where one of them has few intervals."""
-    import numpy as np
-
     few, many = (one, other) if len(one.start) < len(other.start) else (other, one)
     first = many.end.searchsorted(few.start, side="right")
     count = many.start.searchsorted(few.end, side="left") - first
@@ -122,20 +110,16 @@ def subtract(one: Intervals, other: Intervals) -> Intervals:
     return intersect(one, complement(other, int(one.start[0]), int(one.end[-1])))
 
 
-def touches(intervals: Intervals, start: Integers, end: Integers) -> NDArray[np.bool_]:
+def touches(intervals: Intervals, start: Integers, end: Integers) -> Mask:
     """For each span [start, end) whether it shares time with the intervals."""
-    import numpy as np
-
     following = np.searchsorted(intervals.end, start, side="right")
     begins = np.append(intervals.start, np.iinfo(np.int64).max)[following]
-    shared: NDArray[np.bool_] = np.maximum(begins, start) < end
+    shared: Mask = np.maximum(begins, start) < end
     return shared
 
 
 def measure_before(intervals: Intervals, points: Integers) -> Whole:
     """For each point how much of the set lies before it: differences of it are lengths inside any span."""
-    import numpy as np
-
     points = np.asarray(points, np.int64)
     whole = np.concatenate(([0], np.cumsum(intervals.end - intervals.start)))
     opened = np.searchsorted(intervals.start, points, side="right")
@@ -148,8 +132,6 @@ def measure_before(intervals: Intervals, points: Integers) -> Whole:
 
 def measure_within(intervals: Intervals, start: Integers, end: Integers) -> Whole:
     """For each span [start, end) how much of the set lies inside; 0 where the span is empty or turned round."""
-    import numpy as np
-
     inside: Whole = measure_before(intervals, np.maximum(start, end)) - measure_before(intervals, start)
     return inside
 
@@ -162,8 +144,6 @@ def common_length(one: Intervals, other: Intervals) -> int:
 
 def sweep(start: Integers, end: Integers) -> StepFunction:
     """How many of these intervals are open, over time. Empty intervals are never open."""
-    import numpy as np
-
     if not len(start) and not len(end):
         return StepFunction(np.zeros(0, np.int64), np.zeros(0, np.int64))
     # The last bit says whether an interval opens: numbers sort several times faster than places of numbers.
@@ -183,8 +163,6 @@ def sweep(start: Integers, end: Integers) -> StepFunction:
 
 def count_open(start: Integers, end: Integers, low: int, high: int, *, share: float) -> OpenCounts:
     """How many of these intervals are open during [low, high); `share` says for which quantile over time."""
-    import numpy as np
-
     # Cut to the window, which makes those outside empty. The last bit of a change says whether an interval opens, so of
     # changes at one time those that close come first, and no number in between is larger than both around it.
     whole = high - low
@@ -210,9 +188,26 @@ def count_open(start: Integers, end: Integers, low: int, high: int, *, share: fl
 
 def value_at(function: StepFunction, points: Integers) -> Whole:
     """The value at each point; 0 outside."""
-    import numpy as np
-
     place = np.searchsorted(function.time, points, side="right")
     padded = np.concatenate(([0], function.value)).astype(np.int64)
     values: Whole = padded[place]
     return values
+
+
+def union_lengths(start: Any, end: Any, group: Whole, groups: int) -> Whole:
+    """By group (0 … groups − 1): how long at least one of its intervals lasted. Any order of rows."""
+    if not len(start):
+        return np.zeros(groups, np.int64)
+    order = np.lexsort((start, group))
+    start, end, group = start[order].astype(np.int64), end[order].astype(np.int64), group[order]
+    end = np.maximum(end, start)
+    # Groups are laid one behind the other, so that one running maximum serves all of them.
+    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    count = np.diff(np.r_[first, len(group)])
+    span = np.maximum.reduceat(end, first) - start[first]
+    shift = np.repeat(np.cumsum(span) - span - start[first], count)
+    start, end = start + shift, end + shift
+    reached = np.maximum.accumulate(np.r_[0, end[:-1]])
+    covered = np.maximum(end - np.maximum(start, reached), 0)
+    total: Whole = np.bincount(group, weights=covered, minlength=groups).astype(np.int64)
+    return total

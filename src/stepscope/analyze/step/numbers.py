@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    Mask = NDArray[np.bool_]
+Whole: TypeAlias = "NDArray[np.int64]"
+Floats: TypeAlias = "NDArray[np.float64]"
+Mask: TypeAlias = "NDArray[np.bool_]"
 
 
 def seconds(nanoseconds: float) -> float:
@@ -19,8 +22,6 @@ def seconds(nanoseconds: float) -> float:
 
 def is_any(numbers: Any, wanted: Sequence[int]) -> Mask:
     """For each number whether it is wanted. For few wanted ones comparing is faster than looking up."""
-    import numpy as np
-
     mask: Mask = numbers == wanted[0]
     for one in wanted[1:]:
         np.logical_or(mask, numbers == one, out=mask)
@@ -29,8 +30,6 @@ def is_any(numbers: Any, wanted: Sequence[int]) -> Mask:
 
 def top_by(values: Any, count: int) -> list[int]:
     """Places of the largest values, largest first, the first of equals first."""
-    import numpy as np
-
     some = np.arange(len(values))
     if len(values) > 16 * count:
         # The largest of each of many stretches: the n-th largest of these is at most the n-th largest of all.
@@ -42,8 +41,6 @@ def top_by(values: Any, count: int) -> list[int]:
 
 def distinct(numbers: Any) -> list[int]:
     """The different ones, ascending: quick where all are the same, or small."""
-    import numpy as np
-
     if not len(numbers):
         return []
     low, high = int(numbers.min()), int(numbers.max())
@@ -58,8 +55,6 @@ def distinct(numbers: Any) -> list[int]:
 
 def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:
     """The different codes (all in [0, size)), and for each entry which of them it is; needs no sorting."""
-    import numpy as np
-
     seen = np.zeros(size, bool)
     seen[codes] = True
     different = np.flatnonzero(seen)
@@ -71,3 +66,24 @@ def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:
 def share_of(part: float, whole: float) -> float:
     """0 where there is nothing to share."""
     return part / whole if whole else 0.0
+
+
+def run_sums(key: Any, values: Any, keys: int) -> Floats:
+    """By key (0 … keys − 1) the sum of its values."""
+    # bincount forgets about weights where there are no rows.
+    return np.bincount(key, weights=values, minlength=keys).astype(np.float64)
+
+
+def run_medians(values: Any, key: Any, keys: int) -> Floats:
+    """By key (0 … keys − 1) the median of its values; NaN for a key that has none."""
+    count = np.bincount(key, minlength=keys)
+    if keys and len(key) == keys * count[0] > 0 and (count == count[0]).all() and (key[1:] >= key[:-1]).all():
+        return np.median(values.reshape(keys, -1), axis=1).astype(np.float64)
+    ordered = values[np.lexsort((values, key))].astype(np.float64)
+    first = np.cumsum(count) - count
+    result = np.full(keys, np.nan)
+    some = count > 0
+    low = first[some] + (count[some] - 1) // 2
+    high = first[some] + count[some] // 2
+    result[some] = (ordered[low] + ordered[high]) / 2
+    return result
