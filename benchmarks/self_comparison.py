@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.compare import DEFAULT_FAMILY_LEVEL, Comparison, compare_cases
+from stepscope.compare.verdict import DEFAULT_FAMILY_LEVEL, Comparison, compare_cases
 from stepscope.store import MeasuredCase, StoredRun
 
 BENCH = [

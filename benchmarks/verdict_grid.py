@@ -26,7 +26,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compare import DEFAULT_FAMILY_LEVEL, MIN_EFFECT, STATISTICS, estimate_ratios, lead_estimate
+from stepscope.compare.verdict import (
+    DEFAULT_FAMILY_LEVEL,
+    MIN_EFFECT,
+    STATISTICS,
+    estimate_ratios,
+    lead_estimate,
+)
 from stepscope.stats import ASSUMED_BETWEEN_SD, compare_processes, holm_levels, t_quantile
 
 SPREADS = (0.003, 0.01, 0.03, 0.05, 0.08, 0.15)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stepscope.analyze.network import Interval, PairMatrix
+from stepscope.analyze.network.pair_matrix import Interval, PairMatrix
 from stepscope.records import Benchmark, Case, CaseResult, Failure, RankSamples, Score
 from stepscope.records.kinds import PairSpec
 from stepscope.records.typing_kinds import make_observed

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         report,
         run,
     )
-    from stepscope.compare import check_regression, compare_cases
+    from stepscope.compare.gate import check_regression
+    from stepscope.compare.verdict import compare_cases
     from stepscope.measure import MeasureSettings
     from stepscope.metrics import query_runs
     from stepscope.store import StoredRun, list_runs, verify_run

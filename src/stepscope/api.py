@@ -21,7 +21,7 @@ from stepscope.store import find_run as find_stored_run
 
 if TYPE_CHECKING:
     from stepscope.analyze.answers.compose import Answer
-    from stepscope.compare import Comparison
+    from stepscope.compare.verdict import Comparison
     from stepscope.measure import Measurement, MeasureSettings
     from stepscope.measure.progress import BarProgress, LineProgress
     from stepscope.records import Case, System
@@ -131,7 +131,7 @@ def _count_wanted(
     baseline = find_baseline(stored.folder.parent, stored.plan.request)
     if baseline is None:
         return 0
-    from stepscope.compare.planning import plan_candidate
+    from stepscope.compare.gate import plan_candidate
 
     until = stored.plan.request["until_decided"]
     same_system = system is not None and baseline.system is not None and system.place == baseline.system.place
@@ -237,7 +237,7 @@ def compare(
 
     `level`: the chance of even one false alarm. `resolution`: a change by this much must be visible.
     """
-    from stepscope.compare import compare_runs
+    from stepscope.compare.verdict import compare_runs
 
     return compare_runs(find_run(a, store=store), find_run(b, store=store), level=level, resolution=resolution)
 

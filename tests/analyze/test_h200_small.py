@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.answers.compose import answer
-from stepscope.analyze.critical import critical_path
+from stepscope.analyze.critical.path import critical_path
 from stepscope.analyze.job.report import JobReport, explain_job
 from stepscope.bench.ops.from_trace import find_trace_files, read_traced_calls
 from stepscope.formats.execution_trace import read_execution_trace

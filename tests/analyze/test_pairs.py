@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 
 from builders import make_system
 from pair_clusters import LARGE, SMALL, Cluster, make_pair_case
-from stepscope.analyze.network import (
-    Finding,
-    by_host,
-    find_outliers,
-    pairs_to_dict,
-    read_pair_matrices,
-    read_pair_matrix,
-)
+from stepscope.analyze.network.explain import find_usual
+from stepscope.analyze.network.pair_matrix import by_host, read_pair_matrices, read_pair_matrix
+from stepscope.analyze.network.pairs import Finding, find_outliers, pairs_to_dict
 from stepscope.analyze.network.pairs import Finding as PairsFinding
-from stepscope.analyze.network.usual import find_usual
 from stepscope.core.errors import UsageError
 from stepscope.store import RunWriter, StoredRun, create_run
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from trace_samples import TRACES, Sketch, read_public
 
 from stepscope.analyze.answers.compose import answer
-from stepscope.analyze.critical import build_graph, describe_path, find_limits
+from stepscope.analyze.critical.model import build_graph
+from stepscope.analyze.critical.path import describe_path
+from stepscope.analyze.critical.what_if import find_limits
 from stepscope.analyze.job import explain_job
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.analyze.step.report import explain_step

@@ -11,7 +11,7 @@ from cli_process import Stepscope
 
 from builders import make_case, make_folder
 from costs.collective_examples import kinked, make_comms_case, measure, write_comms_run
-from stepscope.costs import find_cost, read_collective_table
+from stepscope.costs.collective import find_cost, read_collective_table
 
 EXCERPT = Path(__file__).parents[1] / "costs" / "data" / "all_reduce_8xa100.csv"
 SIZES = [1024 * 2**i for i in range(16)]

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from builders import case_of, make_result, make_samples
-from stepscope.compare import compare_implementations
-from stepscope.compare.views import Gains
+from stepscope.compare.views import Gains, compare_implementations
 from stepscope.records import Benchmark, Failure
 from stepscope.store import MeasuredCase
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 from noise import OPERATORS, as_case, draw_sides, recorded, redraw, slow
 
-from stepscope.compare import DEFAULT_FAMILY_LEVEL, compare_cases
 from stepscope.compare.sides import NOTABLE_LOAD
+from stepscope.compare.verdict import DEFAULT_FAMILY_LEVEL, compare_cases
 
 PAIRS = 1000
 ENOUGH = 5

@@ -8,8 +8,8 @@ import random
 import pytest
 from noise import Process, as_case
 
-from stepscope.compare import compare_cases
-from stepscope.compare.planning import plan_candidate
+from stepscope.compare.gate import plan_candidate
+from stepscope.compare.verdict import compare_cases
 from stepscope.store import MeasuredCase
 
 

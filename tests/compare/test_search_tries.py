@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from builders import case_of, make_result, make_samples
-from stepscope.compare import check_regression, compare_cases, describe_comparison
-from stepscope.compare.interleaved import parse_side
+from stepscope.cli.ab import parse_side
+from stepscope.compare.gate import check_regression
+from stepscope.compare.verdict import compare_cases, describe_comparison
 from stepscope.core.errors import UsageError
 from stepscope.records import Benchmark
 from stepscope.store import MeasuredCase

@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import case_of
-from stepscope.compare import (
+from stepscope.compare.gate import check_regression
+from stepscope.compare.verdict import (
     CaseComparison,
-    check_regression,
     compare_cases,
-    compare_implementations,
     describe,
     describe_comparison,
-    pair_ootb_optimized,
 )
+from stepscope.compare.views import compare_implementations, pair_ootb_optimized
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Benchmark, CaseResult, Failure, RankSamples, Score
 from stepscope.store import MeasuredCase

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from builders import case_of, make_result, make_samples, make_system
-from stepscope.costs import CollectiveCurve, Point
+from stepscope.costs.collective import CollectiveCurve
+from stepscope.costs.curves import Point
 from stepscope.records import Benchmark, Case, Failure, System
 from stepscope.store import RunWriter, StoredRun, create_run
 

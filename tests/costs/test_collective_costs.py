@@ -22,18 +22,27 @@ from collective_examples import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.costs import (
+from stepscope.costs.collective import (
     CollectiveCost,
-    Piecewise,
-    Point,
     fit_collective,
     fit_collectives,
     group_curves,
     read_published_table,
+    spread_of,
 )
-from stepscope.costs.collective import spread_of
-from stepscope.costs.fitting import FITS, Points, fit_alpha_beta
-from stepscope.costs.held_out import FOLDS, Trial, choose_model, hold_out, hold_out_largest, hold_out_models
+from stepscope.costs.curves import (
+    FITS,
+    FOLDS,
+    Piecewise,
+    Point,
+    Points,
+    Trial,
+    choose_model,
+    fit_alpha_beta,
+    hold_out,
+    hold_out_largest,
+    hold_out_models,
+)
 
 EXCERPT = Path(__file__).parent / "data" / "all_reduce_8xa100.csv"
 PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "collectives" / "all_reduce_public.csv"

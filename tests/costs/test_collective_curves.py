@@ -10,9 +10,23 @@ from collective_examples import BANDWIDTH, LATENCY_S, ROOT_S, alpha_beta, kinked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.costs import AlphaBeta, Curve, Piecewise, Point, SquareRoot
-from stepscope.costs.curves import MODEL_NAMES, bandwidth_of, model_of, steepness
-from stepscope.costs.fitting import FITS, fit_alpha_beta, fit_piecewise, fit_square_root, fit_terms, rising
+from stepscope.costs.curves import (
+    FITS,
+    MODEL_NAMES,
+    AlphaBeta,
+    Curve,
+    Piecewise,
+    Point,
+    SquareRoot,
+    bandwidth_of,
+    fit_alpha_beta,
+    fit_piecewise,
+    fit_square_root,
+    fit_terms,
+    model_of,
+    rising,
+    steepness,
+)
 
 sizes = st.integers(1, 2**40)
 times = st.floats(1e-7, 1e3)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
 from stepscope.core.errors import BadInputError, NewerVersionError, StoreWriteError, UsageError
-from stepscope.costs import (
+from stepscope.costs.collective import (
     CollectiveTable,
     Measurement,
     find_cost,

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.job import JobReport, explain_job
-from stepscope.analyze.ranks import explain_ranks
+from stepscope.analyze.ranks.ranks_report import explain_ranks
 from stepscope.report.trace_text import MARKS, format_job
 from trace_jobs import TraceDraft, communication_bound, copy_bound, host_bound, on_cpu, report_job, straggling
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from builders import make_result, make_samples
-from stepscope.compare import compare_cases
+from stepscope.compare.verdict import compare_cases
 from stepscope.core.errors import CorruptRunError
 from stepscope.metrics import query_runs
 from stepscope.records.kinds import OtherSpec

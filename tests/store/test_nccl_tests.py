@@ -26,7 +26,7 @@ from nccl_writing import (
 )
 
 from builders import case_of
-from stepscope.compare import compare_cases, describe_comparison
+from stepscope.compare.verdict import compare_cases, describe_comparison
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.nccl_tests.importing import find_operation, import_nccl_tests, parse_nccl_output, prepare_import
 from stepscope.formats.nccl_tests.json_file import parse_nccl_json

@@ -16,7 +16,7 @@ from stepscope.bench.workloads.facts import count_flops
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.files import hash_file
 from stepscope.bench.workloads.producer import Running, WorkloadProducer, open_step
-from stepscope.compare import compare_implementations
+from stepscope.compare.views import compare_implementations
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.launch.worker import Session
 from stepscope.measure import QUICK

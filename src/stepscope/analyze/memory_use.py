@@ -1,17 +1,16 @@
 """What the memory of a device held at its peak, whether it grows from step to step, and how fragmented it is."""
 
 from __future__ import annotations
-from stepscope.formats.timeline import Integers
-import numpy as np
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.core.units import format_bytes, format_share
 from stepscope.formats.memory.history import Fragmentation, MemoryHistory, OutOfMemory
-
+from stepscope.formats.timeline import Integers
 
 MOST_POINTS = 1000
 LEAST_STEPS = 3

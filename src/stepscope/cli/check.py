@@ -26,7 +26,7 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
     Exit code 0: nothing is slower than allowed (upper bounds, 95 %); 3: something is; 4: the data cannot tell.
     """
     from stepscope import api
-    from stepscope.compare import check_regression
+    from stepscope.compare.gate import check_regression
 
     before = find_run(store, baseline)
     after = find_run(store, name) if name else _newest(store, before)

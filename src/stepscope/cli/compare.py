@@ -46,7 +46,8 @@ def command(
     The ratio is time of B over time of A: above 1 is slower. The exit code is 0 whatever is found.
     """
     from stepscope import api
-    from stepscope.compare import compare_implementations, describe_comparison
+    from stepscope.compare.verdict import describe_comparison
+    from stepscope.compare.views import compare_implementations
     from stepscope.report import render_comparison_markdown, render_comparison_text
 
     if not 0 < level < 1:

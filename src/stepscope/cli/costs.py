@@ -17,7 +17,13 @@ from stepscope.core.units import format_bandwidth, format_bytes, format_duration
 from stepscope.store import find_run
 
 if TYPE_CHECKING:
-    from stepscope.costs import CollectiveCost, CollectiveFit, HeldOut, Measurement, Refusal
+    from stepscope.costs.collective import (
+        CollectiveCost,
+        CollectiveFit,
+        Measurement,
+        Refusal,
+    )
+    from stepscope.costs.curves import HeldOut
 
 
 @click.group("costs")
@@ -39,8 +45,7 @@ def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path, 
 
     Example: stepscope costs fit-collective all_reduce.csv --output costs.json
     """
-    from stepscope.costs import fit_collectives, group_curves, write_collective_table
-    from stepscope.costs.collective_table import require_table_name
+    from stepscope.costs.collective import fit_collectives, group_curves, require_table_name, write_collective_table
 
     _require_numpy()
     if output is not None:
@@ -63,8 +68,7 @@ def _require_numpy() -> None:
 
 
 def _measurements(names: Sequence[str], store: Path) -> Iterator[Measurement]:
-    from stepscope.costs import measurements_of_run, read_published_table
-    from stepscope.costs.collective_points import COMMUNICATION_VERBS
+    from stepscope.costs.collective import COMMUNICATION_VERBS, measurements_of_run, read_published_table
 
     if not names:
         for run in chosen_runs((), store):
@@ -116,7 +120,7 @@ def _format(fit: CollectiveFit, output: Path | None) -> str:
 
 
 def _format_table(costs: Sequence[CollectiveCost]) -> list[str]:
-    from stepscope.costs import MODEL_NAMES
+    from stepscope.costs.curves import MODEL_NAMES
     from stepscope.report.text import align
 
     titles = ["operation", "ranks", "backend", "dtype", "sizes", "from", "to", "form", "latency", "bandwidth"]
@@ -127,7 +131,7 @@ def _format_table(costs: Sequence[CollectiveCost]) -> list[str]:
 
 
 def _cells(cost: CollectiveCost) -> list[str]:
-    from stepscope.costs import MODEL_NAMES
+    from stepscope.costs.curves import MODEL_NAMES
 
     bandwidth, beyond = cost.bandwidth_bytes_per_s, cost.candidates[cost.model].extrapolation
     return [

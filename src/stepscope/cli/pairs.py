@@ -66,7 +66,8 @@ def choose_ranks(text: str | None, world_size: int) -> list[int]:
 
 def explain_pairs(run: StoredRun) -> Addition:
     """For programs; the report that people see has the matrix and the findings already."""
-    from stepscope.analyze.network import find_outliers, pairs_to_dict, read_pair_matrix
+    from stepscope.analyze.network.pair_matrix import read_pair_matrix
+    from stepscope.analyze.network.pairs import find_outliers, pairs_to_dict
 
     matrix = read_pair_matrix(run.cases())
     findings = find_outliers(matrix)

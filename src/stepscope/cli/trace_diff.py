@@ -16,7 +16,7 @@ from stepscope.core.errors import ExitCode
 from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
-    from stepscope.analyze.diff.ranks import ChosenRanks
+    from stepscope.analyze.diff.compare import ChosenRanks
     from stepscope.analyze.diff.records import NameChange, RankSteps, TraceDiff
     from stepscope.traces.read import TraceSet
 
@@ -44,7 +44,7 @@ def diff(
 
     Example: stepscope trace diff before.json.gz after.json.gz
     """
-    from stepscope.analyze.diff import diff_traces
+    from stepscope.analyze.diff.compare import diff_traces
 
     chosen_part = rank is not None or steps_a is not None or steps_b is not None
     if (told := diff_two_sums(a, b, chosen=chosen_part, as_json=as_json)) is not None:
@@ -62,14 +62,14 @@ def diff(
 
 
 def _choose(a: TraceSet, b: TraceSet, steps: tuple[list[int] | None, list[int] | None]) -> ChosenRanks:
-    from stepscope.analyze.diff import choose_ranks
+    from stepscope.analyze.diff.compare import choose_ranks
 
     return choose_ranks(_step_times(a, steps[0]), _step_times(b, steps[1]))
 
 
 def _step_times(traces: TraceSet, steps: list[int] | None) -> dict[int, float]:
     """Rank → its profiled step. A rank that cannot be compared is left out, unless none can."""
-    from stepscope.analyze.diff import step_time_s
+    from stepscope.analyze.diff.compare import step_time_s
     from stepscope.core.errors import UsageError
 
     times: dict[int, float] = {}

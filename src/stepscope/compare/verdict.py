@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from stepscope.compare.sides import Side, explain_slowness, read_sides, slow_phase_chance
+from stepscope.core.errors import UsageError
 from stepscope.core.units import format_ratio, format_share
 from stepscope.stats import (
     SLOW_PHASE_CHANCE,
@@ -20,7 +22,7 @@ from stepscope.stats import (
     plan_processes,
     quantile_time,
 )
-from stepscope.store import MeasuredCase
+from stepscope.store import MeasuredCase, StoredRun
 
 Verdict = Literal["better", "worse", "no difference found", "not enough data"]
 
@@ -420,3 +422,91 @@ def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase])
         for name in sorted(versions_a.keys() & versions_b.keys())
         if versions_a[name] != versions_b[name]
     ]
+
+
+def compare_runs(
+    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
+) -> Comparison:
+    """Verdicts for every case that both have."""
+    same_system = _place(a) == _place(b)
+    found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=same_system)
+    return msgspec.structs.replace(found, notes=[*found.notes, *_check_notes(a, b)])
+
+
+def _place(run: StoredRun) -> tuple[str, str] | None:
+    return run.system.place if run.system else None
+
+
+def _check_notes(a: StoredRun, b: StoredRun) -> list[str]:
+    """Results that are compared between the timed calls may leave other data in the caches."""
+    checks = [run.plan.request.get("check") for run in (a, b)]
+    if checks[0] == checks[1] or None in checks:
+        return []
+    told = f"A was measured with --check {checks[0]} and B with --check {checks[1]}"
+    return [f"{told}; measure both sides with the same one to be sure that a difference is not the check's"]
+
+
+def compare_interleaved(
+    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
+) -> Comparison:
+    """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
+
+    Only differences inside the pairs count: what the machine did to both at that hour cancels.
+    """
+    cases_a, cases_b = a.cases(), b.cases()
+    keys_b = {case.key: case for case in cases_b}
+    if all(case.key in keys_b for case in cases_a):
+        pairs = [(case, keys_b[case.key]) for case in cases_a]
+    elif len(cases_a) == len(cases_b):
+        pairs = list(zip(cases_a, cases_b, strict=True))
+    else:
+        raise UsageError(
+            f"side A has {len(cases_a)} cases and side B has {len(cases_b)}, and they do not pair up",
+            hint="give both sides the same number of shapes or sizes",
+        )
+    labelled = [Pair(one, other, _label(one, other)) for one, other in pairs]
+    return compare_pairs(labelled, level=level, resolution=resolution, same_system=False, paired=True)
+
+
+def _label(a: MeasuredCase, b: MeasuredCase) -> str:
+    return a.result.case.label if a.key == b.key else f"{a.result.case.label} | {b.result.case.label}"
+
+
+ORDER: tuple[Verdict, ...] = ("worse", "better", "no difference found", "not enough data")
+
+
+def describe(row: CaseComparison, name_a: str = "A", name_b: str = "B") -> str:
+    """One sentence with factor, interval and n; the faster side is the subject, as people speak."""
+    count = f"n = {row.n_a} and {row.n_b} in {row.processes_a} and {_plural(row.processes_b, 'process', 'processes')}"
+    if row.ratio is None or row.ci_low is None or row.ci_high is None:
+        return f"{row.label}: not enough data: {row.reason}."
+    if row.verdict in ("better", "worse"):
+        inverse = row.verdict == "worse"
+        faster, slower = (name_a, name_b) if inverse else (name_b, name_a)
+        factor = row.ratio if inverse else 1 / row.ratio
+        low, high = (row.ci_low, row.ci_high) if inverse else (1 / row.ci_high, 1 / row.ci_low)
+        spread = f"{factor:.2f} ± {max(high - factor, factor - low):.2f}"
+        return (
+            f"{row.label}: {faster} ran {spread} times faster than {slower} "
+            f"({row.statistic} times, {low:.2f} to {high:.2f}, {count})."
+        )
+    told = f"{name_b} took {format_ratio(row.ratio)} the {row.statistic} time of {name_a}"
+    interval = f"({format_ratio(row.ci_low)} to {format_ratio(row.ci_high)}, {count})"
+    return f"{row.label}: {row.verdict}: {told} {interval}; {row.reason}."
+
+
+def describe_comparison(comparison: Comparison) -> str:
+    """The closing sentence: how many of each, at which level."""
+    if not comparison.rows:
+        return "The two runs share no case, so nothing was compared."
+    counts = Counter(row.verdict for row in comparison.rows)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
+    cases = _plural(len(comparison.rows), "case", "cases")
+    alone = len(comparison.only_a) + len(comparison.only_b)
+    missing = f"; {_plural(alone, 'case is', 'cases are')} on one side only" if alone else ""
+    chance = f"the chance of even one false alarm among them is at most {format_share(comparison.level)}"
+    return f"Of {cases}: {told}; {chance}{missing}."
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

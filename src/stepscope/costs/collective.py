@@ -1,27 +1,41 @@
-"""What a collective costs: a curve fitted to one operation in one group on one system, and how far to trust it."""
+"""What a collective costs: a curve fitted to one operation in one group on one system; where its points come from."""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from stepscope.costs.curves import Curve, ModelName, bandwidth_of, model_of, steepness
-from stepscope.costs.fitting import FITS, Point
-from stepscope.costs.held_out import (
+from stepscope.core.errors import BadInputError, NewerVersionError, UsageError
+from stepscope.core.files import write_output
+from stepscope.costs.curves import (
     FEWEST_SIZES,
+    FITS,
+    Curve,
     Extrapolation,
     HeldOut,
+    ModelName,
+    Point,
     Trial,
+    bandwidth_of,
     choose_model,
     fit_best,
     hold_out,
     hold_out_largest,
     hold_out_models,
+    model_of,
+    steepness,
     summarize_trials,
 )
+from stepscope.records import Parameter, System
+from stepscope.records.kinds import CollectiveObserved, CollectiveSpec
+from stepscope.stats import median
+from stepscope.store import MeasuredCase, StoredRun, utc_now
 
 LEVEL = 0.9
 """Share of unseen sizes that an interval is meant to cover."""
@@ -229,3 +243,242 @@ def spread_of(trials: Sequence[Trial], level: float = LEVEL) -> tuple[float, flo
     count = len(ordered)
     rank = min(count, math.ceil((count + 1) * level))
     return ordered[rank - 1], rank / (count + 1)
+
+
+TABLE_COLUMNS = ("system", "nranks", "bytes", "time_us")
+"""A published table has at least these; also read are `nnodes`, `operation`, `backend`, `dtype`, `device`, `source`."""
+TABLE_DEFAULTS = {"operation": "all_reduce", "backend": "nccl", "dtype": "float32", "device": "cuda"}
+COMMUNICATION_VERBS = frozenset({"comms", "import"})
+"""Of the plans of runs that may hold collectives: measured here, or read from what nccl-tests printed."""
+_NOT_VARIANTS = frozenset({"size_bytes", "dtype", "device"})
+"""Parameters of a case that the setting has a field of its own for."""
+
+
+class Measurement(NamedTuple):
+    """One size of one setting, measured once."""
+
+    setting: CollectiveSetting
+    size_bytes: int
+    time_s: float
+    source: str
+
+
+def measurements_of_run(run: StoredRun) -> Iterator[Measurement]:
+    """The cases of a communication run that were measured and gave the right result; the time is the median."""
+    if run.plan.verb not in COMMUNICATION_VERBS:
+        raise UsageError(
+            f"run {run.id} was made by `bench {run.plan.verb}`: collective costs are fitted to communication runs",
+            hint="stepscope bench comms --collective all_reduce --sizes 1K:64M:x4 --ranks 2",
+            where=str(run.folder),
+        )
+    for measured in run.cases():
+        # Overlaps, pairs and patterns of whole jobs have sizes too, but no curve of one operation.
+        spec, size = measured.result.case.spec, measured.result.size_bytes
+        if not isinstance(spec, CollectiveSpec):
+            continue
+        time_s = median(measured.seconds()) if measured.result.status == "ok" else None
+        if isinstance(size, int) and time_s is not None and time_s > 0:
+            yield Measurement(_setting_of(measured, spec, run.system), size, time_s, run.id)
+
+
+def _setting_of(measured: MeasuredCase, spec: CollectiveSpec, system: System | None) -> CollectiveSetting:
+    case, observed = measured.result.case, measured.result.observed
+    members = observed.members if isinstance(observed, CollectiveObserved) else None
+    return CollectiveSetting(
+        operation=spec.operation,
+        members=case.world_size if members is None else members,
+        hosts=len(system.hosts) if system else None,
+        backend=case.benchmark.mode,
+        dtype=spec.dtype,
+        device=spec.device,
+        variant={name: _plain(value) for name, value in case.parameters.items() if name not in _NOT_VARIANTS},
+        timing=measured.result.timing,
+        version=case.benchmark.version,
+        system=system.name if system else "unknown system",
+        fingerprint=system.fingerprint if system else None,
+        configuration=system.configuration if system else None,
+    )
+
+
+def _plain(value: Parameter) -> str:
+    return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
+
+
+def read_published_table(path: Path) -> list[Measurement]:
+    """A CSV with one row a size; the first row that does not keep the rules is named with its line."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in TABLE_COLUMNS if name not in (reader.fieldnames or [])]
+            if missing:
+                raise BadInputError(
+                    f"the table has no column {', '.join(missing)}",
+                    hint=f"a table of a collective has at least the columns {', '.join(TABLE_COLUMNS)}",
+                    where=f"{path}:1",
+                )
+            return [_parse_row(row, f"{path}:{reader.line_num}") for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInputError(
+            f"the table cannot be read: {error}", hint="is the name right, and the file a CSV?", where=str(path)
+        ) from error
+
+
+def _parse_row(row: Mapping[str, str | None], where: str) -> Measurement:
+    cells = {name: (text or "").strip() for name, text in row.items() if isinstance(name, str)}
+    said = {name: cells.get(name) or default for name, default in TABLE_DEFAULTS.items()}
+    try:
+        setting = CollectiveSetting(
+            operation=said["operation"],
+            backend=said["backend"],
+            dtype=said["dtype"],
+            device=said["device"],
+            members=_whole(cells, "nranks", least=1),
+            hosts=_whole(cells, "nnodes", least=1) if cells.get("nnodes") else None,
+            timing="published",
+            system=cells["system"] or "unknown system",
+        )
+        time_us = float(cells["time_us"])
+        if not 0 < time_us < math.inf:
+            raise ValueError(f"time_us {cells['time_us']} is not above 0")
+        source = cells.get("source") or where.rpartition(":")[0]
+        return Measurement(setting, _whole(cells, "bytes", least=0), time_us * 1e-6, source)
+    except ValueError as error:
+        raise BadInputError(
+            f"this is not a row of a collective's table: {error}", hint="mend or remove the line", where=where
+        ) from error
+
+
+def _whole(cells: Mapping[str, str], name: str, *, least: int) -> int:
+    value = int(cells[name])
+    if value < least:
+        raise ValueError(f"{name} {value} is below {least}")
+    return value
+
+
+def group_curves(measurements: Iterable[Measurement]) -> list[CollectiveCurve]:
+    """One curve a setting, in the order they are first met.
+
+    A size that was measured more than once counts once, with the median of its times. Messages of no bytes (a barrier)
+    are no points of a curve over sizes.
+    """
+    settings: dict[bytes, CollectiveSetting] = {}
+    found: dict[bytes, list[Measurement]] = defaultdict(list)
+    for measurement in measurements:
+        key = msgspec.json.encode(measurement.setting, order="sorted")
+        settings.setdefault(key, measurement.setting)
+        found[key].append(measurement)
+    return [_curve(settings[key], same) for key, same in found.items()]
+
+
+def _curve(setting: CollectiveSetting, measurements: Iterable[Measurement]) -> CollectiveCurve:
+    times: dict[int, list[float]] = defaultdict(list)
+    sources: dict[str, None] = {}
+    for measurement in measurements:
+        sources[measurement.source] = None
+        if measurement.size_bytes > 0:
+            times[measurement.size_bytes].append(measurement.time_s)
+    points = [Point(size, value) for size in sorted(times) if (value := median(times[size])) is not None]
+    return CollectiveCurve(**msgspec.structs.asdict(setting), points=points, sources=list(sources))
+
+
+FORMAT_VERSION = 1
+_RECORD = "collective_table"
+
+
+class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=_RECORD):
+    schema_version: int = FORMAT_VERSION
+    created_at: str
+    """UTC, ISO 8601."""
+    costs: list[CollectiveCost]
+
+
+class _Header(msgspec.Struct):
+    record: str
+    schema_version: int
+
+
+def require_table_name(path: Path) -> None:
+    """Refuse a name that says the file is something else."""
+    if path.suffix != ".json":
+        raise UsageError("a collective table is a .json file", hint="name it so", where=str(path))
+
+
+def write_collective_table(path: Path, costs: Sequence[CollectiveCost]) -> CollectiveTable:
+    """By rename: the file is as it was, or whole."""
+    require_table_name(path)
+    table = CollectiveTable(created_at=utc_now(), costs=list(costs))
+    write_output(path, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n", make_folders=True)
+    return table
+
+
+def read_collective_table(path: Path) -> CollectiveTable:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _bad(f"the table cannot be read: {error.strerror}", path) from error
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _bad(f"this is not a collective table: {error}", path) from error
+    if header.record != _RECORD:
+        raise _bad(f"the file holds a {header.record!r} record where a {_RECORD!r} belongs", path)
+    if header.schema_version > FORMAT_VERSION:
+        raise NewerVersionError(
+            f"this table was written in format {header.schema_version}; this Stepscope reads up to {FORMAT_VERSION}",
+            hint="upgrade Stepscope: pip install --upgrade stepscope",
+            where=str(path),
+        )
+    if header.schema_version < 1:
+        raise _bad(f"this table has format {header.schema_version}, which no release wrote", path)
+    try:
+        return msgspec.json.decode(data, type=CollectiveTable)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _bad(f"this table breaks its format: {error}", path) from error
+
+
+def _bad(message: str, path: Path) -> BadInputError:
+    return BadInputError(message, hint="stepscope costs fit-collective RUN --output FILE makes one", where=str(path))
+
+
+def find_cost(
+    table: CollectiveTable,
+    *,
+    operation: str,
+    members: int,
+    backend: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    timing: str | None = None,
+    system: str | None = None,
+    variant: Mapping[str, str] | None = None,
+) -> CollectiveCost:
+    """The one cost that answers; UsageError where none or several do. Nothing is guessed for another group size.
+
+    What is left None may be anything, but `variant`: None is the operation in its usual form. `system` is a name or a
+    fingerprint.
+    """
+    wanted = {"backend": backend, "dtype": dtype, "device": device, "timing": timing}
+    found = [
+        cost
+        for cost in table.costs
+        if (cost.operation, cost.members) == (operation, members)
+        and all(value in (None, getattr(cost, name)) for name, value in wanted.items())
+        and system in (None, cost.system, cost.fingerprint)
+        and cost.variant == dict(variant or {})
+    ]
+    if len(found) == 1:
+        return found[0]
+    given = [value for value in (*wanted.values(), system) if value]
+    given += [f"{name}={value}" for name, value in (variant or {}).items()]
+    asked = ", ".join([operation, f"{members} ranks", *given])
+    if not found:
+        known = "; ".join(dict.fromkeys(cost.label for cost in table.costs)) or "nothing"
+        raise UsageError(f"the table has no cost of {asked}", hint=f"it has: {known}")
+    several = "; ".join(
+        f"{cost.label} ({cost.device}, {cost.timing}) on {cost.system} ({cost.fingerprint or 'no fingerprint'})"
+        for cost in found
+    )
+    raise UsageError(
+        f"{len(found)} costs of the table answer to {asked}: {several}",
+        hint="name the backend, the dtype, the device, the timing or the system too",
+    )

@@ -1,16 +1,19 @@
 """Curves of time against message size: three forms, each monotone and never negative. Seconds and bytes.
 
-Using a curve is plain Python; only fitting one needs numpy.
+Each is fitted on relative error, and judged by sizes it has not seen. Using a curve is plain Python; fitting needs numpy.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from itertools import pairwise
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+from typing import Literal, NamedTuple
 
 import msgspec
+
+from stepscope.stats import quantile_sorted
 
 ModelName = Literal["alpha_beta", "sqrt", "piecewise"]
 MODEL_NAMES: tuple[ModelName, ...] = ("alpha_beta", "sqrt", "piecewise")
@@ -122,3 +125,185 @@ def _require_coefficients(*values: float) -> None:
         raise ValueError("coefficients are numbers of 0 or more")
     if not any(values):
         raise ValueError("a curve of nothing but zeros says that communication is free")
+
+
+class Point(NamedTuple):
+    size_bytes: int
+    """Above 0."""
+    time_s: float
+    """Above 0."""
+
+
+Points = Sequence[Point]
+"""By size, each size once."""
+
+
+def fit_alpha_beta(points: Points) -> AlphaBeta:
+    latency, per_byte = fit_terms(points, [lambda size: 1.0, float])
+    return AlphaBeta(latency_s=latency, s_per_byte=per_byte)
+
+
+def fit_square_root(points: Points) -> SquareRoot:
+    latency, per_root, per_byte = fit_terms(points, [lambda size: 1.0, math.sqrt, float])
+    return SquareRoot(latency_s=latency, s_per_sqrt_byte=per_root, s_per_byte=per_byte)
+
+
+def fit_piecewise(points: Points) -> Piecewise:
+    """A knot at every size. Times that fall while sizes grow are levelled: curves are monotone."""
+    times = rising([math.log(point.time_s) for point in points])
+    return Piecewise(
+        sizes_bytes=[point.size_bytes for point in points],
+        times_s=[math.exp(value) for value in times],
+    )
+
+
+FITS: dict[ModelName, Callable[[Points], Curve]] = {
+    "alpha_beta": fit_alpha_beta,
+    "sqrt": fit_square_root,
+    "piecewise": fit_piecewise,
+}
+"""From the plainest form to the most flexible one."""
+
+
+def fit_terms(points: Points, terms: Sequence[Callable[[int], float]]) -> list[float]:
+    """Coefficients ≥ 0 of the terms of the size, with the least sum of squared relative errors.
+
+    With so few terms the exact answer is the best of all subsets of them whose own solution is not negative.
+    """
+    import numpy as np
+
+    table = np.array([[term(point.size_bytes) / point.time_s for term in terms] for point in points])
+    scale = np.linalg.norm(table, axis=0)  # sizes span ten orders of magnitude
+    best, least = [0.0] * len(terms), math.inf
+    for chosen in _subsets(len(terms), most=len(points)):
+        columns = table[:, chosen] / scale[chosen]
+        solution, *_ = np.linalg.lstsq(columns, np.ones(len(points)), rcond=None)
+        rest = float(np.sum((columns @ solution - 1) ** 2))
+        # Equal fits go to the fewer terms; the margin is rounding.
+        if (solution >= 0).all() and rest < least - 1e-15 * len(points):
+            best, least = [0.0] * len(terms), rest
+            for index, value in zip(chosen, solution / scale[chosen], strict=True):
+                best[index] = float(value)
+    return best
+
+
+def _subsets(count: int, *, most: int) -> Iterator[list[int]]:
+    for size in range(1, min(count, most) + 1):
+        for chosen in combinations(range(count), size):
+            yield list(chosen)
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls, in squares: neighbours that fall share their mean, until none does."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while blocks and blocks[-1][0] >= mean:
+            before, length = blocks.pop()
+            mean, count = (before * length + mean * count) / (length + count), length + count
+        blocks.append((mean, count))
+    return [mean for mean, count in blocks for _ in range(count)]
+
+
+FEWEST_SIZES = 4
+"""Two ends, and two sizes between them that can be held out."""
+FOLDS = 10
+NEAR = 0.1
+"""A plainer form may be worse by this share of the least error."""
+SAME = 0.001
+"""Mean errors that differ by less are equal: timings do not repeat better."""
+LARGEST_SHARE = 0.25
+"""Of the sizes, from the top: left out to see how a curve goes on beyond its range."""
+
+Fit = Callable[[Points], Curve]
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors |predicted − measured| / measured at sizes that the curve was not fitted on."""
+
+    n: int
+    median: float
+    mean: float
+    p90: float
+    worst: float
+
+
+class Extrapolation(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the largest sizes when the curve was fitted without them."""
+
+    errors: HeldOut
+    reach: float
+    """The largest size over the largest that was left in."""
+
+
+class Trial(NamedTuple):
+    """One held-out size."""
+
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted_s - self.measured_s) / self.measured_s
+
+    @property
+    def log_error(self) -> float:
+        return abs(math.log(self.measured_s / self.predicted_s))
+
+
+def hold_out(points: Points, fit: Fit) -> list[Trial]:
+    """Every size but the smallest and the largest, each predicted by a curve that was fitted without it.
+
+    The ends stay in: without them a curve would be judged outside its range. Of many sizes several are left out at
+    a time, `FOLDS` apart, so that their neighbours stay.
+    """
+    inner = range(1, len(points) - 1)
+    folds = min(FOLDS, len(inner))
+    found: dict[int, Trial] = {}
+    for fold in range(folds):
+        away = set(inner[fold::folds])
+        curve = fit([point for i, point in enumerate(points) if i not in away])
+        for i in away:
+            found[i] = Trial(curve.predict(points[i].size_bytes), points[i].time_s)
+    return [found[i] for i in inner]
+
+
+def hold_out_largest(points: Points, fit: Fit) -> Extrapolation | None:
+    """None where leaving out the largest quarter of the sizes would leave too few."""
+    away = max(1, int(len(points) * LARGEST_SHARE))
+    kept = points[:-away]
+    if len(kept) < FEWEST_SIZES:
+        return None
+    curve = fit(kept)
+    trials = [Trial(curve.predict(point.size_bytes), point.time_s) for point in points[-away:]]
+    return Extrapolation(
+        errors=summarize_trials(trials),
+        reach=points[-1].size_bytes / kept[-1].size_bytes,
+    )
+
+
+def summarize_trials(trials: Sequence[Trial]) -> HeldOut:
+    ordered = sorted(trial.error for trial in trials)
+    return HeldOut(
+        n=len(ordered),
+        median=quantile_sorted(ordered, 0.5),
+        mean=math.fsum(ordered) / len(ordered),
+        p90=quantile_sorted(ordered, 0.9),
+        worst=ordered[-1],
+    )
+
+
+def choose_model(trials: Mapping[ModelName, Sequence[Trial]]) -> ModelName:
+    """The plainest form whose mean error is near the least: more freedom must pay, or it only follows noise."""
+    errors = {model: math.fsum(trial.error for trial in found) / max(1, len(found)) for model, found in trials.items()}
+    limit = min(errors.values()) * (1 + NEAR) + SAME
+    return next(model for model, error in errors.items() if error <= limit)
+
+
+def hold_out_models(points: Points) -> dict[ModelName, list[Trial]]:
+    return {model: hold_out(points, fit) for model, fit in FITS.items()}
+
+
+def fit_best(points: Points) -> Curve:
+    """Chosen by held-out sizes, then fitted on all of them."""
+    return FITS[choose_model(hold_out_models(points))](points)

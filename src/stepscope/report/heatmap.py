@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from stepscope.analyze.network import (
+from stepscope.analyze.network.pair_matrix import (
     QUANTITIES,
-    Finding,
     HostMatrix,
     Interval,
     PairMatrix,
     Quantity,
     by_host,
-    find_outliers,
     find_pair,
     read_pair_matrices,
 )
+from stepscope.analyze.network.pairs import Finding, find_outliers
 from stepscope.core.units import format_bytes
 from stepscope.report.labels import format_parameter
 from stepscope.report.scale import TimeScale, choose_time_scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from stepscope.analyze.answers.facts import spell_collective
-from stepscope.analyze.ranks.waiting_map import MapColumn, MapRow, WaitingMap
+from stepscope.analyze.ranks.waiting import MapColumn, MapRow, WaitingMap
 from stepscope.core.units import format_bytes, format_duration
 from stepscope.report.svg_heatmap import Box, draw_cell, label_step
 from stepscope.report.svg_parts import draw_text, wrap_svg

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.critical import build_graph, build_graph_of_ranks, critical_path, find_limits, what_if
-from stepscope.analyze.critical.latencies import LOW, MOST_USUAL_NS, USUAL, least, usual
+from stepscope.analyze.critical.draft import (
+    LOW,
+    MOST_USUAL_NS,
+    USUAL,
+    least,
+    usual,
+)
+from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks
+from stepscope.analyze.critical.path import critical_path
 from stepscope.analyze.critical.rows import device_queues
+from stepscope.analyze.critical.what_if import find_limits, what_if
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish

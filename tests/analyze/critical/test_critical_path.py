@@ -12,25 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate import Costs, Op, ordinary_program, random_program, run
 
-from stepscope.analyze.critical import (
-    COSTS,
-    TARGETS,
+from stepscope.analyze.critical.edges import row_edges
+from stepscope.analyze.critical.kinds import COSTS
+from stepscope.analyze.critical.model import build_graph
+from stepscope.analyze.critical.path import (
     CriticalPath,
-    build_graph,
     critical_path,
     critical_path_of_ranks,
+    kind_totals,
+    path_events,
+    path_stretches,
+)
+from stepscope.analyze.critical.schedule import path_edges, retime, slack_of_rows
+from stepscope.analyze.critical.settle import order_edges
+from stepscope.analyze.critical.what_if import (
+    TARGETS,
+    apply_edits,
     find_limits,
     parse_what_if,
-    path_events,
-    retime,
-    row_edges,
-    slack_of_rows,
     what_if,
 )
-from stepscope.analyze.critical.path import kind_totals, path_stretches
-from stepscope.analyze.critical.schedule import path_edges
-from stepscope.analyze.critical.settle import order_edges
-from stepscope.analyze.critical.what_if import apply_edits
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import DEVICE_KINDS, EDGE_KINDS, Timeline
 

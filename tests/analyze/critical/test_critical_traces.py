@@ -8,16 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.analyze.critical import (
-    build_graph,
-    critical_path,
-    critical_path_of_ranks,
-    find_limits,
-    row_edges,
-    what_if,
-)
+from stepscope.analyze.critical.edges import row_edges
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
+from stepscope.analyze.critical.model import build_graph
+from stepscope.analyze.critical.path import critical_path, critical_path_of_ranks
 from stepscope.analyze.critical.settle import order_edges
+from stepscope.analyze.critical.what_if import find_limits, what_if
 from stepscope.formats.classify import COMMUNICATION
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.read import read_timeline

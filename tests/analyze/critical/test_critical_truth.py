@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate import Costs, Op, ordinary_program, random_program, run
 
-from stepscope.analyze.critical import Constants, build_graph, build_graph_of_ranks, retime, what_if
+from stepscope.analyze.critical.draft import Constants
+from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks
+from stepscope.analyze.critical.schedule import retime
+from stepscope.analyze.critical.what_if import what_if
 from stepscope.core.errors import UsageError
 
 SYNC_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from planting import LINEAR, RESNET, rows_named
 from same_timeline import ALEXNET, GPT2, NCCL, real_trace
 
-from stepscope.analyze.diff import NameChange, TraceDiff, diff_traces
-from stepscope.analyze.diff.compare import apportion
+from stepscope.analyze.diff.compare import apportion, diff_traces
 from stepscope.analyze.diff.exposure import Side
+from stepscope.analyze.diff.records import NameChange, TraceDiff
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.core.errors import UsageError
 from stepscope.formats.kernel_names import normal_name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_trace_diff import steps_with
 
-from stepscope.analyze.diff import diff_traces
+from stepscope.analyze.diff.compare import diff_traces
 from stepscope.analyze.diff.noise import ENOUGH_STEPS, middle_steps, noise_of_step
 from stepscope.formats.timeline import Timeline
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_trace_diff import steps_with
 
-from stepscope.analyze.diff import choose_ranks, diff_traces, step_time_s
+from stepscope.analyze.diff.compare import choose_ranks, diff_traces, step_time_s
 from stepscope.cli.main import run
 from stepscope.formats.chrome.write import write_chrome
 

@@ -13,7 +13,7 @@ from stepscope.analyze.answers.compose import answer
 from stepscope.analyze.critical.of_job import graph_of_job
 from stepscope.analyze.critical.path import describe_path
 from stepscope.analyze.job import JobReport, explain_job
-from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER
+from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER
 from stepscope.core.errors import UsageError
 from stepscope.traces import read_traces
 

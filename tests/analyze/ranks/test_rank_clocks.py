@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, simulate
 
-from stepscope.analyze.ranks import Clocks, digest, find_clocks, match, shift
+from stepscope.analyze.ranks.clocks import Clocks, find_clocks, shift
+from stepscope.analyze.ranks.digest import digest
+from stepscope.analyze.ranks.matching import match
 from stepscope.formats.timeline import Timeline
 
 ALL = (0, 1, 2, 3)

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze.ranks import conventions as conv
-from stepscope.analyze.ranks.groups import ProcessGroup, find_members, format_members, listed_groups, parse_members
+from stepscope.analyze.ranks.collectives import (
+    ProcessGroup,
+    find_members,
+    format_members,
+    listed_groups,
+    parse_members,
+)
 
 
 @pytest.mark.parametrize(

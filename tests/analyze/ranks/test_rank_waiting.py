@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_ranks import MS, US, Call, Plan, collective_fields, make_digests, simulate
 
-from stepscope.analyze.ranks import Stragglers, digest, explain_ranks, find_waiting, match
-from stepscope.analyze.ranks.segments import run_medians
-from stepscope.analyze.ranks.unions import union_lengths
+from stepscope.analyze.ranks.digest import digest
+from stepscope.analyze.ranks.matching import match
+from stepscope.analyze.ranks.ranks_report import explain_ranks
+from stepscope.analyze.ranks.stragglers import Stragglers
+from stepscope.analyze.ranks.waiting import find_waiting
+from stepscope.analyze.step.intervals import union_lengths
+from stepscope.analyze.step.numbers import run_medians
 from stepscope.formats.timeline import KERNEL, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, simulate
 
-from stepscope.analyze.ranks import RankDigest, RanksReport, StepDigest, digest, explain_ranks, shift
-from stepscope.analyze.ranks.digest import calls_of, step_times_ns
-from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER
+from stepscope.analyze.ranks.clocks import shift
+from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER, RankDigest, StepDigest, calls_of, digest, step_times_ns
+from stepscope.analyze.ranks.ranks_report import RanksReport, explain_ranks
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import ANNOTATION, KERNEL, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish

@@ -7,7 +7,12 @@ import pytest
 
 from stepscope.analyze.ranks.digest import digest
 from stepscope.analyze.ranks.ranks_report import RanksReport, explain_ranks
-from stepscope.analyze.ranks.waiting_map import GROUP_ROWS, MOST_COLUMNS, MOST_ROWS, SINGLE_ROWS
+from stepscope.analyze.ranks.waiting import (
+    GROUP_ROWS,
+    MOST_COLUMNS,
+    MOST_ROWS,
+    SINGLE_ROWS,
+)
 from trace_jobs import host_bound, straggling
 
 

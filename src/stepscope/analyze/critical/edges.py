@@ -1,15 +1,14 @@
 """The dependencies of a step between rows, for those who write graphs of events."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Whole
+
 import numpy as np
 
-
 from stepscope.analyze.critical import kinds
-from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.model import StepGraph, build_graph
+from stepscope.analyze.critical.rows import core
+from stepscope.analyze.step.numbers import Whole
 from stepscope.formats.timeline import RUNTIME, RowEdges, Timeline
-
 
 _BETWEEN_ROWS = (kinds.THREAD, kinds.LAUNCH, kinds.STREAM, kinds.EVENT, kinds.SYNC, kinds.QUEUE, kinds.GRAPH)
 

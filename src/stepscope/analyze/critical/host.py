@@ -1,20 +1,19 @@
 """Edges of the host: the order on each thread, with the time between events kept as work, and hand-overs."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Mask, Whole
+
 import numpy as np
 
-
 from stepscope.analyze.critical import kinds
-from stepscope.analyze.critical.columns import codes_in, core
 from stepscope.analyze.critical.draft import Draft
+from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.step.host_activity import DATA_LOADING
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import clip, length
 from stepscope.analyze.step.launches import BLOCKED_TIMES
+from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME
-
 
 IDLE_NS = 20_000
 """A thread that did nothing recorded for longer may have waited for another; between calls of one loop it is less."""

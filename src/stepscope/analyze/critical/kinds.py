@@ -1,11 +1,8 @@
 """The words of the graph: what an edge stands for and what the time on it is spent on."""
 
 from __future__ import annotations
-import numpy as np
-
 
 from stepscope.formats.timeline import EDGE_KINDS
-
 
 GRAPH_EDGE_KINDS = (*EDGE_KINDS, "work", "window")
 """Those of dependencies, and: from start to end of device work; from the beginning and to the end of the window."""

@@ -6,23 +6,22 @@ much of it it cannot explain.
 """
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Mask, Whole
-import numpy as np
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from stepscope.analyze.critical import device, host, kinds, waits
-from stepscope.analyze.critical.draft import Draft, EdgeBuffer, begin_draft
-from stepscope.analyze.critical.events import find_event_waits
+from stepscope.analyze.critical.device import find_event_waits
+from stepscope.analyze.critical.draft import Constants, Draft, EdgeBuffer, begin_draft
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.analyze.critical.latencies import Constants
 from stepscope.analyze.critical.rows import StepRows
 from stepscope.analyze.critical.settle import Settled, settle
+from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import Timeline
-
 
 COMPILED_FROM = 80_000
 """Edges from which loading the compiled loops pays."""

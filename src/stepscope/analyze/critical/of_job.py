@@ -1,19 +1,19 @@
 """The graph of a step through one rank, or through all ranks of a job and the collectives in which they met."""
 
 from __future__ import annotations
-from stepscope.formats.timeline import Timeline
-import numpy as np
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph_of_ranks
 from stepscope.analyze.ranks.clocks import find_clocks, usable_offsets_ns
-from stepscope.analyze.ranks.digest import digest
+from stepscope.analyze.ranks.digest import common_numbers, digest, list_numbers, pair_numbers
 from stepscope.analyze.ranks.matching import Matching, match
-from stepscope.analyze.ranks.step_numbers import common_numbers, list_numbers, pair_numbers
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
+from stepscope.formats.timeline import Timeline
 
 
 def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, align_clocks: bool = True) -> StepGraph:

@@ -1,17 +1,43 @@
 """The events of a step as the graph needs them: host events thread by thread, device work stream by stream."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Mask, Whole
-import numpy as np
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.analyze.critical.columns import core, is_kind, rows_of_kind, step_window
+import numpy as np
+
 from stepscope.analyze.step.device_work import Window
-from stepscope.analyze.step.numbers import distinct, number_codes
+from stepscope.analyze.step.numbers import Mask, Whole, distinct, number_codes
+from stepscope.analyze.step.view import view
 from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
+
+
+def core(timeline: Timeline, name: str) -> Any:
+    """A column that every row has. Typed loosely: its element type is the reader's choice."""
+    return timeline.core[name]
+
+
+def is_kind(timeline: Timeline, *kinds: int) -> Mask:
+    """For each row whether it is of one of these kinds; kept with the timeline, not to be written to."""
+    return view(timeline).is_kind(*kinds)
+
+
+def rows_of_kind(timeline: Timeline, *kinds: int) -> Whole:
+    """The rows of these kinds, in file order; kept with the timeline, not to be written to."""
+    return view(timeline).rows(*kinds)
+
+
+def codes_in(timeline: Timeline, rows: Whole | Mask) -> list[int]:
+    """The different names among these rows, as codes."""
+    names = core(timeline, "name")[rows]
+    return np.flatnonzero(np.bincount(names)).tolist() if len(names) else []
+
+
+def step_window(timeline: Timeline, step: int | None) -> Window:
+    """The exclusive window of the step, as long as its step time. None: all host and device events."""
+    return view(timeline).window(step)
 
 
 NEVER = -(1 << 61)

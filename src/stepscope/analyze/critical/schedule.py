@@ -1,16 +1,16 @@
 """Times of the graph: one pass forward gives when everything happens, one pass backward how long it could wait."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Whole
-import numpy as np
 
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.critical import loops
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.model import StepGraph
+from stepscope.analyze.step.numbers import Whole
 
 
 @dataclass(frozen=True)

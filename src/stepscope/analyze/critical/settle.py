@@ -1,16 +1,16 @@
 """From edges as they were found to a graph that gives back the times of the trace."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Whole
-import numpy as np
 
 from typing import NamedTuple
+
+import numpy as np
 
 from stepscope.analyze.critical import kinds, loops
 from stepscope.analyze.critical.draft import EdgeBuffer
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.waits import CLOCK_NS
-
+from stepscope.analyze.step.numbers import Whole
 
 COMPILED_FROM = 80_000
 """Edges from which loading the compiled loops pays."""

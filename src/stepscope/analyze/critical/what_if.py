@@ -1,9 +1,6 @@
 """What the step would take if something took less or more time: the whole schedule computed again."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Mask, Whole
-from stepscope.formats.classify import CATEGORIES
-import numpy as np
 
 import fnmatch
 import re
@@ -11,17 +8,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.critical import kinds
-from stepscope.analyze.critical.columns import codes_in, core
 from stepscope.analyze.critical.kinds import HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.model import StepGraph
 from stepscope.analyze.critical.path import CriticalPath, describe_path
+from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.critical.schedule import Schedule, retime
-from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.numbers import Floats, Mask, Whole, seconds
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.timeline import KERNEL, OPERATOR, Timeline
-
 
 NEVER_BINDS = -(1 << 60)
 MOST_RANKS = 20
@@ -149,9 +147,8 @@ def _parse_edit(text: str, where: str | None) -> Edit:
         )
     if name == "blocking" and factor not in (0.0, 1.0):
         raise UsageError("calls either wait or do not", hint="write blocking=0", where=where)
-    if target.takes == "category":
-        if pattern not in CATEGORIES:
-            raise unknown_name("category", pattern, CATEGORIES, where=where)
+    if target.takes == "category" and pattern not in CATEGORIES:
+        raise unknown_name("category", pattern, CATEGORIES, where=where)
     return Edit(text, name, pattern or None, rank, factor)
 
 
@@ -230,7 +227,7 @@ def apply_edits(graph: StepGraph, edits: Sequence[Edit], *, strict: bool = True)
     return retime(graph, np.where(dropped, NEVER_BINDS, weight), rest), applied
 
 
-def _scaled(time: Whole, factor: NDArray[np.float64]) -> Whole:
+def _scaled(time: Whole, factor: Floats) -> Whole:
     changed = factor != 1
     scaled = time.copy()
     scaled[changed] = np.rint(time[changed] * factor[changed]).astype(np.int64)

@@ -1,21 +1,33 @@
-"""Two traces side by side, step against step."""
+"""Two traces side by side, step against step; of two jobs, the ranks to compare."""
 
 from __future__ import annotations
-from stepscope.analyze.diff.tables import Table
-from stepscope.formats.kernel_names import short_name
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
 import msgspec
 import numpy as np
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-from stepscope.analyze.diff.exposure import Side
+from stepscope.analyze.diff.exposure import (
+    NO_OPERATOR,
+    Identity,
+    Names,
+    OperatorNames,
+    Side,
+    Table,
+    complete_steps,
+    count_idle,
+    count_operators,
+    count_work,
+    known_steps,
+)
 from stepscope.analyze.diff.matching import Group, match_names, pair_renamed
 from stepscope.analyze.diff.noise import (
     DEVICE_VARIATION,
     HOST_VARIATION,
     MAD_TO_SD,
     MIN_EFFECT,
+    Table,
     are_clear,
     middle_steps,
     noise_of_step,
@@ -26,25 +38,18 @@ from stepscope.analyze.diff.records import (
     NameChange,
     NameVerdict,
     Part,
+    RankSteps,
     StepsUsed,
     TraceDiff,
     Verdict,
+    describe_change,
+    list_notes,
 )
-from stepscope.analyze.diff.tables import (
-    NO_OPERATOR,
-    Identity,
-    Names,
-    OperatorNames,
-    count_idle,
-    count_operators,
-    count_work,
-)
-from stepscope.analyze.diff.wording import describe_change, list_notes
-from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.numbers import Mask, seconds
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
+from stepscope.formats.kernel_names import short_name
 from stepscope.formats.timeline import Timeline
-
 
 EXPLAINED = 0.5, 1.5
 """Shares of the change of a step between which clear contributions must lie to make the change one."""
@@ -355,7 +360,7 @@ def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation
 
 def _clear_calls(calls_a: Table, calls_b: Table, mean_a: Table, mean_b: Table) -> list[bool]:
     """A number of calls that is the same in every step needs no statistics; one that varies must leave its range."""
-    apart: Flags = (calls_a.min(axis=0) > calls_b.max(axis=0)) | (calls_b.min(axis=0) > calls_a.max(axis=0))
+    apart: Mask = (calls_a.min(axis=0) > calls_b.max(axis=0)) | (calls_b.min(axis=0) > calls_a.max(axis=0))
     clear: list[bool] = (apart & (mean_a != mean_b)).tolist()
     return clear
 
@@ -391,3 +396,48 @@ def _count(kernels: Sequence[NameChange], operators: Sequence[NameChange]) -> di
             counts[f"{what} {word}"] = sum(change.verdict == word for change in changes)
     counts["kernels renamed"] = sum(change.status == "renamed" for change in kernels)
     return counts
+
+
+class ChosenRanks(NamedTuple):
+    rank_a: int
+    rank_b: int
+    ranks: list[RankSteps]
+    """All ranks, in order."""
+    why: str
+    """In words."""
+
+
+def step_time_s(timeline: Timeline, steps: Sequence[int] | None = None) -> float:
+    """What a comparison takes as the profiled step of a trace, without looking at what is in it."""
+    trace = view(timeline)
+    if not timeline.steps:
+        raise UsageError("the trace has no events to compare", where=trace.source)
+    numbers = complete_steps(trace) if steps is None else known_steps(trace, steps)
+    lengths = np.array([trace.windows[number].length_ns for number in numbers], np.int64)
+    return seconds(float(lengths[middle_steps(lengths)].mean()))
+
+
+def choose_ranks(a: Mapping[int, float], b: Mapping[int, float]) -> ChosenRanks:
+    """From each rank's step in A and in B.
+
+    Jobs of the same ranks: the rank whose step changed most. Else the slowest rank of each side, of those that both
+    have if there are any.
+    """
+    ranks = [_of_rank(rank, a.get(rank), b.get(rank)) for rank in sorted({*a, *b})]
+    common = sorted({*a} & {*b})
+    if len(common) == len(ranks):
+        most = max(common, key=lambda rank: (abs(b[rank] - a[rank]), -rank))
+        return ChosenRanks(most, most, ranks, f"of {len(ranks)} ranks the one whose step changed most")
+    slowest = [max(common or side, key=lambda rank: (side[rank], -rank)) for side in (a, b)]
+    return ChosenRanks(slowest[0], slowest[1], ranks, _say_slowest(len(common)))
+
+
+def _say_slowest(common: int) -> str:
+    if common == 1:
+        return "the only rank that both have"
+    return f"the slowest of the {common} ranks that both have" if common else "the slowest, as no rank is in both"
+
+
+def _of_rank(rank: int, a_s: float | None, b_s: float | None) -> RankSteps:
+    change_s = None if a_s is None or b_s is None else b_s - a_s
+    return RankSteps(rank=rank, a_s=a_s, b_s=b_s, change_s=change_s)

@@ -1,20 +1,18 @@
 """Which names of two traces mean the same: equal ones, and kernels that another version or device calls otherwise."""
 
 from __future__ import annotations
-from stepscope.formats.kernel_names import base_name
-from stepscope.formats.timeline import Integers
-import hashlib
-import numpy as np
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from stepscope.analyze.diff.exposure import Side
-from stepscope.analyze.diff.records import Status
-from stepscope.analyze.diff.tables import Identity, innermost_operator, operators_around
-from stepscope.formats.timeline import MISSING, OPERATOR, Timeline
+import numpy as np
 
+from stepscope.analyze.diff.exposure import Identity, Side, innermost_operator, operators_around
+from stepscope.analyze.diff.records import Status
+from stepscope.formats.kernel_names import base_name
+from stepscope.formats.timeline import MISSING, OPERATOR, Integers, Timeline
 
 LEAST_SHARED = 0.5
 """Of the calls of both names that must stand in the same places for one to be the other under a new name."""

@@ -1,14 +1,18 @@
 """Whether a difference between two traces is more than steps of one trace differ by among themselves."""
 
 from __future__ import annotations
-import numpy as np
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
+from stepscope.analyze.step.numbers import Floats, Mask
 from stepscope.stats import holm, t_quantile, t_two_sided
 
+Table: TypeAlias = Floats
+"""Steps down, names across. NaN: the name has no value in that step."""
 
 LEVEL = 0.01
 """Chance of even one false alarm in a table, as long as both traces vary as their steps do."""
@@ -41,7 +45,7 @@ MIDDLE_INEFFICIENCY = 1.1
 """Standard error of a mean over the middle half of all values over that of the mean of all, for normal values."""
 
 
-def middle_steps(durations: Any) -> NDArray[np.bool_]:
+def middle_steps(durations: Any) -> Mask:
     """The middle half by length: of three the median one, of one or two all."""
     count = len(durations)
     dropped = (count + 1) // 4 if count > 2 else 0
@@ -51,7 +55,7 @@ def middle_steps(durations: Any) -> NDArray[np.bool_]:
     return middle
 
 
-def spreads(values: Values) -> tuple[Values, Values]:
+def spreads(values: Table) -> tuple[Table, Table]:
     """For each name a standard deviation that a few odd steps do not move, and how many steps have the name."""
     there = ~np.isnan(values)
     count = there.sum(axis=0)
@@ -62,7 +66,7 @@ def spreads(values: Values) -> tuple[Values, Values]:
     return MAD_TO_SD * correction * _median(deviation, there), count.astype(np.float64)
 
 
-def _median(values: Values, there: NDArray[np.bool_]) -> Values:
+def _median(values: Table, there: Mask) -> Table:
     """Of each column, over the steps that have a value; 0 where none has."""
     ordered = np.sort(np.where(there, values, np.inf), axis=0)
     count = there.sum(axis=0)
@@ -73,7 +77,7 @@ def _median(values: Values, there: NDArray[np.bool_]) -> Values:
     return np.where(count > 0, (low + high) / 2, 0.0)
 
 
-def p_values(a: Values, b: Values, *, level: Values, variation: float) -> list[float]:
+def p_values(a: Table, b: Table, *, level: Table, variation: float) -> list[float]:
     """For each name the chance that medians over steps differ so much from variation alone.
 
     `level` is how large the values are; `variation` of it is taken at least.
@@ -88,12 +92,12 @@ def p_values(a: Values, b: Values, *, level: Values, variation: float) -> list[f
     ]
 
 
-def _median_variance(count: Values) -> Values:
+def _median_variance(count: Table) -> Table:
     """Of a median of so many values, in variances of one value."""
     return np.where(count > 2, MEDIAN_INEFFICIENCY**2, 1.0) / np.maximum(count, 1)
 
 
-def _pooled(a: Values, b: Values, least: Values) -> tuple[Values, Values, tuple[Values, Values]]:
+def _pooled(a: Table, b: Table, least: Table) -> tuple[Table, Table, tuple[Table, Table]]:
     """Variation between steps of one side, its degrees of freedom, and in how many steps of each side it was seen."""
     (spread_a, count_a), (spread_b, count_b) = spreads(a), spreads(b)
     seen_a, seen_b = np.maximum(count_a - 1, 0), np.maximum(count_b - 1, 0)
@@ -103,7 +107,7 @@ def _pooled(a: Values, b: Values, least: Values) -> tuple[Values, Values, tuple[
     return np.maximum(observed, least), freedom, (count_a, count_b)
 
 
-def are_clear(p: Sequence[float], change: Values, level: Values) -> list[bool]:
+def are_clear(p: Sequence[float], change: Table, level: Table) -> list[bool]:
     """Which changes of a table stand, each with regard to how many were looked at."""
     large = (abs(change) >= MIN_EFFECT * level).tolist()
     return [adjusted <= LEVEL and enough for adjusted, enough in zip(holm(p), large, strict=True)]
@@ -117,7 +121,7 @@ class StepNoise(NamedTuple):
     """Whether it comes from an assumed variation, because too few steps were seen."""
 
 
-def noise_of_step(a: Values, b: Values, level: float) -> StepNoise:
+def noise_of_step(a: Table, b: Table, level: float) -> StepNoise:
     """The smallest change of the step that would be called one.
 
     The steps say how much they vary, where there are enough of them: by their standard deviation or by their median

@@ -1,21 +1,20 @@
 """What changed between two tables of sums (`nsys stats`): totals by name, without steps, overlap or idle time."""
 
 from __future__ import annotations
-from stepscope.formats.nsys.stats import KernelSummary
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from stepscope.analyze.diff.exposure import Identity
 from stepscope.analyze.diff.matching import match_names
 from stepscope.analyze.diff.records import Status
-from stepscope.analyze.diff.tables import Identity
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.classify import CATEGORIES, classify_names
 from stepscope.formats.kernel_names import base_name, normal_name, short_name
-
+from stepscope.formats.nsys.stats import KernelSummary
 
 MOST_NAMED = 3
 LEAST_NAMED = 0.1

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.analyze.job.tasks import RankAnswer
-from stepscope.analyze.ranks.digest import step_times_ns
-from stepscope.analyze.ranks.step_numbers import (
+from stepscope.analyze.ranks.digest import (
     PAIRED_BY_ORDER,
     common_numbers,
     list_numbers,
     pair_numbers,
     pair_steps,
+    step_times_ns,
 )
 from stepscope.core.errors import UsageError
 

@@ -97,7 +97,7 @@ def explain_rank(task: RankTask) -> RankAnswer:
 
 
 def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int | None:
-    from stepscope.analyze.ranks.step_numbers import list_numbers
+    from stepscope.analyze.ranks.digest import list_numbers
     from stepscope.analyze.step.view import view
     from stepscope.core.errors import UsageError
 

@@ -1,16 +1,148 @@
-"""Slow pairs explained by as few causes as possible: the cause that explains most first, then what is left."""
+"""Slow pairs explained by as few causes as possible, among pairs that should take the same time."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from stepscope.analyze.network.pair_matrix import Pair, PairMatrix, Quantity
 from stepscope.analyze.network.suspects import Layout, Suspect, list_links, list_suspects
-from stepscope.analyze.network.usual import find_usual
-from stepscope.stats import median
+from stepscope.stats import median, quantile_sorted
+
+LEAST_SPREAD = 0.03
+"""Of logarithms: no two links repeat better than this, so no class is taken to be narrower."""
+
+_REACH = 4.0
+"""Spreads around the centre that still count as usual."""
+
+_SHARE = 4
+"""At least one in so many values is usual."""
+
+
+class Usual(NamedTuple):
+    centre: float
+    spread: float
+    """Robust standard deviation."""
+
+
+def find_usual(values: Sequence[float]) -> Usual:
+    """Centre and spread of the usual values among these logarithms, though more than half of them may be too high.
+
+    Starts from the fastest dense quarter and takes in its surroundings until nothing more belongs to it: noise
+    without a gap ends with nearly all values, a second cluster behind a gap stays outside.
+    """
+    ordered = sorted(values)
+    core = _densest(ordered)
+    for _ in range(len(ordered)):
+        centre, spread = _centre_and_spread(core)
+        grown = [value for value in ordered if abs(value - centre) <= _REACH * spread]
+        if grown == core:
+            break
+        core = grown
+    return Usual(*_centre_and_spread(core))
+
+
+def _densest(ordered: Sequence[float]) -> list[float]:
+    """The fastest of those windows that are narrow in themselves, or about as narrow as the narrowest."""
+    count = min(len(ordered), max(2, math.ceil(len(ordered) / _SHARE)))
+    widths = [ordered[i + count - 1] - ordered[i] for i in range(len(ordered) - count + 1)]
+    wide = max(2 * min(widths), _REACH * LEAST_SPREAD)
+    first = next(i for i, width in enumerate(widths) if width <= wide)
+    return list(ordered[first : first + count])
+
+
+def _centre_and_spread(ordered: Sequence[float]) -> tuple[float, float]:
+    centre = quantile_sorted(ordered, 0.5)
+    deviation = quantile_sorted(sorted(abs(value - centre) for value in ordered), 0.5)
+    return centre, max(LEAST_SPREAD, 1.4826 * deviation)
+
+
+_CLEAR = 0.9
+"""Share of the pairs between groups that must be slow, and of those inside groups that must not."""
+_LONERS = 4
+"""At most one in so many units may belong to no group."""
+
+
+class Tiers(NamedTuple):
+    groups: list[tuple[int, ...]]
+    """Ranks."""
+    far: frozenset[Pair]
+    """Between two groups."""
+
+
+def find_tiers(slowness: Mapping[Pair, float], slow_above: float, unit_of: Callable[[int], str]) -> Tiers | None:
+    """Splits what these pairs connect into groups with slow pairs between them and faster ones inside.
+
+    `unit_of` names what may not be torn apart: a host, or a rank. One unit alone is no group: it is slow. It goes with
+    the group that is nearest to it.
+    """
+    near = _fold(slowness, unit_of)
+    group_of = _connect(near, slow_above)
+    sizes = Counter(group_of.values())
+    alone = {unit for unit, name in group_of.items() if sizes[name] == 1}
+    if len(alone) * _LONERS > len(group_of):
+        return None
+    for unit in sorted(alone):
+        group_of[unit] = _nearest_group(unit, near, group_of, alone)
+    far = {pair for pair in slowness if group_of[unit_of(pair[0])] != group_of[unit_of(pair[1])]}
+    if not _is_clear(slowness, slow_above, far, lambda rank: unit_of(rank) in alone):
+        return None
+    groups: dict[str, set[int]] = {}
+    for pair in slowness:
+        for rank in pair:
+            groups.setdefault(group_of[unit_of(rank)], set()).add(rank)
+    return Tiers(sorted(tuple(sorted(ranks)) for ranks in groups.values()), frozenset(far))
+
+
+def _is_clear(
+    slowness: Mapping[Pair, float], slow_above: float, far: set[Pair], is_alone: Callable[[int], bool]
+) -> bool:
+    judged = {pair: value for pair, value in slowness.items() if not (is_alone(pair[0]) or is_alone(pair[1]))}
+    apart = [value > slow_above for pair, value in judged.items() if pair in far]
+    inside = [value <= slow_above for pair, value in judged.items() if pair not in far]
+    return all(sides and sum(sides) >= _CLEAR * len(sides) for sides in (apart, inside))
+
+
+def _fold(slowness: Mapping[Pair, float], unit_of: Callable[[int], str]) -> dict[tuple[str, str], float]:
+    """The slower direction's median between every two units."""
+    blocks: dict[tuple[str, str], list[float]] = {}
+    for (source, target), value in slowness.items():
+        blocks.setdefault((unit_of(source), unit_of(target)), []).append(value)
+    folded: dict[tuple[str, str], float] = {}
+    for (a, b), values in blocks.items():
+        middle = median(values)
+        if a != b and middle is not None:
+            ends = (min(a, b), max(a, b))
+            folded[ends] = max(middle, folded.get(ends, middle))
+    return folded
+
+
+def _connect(near: Mapping[tuple[str, str], float], slow_above: float) -> dict[str, str]:
+    """Unit → its group: units that fast pairs connect, directly or through others, are in one."""
+    group_of = {unit: unit for ends in near for unit in ends}
+    for (a, b), value in near.items():
+        if value <= slow_above and group_of[a] != group_of[b]:
+            kept, dropped = group_of[a], group_of[b]
+            group_of = {unit: kept if name == dropped else name for unit, name in group_of.items()}
+    return group_of
+
+
+def _nearest_group(
+    unit: str, near: Mapping[tuple[str, str], float], group_of: Mapping[str, str], alone: set[str]
+) -> str:
+    distances: dict[str, list[float]] = {}
+    for (a, b), value in near.items():
+        other = b if a == unit else a if b == unit else None
+        if other is not None and other not in alone:
+            distances.setdefault(group_of[other], []).append(value)
+    return min(distances, key=lambda name: _middle(distances[name]), default=group_of[unit])
+
+
+def _middle(values: Sequence[float]) -> float:
+    return median(values) or 0.0
+
 
 LEAST_EFFECT = math.log(1.2)
 """Slower by less than a fifth is not called slow, however sure it is."""
@@ -192,3 +324,73 @@ def _set_apart(state: _State, number: int) -> list[Pair]:
 def _holds_throughout(state: _State, pair: Pair) -> bool:
     """Whether nearly all samples are slow, not just the middle one: else the pair was held up for a while."""
     return state.surely[pair] >= max(LEAST_EFFECT, state.slowness[pair] / 2)
+
+
+_SURE_SPREADS = 4.0
+
+
+class Split(NamedTuple):
+    """Groups that are near to each other, and how much slower the pairs between them are."""
+
+    tiers: Tiers
+    effects: dict[Quantity, float]
+    """Logarithms; a quantity in which near and far do not differ is left out."""
+
+
+def classify(cells: Mapping[Quantity, Mapping[Pair, Cell]], layout: Layout) -> tuple[list[list[Pair]], list[Split]]:
+    """One set of classes for all quantities: what one of them tells of the wiring holds for the others."""
+    pairs = sorted({pair for measured in cells.values() for pair in measured})
+    waiting = [[pair for pair in pairs if layout.is_inside(pair) is inside] for inside in (True, False)]
+    classes: list[list[Pair]] = []
+    splits: list[Split] = []
+    while waiting:
+        chosen = waiting.pop()
+        tiers = _find_tiers(cells, chosen, layout)
+        if tiers is None:
+            classes.append(chosen)
+            continue
+        far = [pair for pair in chosen if pair in tiers.far]
+        near = [pair for pair in chosen if pair not in tiers.far]
+        waiting += [near, far]
+        splits.append(Split(tiers, _effects(cells, near, far)))
+    return classes, splits
+
+
+def _find_tiers(cells: Mapping[Quantity, Mapping[Pair, Cell]], chosen: Sequence[Pair], layout: Layout) -> Tiers | None:
+    """By the first quantity that shows any."""
+    for measured in cells.values():
+        values = {pair: measured[pair].value for pair in chosen if pair in measured}
+        if len(values) < 2 * LEAST_PAIRS:
+            continue
+        usual = find_usual(list(values.values()))
+        slowness = {pair: value - usual.centre for pair, value in values.items()}
+        sure = max(LEAST_EFFECT, _SURE_SPREADS * usual.spread)
+        # What is usual may be the near pairs or, where those are fewer, the far ones.
+        for others in (
+            [value for value in slowness.values() if value >= sure],
+            [value for value in slowness.values() if value <= -sure],
+        ):
+            if len(others) < LEAST_PAIRS:
+                continue
+            tiers = find_tiers(slowness, (median(others) or 0.0) / 2, _unit(layout, chosen[0]))
+            if tiers is not None and len(slowness) - len(tiers.far) >= LEAST_PAIRS <= len(tiers.far):
+                return tiers
+    return None
+
+
+def _unit(layout: Layout, pair: Pair) -> Callable[[int], str]:
+    """What a group is made of: hosts, or ranks inside a host."""
+    return str if layout.is_inside(pair) else layout.host.__getitem__
+
+
+def _effects(
+    cells: Mapping[Quantity, Mapping[Pair, Cell]], near: Sequence[Pair], far: Sequence[Pair]
+) -> dict[Quantity, float]:
+    effects = {}
+    for quantity, measured in cells.items():
+        ends = [[measured[pair].value for pair in side if pair in measured] for side in (near, far)]
+        if all(ends):
+            effect = find_usual(ends[1]).centre - find_usual(ends[0]).centre
+            if effect >= LEAST_EFFECT:
+                effects[quantity] = effect
+    return effects

@@ -1,19 +1,17 @@
 """Collectives in a table: by what they are, among how many, how large; and what each process group costs in all."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Floats, Mask, Whole
-import numpy as np
 
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.matching import Matching
-from stepscope.analyze.ranks.segments import run_medians, run_sums
 from stepscope.analyze.ranks.waiting import Waiting
-
+from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
 
 MOST_SIZES = 16
 """Of one collective in one group: beyond it sizes are put together by powers of two."""

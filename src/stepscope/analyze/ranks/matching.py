@@ -8,21 +8,19 @@ side must be the same collective of the same size.
 """
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Mask, Whole
-import numpy as np
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.ranks import conventions as conv
-from stepscope.analyze.ranks.collectives import BY_KERNEL, ordinals
+from stepscope.analyze.ranks.collectives import BY_KERNEL, ProcessGroup, ordinals, parse_members
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
-from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
+from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.core.errors import UsageError
-
 
 METHODS = ("sequence number", "call in the group", "call of its kind in the step")
 BY_SEQUENCE, BY_CALL, BY_STEP = range(3)
@@ -452,9 +450,7 @@ def _common_name(rows: Any, member: Whole, first: Whole) -> Whole:
     return _reduce(np.minimum, named_by * 256 + collective, first) % 256
 
 
-def _common_sizes(
-    rows: Any, member: Whole, first: Whole, collective: Whole, members: Whole
-) -> tuple[Whole, Whole]:
+def _common_sizes(rows: Any, member: Whole, first: Whole, collective: Whole, members: Whole) -> tuple[Whole, Whole]:
     """Size and bus bytes of each collective; −1 where they are not known. Of uneven pieces the largest count."""
     size = _reduce(np.maximum, rows["size_bytes"][member], first)
     piece = _reduce(np.maximum, rows["piece_bytes"][member], first)

@@ -1,22 +1,18 @@
 """What the ranks of one run say together: who waited for whom, how fast data moved, who is late."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Floats, Whole
-import numpy as np
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.ranks import conventions as conv
-from stepscope.analyze.ranks.clock_choice import choose_clocks
-from stepscope.analyze.ranks.clocks import Clocks, find_clocks, usable_offsets_ns
+from stepscope.analyze.ranks.clocks import Clocks, choose_clocks, find_clocks, usable_offsets_ns
 from stepscope.analyze.ranks.collective_table import CollectiveRow, GroupTotals, make_entries, tabulate, total_groups
-from stepscope.analyze.ranks.digest import RankDigest, digest, step_times_ns
+from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER, RankDigest, digest, list_numbers, pair_steps, step_times_ns
 from stepscope.analyze.ranks.matching import Matching, MatchingSummary, match, order_digests, summarize_matching
-from stepscope.analyze.ranks.segments import run_sums
-from stepscope.analyze.ranks.step_numbers import PAIRED_BY_ORDER, list_numbers, pair_steps
 from stepscope.analyze.ranks.stragglers import (
     LoadBalance,
     Stragglers,
@@ -24,12 +20,11 @@ from stepscope.analyze.ranks.stragglers import (
     find_stragglers,
     step_tables,
 )
-from stepscope.analyze.ranks.waiting import Waiting, find_waiting
-from stepscope.analyze.ranks.waiting_map import WaitingMap, map_waiting
+from stepscope.analyze.ranks.waiting import Waiting, WaitingMap, find_waiting, map_waiting
+from stepscope.analyze.step.numbers import Floats, Whole, run_sums
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.timeline import Timeline
-
 
 ClockChoice = Literal["auto", "as recorded", "aligned", "durations"]
 """as recorded: the ranks' times are compared as they stand. aligned: usable offsets are taken off first. durations: no

@@ -1,22 +1,20 @@
 """Who keeps the others waiting, and whether that is more than chance; how evenly the work is shared out."""
 
 from __future__ import annotations
-from stepscope.analyze.step.numbers import Floats, Whole
-import numpy as np
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.ranks.clocks import ROBUST, Clocks
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.ranks.matching import Matching
-from stepscope.analyze.ranks.segments import run_medians, run_sums
 from stepscope.analyze.ranks.waiting import Waiting
+from stepscope.analyze.step.numbers import Floats, Whole, run_medians, run_sums
 from stepscope.stats import median, median_interval
-
 
 CHANCE = 0.05
 """Of calling any rank a straggler where none is; shared out among the ranks."""

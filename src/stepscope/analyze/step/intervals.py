@@ -4,14 +4,13 @@ Everything is exact: lengths are integers, and no interval is lost to rounding.
 """
 
 from __future__ import annotations
-from stepscope.formats.timeline import Integers
-import numpy as np
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.formats.timeline import Integers
 
 
 class Intervals(NamedTuple):
