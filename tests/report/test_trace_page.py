@@ -16,7 +16,7 @@ from page_structure import Checker
 from page_structure import check as check_structure
 
 from stepscope.analyze.answers.compose import answer
-from stepscope.analyze.critical.of_job import graph_of_job
+from stepscope.analyze.critical.model import graph_of_job
 from stepscope.analyze.critical.path import describe_path
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.device_work import Window

@@ -265,7 +265,7 @@ def _write_chakra(
 def _write_chakra_rank(
     timeline: Timeline, target: Path, graph_path: Path | None, *, keep_unlinked: bool
 ) -> dict[str, Any]:
-    from stepscope.analyze.critical.edges import row_edges
+    from stepscope.analyze.critical.model import row_edges
     from stepscope.formats.execution_trace import read_execution_trace
     from stepscope.traces.chakra.convert import MINIMUM_SHARE
     from stepscope.traces.chakra.convert import convert as to_chakra

@@ -51,7 +51,7 @@ def critical_path(
 
     Example: stepscope trace critical-path traces/ --what-if 'kernels=0.5' --json
     """
-    from stepscope.analyze.critical.of_job import graph_of_job
+    from stepscope.analyze.critical.model import graph_of_job
     from stepscope.analyze.critical.path import describe_path, path_events
     from stepscope.analyze.critical.what_if import find_limits, parse_what_if, what_if
 

@@ -45,4 +45,5 @@ def dtype_name(text: str) -> str:
 
 def dtype_bytes(text: str) -> int | None:
     """Bytes of one element, by any spelling; None for an unknown type."""
-    return DTYPE_BYTES.get(dtype_name(text))
+    name = dtype_name(text)
+    return 1 if name.lower().startswith(("float8", "f8", "__nv_fp8")) else DTYPE_BYTES.get(name)

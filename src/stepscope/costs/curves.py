@@ -1,6 +1,6 @@
 """Curves of time against message size: three forms, each monotone and never negative. Seconds and bytes.
 
-Each is fitted on relative error, and judged by sizes it has not seen. Using a curve is plain Python; fitting needs numpy.
+Each is fitted on relative error and judged by sizes it has not seen. Only fitting needs numpy.
 """
 
 from __future__ import annotations

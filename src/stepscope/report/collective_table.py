@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepscope._version import __version__
+from stepscope.core.collectives import FACTS
 from stepscope.core.units import format_significant
 from stepscope.metrics import bandwidth_of
 from stepscope.records import Notice, RankPlace, System
@@ -31,8 +32,8 @@ from stepscope.report.text import plain
 from stepscope.report.view import ReportRun
 from stepscope.store import MeasuredCase
 
-REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatterv"})
-ROOTED = frozenset({"reduce", "broadcast", "gather", "scatter", "incast", "multicast"})
+REDUCING = frozenset(name for name, facts in FACTS.items() if facts.reduces)
+ROOTED = frozenset(name for name, facts in FACTS.items() if facts.rooted)
 IN_COLUMNS = frozenset({"size_bytes", "dtype", "reduction", "root"})
 """Parameters with a column; the others begin a section."""
 

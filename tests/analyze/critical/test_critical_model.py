@@ -9,9 +9,9 @@ import pytest
 
 from stepscope.analyze.critical.draft import Constants
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.analyze.critical.model import StepGraph, build_graph
+from stepscope.analyze.critical.model import build_graph
 from stepscope.analyze.critical.path import critical_path
-from stepscope.analyze.critical.schedule import retime
+from stepscope.analyze.critical.schedule import StepGraph, retime
 from stepscope.analyze.critical.what_if import find_limits, what_if
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate import Costs, Op, ordinary_program, random_program, run
 
-from stepscope.analyze.critical.edges import row_edges
 from stepscope.analyze.critical.kinds import COSTS
-from stepscope.analyze.critical.model import build_graph
+from stepscope.analyze.critical.model import build_graph, row_edges
 from stepscope.analyze.critical.path import (
     CriticalPath,
     critical_path,
@@ -23,8 +22,7 @@ from stepscope.analyze.critical.path import (
     path_events,
     path_stretches,
 )
-from stepscope.analyze.critical.schedule import path_edges, retime, slack_of_rows
-from stepscope.analyze.critical.settle import order_edges
+from stepscope.analyze.critical.schedule import order_edges, path_edges, retime, slack_of_rows
 from stepscope.analyze.critical.what_if import (
     TARGETS,
     apply_edits,

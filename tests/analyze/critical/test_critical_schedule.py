@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.critical import loops, model, settle
+from stepscope.analyze.critical import rows
 from stepscope.analyze.critical.kinds import C_GAP, HOST
-from stepscope.analyze.critical.model import StepGraph
-from stepscope.analyze.critical.schedule import find_slack, path_edges, retime
-from stepscope.analyze.critical.settle import Settled, order_edges
+from stepscope.analyze.critical.schedule import Settled, StepGraph, find_slack, order_edges, path_edges, retime
 
 
 @st.composite
@@ -85,8 +83,7 @@ def test_compiled_and_plain_loops_agree(drawn: tuple[int, list[tuple[int, int, i
     nodes, edges = drawn
     plain = make_graph(nodes, edges)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settle, "COMPILED_FROM", 0)
-        patch.setattr(model, "COMPILED_FROM", 0)
+        patch.setattr(rows, "COMPILED_FROM", 0)
         fast = make_graph(nodes, edges)
         assert all((a == b).all() for a, b in zip(plain.edges, fast.edges, strict=True))
         schedule = retime(fast)
@@ -108,5 +105,5 @@ def test_a_cycle_is_found_and_named() -> None:
 def test_points_come_in_the_order_of_nesting() -> None:
     """A row with two children on one thread, one row on another."""
     points = [0] * 8
-    assert loops.emit_points([0, 0, 0, 1], [-1, 0, 0, -1], points, [0] * 5) == 8
+    assert rows.emit_points([0, 0, 0, 1], [-1, 0, 0, -1], points, [0] * 5) == 8
     assert points == [0, 2, 3, 4, 5, 1, 6, 7]

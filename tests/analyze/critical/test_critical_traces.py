@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.analyze.critical.edges import row_edges
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.analyze.critical.model import build_graph
+from stepscope.analyze.critical.model import build_graph, row_edges
 from stepscope.analyze.critical.path import critical_path, critical_path_of_ranks
-from stepscope.analyze.critical.settle import order_edges
+from stepscope.analyze.critical.schedule import order_edges
 from stepscope.analyze.critical.what_if import find_limits, what_if
 from stepscope.formats.classify import COMMUNICATION
 from stepscope.formats.timeline import Timeline

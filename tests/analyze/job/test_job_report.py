@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stepscope.analyze.answers.compose import answer
-from stepscope.analyze.critical.of_job import graph_of_job
+from stepscope.analyze.critical.model import graph_of_job
 from stepscope.analyze.critical.path import describe_path
 from stepscope.analyze.job import JobReport, explain_job
 from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_ranks import MS, US, Call, Plan, collective_fields, make_digests, real_timelines, simulate
 
-from stepscope.analyze.ranks.conventions import COLLECTIVES
 from stepscope.analyze.ranks.digest import RankDigest, digest
 from stepscope.analyze.ranks.matching import Matching, match, summarize_matching
+from stepscope.core.collectives import COLLECTIVES
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import KERNEL, TimelineBuilder
 from stepscope.traces.finish import finish

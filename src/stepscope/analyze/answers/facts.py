@@ -21,18 +21,12 @@ from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.job.report import TELLING_DIFFERENCE
-from stepscope.analyze.ranks.conventions import (
-    COLLECTIVES,
-    DEVICE_BACKENDS,
-    OTHER,
-    SEND_RECV,
-    canonical_collective,
-    kernel_collective,
-)
+from stepscope.analyze.ranks.collectives import kernel_collective
 from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step.breakdown import CPU, UNRECORDED
 from stepscope.analyze.step.host_activity import HostActivity
 from stepscope.analyze.step.report import StepReport
+from stepscope.core.collectives import COLLECTIVES, DEVICE_BACKENDS, OTHER, SEND_RECV, canonical_collective
 from stepscope.core.units import format_share
 
 ON_CPU = ("data_loading", "sleeping", "python")

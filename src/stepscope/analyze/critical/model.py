@@ -8,8 +8,7 @@ much of it it cannot explain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,45 +16,15 @@ from stepscope.analyze.critical import device, host, kinds, waits
 from stepscope.analyze.critical.device import find_event_waits
 from stepscope.analyze.critical.draft import Constants, Draft, EdgeBuffer, begin_draft
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.analyze.critical.rows import StepRows
-from stepscope.analyze.critical.settle import Settled, settle
+from stepscope.analyze.critical.rows import StepRows, core
+from stepscope.analyze.critical.schedule import StepGraph, settle
+from stepscope.analyze.ranks.clocks import find_clocks, usable_offsets_ns
+from stepscope.analyze.ranks.digest import common_numbers, digest, list_numbers, pair_numbers
+from stepscope.analyze.ranks.matching import Matching, match
 from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
-from stepscope.formats.timeline import Timeline
-
-COMPILED_FROM = 80_000
-"""Edges from which loading the compiled loops pays."""
-
-
-@dataclass(frozen=True)
-class StepGraph:
-    """Nodes are numbers, edges are columns. Times are ns from the window's start."""
-
-    timelines: Sequence[Timeline]
-    step: int | None
-    start_ns: int
-    length_ns: int
-    source: int
-    sink: int
-    node_time: Whole
-    node_rank: Whole
-    """Index into timelines."""
-    node_row: Whole
-    """−1: the window's borders and the meetings of ranks. A row's end is the node after its start."""
-    edges: Settled
-    constants: Sequence[Constants]
-    """One set a rank."""
-    counts: Mapping[str, int]
-    """What was left out and what is loose; see Checks."""
-
-    @property
-    def is_large(self) -> bool:
-        return len(self.edges.source) >= COMPILED_FROM
-
-    @cached_property
-    def edge_lists(self) -> tuple[list[int], list[int]]:
-        """Source and target of the edges for the loops that are not compiled."""
-        return self.edges.source.tolist(), self.edges.target.tolist()
+from stepscope.formats.timeline import RUNTIME, RowEdges, Timeline
 
 
 def build_graph(timeline: Timeline, step: int | None = None, *, constants: Constants | None = None) -> StepGraph:
@@ -251,3 +220,138 @@ def _usual_delays(constants: Constants) -> list[int]:
     usual[kinds.EVENT] = max(constants.stream_usual_ns, constants.event_usual_ns)
     usual[kinds.SYNC] = usual[kinds.QUEUE] = constants.sync_usual_ns
     return usual
+
+
+def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, align_clocks: bool = True) -> StepGraph:
+    """One step (the median step of the first rank, among those that all have, unless named).
+
+    Ranks that number their steps differently are paired by order; `step` counts as the first rank does then. Several
+    ranks are put on one clock where their collectives allow it; `align_clocks` False takes their times as they stand.
+    """
+    if len(timelines) == 1:
+        return build_graph(timelines[0], view(timelines[0]).median_step() if step is None else step)
+    timelines = _count_alike(timelines)
+    number = _choose_step(timelines, step)
+    digests = [digest(timeline) for timeline in timelines]
+    matching = match(digests)
+    offsets = usable_offsets_ns(find_clocks(matching, max(item.resolution_ns for item in digests)))
+    places = {rank: place for place, rank in enumerate(matching.ranks.tolist())}
+    order = [places[timeline.rank] for timeline in timelines if timeline.rank is not None]
+    # The offsets say how far a rank's clock is ahead; the graph wants what is to be added.
+    added = [-offsets[place] if align_clocks else 0 for place in order]
+    return build_graph_of_ranks(timelines, _meetings(matching, order), step=number, offsets_ns=added)
+
+
+def _numbers(timeline: Timeline) -> list[int]:
+    return [span.number for span in timeline.steps]
+
+
+def _count_alike(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """The graph asks every rank for the same number."""
+    pairs = pair_numbers([_numbers(timeline) for timeline in timelines])
+    if pairs is None:
+        return list(timelines)
+    return [_renumber(timeline, mapping) for timeline, mapping in zip(timelines, pairs, strict=True)]
+
+
+def _renumber(timeline: Timeline, mapping: Mapping[int, int]) -> Timeline:
+    """Steps without a partner are left out."""
+    if all(own == other for own, other in mapping.items()) and len(mapping) == len(timeline.steps):
+        return timeline
+    before = timeline.core["step"]
+    after = np.full_like(before, -1)
+    for own, other in mapping.items():
+        after[before == own] = other
+    steps = tuple(span._replace(number=mapping[span.number]) for span in timeline.steps if span.number in mapping)
+    return replace(timeline, core={**timeline.core, "step": after}, steps=steps)
+
+
+def _choose_step(timelines: Sequence[Timeline], asked: int | None) -> int | None:
+    common = common_numbers([_numbers(timeline) for timeline in timelines])
+    number = view(timelines[0]).median_step() if asked is None else asked
+    if number is None or number in common:
+        return number
+    if asked is not None:
+        lacking = next(one.rank for one in timelines if asked not in _numbers(one))
+        raise UsageError(f"rank {lacking} has no step {asked}", hint=f"steps of all ranks: {list_numbers(common)}")
+    if not common:
+        raise UsageError("the ranks have no step in common", hint="give one of them alone with --rank N")
+    trace = view(timelines[0])
+    filled = [one for one in common if one not in trace.empty_steps] or list(common)
+    return sorted(filled, key=lambda one: trace.windows[one].length_ns)[(len(filled) - 1) // 2]
+
+
+def _meetings(matching: Matching, order: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Members of each collective as (index of the timeline, row)."""
+    index_of = {place: index for index, place in enumerate(order)}
+    rows, ranks = matching.of_members("row").tolist(), matching.rank[matching.member].tolist()
+    meetings = []
+    for first, count in zip(matching.first.tolist(), matching.count.tolist(), strict=True):
+        members = range(first, first + count)
+        meetings.append([(index_of[ranks[member]], rows[member]) for member in members])
+    return meetings
+
+
+_BETWEEN_ROWS = (kinds.THREAD, kinds.LAUNCH, kinds.STREAM, kinds.EVENT, kinds.SYNC, kinds.QUEUE, kinds.GRAPH)
+
+
+def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
+    """What had to happen before what, row by row, without a cycle even together with `parent`.
+
+    `host` edges lead from one event to the next on its thread, not into what it encloses: that is in `parent`. Where
+    device work holds up an event that had itself launched it, the edge leads to the next event of the thread.
+    """
+    graph = build_graph(timeline, step)
+    before, after, kind, inferred = [], [], [], []
+    for source, target, number, guess in (_host_order(graph), _others(timeline, graph)):
+        before.append(source)
+        after.append(target)
+        kind.append(number)
+        inferred.append(guess)
+    columns = [np.concatenate(column) for column in (before, after, kind, inferred)]
+    keep = (columns[0] >= 0) & (columns[1] >= 0) & (columns[0] != columns[1])
+    table = np.unique(np.stack([column[keep] for column in columns], 1), axis=0)
+    return RowEdges(before=table[:, 0], after=table[:, 1], kind=table[:, 2], inferred=table[:, 3])
+
+
+def _host_order(graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
+    """From an end to the start that follows it on the thread."""
+    source, target = graph.edges.source, graph.edges.target
+    mine = np.flatnonzero((graph.edges.kind == kinds.HOST) & (source & 1 == 1) & (target & 1 == 0))
+    before, after = graph.node_row[source[mine]], graph.node_row[target[mine]]
+    return before, after, np.full(len(mine), kinds.HOST), np.zeros(len(mine), np.int64)
+
+
+def _others(timeline: Timeline, graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
+    mine = np.flatnonzero(np.isin(graph.edges.kind, _BETWEEN_ROWS))
+    source, target = graph.edges.source[mine], graph.edges.target[mine]
+    before, after = graph.node_row[source], graph.node_row[target]
+    is_host = after >= 0
+    is_host[is_host] &= core(timeline, "thread")[after[is_host]] >= 0
+    to_end = (target & 1 == 1) & is_host
+    moved = to_end & ~_is_plain_wait(timeline, before, after)
+    after = np.where(moved, _next_started(graph)[target], after)
+    # Work that overlaps has an edge from start to start already; that between the ends says nothing about rows.
+    keep = is_host | (target & 1 == 0)
+    return before[keep], after[keep], graph.edges.kind[mine][keep], graph.edges.inferred[mine][keep]
+
+
+def _is_plain_wait(timeline: Timeline, before: Whole, after: Whole) -> Whole:
+    """Calls that only wait: what they wait for was launched by another call."""
+    kind, parent = core(timeline, "kind"), core(timeline, "parent")
+    return (kind[after] == RUNTIME) & (parent[before] != after)  # type: ignore[no-any-return]
+
+
+def _next_started(graph: StepGraph) -> Whole:
+    """For each node the row that begins next on its thread; −1 if none does."""
+    follows = np.arange(len(graph.node_time))
+    is_chain = graph.edges.kind == kinds.HOST
+    follows[graph.edges.source[is_chain]] = graph.edges.target[is_chain]
+    # Ends follow each other as deep as calls nest: so many steps at most.
+    at = follows.copy()
+    for _ in range(len(at)):
+        ends = (at & 1 == 1) & (follows[at] != at)
+        if not ends.any():
+            break
+        at[ends] = follows[at[ends]]
+    return np.where(at & 1 == 0, graph.node_row[at], -1)

@@ -1,4 +1,4 @@
-"""The critical path: what was waited for, from the end of the window back to its start; and its track in a Chrome trace."""
+"""The critical path: what was waited for, from the end of the window back to its start; its track in a Chrome trace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.draft import Constants
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
-from stepscope.analyze.critical.model import StepGraph, build_graph, build_graph_of_ranks
-from stepscope.analyze.critical.schedule import Checks, Schedule, check_graph, find_slack, path_edges, retime
+from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks
+from stepscope.analyze.critical.schedule import Checks, Schedule, StepGraph, check_graph, find_slack, path_edges, retime
 from stepscope.analyze.step.numbers import Whole, seconds
 from stepscope.core.units import format_share
 from stepscope.formats.timeline import Timeline

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,8 @@ def step_window(timeline: Timeline, step: int | None) -> Window:
     return view(timeline).window(step)
 
 
+COMPILED_FROM = 80_000
+"""Edges, or points of threads, from which loading the compiled loops pays."""
 NEVER = -(1 << 61)
 """The time of a call that the trace does not have: before everything."""
 
@@ -256,3 +259,84 @@ class LaunchOrder:
     def last_of(self, places: Whole) -> Whole:
         """Among this work and all before it on its stream: the place of what ended last."""
         return self._last_to_end[places]
+
+
+class Chains:
+    """Points of all threads, one thread after the other: nodes (2·place for a start, one more for an end) and times."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        count = len(hosts.rows)
+        nodes = np.zeros(2 * count, np.int64)
+        run_loop(emit_points, 2 * count, (hosts.thread, hosts.parent), (nodes, np.zeros(count + 1, np.int64)))
+        thread = hosts.thread[nodes >> 1]
+        time = np.where(nodes & 1, hosts.end[nodes >> 1], hosts.start[nodes >> 1])
+        back = (time[1:] < time[:-1]) & (thread[1:] == thread[:-1])
+        if back.any():  # events that cross instead of nesting
+            order = np.lexsort((np.arange(len(nodes)), time, thread))
+            nodes, thread, time = nodes[order], thread[order], time[order]
+        self.nodes: Whole = nodes
+        self.thread: Whole = thread
+        self.time: Whole = time
+        self.numbers: list[int] = np.unique(hosts.thread).tolist()
+        """The threads there are."""
+        self._parent = hosts.parent
+
+    def of(self, thread: int) -> slice:
+        """Where the points of a thread stand."""
+        first, last = np.searchsorted(self.thread, (thread, thread + 1))
+        return slice(int(first), int(last))
+
+    def open_after(self, nodes: Whole) -> Whole:
+        """Place of the innermost event that is open just after each point; −1 where none is."""
+        # After a start that is the event itself, after an end what encloses it.
+        return np.where(nodes & 1, self._parent[nodes >> 1], nodes >> 1)
+
+
+def is_large(rows: int) -> bool:
+    """Whether loading the compiler pays for a loop over so many edges or points."""
+    return rows >= COMPILED_FROM
+
+
+def run_loop(loop: Callable[..., int], rows: int, inputs: Sequence[Any], outputs: Sequence[Whole]) -> int:
+    """Calls a loop that cannot be written as array operations: `loop(*inputs, *outputs)`, which fills the outputs.
+
+    Compiled where it is large; else on lists, which is faster than loading the compiler. Inputs may be lists then.
+    """
+    if is_large(rows):
+        return _compile(loop)(*inputs, *outputs)
+    lists = [column.tolist() for column in outputs]
+    result = loop(*(one.tolist() if isinstance(one, np.ndarray) else one for one in inputs), *lists)
+    for column, values in zip(outputs, lists, strict=True):
+        column[:] = values
+    return result
+
+
+@cache
+def _compile(loop: Callable[..., int]) -> Callable[..., int]:
+    from stepscope.formats.native import compiled
+
+    return compiled(loop)
+
+
+def emit_points(thread: Any, parent: Any, points: Any, stack: Any) -> int:
+    """Starts (2·place) and ends (2·place + 1) in the order in which nested events begin and end.
+
+    Rows come by thread, start, longest first; `parent` is a place or −1. Returns how many points were written: all.
+    """
+    depth = 0
+    count = 0
+    for place in range(len(thread)):
+        new_thread = place > 0 and thread[place] != thread[place - 1]
+        while depth > 0 and (new_thread or stack[depth - 1] != parent[place]):
+            depth -= 1
+            points[count] = 2 * stack[depth] + 1
+            count += 1
+        stack[depth] = place
+        depth += 1
+        points[count] = 2 * place
+        count += 1
+    while depth > 0:
+        depth -= 1
+        points[count] = 2 * stack[depth] + 1
+        count += 1
+    return count

@@ -12,10 +12,9 @@ import numpy as np
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.kinds import HOST_COSTS, WORK_COSTS
-from stepscope.analyze.critical.model import StepGraph
 from stepscope.analyze.critical.path import CriticalPath, describe_path
 from stepscope.analyze.critical.rows import codes_in, core
-from stepscope.analyze.critical.schedule import Schedule, retime
+from stepscope.analyze.critical.schedule import Schedule, StepGraph, retime
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, seconds
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.formats.classify import CATEGORIES

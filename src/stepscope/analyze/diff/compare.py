@@ -14,7 +14,6 @@ from stepscope.analyze.diff.exposure import (
     Names,
     OperatorNames,
     Side,
-    Table,
     complete_steps,
     count_idle,
     count_operators,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,6 +9,7 @@ import msgspec
 
 from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.diff.noise import ENOUGH_STEPS, STEP_VARIATION
+from stepscope.core.collectives import COLLECTIVES, OTHER, SEND_RECV, find_collective
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.kernel_names import short_name
 
@@ -161,15 +161,6 @@ _IDLE = {
     "other_idle": "device idle for other reasons",
 }
 _CPU_IDLE = "time outside operators"
-_COLLECTIVES = (
-    (r"all_?reduce", "all-reduce"),
-    (r"reduce_?scatter", "reduce-scatter"),
-    (r"all_?gather", "all-gather"),
-    (r"all_?to_?all", "all-to-all"),
-    (r"send_?recv", "send and receive"),
-    (r"broadcast", "broadcast"),
-    (r"reduce", "reduce"),
-)
 
 
 def describe_change(diff: TraceDiff) -> str:
@@ -249,10 +240,10 @@ def _name(one: Contribution, diff: TraceDiff) -> str:
 
 
 def _collective(name: str) -> str:
-    for pattern, word in _COLLECTIVES:
-        if re.search(pattern, name, re.IGNORECASE):
-            return word
-    return "communication"
+    """In words, by the name of a kernel or an annotation."""
+    code = find_collective(name)
+    words = {SEND_RECV: "send and receive", OTHER: "communication"}
+    return words.get(code, COLLECTIVES[code].replace("_", "-"))
 
 
 def _say_names(diff: TraceDiff) -> str:

@@ -203,7 +203,7 @@ def _path_of_job(
         return None, [f"{alone}: the job has more than {FULL_DETAIL_RANKS} ranks"]
     if sum(os.path.getsize(path) for path in set(traces.paths)) > JOB_PATH_BYTES:
         return None, [f"{alone}: the traces are too large to be held together"]
-    from stepscope.analyze.critical.of_job import graph_of_job
+    from stepscope.analyze.critical.model import graph_of_job
     from stepscope.analyze.critical.path import describe_path
 
     try:

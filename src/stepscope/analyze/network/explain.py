@@ -140,10 +140,6 @@ def _nearest_group(
     return min(distances, key=lambda name: _middle(distances[name]), default=group_of[unit])
 
 
-def _middle(values: Sequence[float]) -> float:
-    return median(values) or 0.0
-
-
 LEAST_EFFECT = math.log(1.2)
 """Slower by less than a fifth is not called slow, however sure it is."""
 
@@ -324,9 +320,6 @@ def _set_apart(state: _State, number: int) -> list[Pair]:
 def _holds_throughout(state: _State, pair: Pair) -> bool:
     """Whether nearly all samples are slow, not just the middle one: else the pair was held up for a while."""
     return state.surely[pair] >= max(LEAST_EFFECT, state.slowness[pair] / 2)
-
-
-_SURE_SPREADS = 4.0
 
 
 class Split(NamedTuple):

@@ -1,4 +1,4 @@
-"""How far the ranks' clocks are apart, seen in collectives that all members leave together, and how they are compared."""
+"""How far the ranks' clocks are apart, seen in collectives that all members leave together; how they are compared."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
+from stepscope.core import collectives as coll
 from stepscope.core.units import format_duration
 from stepscope.formats.timeline import Span, Timeline
 
@@ -109,7 +109,7 @@ class _Pairs:
 
 
 def _compare_ends(matching: Matching) -> _Pairs:
-    chosen = np.isin(matching.collective, conv.SYNCHRONISING)
+    chosen = np.isin(matching.collective, coll.SYNCHRONISING)
     kept = matching.only(chosen, np.zeros(len(matching.unmatched), bool))
     rank, end = kept.rank[kept.member], kept.of_members("end_ns").astype(np.int64)
     # Runs are ordered by rank: the first member is the reference, or the lowest rank.
@@ -256,7 +256,7 @@ def _needs_none(offset_s: float | None, spread_s: float | None) -> bool:
 
 def count_impossible(matching: Matching, offsets_ns: Sequence[int], resolution_s: float) -> tuple[int, int]:
     """Synchronising collectives that one member left before another had begun, and how many there are in all."""
-    together = np.isin(matching.collective, conv.SYNCHRONISING)
+    together = np.isin(matching.collective, coll.SYNCHRONISING)
     if not together.any():
         return 0, 0
     shift = np.asarray(offsets_ns, np.int64)[matching.rank[matching.member]]

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks import conventions as conv
+from stepscope.analyze.ranks.collectives import SIZE_REASONS
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
+from stepscope.core import collectives as coll
 
 MOST_SIZES = 16
 """Of one collective in one group: beyond it sizes are put together by powers of two."""
@@ -179,14 +180,14 @@ def _make_row(part: Whole, entries: Entries, named: list[str], matching: Matchin
     dtype, members = int(entries.dtype[first]), int(entries.members[first])
     sizes = size[size >= 0]
     return CollectiveRow(
-        collective=conv.COLLECTIVES[int(entries.collective[first])],
+        collective=coll.COLLECTIVES[int(entries.collective[first])],
         dtype=matching.dtypes[dtype] if dtype >= 0 else None,
         group=named[int(entries.group[first])],
         group_size=members or None,
         group_assumed=bool(entries.assumed[first]),
         size_bytes=int(np.median(sizes)) if len(sizes) else None,
         size_range_bytes=[int(sizes.min()), int(sizes.max())] if len(sizes) and sizes.min() != sizes.max() else None,
-        size_unknown=conv.SIZE_REASONS[int(entries.reason[first])] or None if not len(sizes) else None,
+        size_unknown=SIZE_REASONS[int(entries.reason[first])] or None if not len(sizes) else None,
         matched=bool(entries.matched[first]),
         count=len(part),
         total_s=float(entries.duration_s[part].sum()),

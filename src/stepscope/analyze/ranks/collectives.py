@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.core import collectives as coll
+from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats.classify import COMMUNICATION
+from stepscope.formats.kernel_names import base_name
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, HOST_KINDS, MISSING, OPERATOR, Timeline
 
 
@@ -132,6 +134,21 @@ def listed_groups(metadata: Mapping[str, Any]) -> dict[str, list[int]]:
     return groups
 
 
+SIZE_REASONS = (
+    "",
+    "no collective record: only the kernel's name is known",
+    "the number of elements is not recorded",
+    "the element type is not recorded or not known",
+    "the group's size is not recorded, and this size is a multiple of it",
+    "a barrier moves no data",
+)
+"""Why a size is not known; the first stands for a known one."""
+
+KNOWN, NO_RECORD, NO_ELEMENTS, NO_DTYPE, NO_GROUP_SIZE, NO_DATA = range(6)
+
+_CUSTOM_ALL_REDUCE = re.compile(r"cross_?device_?reduce|(?:one|two)_?shot|multimem_?all_?reduce", re.IGNORECASE)
+_LIBRARY_KERNEL = re.compile(r"^(?:nccl|rccl|mscclpp|hccl|oneccl)|::nccl", re.IGNORECASE)
+
 NAMED_BY = ("arguments", "annotation", "kernel name")
 """What said which collective it is, in order of trust."""
 ARGUMENTS, BY_ANNOTATION, BY_KERNEL = range(3)
@@ -209,10 +226,10 @@ def list_collectives(timeline: Timeline, step: int | None = None) -> list[Collec
 
 def _record(cells: dict[str, int], found: RankCalls) -> CollectiveCall:
     collective, duration_s = cells["collective"], (cells["end_ns"] - cells["start_ns"]) / 1e9
-    guess = collective == conv.SEND_RECV
+    guess = collective == coll.SEND_RECV
     return CollectiveCall(
         row=cells["row"],
-        collective=conv.COLLECTIVES[collective],
+        collective=coll.COLLECTIVES[collective],
         named_by=NAMED_BY[cells["named_by"]],
         note=_LEFT_OPEN if guess else None,
         place=PLACES[cells["place"]],
@@ -223,7 +240,7 @@ def _record(cells: dict[str, int], found: RankCalls) -> CollectiveCall:
         peer=_known(cells["peer"]),
         dtype=found.dtypes[cells["dtype"]] if cells["dtype"] >= 0 else None,
         size_bytes=_known(cells["size_bytes"]),
-        size_unknown=conv.SIZE_REASONS[cells["size_reason"]] or None,
+        size_unknown=SIZE_REASONS[cells["size_reason"]] or None,
         stream=_known(cells["stream"]),
         pieces=cells["pieces"],
         start_ns=cells["start_ns"],
@@ -263,7 +280,7 @@ class _Seen:
         self.name_of_text = np.full(len(timeline.texts), -2, np.int16)
         """By text code: index into COLLECTIVES as an annotation would name it; −2: not looked at, −1: none."""
         kind = timeline.core["kind"]
-        self.host_marks = self._rows_named(np.isin(kind, (ANNOTATION, OPERATOR)), conv.HOST_BACKENDS)
+        self.host_marks = self._rows_named(np.isin(kind, (ANNOTATION, OPERATOR)), coll.HOST_BACKENDS)
 
     def _rows_named(self, among: Mask, prefixes: tuple[str, ...]) -> Whole:
         """Rows whose name begins so; the codes of all backends' annotations are noted on the way."""
@@ -272,8 +289,8 @@ class _Seen:
         wanted = []
         for code in used.tolist():
             text = self.timeline.texts[code]
-            if text.startswith((*conv.HOST_BACKENDS, *conv.DEVICE_BACKENDS)):
-                named = conv.canonical_collective(text)
+            if text.startswith((*coll.HOST_BACKENDS, *coll.DEVICE_BACKENDS)):
+                named = coll.canonical_collective(text)
                 self.name_of_text[code] = -1 if named is None else named
                 if named is not None and text.startswith(prefixes):
                     wanted.append(code)
@@ -289,10 +306,10 @@ class _Seen:
         return values
 
     def names_by_arguments(self, codes: Whole) -> Whole:
-        return self._by_text(codes, conv.canonical_collective)
+        return self._by_text(codes, coll.canonical_collective)
 
     def names_by_kernel(self, rows: Whole) -> Whole:
-        return self._by_text(self.timeline.core["name"][rows], conv.kernel_collective)
+        return self._by_text(self.timeline.core["name"][rows], kernel_collective)
 
     def _by_text(self, codes: Whole, name: Callable[[str], int | None]) -> Whole:
         """−1 where the text is missing or names nothing."""
@@ -342,7 +359,7 @@ class _Seen:
         counts: dict[str, int] = {}
         host = self._host_rows()
         for code, count in zip(*np.unique(self.cells("collective", host), return_counts=True), strict=True):
-            if code >= 0 and conv.canonical_collective(self.timeline.texts[code]) is None:
+            if code >= 0 and coll.canonical_collective(self.timeline.texts[code]) is None:
                 counts[f"record of {self.timeline.texts[code]}"] = int(count)
         if not (place == HOST_CALL).any():
             alone = len(np.setdiff1d(self.records(), record))
@@ -381,7 +398,7 @@ def _name(calls: Any, seen: _Seen, rows: Whole, annotation: Whole, recorded: Who
     by_arguments = seen.names_by_arguments(recorded)
     names = seen.timeline.core["name"]
     by_annotation = np.where(annotation >= 0, seen.name_of_text[names[annotation]], -1)
-    by_kernel = np.where(calls["place"] == ON_DEVICE, seen.names_by_kernel(rows), conv.OTHER)
+    by_kernel = np.where(calls["place"] == ON_DEVICE, seen.names_by_kernel(rows), coll.OTHER)
     choices = [by_arguments >= 0, by_annotation >= 0]
     calls["collective"] = np.select(choices, [by_arguments, by_annotation], by_kernel)
     calls["named_by"] = np.select(choices, [ARGUMENTS, BY_ANNOTATION], BY_KERNEL)
@@ -410,7 +427,7 @@ class _Elements:
         types = np.where(annotation >= 0, timeline.core["types"][annotation], -1)
         wanted = np.flatnonzero((put_in < 0) & (got < 0) & (shapes >= 0) & (types >= 0))
         for place in wanted.tolist():
-            counted = conv.count_elements(texts[shapes[place]], texts[types[place]])
+            counted = count_elements(texts[shapes[place]], texts[types[place]])
             if counted is not None:
                 put_in[place], dtype[place] = counted[0], _place(dtypes, counted[1])
         recorded = (put_in >= 0) | (got >= 0) | (dtype >= 0) | (annotation >= 0)
@@ -418,7 +435,7 @@ class _Elements:
 
 
 def _place(known: dict[str, int], dtype: str) -> int:
-    return known.setdefault(conv.canonical_dtype(dtype), len(known))
+    return known.setdefault(dtype_name(dtype), len(known))
 
 
 def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> list[ProcessGroup]:
@@ -498,24 +515,24 @@ def _size(
     """Size, one member's piece (where the size waits for the group's), bus bytes, reason."""
     collective, put_in, got, dtype, in_splits, out_splits, group, recorded = cells
     members = groups[group].size or 0
-    if collective == conv.BARRIER:
-        return -1, -1, -1, conv.NO_DATA
+    if collective == coll.BARRIER:
+        return -1, -1, -1, NO_DATA
     if not recorded:
-        return -1, -1, -1, conv.NO_RECORD
+        return -1, -1, -1, NO_RECORD
     if put_in < 0 and got < 0:
-        return -1, -1, -1, conv.NO_ELEMENTS
-    width = conv.element_bytes(dtypes[dtype]) if dtype >= 0 else None
+        return -1, -1, -1, NO_ELEMENTS
+    width = dtype_bytes(dtypes[dtype]) if dtype >= 0 else None
     if width is None:
-        return -1, -1, -1, conv.NO_DTYPE
-    whole = conv.whole_elements(collective, put_in, got, members)
+        return -1, -1, -1, NO_DTYPE
+    whole = coll.whole_elements(collective, put_in, got, members)
     if whole is None:
-        return -1, max(put_in, got) * width, -1, conv.NO_GROUP_SIZE
+        return -1, max(put_in, got) * width, -1, NO_GROUP_SIZE
     uneven = None
-    if collective == conv.ALL_TO_ALL and in_splits >= 0 and out_splits >= 0:
-        uneven = conv.uneven_bus_elements(put_in, got, texts[in_splits], texts[out_splits], own_place[group])
-    factor = conv.bus_factor(collective, members)
+    if collective == coll.ALL_TO_ALL and in_splits >= 0 and out_splits >= 0:
+        uneven = uneven_bus_elements(put_in, got, texts[in_splits], texts[out_splits], own_place[group])
+    factor = coll.bus_factor(coll.COLLECTIVES[collective], members)
     even = -1 if factor is None else round(whole * width * factor)
-    return whole * width, -1, even if uneven is None else uneven * width, conv.KNOWN
+    return whole * width, -1, even if uneven is None else uneven * width, KNOWN
 
 
 def _owners(rows: Whole, record: Whole, annotation: Whole) -> Whole:
@@ -538,7 +555,7 @@ def _join_pieces(calls: Any, owner: Whole) -> Any:
 
 def _number(calls: Any) -> None:
     """Fills `call`: the n-th of its group in order of start; of its peer and direction for single messages."""
-    single = np.isin(calls["collective"], (conv.SEND, conv.RECV))
+    single = np.isin(calls["collective"], (coll.SEND, coll.RECV))
     calls["call"] = 1 + ordinals(
         calls["group"], np.where(single, calls["collective"], 255), np.where(single, calls["peer"], -1)
     )
@@ -557,3 +574,71 @@ def ordinals(*keys: Any) -> Whole:
     result = np.empty(count, np.int64)
     result[order] = np.arange(count) - first
     return result
+
+
+@lru_cache(4096)
+def kernel_collective(kernel: str) -> int:
+    """Code of the collective by the name of a device kernel: what it carries, as far as a name can tell."""
+    name = base_name(kernel)
+    if _CUSTOM_ALL_REDUCE.search(name):
+        return coll.ALL_REDUCE
+    return coll.find_collective(name, clear=not _LIBRARY_KERNEL.search(name))
+
+
+def uneven_bus_elements(put_in: int, got: int, in_splits: str, out_splits: str, place: int) -> int | None:
+    """What an uneven all-to-all's busier direction carries on one member: all but the piece it keeps.
+
+    Splits are counted in rows, elements are not: shares of the rows are shares of the elements. None: the pieces are
+    all alike, or not written out in full.
+    """
+    sent, received = _parse_splits(in_splits), _parse_splits(out_splits)
+    if sent is None and received is None:
+        return None
+    kept_in, kept_out = _kept(put_in, sent, place), _kept(got, received, place)
+    if kept_in is None and kept_out is None:
+        return None
+    # The piece a member keeps is the same on both sides, so one known side gives the other.
+    kept = kept_in if kept_in is not None else kept_out
+    assert kept is not None
+    return max(put_in - kept, got - (kept_out if kept_out is not None else kept), 0)
+
+
+def _kept(elements: int, splits: tuple[int, ...] | None, place: int) -> int | None:
+    if splits is None or not 0 <= place < len(splits) or sum(splits) <= 0:
+        return None
+    return elements * splits[place] // sum(splits)
+
+
+@lru_cache(4096)
+def _parse_splits(text: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(msgspec.json.decode(text, type=list[int])) or None
+    except msgspec.DecodeError:  # shortened with "...": the pieces are not all known
+        return None
+
+
+@lru_cache(4096)
+def count_elements(shapes: str, types: str) -> tuple[int, str] | None:
+    """Elements and element type of the tensors among an event's inputs; None where there is none, or several types."""
+    try:
+        sizes = msgspec.json.decode(shapes, type=list[object])
+        names = msgspec.json.decode(types, type=list[str])
+    except msgspec.DecodeError:
+        return None
+    tensors = [(size, name) for size, name in zip(sizes, names, strict=False) if dtype_bytes(name)]
+    kinds = {name for _, name in tensors}
+    counts = [_product(size) for size, _ in tensors]
+    if len(kinds) != 1 or any(count is None for count in counts):
+        return None
+    return sum(count for count in counts if count is not None), kinds.pop()
+
+
+def _product(size: object) -> int | None:
+    if not isinstance(size, list):
+        return None
+    elements = 1
+    for length in size:
+        if not isinstance(length, int):
+            return None
+        elements *= length
+    return elements

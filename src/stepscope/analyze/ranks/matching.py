@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.collectives import BY_KERNEL, ProcessGroup, ordinals, parse_members
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
 from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 
 METHODS = ("sequence number", "call in the group", "call of its kind in the step")
@@ -259,12 +259,12 @@ def _named_differently(ordered: Sequence[RankDigest]) -> set[str]:
 
 def _channels(rows: Any, rank: Whole, groups: int) -> tuple[Whole, Mask]:
     """What is laid side by side: a group's collectives, or the messages from one rank to another; and what can be."""
-    single = np.isin(rows["collective"], (conv.SEND, conv.RECV))
+    single = np.isin(rows["collective"], (coll.SEND, coll.RECV))
     channel = rows["group"].astype(np.int64)
     usable = ~(single & (rows["peer"] < 0))
     if single.any():
         peer = rows["peer"].astype(np.int64)
-        sends = rows["collective"] == conv.SEND
+        sends = rows["collective"] == coll.SEND
         width = int(max(rank.max(), peer.max())) + 1
         sender, receiver = np.where(sends, rank, peer), np.where(sends, peer, rank)
         pairs = (channel * width + sender) * width + receiver
@@ -287,9 +287,9 @@ class _Best:
         self.tried: list[tuple[int, Whole, Whole, Whole]] = []
         self.usable = np.empty(0, np.int64)
         collective = rows["collective"].astype(np.int64)
-        vague = (rows["named_by"] == BY_KERNEL) & np.isin(collective, (conv.SEND_RECV, conv.OTHER))
+        vague = (rows["named_by"] == BY_KERNEL) & np.isin(collective, (coll.SEND_RECV, coll.OTHER))
         self.low, self.high = np.where(vague, 255, collective), np.where(vague, -1, collective)
-        sized = np.isin(collective, conv.EVEN) & (rows["size_bytes"] >= 0)
+        sized = np.isin(collective, coll.EVEN) & (rows["size_bytes"] >= 0)
         self.least = np.where(sized, rows["size_bytes"], np.iinfo(np.int64).max)
         self.most = np.where(sized, rows["size_bytes"], -1)
 
@@ -317,8 +317,8 @@ class _Best:
         elif method == BY_STEP:
             kind = self.rows["collective"][rows].astype(np.int64)
             # The two ends of a message lie side by side, though they are not the same call.
-            kind[np.isin(kind, (conv.SEND, conv.RECV))] = conv.SEND_RECV
-            coarse += self.rows["step"][rows].astype(np.int64) * len(conv.COLLECTIVES) + kind
+            kind[np.isin(kind, (coll.SEND, coll.RECV))] = coll.SEND_RECV
+            coarse += self.rows["step"][rows].astype(np.int64) * len(coll.COLLECTIVES) + kind
         return coarse, ordinals(self.channel[rows], self.rank[rows], coarse)
 
     def _try(self, method: int, rows: Whole) -> None:
@@ -348,7 +348,7 @@ class _Best:
         count = np.diff(np.r_[first, len(member)])
         expected = self.expected[self.channel[member[first]]]
         low, high = np.minimum.reduceat(self.low[member], first), np.maximum.reduceat(self.high[member], first)
-        message = (low == conv.SEND) & (high == conv.RECV)
+        message = (low == coll.SEND) & (high == coll.RECV)
         same = (high < 0) | (low == high) | message
         least, most = np.minimum.reduceat(self.least[member], first), np.maximum.reduceat(self.most[member], first)
         lacking = np.bincount(block, weights=count < expected) > 0
@@ -412,7 +412,7 @@ def _describe(
     collective = _common_name(rows, member, first)
     known_size = np.array([entry.size or 0 for entry in groups], np.int64)
     members = known_size[group] if len(groups) else group
-    single = np.isin(collective, (conv.SEND, conv.RECV, conv.SEND_RECV)) & (members == 0)
+    single = np.isin(collective, (coll.SEND, coll.RECV, coll.SEND_RECV)) & (members == 0)
     assumed = (members == 0) & (count == (world_size or -1)) & ~single
     members = np.where(assumed, count, members)
     size, bus = _common_sizes(rows, member, first, collective, members)
@@ -458,7 +458,7 @@ def _common_sizes(rows: Any, member: Whole, first: Whole, collective: Whole, mem
     bus = _reduce(np.maximum, rows["bus_bytes"][member], first)
     lacking = (bus < 0) & (size >= 0) & (members > 0)
     factors = {
-        (int(kind), int(n)): conv.bus_factor(int(kind), int(n))
+        (int(kind), int(n)): coll.bus_factor(coll.COLLECTIVES[kind], int(n))
         for kind, n in np.unique(np.stack([collective, members], axis=1)[lacking], axis=0)
     }
     for (kind, n), factor in factors.items():
@@ -487,8 +487,8 @@ def _count_unmatched(matching: Matching) -> list[UnmatchedCalls]:
     for code, reason in enumerate(REASONS):
         rows = matching.unmatched[matching.reason == code]
         if len(rows):
-            counts = np.bincount(matching.rows["collective"][rows], minlength=len(conv.COLLECTIVES))
-            names = {name: int(count) for name, count in zip(conv.COLLECTIVES, counts, strict=True) if count}
+            counts = np.bincount(matching.rows["collective"][rows], minlength=len(coll.COLLECTIVES))
+            names = {name: int(count) for name, count in zip(coll.COLLECTIVES, counts, strict=True) if count}
             found.append(UnmatchedCalls(reason=reason, calls=len(rows), collectives=names))
     return found
 
@@ -496,7 +496,7 @@ def _count_unmatched(matching: Matching) -> list[UnmatchedCalls]:
 def _find_short_ranks(matching: Matching) -> list[ShortRank]:
     """Ranks with fewer calls of a group than another member, the shortest first; single messages do not count."""
     rows, ranks = matching.rows, matching.ranks
-    several = ~np.isin(rows["collective"], (conv.SEND, conv.RECV))
+    several = ~np.isin(rows["collective"], (coll.SEND, coll.RECV))
     keys, counts = np.unique(
         rows["group"][several].astype(np.int64) * len(ranks) + matching.rank[several], return_counts=True
     )

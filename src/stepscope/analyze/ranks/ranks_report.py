@@ -8,7 +8,6 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.clocks import Clocks, choose_clocks, find_clocks, usable_offsets_ns
 from stepscope.analyze.ranks.collective_table import CollectiveRow, GroupTotals, make_entries, tabulate, total_groups
 from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER, RankDigest, digest, list_numbers, pair_steps, step_times_ns
@@ -22,6 +21,7 @@ from stepscope.analyze.ranks.stragglers import (
 )
 from stepscope.analyze.ranks.waiting import Waiting, WaitingMap, find_waiting, map_waiting
 from stepscope.analyze.step.numbers import Floats, Whole, run_sums
+from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.timeline import Timeline
@@ -373,7 +373,7 @@ def _note_on_unmatched(matching: Matching) -> str | None:
 
 def _note_on_names(matching: Matching) -> str | None:
     used = np.concatenate([matching.member, matching.unmatched])
-    vague = int((matching.rows["collective"][used] == conv.SEND_RECV).sum())
+    vague = int((matching.rows["collective"][used] == coll.SEND_RECV).sum())
     if not vague:
         return None
     return f"{vague:,} calls are known by their SendRecv kernel alone: they may be all-to-alls"

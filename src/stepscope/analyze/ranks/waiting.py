@@ -9,10 +9,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks import conventions as conv
 from stepscope.analyze.ranks.collectives import ON_DEVICE
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians
+from stepscope.core import collectives as coll
 
 Basis = Literal["starts", "durations"]
 """starts: who began when, on clocks that agree. durations: all end together, so whoever was in it longer waited longer;
@@ -46,7 +46,7 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
     if offsets_ns is not None:
         start = start - np.asarray(offsets_ns, np.int64)[rank]
     owner, runs = matching.owner(), len(matching)
-    together = np.isin(matching.collective, conv.SYNCHRONISING)
+    together = np.isin(matching.collective, coll.SYNCHRONISING)
     # Starts are counted from the run's first one: nanoseconds since 1970 do not fit a float.
     since_first = (start - _lowest(start, matching)[owner]).astype(np.float64)
     arrival = since_first if basis == "starts" else -duration
@@ -113,10 +113,10 @@ def _time_since_last_end(rank: Whole, start: Whole, end: Whole) -> Floats:
 
 def _add_messages(matching: Matching, arrival: Floats, duration: Floats, wait: Floats, transfer: Floats) -> None:
     """A receive waits for its send to begin. How long a send waits cannot be told: small ones are buffered."""
-    pairs = np.flatnonzero((matching.count == 2) & np.isin(matching.collective, (conv.SEND, conv.RECV)))
+    pairs = np.flatnonzero((matching.count == 2) & np.isin(matching.collective, (coll.SEND, coll.RECV)))
     first, second = matching.first[pairs], matching.first[pairs] + 1
     collective, place = matching.of_members("collective"), matching.of_members("place")
-    receives_first = collective[first] == conv.RECV
+    receives_first = collective[first] == coll.RECV
     receive, send = np.where(receives_first, first, second), np.where(receives_first, second, first)
     kept = (place[receive] == ON_DEVICE) & (place[send] == ON_DEVICE)
     receive, send, pairs = receive[kept], send[kept], pairs[kept]
@@ -181,7 +181,7 @@ def map_waiting(matching: Matching, waiting: Waiting, step: int | None) -> Waiti
 
 
 def _describe_column(matching: Matching, waiting: Waiting, collectives: Whole) -> MapColumn:
-    names = [conv.COLLECTIVES[int(code)] for code in matching.collective[collectives]]
+    names = [coll.COLLECTIVES[int(code)] for code in matching.collective[collectives]]
     skew = waiting.skew_s[collectives]
     caused = np.bincount(waiting.last[collectives], weights=skew, minlength=len(matching.ranks))
     single = int(collectives[0]) if len(collectives) == 1 else None

@@ -28,7 +28,7 @@ from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 
 if TYPE_CHECKING:
-    from stepscope.analyze.step.intervals import Whole
+    from stepscope.analyze.step.numbers import Whole
     from stepscope.formats.timeline import Integers
 
 REASONS = ("host_launch", "sync", "event_wait", "collective_peer", "stream_order", "unknown")

@@ -78,7 +78,8 @@ def run_medians(values: Any, key: Any, keys: int) -> Floats:
     """By key (0 … keys − 1) the median of its values; NaN for a key that has none."""
     count = np.bincount(key, minlength=keys)
     if keys and len(key) == keys * count[0] > 0 and (count == count[0]).all() and (key[1:] >= key[:-1]).all():
-        return np.median(values.reshape(keys, -1), axis=1).astype(np.float64)
+        even: Floats = np.median(values.reshape(keys, -1), axis=1).astype(np.float64)
+        return even
     ordered = values[np.lexsort((values, key))].astype(np.float64)
     first = np.cumsum(count) - count
     result = np.full(keys, np.nan)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.analyze.ranks.conventions import canonical_dtype, element_bytes
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
 from stepscope.traces.operator_work import count_operations
 
@@ -158,10 +158,10 @@ def find_work(name: str, shapes: str | None, types: str | None, values: str | No
             flops, outputs = count_operations(name, sizes, out), [out]
         else:
             flops, outputs = count_operations(name, sizes), _outputs(name, sizes)
-        dtype = next(canonical_dtype(kind) for kind, size in zip(kinds, sizes, strict=True) if size)
-        moved = [(size, canonical_dtype(kind)) for kind, size in zip(kinds, sizes, strict=True) if size]
+        dtype = next(dtype_name(kind) for kind, size in zip(kinds, sizes, strict=True) if size)
+        moved = [(size, dtype_name(kind)) for kind, size in zip(kinds, sizes, strict=True) if size]
         moved += [(size, dtype) for size in outputs]
-        total = sum(prod(size) * (element_bytes(kind) or 0) for size, kind in moved)
+        total = sum(prod(size) * (dtype_bytes(kind) or 0) for size, kind in moved)
     except (msgspec.DecodeError, IndexError, TypeError, ValueError, StopIteration):
         return None
     if not flops or not total or dtype not in _SHORT:

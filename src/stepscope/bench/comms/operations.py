@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stepscope.bench.comms.splits import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
+from stepscope.core.collectives import bus_factor
 from stepscope.core.errors import UsageError, unknown_name
 
 ENTRY_POINT_GROUP = "stepscope.collectives"
@@ -92,7 +93,7 @@ def _all_alike(shape: Shape, *, bus: float) -> Traffic:
 
 
 def plan_all_reduce(shape: Shape) -> Traffic:
-    return _all_alike(shape, bus=2 * (shape.members - 1) / shape.members * shape.elements)
+    return _all_alike(shape, bus=(bus_factor("all_reduce", shape.members) or 0.0) * shape.elements)
 
 
 def plan_reduce(shape: Shape) -> Traffic:

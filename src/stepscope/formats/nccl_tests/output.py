@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
 import msgspec
+
+from stepscope.core.collectives import FACTS, bus_factor
 
 Placement = Literal["out_of_place", "in_place"]
 
@@ -24,40 +25,36 @@ class Operation(NamedTuple):
 
     name: str
     """As Stepscope calls it."""
-    bus_factor: Callable[[int], float]
-    """Bus bytes over the size in the table, by the number of ranks in the group."""
-    reduces: bool = False
-    rooted: bool = False
     usual: Placement = "out_of_place"
     splits: str | None = None
     """Who chose its pieces, where that tells it from Stepscope's operation of the same name."""
 
+    def bus_factor(self, members: int) -> float:
+        """Bus bytes over the size in the table."""
+        return bus_factor(self.name, members) or 0.0
 
-def _whole(_: int) -> float:
-    return 1.0
+    @property
+    def reduces(self) -> bool:
+        return FACTS[self.name].reduces
 
-
-def _others(n: int) -> float:
-    return (n - 1) / n
-
-
-def _both_ways(n: int) -> float:
-    return 2 * (n - 1) / n
+    @property
+    def rooted(self) -> bool:
+        return FACTS[self.name].rooted
 
 
 OPERATIONS: dict[str, Operation] = {
-    "all_reduce": Operation("all_reduce", _both_ways, reduces=True, usual="in_place"),
-    "reduce": Operation("reduce", _whole, reduces=True, rooted=True, usual="in_place"),
-    "broadcast": Operation("broadcast", _whole, rooted=True, usual="in_place"),
-    "all_gather": Operation("all_gather", _others),
-    "reduce_scatter": Operation("reduce_scatter", _others, reduces=True),
-    "alltoall": Operation("all_to_all", _others),
-    "alltoallv": Operation("all_to_allv", _others, splits="nccl-tests"),
-    "gather": Operation("gather", _others, rooted=True),
-    "scatter": Operation("scatter", _others, rooted=True),
-    "sendrecv": Operation("send_recv", _whole),
+    "all_reduce": Operation("all_reduce", usual="in_place"),
+    "reduce": Operation("reduce", usual="in_place"),
+    "broadcast": Operation("broadcast", usual="in_place"),
+    "all_gather": Operation("all_gather"),
+    "reduce_scatter": Operation("reduce_scatter"),
+    "alltoall": Operation("all_to_all"),
+    "alltoallv": Operation("all_to_allv", splits="nccl-tests"),
+    "gather": Operation("gather"),
+    "scatter": Operation("scatter"),
+    "sendrecv": Operation("send_recv"),
     # Its own algorithmic bandwidth leaves out the rank's own piece; the bus bandwidth is the same either way.
-    "hypercube": Operation("hypercube", _others),
+    "hypercube": Operation("hypercube"),
 }
 """By program, without `_perf`."""
 
