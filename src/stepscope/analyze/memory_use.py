@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from stepscope.core.units import format_bytes, format_share
-from stepscope.formats.memory.history import Fragmentation, MemoryHistory, OutOfMemory
+from stepscope.formats.memory import Fragmentation, MemoryHistory, OutOfMemory
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Integers

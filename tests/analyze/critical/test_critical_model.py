@@ -18,9 +18,7 @@ from stepscope.analyze.critical import (
 )
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.core.errors import UsageError
-from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder
-from stepscope.traces.finish import finish
-from stepscope.traces.runtime_calls import (
+from stepscope.formats.classify import (
     ALLOCATION,
     BLOCKING_COPY,
     DEVICE_SYNC,
@@ -31,6 +29,8 @@ from stepscope.traces.runtime_calls import (
     STREAM_WAIT,
     classify_call,
 )
+from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder
+from stepscope.traces.finish import finish
 
 US = 1_000
 FIXED = Constants(launch_other_ns=5 * US, stream_ns=1 * US, sync_ns=2 * US)

@@ -10,8 +10,8 @@ from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.draft import UNLIMITED, Draft
 from stepscope.analyze.critical.latencies import launch_latencies
 from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder
+from stepscope.formats.classify import STREAM_WAIT
 from stepscope.formats.timeline import COPY, MISSING, SET
-from stepscope.traces.runtime_calls import STREAM_WAIT
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Whole

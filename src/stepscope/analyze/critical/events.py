@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.draft import Draft
+from stepscope.formats.classify import EVENT_RECORD, STREAM_WAIT
 from stepscope.formats.timeline import MISSING
-from stepscope.traces.runtime_calls import EVENT_RECORD, STREAM_WAIT
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Whole

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.analyze.critical.columns import core
+from stepscope.formats.classify import STREAM_WAIT
 from stepscope.formats.timeline import Timeline
-from stepscope.traces.runtime_calls import STREAM_WAIT
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole

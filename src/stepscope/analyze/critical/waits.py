@@ -9,8 +9,8 @@ from stepscope.analyze.critical.columns import codes_in, core
 from stepscope.analyze.critical.draft import Draft
 from stepscope.analyze.critical.events import last_recorded
 from stepscope.analyze.critical.latencies import least, usual
+from stepscope.formats.classify import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from stepscope.formats.timeline import COPY, MISSING, OPERATOR
-from stepscope.traces.runtime_calls import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 
 if TYPE_CHECKING:
     from stepscope.analyze.critical.kinds import Mask, Whole

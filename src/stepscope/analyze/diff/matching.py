@@ -68,7 +68,7 @@ def pair_renamed(
     """
 
     def pair(only_a: list[int], only_b: list[int]) -> list[tuple[int, int]]:
-        from stepscope.formats.kernel_names import base_name
+        from stepscope.formats.classify import base_name
 
         left_a, left_b = set(only_a), set(only_b)
         found: list[tuple[int, int]] = []

@@ -75,8 +75,7 @@ def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     """Spellings that mean the same kernel are one."""
     import numpy as np
 
-    from stepscope.formats.classify import CATEGORIES
-    from stepscope.formats.kernel_names import normal_name
+    from stepscope.formats.classify import CATEGORIES, normal_name
 
     found: dict[Identity, int] = {}
     local = []

@@ -97,7 +97,7 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _name(one: Contribution, diff: TraceDiff) -> str:
-    from stepscope.formats.kernel_names import short_name
+    from stepscope.formats.classify import short_name
 
     main = one.parts[0] if one.parts and abs(one.parts[0].change_ns) >= DOMINANT * abs(one.change_ns) else None
     if one.share.endswith("_idle"):

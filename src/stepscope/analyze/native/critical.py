@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.analyze.critical import loops
-from stepscope.formats.native import compiled
+from stepscope.formats.machine_code import compiled
 
 emit_points = compiled(loops.emit_points)
 group_edges = compiled(loops.group_edges)

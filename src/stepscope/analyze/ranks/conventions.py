@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-from stepscope.formats.kernel_names import base_name
+from stepscope.formats.classify import base_name
 from stepscope.formats.nccl_tests.output import OPERATIONS
 
 COLLECTIVES = (

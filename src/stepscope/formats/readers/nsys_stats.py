@@ -17,8 +17,8 @@ import msgspec
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats.classify import CATEGORIES, classify_names
-from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.source import read_bounded
+from stepscope.formats.readers import TraceFormat
+from stepscope.formats.source import rank_in_name, read_bounded
 from stepscope.formats.timeline import COPY, KERNEL, SET, Timeline, TimelineBuilder
 
 _LINES_BEFORE_HEADER = 200
@@ -322,3 +322,6 @@ class _TraceReader:
             found = _DEVICE_NUMBER.search(name)
             self.devices[name] = int(found[1]) if found else len(self.devices)
         return self.devices[name]
+
+
+FORMAT = TraceFormat("nsys_stats", sniff, read)

@@ -14,16 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.kineto.fields import (
-    COLUMN_OF_ARGUMENT,
-    KIND_OF_CATEGORY,
-    MEMORY_EVENT,
-    NO_STREAM,
-    WITHOUT_COLUMN,
-    rank_in_name,
-)
-from stepscope.formats.kineto.text import UNREADABLE, ChromeText, Piece, salvage
-from stepscope.formats.source import Source
+from stepscope.formats.readers.kineto.text import UNREADABLE, ChromeText, Piece, salvage
+from stepscope.formats.source import Source, ends_early, first_damage, identity_of, rank_in_name
 from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
@@ -35,13 +27,128 @@ from stepscope.formats.timeline import (
     KERNEL,
     MEMORY,
     MISSING,
+    OPERATOR,
     OTHER,
+    OVERHEAD,
+    PYTHON,
+    RUNTIME,
     SET,
     SYNC,
     Timeline,
     TimelineBuilder,
 )
-from stepscope.formats.values import ends_early, first_damage, identity_of
+
+KIND_OF_CATEGORY = {
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "runtime": RUNTIME,
+    "hip_runtime": RUNTIME,
+    "hip_driver": RUNTIME,
+    "gpu_runtime": RUNTIME,
+    "xpu_runtime": RUNTIME,
+    "xpu_driver": RUNTIME,
+    "mtia_runtime": RUNTIME,
+    "hpu_runtime": RUNTIME,
+    "glow_runtime": RUNTIME,
+    "privateuse1_runtime": RUNTIME,
+    "privateuse1_driver": RUNTIME,
+    "kernel": KERNEL,
+    "mtia_ccp_events": KERNEL,
+    "mtia_workloadd": OTHER,
+    "hpu_op": KERNEL,
+    "gpu_memcpy": COPY,
+    "memcpy": COPY,
+    "gpu_memset": SET,
+    "memset": SET,
+    "cuda_sync": SYNC,
+    "cuda_event": SYNC,
+    "user_annotation": ANNOTATION,
+    "gpu_user_annotation": DEVICE_ANNOTATION,
+    "python_function": PYTHON,
+    "cpu_instant_event": INSTANT,
+    "overhead": OVERHEAD,
+    "cuda_profiler_range": COUNTER,
+    "trace": OTHER,
+}
+"""Lower-cased categories of Kineto and of its older and other-vendor writers."""
+
+MEMORY_EVENT = "[memory]"
+"""Name of the instants that record an allocation or a release."""
+
+COLUMN_OF_ARGUMENT = {
+    "correlation": "correlation",
+    "External id": "external_id",
+    "External Id": "external_id",
+    "external id": "external_id",
+    "Record function id": "record_function_id",
+    "Ev Idx": "event_index",
+    "Sequence number": "sequence",
+    "Fwd thread id": "forward_thread",
+    "device": "device",
+    "stream": "stream",
+    "Input Dims": "shapes",
+    "Input dims": "shapes",
+    "Input type": "types",
+    "Input Strides": "strides",
+    "Concrete Inputs": "values",
+    "bytes": "bytes",
+    "Bytes": "bytes",
+    "Collective name": "collective",
+    "Process Group Name": "group",
+    "Process Group Description": "group_description",
+    "Process Group Ranks": "group_ranks",
+    "Group size": "group_size",
+    "In msg nelems": "in_elements",
+    "Out msg nelems": "out_elements",
+    "dtype": "dtype",
+    "In split size": "in_splits",
+    "Out split size": "out_splits",
+    "Seq": "collective_sequence",
+    "Src Rank": "peer",
+    "Dst Rank": "peer",
+    "Global rank start": "rank_start",
+    "Global rank stride": "rank_stride",
+    "cuda_sync_kind": "sync_kind",
+    "wait_on_stream": "wait_stream",
+    "wait_on_cuda_event_record_corr_id": "wait_correlation",
+    "grid": "grid",
+    "block": "block",
+    "registers per thread": "registers",
+    "shared memory": "shared_memory",
+    "blocks per SM": "blocks_per_sm",
+    "warps per SM": "warps_per_sm",
+    "est. achieved occupancy %": "occupancy",
+    "graph id": "graph",
+    "graph node id": "graph_node",
+    "Addr": "address",
+    "Total Allocated": "total_allocated",
+    "Total Reserved": "total_reserved",
+    "Device Id": "device",
+}
+"""Arguments that have a column. Where two spellings stand in one event, the first one counts."""
+
+WITHOUT_COLUMN = frozenset(
+    {
+        "queued",
+        "context",
+        "cbid",
+        "memory bandwidth (GB/s)",
+        "Device Type",
+        "wait_on_cuda_event_id",
+        "Rank",
+        "Python id",
+        "Python parent id",
+        "Python module id",
+        "Python thread",
+    }
+)
+"""Arguments that are always the same, repeat another (bandwidth is bytes over time) or mean nothing elsewhere.
+Any argument that is neither here nor above makes the whole object be kept in `arguments`."""
+
+NO_STREAM = 4294967295
+"""How older writers spell stream −1."""
 
 TIME_LIMIT_NS = 1 << 62
 """Times beyond it (146 years) are no times; sums of two stay within 64 bits."""
@@ -69,12 +176,6 @@ class _Event(msgspec.Struct, gc=False):
 _EVENTS = msgspec.json.Decoder(list[_Event])
 _ONE_EVENT = msgspec.json.Decoder(_Event)
 _RAW_ARGUMENTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def sniff(head: bytes, path: Path) -> bool:
-    """Whether the file may be a Chrome trace."""
-    start = head.lstrip()[:1]
-    return b'"traceEvents"' in head or (start == b"[" and b'"ph"' in head) or b'"schemaVersion"' in head
 
 
 def read_kineto(path: Path) -> Timeline:

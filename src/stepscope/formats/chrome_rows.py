@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT
+from stepscope.formats.readers.kineto.tolerant import COLUMN_OF_ARGUMENT
 from stepscope.formats.timeline import (
     ANNOTATION,
     BLOCKS,

@@ -16,10 +16,9 @@ import msgspec
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats import plain_pickle
-from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.source import decode_json, read_bounded
+from stepscope.formats.readers import TraceFormat
+from stepscope.formats.source import WHOLE_LIMIT, decode_json, list_of, rank_in_name, read_bounded, text_of, whole_of
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
-from stepscope.formats.values import WHOLE_LIMIT, list_of, text_of, whole_of
 
 _PICKLE = b"\x80"
 _WORDS = (b"profiling_name", b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_comm_state")
@@ -285,3 +284,6 @@ def _caller(frames: object) -> str | None:
             if file and "/torch/" not in file and "typing_extensions" not in file:
                 return f"{file}:{line} {name}"
     return None
+
+
+FORMAT = TraceFormat("flight_recorder", sniff, read)

@@ -2,34 +2,220 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import mmap
+import tempfile
+from collections.abc import Iterable, Mapping
+from enum import IntEnum, auto
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from stepscope.formats.kineto.columns import Column, GrowingBlock, absent, mapped
-from stepscope.formats.kineto.fields import (
-    COLUMN_OF_ARGUMENT,
-    ESCAPED_TEXT,
-    FIRST_ARGUMENT,
-    FORM_FLOAT,
-    FORM_IGNORED,
-    FORM_INT,
-    FORM_TEXT,
-    KIND_OF_CATEGORY,
-    LITERAL_BYTES,
-    RECORD_KEYS,
-    WITHOUT_COLUMN,
-    Field,
-)
-from stepscope.formats.kineto.text import ChromeText, Patience, Piece, Reached
-from stepscope.formats.kineto.tolerant import EventReader, finish_kineto
 from stepscope.formats.machine_code import load
+from stepscope.formats.readers.kineto.text import ChromeText, Patience, Piece, Reached
+from stepscope.formats.readers.kineto.tolerant import (
+    COLUMN_OF_ARGUMENT,
+    KIND_OF_CATEGORY,
+    WITHOUT_COLUMN,
+    EventReader,
+    finish_kineto,
+)
 from stepscope.formats.source import PIECE_BYTES, Source
 from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline
+
+
+class Field(IntEnum):
+    """What stands where in the workspace."""
+
+    ROWS = 0
+    TEXTS = auto()
+    POOL_USED = auto()
+    THREADS = auto()
+    ODD = auto()
+    LOOKED = auto()
+    # known keys; slots hold numbers + 1
+    KEY_SLOTS = auto()
+    KEY_MASK = auto()
+    KEY_BYTES = auto()
+    KEY_BEGIN = auto()
+    KEY_COLUMN = auto()
+    KEY_FORM = auto()
+    CATEGORY_SLOTS = auto()
+    CATEGORY_MASK = auto()
+    CATEGORY_BYTES = auto()
+    CATEGORY_BEGIN = auto()
+    CATEGORY_KIND = auto()
+    # what followed each key lately
+    LITERALS = auto()
+    LITERAL_SIZE = auto()
+    LITERAL_KEY = auto()
+    START_OF_RECORD = auto()
+    # growing text pool
+    SLOTS = auto()
+    SLOT_MASK = auto()
+    POOL = auto()
+    BOUNDS = auto()
+    ESCAPED = auto()
+    # threads
+    THREAD_SLOTS = auto()
+    THREAD_MASK = auto()
+    THREAD_CODES = auto()
+    THREAD_LIMIT = auto()
+    # output
+    TABLE = auto()
+    WIDTH = auto()
+    FLOATS = auto()
+    FLOAT_WIDTH = auto()
+    ODD_LIST = auto()
+    WRITTEN = auto()
+    # columns by number, −1 where not wanted
+    START_AT = auto()
+    END_AT = auto()
+    KIND_AT = auto()
+    NAME_AT = auto()
+    THREAD_AT = auto()
+    DEVICE_AT = auto()
+    STREAM_AT = auto()
+    ARGUMENTS_AT = auto()
+    WAIT_STREAM_AT = auto()
+
+
+# Forms of columns.
+FORM_INT, FORM_TEXT, FORM_FLOAT, FORM_IGNORED = range(4)
+
+# Keys of a record itself; those of its arguments follow.
+RECORD_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp", "s")
+PH, CAT, NAME, PID, TID, TS, DUR, ARGS = range(8)
+FIRST_ARGUMENT = len(RECORD_KEYS)
+
+# What a text is: a string as it stands or with escapes, a JSON list or object, or arguments whose keys were all read.
+PLAIN_TEXT, ESCAPED_TEXT, JSON_TEXT, ARGUMENTS_TEXT = range(4)
+
+LITERAL_BYTES = 96
+"""Longer stretches between two values are not remembered."""
+
+
+FIRST_CELLS = 1 << 14
+_STRETCH_CELLS = 1 << 20
+"""Cells that are moved at once where others are put between them."""
+_NARROW = {"kind": "u1", "thread": "i4", "name": "i4", "category": "i1"}
+
+
+class Column:
+    """A column that grows in place: the system moves its pages, so growing copies nothing and leaves no second one.
+
+    A map that is looked at cannot be moved, so its cells are given out once, by `finish`, after which nothing is added.
+    With a folder its pages belong to a file there, so that the system may drop them from memory.
+    """
+
+    def __init__(self, name: str, folder: Path | None) -> None:
+        self._may_widen = name not in _NARROW and name not in ("start_ns", "end_ns") and COLUMN[name].form != "float"
+        self._folder = folder
+        self._used = 0
+        first = "f8" if COLUMN[name].form == "float" else "i4" if self._may_widen else "i8"
+        self._reserve(FIRST_CELLS, np.dtype(_NARROW.get(name, first)))
+
+    def _reserve(self, cells: int, dtype: Any) -> None:
+        size = cells * dtype.itemsize
+        if self._folder is None:
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                file.truncate(size)
+                self._map = mmap.mmap(file.fileno(), size)
+        self._cells = np.frombuffer(self._map, dtype)
+
+    def extend(self, cells: Array) -> None:
+        if self._may_widen and self._cells.dtype == np.int32 and not _fits(cells):
+            narrow = self._cells
+            self._reserve(len(narrow), np.dtype("i8"))
+            self._cells[: self._used] = narrow[: self._used]
+        needed = self._used + len(cells)
+        if needed > len(self._cells):
+            self._grow(max(needed, len(self._cells) * 2))
+        self._cells[self._used : needed] = cells
+        self._used = needed
+
+    def _grow(self, cells: int) -> None:
+        dtype = self._cells.dtype
+        del self._cells
+        self._map.resize(cells * dtype.itemsize)
+        self._cells = np.frombuffer(self._map, dtype)
+
+    def recode(self, mapping: Integers) -> None:
+        """Every code replaced by what stands at its place in `mapping`."""
+        self._cells[: self._used] = mapped(self._cells[: self._used], mapping)
+
+    def insert(self, places: Integers, cells: Array) -> None:
+        """`cells[i]` before what is now at `places[i]`, which ascend. Moves what follows, in place, from the end on: a
+        stretch is written only where everything before it has still its old place."""
+        if not len(places):
+            return
+        self.extend(cells)
+        targets = places + np.arange(len(places))
+        high = self._used
+        while high > targets[0]:
+            low = max(high - _STRETCH_CELLS, int(targets[0]))
+            first, last = (int(place) for place in np.searchsorted(targets, [low, high]))
+            is_new = np.zeros(high - low, bool)
+            is_new[targets[first:last] - low] = True
+            stretch = np.empty(high - low, self._cells.dtype)
+            stretch[is_new] = cells[first:last]
+            stretch[~is_new] = self._cells[low - first : high - last]
+            self._cells[low:high] = stretch
+            high = low
+
+    def finish(self) -> Array:
+        return self._cells[: self._used]
+
+
+class GrowingBlock:
+    """Columns of the few rows that have them. A column may show up late: the rows before have none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._rows = Column("parent", folder)
+        self._columns: dict[str, Column] = {}
+        self._used = 0
+
+    def extend(self, rows: Array, columns: Mapping[str, Array]) -> None:
+        self._rows.extend(rows)
+        for name in columns:
+            if name not in self._columns:
+                self._columns[name] = Column(name, self._folder)
+                self._columns[name].extend(absent(name, self._used))
+        for name, column in self._columns.items():
+            column.extend(columns[name] if name in columns else absent(name, len(rows)))
+        self._used += len(rows)
+
+    def finish(self, recode: Integers | None) -> Block:
+        """With codes of texts replaced where that is asked for."""
+        for name, column in self._columns.items():
+            if recode is not None and COLUMN[name].form == "text":
+                column.recode(recode)
+        return Block(rows=self._rows.finish(), columns={name: c.finish() for name, c in self._columns.items()})
+
+
+def _fits(cells: Array) -> bool:
+    return not len(cells) or bool(cells.min() >= -(1 << 31) and cells.max() < 1 << 31)
+
+
+def mapped(cells: Array, mapping: Integers) -> Array:
+    if not len(mapping):
+        return cells
+    replaced: Array = np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
+    return replaced
+
+
+def absent(name: str, rows: int) -> Array:
+    """One missing value for all rows, without room for each."""
+    if COLUMN[name].form == "float":
+        return np.broadcast_to(np.array(np.nan), (rows,))
+    return np.broadcast_to(np.array(MISSING, np.dtype(_NARROW.get(name, "i4"))), (rows,))
+
 
 _SMALLEST_RECORD = 2
 """`{}`: what the tolerant parser may be given."""

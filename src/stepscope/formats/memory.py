@@ -1,24 +1,200 @@
-"""Snapshots of the CUDA caching allocator (`torch.cuda.memory._dump_snapshot`): segments, blocks and their history.
-
-A snapshot is a pickle; nothing in it is run. Sizes of the history are those the program asked for, reserved bytes are
-what the allocator took from the device. A block leaves at the first of free_requested and free_completed.
-"""
+"""Records of what memory held: torch.profiler's memory timelines and snapshots of the CUDA allocator."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats import plain_pickle
-from stepscope.formats.memory.history import BEFORE, MOST_IN_SUM, Fragmentation, MemoryHistory, OutOfMemory, Owner
-from stepscope.formats.source import read_bounded
-from stepscope.formats.timeline import Span
-from stepscope.formats.values import list_of, text_of, whole_of
+from stepscope.formats.source import decode_json, list_of, read_bounded, text_of, whole_of
+from stepscope.formats.timeline import Integers, Span
+
+BEFORE = "allocated before the recording"
+MOST_IN_SUM = 1 << 62
+"""Bytes of all changes together; more does not fit a column, and no device moves as much."""
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose memory it is: a category of tensors, or the line that allocated it."""
+
+    name: str
+    stack: tuple[str, ...] = ()
+    """The whole stack where it was first seen, innermost call first."""
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """An allocation that failed."""
+
+    time_s: float | None
+    """From the first event."""
+    requested_bytes: int
+    device_free_bytes: int | None
+    """What the driver said was free."""
+    allocated_bytes: int
+    reserved_bytes: int
+    owner: str
+
+
+class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
+    """How the allocator's segments were used when the snapshot was taken."""
+
+    segments: int
+    reserved_bytes: int
+    allocated_bytes: int
+    """In use by tensors, rounded up to the allocator's block sizes."""
+    requested_bytes: int
+    """What the program asked for of these."""
+    awaiting_free_bytes: int
+    """Freed by the program, still in use by another stream."""
+    free_in_used_segments_bytes: int
+    """Free, but beside blocks in use: empty_cache() cannot return it."""
+    free_segments_bytes: int
+    """Segments without a block in use: empty_cache() returns them."""
+    largest_free_block_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryHistory:
+    """Changes in the order in which they happened."""
+
+    source: str
+    format: str
+    device: str
+    owner_kind: str
+    """category or allocation stack."""
+    owners: Sequence[Owner]
+    time_ns: Integers | None
+    """None where the file has no times."""
+    change_bytes: Integers
+    owner: Integers
+    """By change: index into owners."""
+    start_bytes: Mapping[int, int]
+    """By owner: held before the first change."""
+    counts_blocks: bool
+    """Whether each change is one block taken or given back; else several may be added up in one."""
+    reserved_bytes: Integers | None = None
+    """After each change; None where it is not recorded."""
+    steps: Sequence[Span] = ()
+    """As annotated."""
+    failures: Sequence[OutOfMemory] = ()
+    fragmentation: Fragmentation | None = None
+    repairs: Mapping[str, int] = field(default_factory=dict)
+
+
+CATEGORIES = (
+    "parameter",
+    "optimizer state",
+    "input",
+    "temporary",
+    "activation",
+    "gradient",
+    "autograd detail",
+    "unknown",
+)
+"""In the order of the columns and of the raw numbers."""
+OWNERS = tuple(Owner(name=name) for name in CATEGORIES)
+DEVICE = "as exported"
+"""The files do not name it."""
+_PREEXISTING, _DESTROY = 1, 4
+_NUMBERS = re.compile(rb"\s*\[\s*\[[-\d\s,]*(\]|$)")
+_PICTURE = b"GPU Memory Timeline HTML"
+_EXPORT_AGAIN = "export it again with prof.export_memory_timeline(path), path ending in .json.gz or .raw.json.gz"
+_NAME_THE_DEVICE = f"name the device in export_memory_timeline(path, device), or {_EXPORT_AGAIN}"
+
+
+def _is_timeline(head: bytes) -> bool:
+    """Lists of numbers in a list, or the page that holds a picture of them."""
+    return _NUMBERS.match(head) is not None or _PICTURE in head[:1024]
+
+
+def _read_timeline(path: Path) -> list[MemoryHistory]:
+    """The one device that was exported."""
+    data, cut_short = read_bounded(path)
+    if _PICTURE in data[:1024]:
+        _refuse(path, "holds a picture of the memory timeline, not its numbers", _EXPORT_AGAIN)
+    kind, what = list[list[int | list[int]]], "is no whole memory timeline"
+    content = decode_json(data, what=what, hint=_EXPORT_AGAIN, path=path, cut_short=cut_short, kind=kind)
+    is_raw = all(isinstance(value, int) for row in content for value in row)
+    if not any(content) or (is_raw and any(len(row) != 4 for row in content)):
+        _refuse(path, "holds no memory event of the device it was exported for", _NAME_THE_DEVICE)
+    return [_read_raw(path, content) if is_raw else _read_sums(path, content)]
+
+
+def _refuse(path: Path, why: str, hint: str) -> NoReturn:
+    raise BadInputError(why, hint=hint, where=str(path))
+
+
+def _columns(path: Path, content: object, shape: tuple[int, ...]) -> Integers:
+    """As numbers of 64 bits; BadInputError where rows are not alike or numbers are too large."""
+    try:
+        found: Integers = np.array(content, np.int64)
+    except (ValueError, OverflowError, TypeError):
+        found = np.zeros(0, np.int64)
+    if found.shape != shape:
+        _refuse(path, "has rows of different lengths, or numbers beyond 64 bits", _NAME_THE_DEVICE)
+    return found
+
+
+def _read_raw(path: Path, content: list[list[int | list[int]]]) -> MemoryHistory:
+    time, action, change, category = _columns(path, content, (len(content), 4)).T
+    if (action < _PREEXISTING).any() or (action > _DESTROY).any() or (category < 0).any() or (category > 7).any():
+        _refuse(path, "has an action beyond 1 to 4 or a category beyond 0 to 7", _NAME_THE_DEVICE)
+    _check_sum(path, change)
+    earlier = action == _PREEXISTING
+    base = {int(one): int(change[earlier & (category == one)].sum()) for one in np.unique(category[earlier])}
+    return MemoryHistory(
+        source=str(path),
+        format="raw memory timeline",
+        device=DEVICE,
+        owner_kind="category",
+        owners=OWNERS,
+        time_ns=time[~earlier],
+        change_bytes=change[~earlier],
+        owner=category[~earlier],
+        start_bytes=base,
+        counts_blocks=True,
+    )
+
+
+def _read_sums(path: Path, content: list[list[int | list[int]]]) -> MemoryHistory:
+    """Changes between the points of time, releases before allocations: no sum is higher than the file's."""
+    if len(content) != 2:
+        _refuse(path, "is no pair of times and sizes", _NAME_THE_DEVICE)
+    time = _columns(path, content[0], (len(content[0]),))
+    sizes = _columns(path, content[1], (len(time), len(CATEGORIES) + 1))[:, 1:]
+    if (sizes < -MOST_IN_SUM // 16).any() or (sizes > MOST_IN_SUM // 16).any():
+        _refuse(path, "holds sizes that no device has", _NAME_THE_DEVICE)
+    change = np.diff(sizes, axis=0)
+    point, category = np.nonzero(change)
+    value = change[point, category]
+    order = np.lexsort((value, point))
+    _check_sum(path, value)
+    return MemoryHistory(
+        source=str(path),
+        format="memory timeline",
+        device=DEVICE,
+        owner_kind="category",
+        owners=OWNERS,
+        # Microseconds in this form, nanoseconds in the raw one.
+        time_ns=time[point[order] + 1] * 1000,
+        change_bytes=value[order],
+        owner=category[order],
+        start_bytes={place: int(size) for place, size in enumerate(sizes[0].tolist()) if size},
+        counts_blocks=False,
+    )
+
+
+def _check_sum(path: Path, change: Integers) -> None:
+    if sum(map(abs, change.tolist())) >= MOST_IN_SUM:
+        _refuse(path, "holds sizes that no device has", _NAME_THE_DEVICE)
+
 
 LIMITS = plain_pickle.Limits(bytes=1 << 30, objects=40_000_000, containers=8_000_000, remembered=16_000_000)
 MOST_ENTRIES = 1 << 22
@@ -29,32 +205,32 @@ _WORDS = (b"device_traces", b"segment_type", b"segment_pool_id")
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _STEP = re.compile(r"ProfilerStep\s*#?(\d{1,9})$")
 _NO_STACK = Owner(name="no stack recorded")
-_HINT = "call torch.cuda.memory._record_memory_history() before the steps and _dump_snapshot(path) after them"
+_RECORD_HISTORY = "call torch.cuda.memory._record_memory_history() before the steps and _dump_snapshot(path) after them"
 
 
-def sniff(head: bytes, path: Path) -> bool:
+def _is_snapshot(head: bytes) -> bool:
     return head[:1] == b"\x80" and any(word in head for word in _WORDS)
 
 
-def read(path: Path) -> list[MemoryHistory]:
+def _read_snapshot(path: Path) -> list[MemoryHistory]:
     """One history per device that holds memory or has events."""
     data, cut_short = read_bounded(path, LIMITS.bytes)
     packed = f" (the packed file ends early: {cut_short})" if cut_short else ""
     content = plain_pickle.load(data, where=f"{path}{packed}", most=LIMITS)
     snapshot = {"segments": content} if isinstance(content, list) else content
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
-        _refuse(path, "is no memory snapshot: it has no list of segments")
+        _refuse(path, "is no memory snapshot: it has no list of segments", _RECORD_HISTORY)
     traces = [list_of(trace) for trace in list_of(snapshot.get("device_traces"))]
     segments = [one for one in snapshot["segments"] if isinstance(one, dict)]
     blocks = sum(len(list_of(one.get("blocks"))) for one in segments)
     if len(segments) + blocks + sum(map(len, traces)) > MOST_ENTRIES:
-        _refuse(path, f"holds more than {MOST_ENTRIES} events, segments and blocks")
+        _refuse(path, f"holds more than {MOST_ENTRIES} events, segments and blocks", _RECORD_HISTORY)
     by_device: dict[int, list[dict[str, Any]]] = {}
     for segment in segments:
         by_device.setdefault(whole_of(segment.get("device")) or 0, []).append(segment)
     numbers = sorted({*by_device, *(number for number, trace in enumerate(traces) if trace)})
     if not numbers:
-        _refuse(path, "holds no segment and no event")
+        _refuse(path, "holds no segment and no event", _RECORD_HISTORY)
     marks = list_of(snapshot.get("external_annotations"), MOST_ENTRIES)
     owners = _Owners()
     return [
@@ -63,10 +239,6 @@ def read(path: Path) -> list[MemoryHistory]:
         )
         for number in numbers
     ]
-
-
-def _refuse(path: Path, why: str) -> NoReturn:
-    raise BadInputError(why, hint=_HINT, where=str(path))
 
 
 class _Owners:
@@ -137,7 +309,7 @@ class _Replay:
             self._take(event)
         self._add_older_blocks()
         if sum(map(abs, self.change)) + sum(self.start.values()) + self.taken >= MOST_IN_SUM:
-            _refuse(self.path, "holds sizes that no device has")
+            _refuse(self.path, "holds sizes that no device has", _RECORD_HISTORY)
         end = sum(whole_of(one.get("total_size")) or 0 for one in self.segments)
         before = end - self.taken
         if before < 0:
@@ -294,3 +466,13 @@ def _steps(marks: Sequence[Any], device: int) -> list[Span]:
         elif number in open_since:
             found.append(Span(number, open_since.pop(number) * 1000, time * 1000))
     return sorted(found, key=lambda span: span.start_ns)
+
+
+def looks_like_memory(head: bytes, path: Path) -> bool:
+    """Whether it says what memory held, and no timeline of events."""
+    return _is_timeline(head) or _is_snapshot(head)
+
+
+def read_memory(path: Path, head: bytes) -> list[MemoryHistory]:
+    """One history per device."""
+    return _read_timeline(path) if _is_timeline(head) else _read_snapshot(path)

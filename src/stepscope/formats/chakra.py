@@ -8,17 +8,156 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.core.errors import BadInputError, first_line
+from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
 from stepscope.core.files import output_file
-from stepscope.formats.chakra.schema import ATTRIBUTE_FIELDS, COMPUTE, NODE_TYPES, messages
-from stepscope.formats.chakra.wire import encode_number
-from stepscope.formats.source import Source, gc_paused, read_bounded
+from stepscope.formats.source import Source, gc_paused, read_bounded, read_head
+
+INVALID, METADATA, MEMORY_LOAD, MEMORY_STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(8)
+NODE_TYPES = (
+    "INVALID_NODE",
+    "METADATA_NODE",
+    "MEM_LOAD_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+    "STORAGE_NODE",
+    "BATCH_NODE",
+    "CHECKPOINT_NODE",
+)
+
+COLLECTIVE_TYPES = (
+    "ALL_REDUCE",
+    "REDUCE",
+    "ALL_GATHER",
+    "GATHER",
+    "SCATTER",
+    "BROADCAST",
+    "ALL_TO_ALL",
+    "REDUCE_SCATTER",
+    "REDUCE_SCATTER_BLOCK",
+    "BARRIER",
+)
+
+SCALARS = (
+    ("double", "TYPE_DOUBLE"),
+    ("float", "TYPE_FLOAT"),
+    ("int32", "TYPE_INT32"),
+    ("int64", "TYPE_INT64"),
+    ("uint32", "TYPE_UINT32"),
+    ("uint64", "TYPE_UINT64"),
+    ("sint32", "TYPE_SINT32"),
+    ("sint64", "TYPE_SINT64"),
+    ("fixed32", "TYPE_FIXED32"),
+    ("fixed64", "TYPE_FIXED64"),
+    ("sfixed32", "TYPE_SFIXED32"),
+    ("sfixed64", "TYPE_SFIXED64"),
+    ("bool", "TYPE_BOOL"),
+    ("string", "TYPE_STRING"),
+    ("bytes", "TYPE_BYTES"),
+)
+"""Kinds of an attribute in the order of their field numbers: a value from 3 on, its list one further."""
+
+ATTRIBUTE_FIELDS = {
+    "is_cpu_op": "bool_val",
+    "num_ops": "int64_val",
+    "tensor_size": "uint64_val",
+    "tensor_loc": "int32_val",
+    "comm_type": "int64_val",
+    "comm_priority": "int32_val",
+    "comm_size": "int64_val",
+    "comm_src": "int32_val",
+    "comm_dst": "int32_val",
+    "comm_tag": "int32_val",
+    "pg_name": "string_val",
+}
+"""The field each attribute must be written to: feeders read that one and no other."""
+
+
+class Messages(NamedTuple):
+    """Classes of the messages that a file is made of."""
+
+    metadata: Any
+    node: Any
+    attribute: Any
+
+
+@cache
+def messages() -> Messages:
+    """The classes, made on first use."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise MissingDependencyError(
+            "reading and writing Chakra files needs protobuf", hint="pip install 'stepscope[read]'"
+        ) from None
+    file = _describe(descriptor_pb2)
+    # A pool of its own: the default one may hold Chakra's own definition under the same names.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+
+    def made(name: str) -> Any:
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
+
+    return Messages(made("GlobalMetadata"), made("Node"), made("AttributeProto"))
+
+
+def _describe(descriptor_pb2: Any) -> Any:
+    field_type = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="chakra_et_def.proto", package="ChakraProtoMsg", syntax="proto3")
+
+    def field(
+        message: Any, name: str, number: int, kind: str, *, many: bool = False, of: str = "", choice: int | None = None
+    ) -> None:
+        label = field_type.LABEL_REPEATED if many else field_type.LABEL_OPTIONAL
+        made = message.field.add(name=name, number=number, type=getattr(field_type, kind), label=label)
+        if of:
+            made.type_name = f".ChakraProtoMsg.{of}"
+        if choice is not None:
+            made.oneof_index = choice
+
+    attribute = file.message_type.add(name="AttributeProto")
+    field(attribute, "name", 1, "TYPE_STRING")
+    field(attribute, "doc_string", 2, "TYPE_STRING")
+    attribute.oneof_decl.add(name="value")
+    for place, (scalar, kind) in enumerate(SCALARS):
+        of_list = f"{scalar.capitalize()}List"
+        field(attribute, f"{scalar}_val", 3 + 2 * place, kind, choice=0)
+        field(attribute, f"{scalar}_list", 4 + 2 * place, "TYPE_MESSAGE", of=of_list, choice=0)
+        field(file.message_type.add(name=of_list), "values", 1, kind, many=True)
+
+    metadata = file.message_type.add(name="GlobalMetadata")
+    field(metadata, "version", 1, "TYPE_STRING")
+    field(metadata, "attr", 2, "TYPE_MESSAGE", many=True, of="AttributeProto")
+
+    types = file.enum_type.add(name="NodeType")
+    for number, name in enumerate(NODE_TYPES):
+        types.value.add(name=name, number=number)
+    arguments = file.message_type.add(name="IOInfo")
+    for number, name in enumerate(("values", "shapes", "types"), 1):
+        field(arguments, name, number, "TYPE_STRING")
+
+    node = file.message_type.add(name="Node")
+    field(node, "id", 1, "TYPE_UINT64")
+    field(node, "name", 2, "TYPE_STRING")
+    field(node, "type", 3, "TYPE_ENUM", of="NodeType")
+    field(node, "ctrl_deps", 4, "TYPE_UINT64", many=True)
+    field(node, "data_deps", 5, "TYPE_UINT64", many=True)
+    field(node, "start_time_micros", 6, "TYPE_UINT64")
+    field(node, "duration_micros", 7, "TYPE_UINT64")
+    field(node, "inputs", 8, "TYPE_MESSAGE", of="IOInfo")
+    field(node, "outputs", 9, "TYPE_MESSAGE", of="IOInfo")
+    field(node, "attr", 10, "TYPE_MESSAGE", many=True, of="AttributeProto")
+    return file
+
 
 VERSION = "0.0.4"
 """Version of the schema, as Chakra's own tools write it into the metadata."""
@@ -100,8 +239,17 @@ _FIELD_OF_KIND = {bool: "bool_val", float: "double_val", str: "string_val", byte
 _USUAL_FIELDS = frozenset((*_FIELD_OF_KIND.values(), "int64_val"))
 
 
+def looks_like_chakra(head: bytes, path: Path) -> bool:
+    """Whether it is a Chakra file in either form, with times or without."""
+    named = path.name.removesuffix(".gz").endswith(".et") and head.lstrip()[:1] not in (b"{", b"[")
+    return named or _BINARY.match(head) is not None or is_chakra_json(head)
+
+
 def read_chakra(path: Path) -> ChakraTrace:
-    """The whole file in memory; `warnings` of the result say where it was cut."""
+    """The whole file in memory, protobuf or JSON; `warnings` of the result say where it was cut."""
+    messages()  # without protobuf neither form can be read
+    if is_chakra_json(read_head(path)):
+        return _read_json(path)
     reader = ChakraReader(Path(path))
     with gc_paused():
         nodes = list(reader)
@@ -322,6 +470,23 @@ def write_blocks(path: Path, metadata: bytes, blocks: Iterable[bytes]) -> None:
         file.writelines(blocks)
 
 
+def encode_number(value: int) -> bytes:
+    """Seven bits a byte, lowest first; also the length before a message."""
+    if value < 0x80:
+        return _SMALL[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+_SMALL = [bytes([value]) for value in range(0x80)]
+
+
 def with_length(message: bytes) -> bytes:
     return encode_number(len(message)) + message
 
@@ -383,13 +548,15 @@ def earliest_ns(nodes: Sequence[ChakraNode], *, where: str = "") -> list[tuple[i
     return times
 
 
+_BINARY = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]\n[\x01-\x20]\d[\d.]*")
+"""The length of the first message, then the version of the schema as its first field."""
 _NODE = re.compile(rb'"type"\s*:\s*"(%s)"' % "|".join(NODE_TYPES).encode())
 _TIME = re.compile(rb'"(?:start_?time_?micros|duration_?micros)"\s*:\s*"?[1-9]', re.IGNORECASE)
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 """What stands between two messages, in a list or without one."""
 
 
-def looks_like_chakra_json(head: bytes) -> bool:
+def is_chakra_json(head: bytes) -> bool:
     return head.lstrip()[:1] in (b"{", b"[") and b'"traceEvents"' not in head and _NODE.search(head) is not None
 
 
@@ -398,8 +565,7 @@ def has_times(head: bytes) -> bool:
     return _TIME.search(head) is not None
 
 
-def read_chakra_json(path: Path) -> ChakraTrace:
-    """The whole file in memory; `warnings` of the result say where it was cut."""
+def _read_json(path: Path) -> ChakraTrace:
     data, cut_short = read_bounded(path)
     warnings = [f"the packed file ends early: {cut_short}; the nodes before it are kept"] if cut_short else []
     found = _objects(data.decode("utf-8-sig", errors="replace"), path, warnings)

@@ -15,25 +15,27 @@ import msgspec
 
 from stepscope.core.dtypes import dtype_bytes
 from stepscope.core.errors import BadInputError, MissingDependencyError
-from stepscope.formats.chakra.files import (
+from stepscope.formats.chakra import (
+    COLLECTIVE,
+    COLLECTIVE_TYPES,
+    MEMORY_LOAD,
+    MEMORY_STORE,
+    RECEIVE,
+    SEND,
     ChakraNode,
     ChakraReader,
     ChakraTrace,
     TextArguments,
     has_times,
-    looks_like_chakra_json,
+    is_chakra_json,
+    looks_like_chakra,
     read_chakra,
-    read_chakra_json,
 )
-from stepscope.formats.chakra.schema import COLLECTIVE, COLLECTIVE_TYPES, MEMORY_LOAD, MEMORY_STORE, RECEIVE, SEND
 from stepscope.formats.classify import CATEGORIES
-from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.source import read_head
+from stepscope.formats.readers import TraceFormat
+from stepscope.formats.source import WHOLE_LIMIT, rank_in_name, text_of, whole_of
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
-from stepscope.formats.values import WHOLE_LIMIT, text_of, whole_of
 
-_BINARY = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]\n[\x01-\x20]\d[\d.]*")
-"""The length of the first message, then the version of the schema as its first field."""
 _NODES_TRIED = 256
 _HOST_KINDS = {"operator": OPERATOR, "runtime": RUNTIME, "annotation": ANNOTATION}
 _FILLINGS = frozenset(("host gap", "after wait", "delay", "begin"))
@@ -43,17 +45,11 @@ _STEP = re.compile(r"ProfilerStep\s*#?\d")
 _TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:<[^<>]*>)?)\)")
 
 
-def looks_like_chakra(head: bytes, path: Path) -> bool:
-    """Whether it is a Chakra file in either form, with times or without."""
-    named = path.name.removesuffix(".gz").endswith(".et") and head.lstrip()[:1] not in (b"{", b"[")
-    return named or _BINARY.match(head) is not None or looks_like_chakra_json(head)
-
-
 def sniff(head: bytes, path: Path) -> bool:
     """Whether it is a Chakra file whose first nodes have times. Without times it is a graph, no timeline."""
     if not looks_like_chakra(head, path):
         return False
-    if looks_like_chakra_json(head):
+    if is_chakra_json(head):
         return has_times(head)
     try:
         return any(node.has_times for node in islice(ChakraReader(path), _NODES_TRIED))
@@ -61,14 +57,9 @@ def sniff(head: bytes, path: Path) -> bool:
         return True  # reading it says what is wrong, and where
 
 
-def read_either(path: Path, head: bytes) -> ChakraTrace:
-    """The file in whichever form it is."""
-    return read_chakra_json(path) if looks_like_chakra_json(head) else read_chakra(path)
-
-
 def read(path: Path) -> list[Timeline]:
     """The one rank that a Chakra file holds, as an unfinished timeline."""
-    return [_Reader(read_either(path, read_head(path)), path).read()]
+    return [_Reader(read_chakra(path), path).read()]
 
 
 class _Reader:
@@ -210,3 +201,6 @@ def _inputs(arguments: TextArguments | None) -> dict[str, str]:
     if arguments is None or not arguments.shapes.startswith("["):
         return {}
     return {"shapes": arguments.shapes, "types": _TENSOR_TYPE.sub(r"\1", arguments.types)}
+
+
+FORMAT = TraceFormat("chakra", sniff, read)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.source import PIECE_BYTES, Source
-from stepscope.formats.values import INVALID_EVENTS, INVALID_STRETCHES
+from stepscope.formats.source import INVALID_EVENTS, INVALID_STRETCHES, PIECE_BYTES, Source
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding text of unknown origin may raise; nesting of thousands of brackets is the third."""

@@ -16,10 +16,9 @@ import msgspec
 
 from stepscope.core.dtypes import dtype_bytes
 from stepscope.core.errors import BadInputError
-from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.source import decode_json, read_bounded
+from stepscope.formats.readers import TraceFormat
+from stepscope.formats.source import decode_json, list_of, rank_in_name, read_bounded, text_of, whole_of
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
-from stepscope.formats.values import list_of, text_of, whole_of
 
 OWN_FORM = "communication_calls"
 OWN_VERSION = 1
@@ -254,3 +253,6 @@ def _splits(value: object) -> str | None:
 
 def _peer(entry: Mapping[str, Any], name: str) -> int | None:
     return whole_of(entry.get("dst_rank" if name == "send" else "src_rank")) if name in ("send", "recv") else None
+
+
+FORMAT = TraceFormat("call_list", sniff, read)
