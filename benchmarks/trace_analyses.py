@@ -69,7 +69,7 @@ from stepscope.analyze.step.overheads import measure_overheads
 from stepscope.analyze.step.sequences import find_sequences
 from stepscope.traces.finish import finish
 from stepscope.traces.read import load_timeline
-from stepscope.formats.chrome.write import write_chrome
+from stepscope.formats.chrome import write_chrome
 
 folder = Path(tempfile.mkdtemp(dir=sys.argv[3]))
 

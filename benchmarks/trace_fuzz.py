@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.kineto.scanner import scan_kineto
-from stepscope.formats.kineto.tolerant import read_kineto
+from stepscope.formats.readers.kineto.scanner import scan_kineto
+from stepscope.formats.readers.kineto.tolerant import read_kineto
 from stepscope.formats.timeline import COLUMNS, Timeline
 
 TIMES = 20.0

@@ -46,9 +46,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What libraries and collected tests hold stays: a collection that a test asks for need not walk through it."""
-    gc.freeze()
     atexit.register(gc.unfreeze)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_collections() -> None:
+    """Measurements collect garbage first: what libraries, collected tests and earlier files hold is passed over."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,9 +16,8 @@ from stepscope.analyze.answers.compose import Answer, answer
 from stepscope.analyze.job import JobReport, explain_job
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.analyze.step.report import explain_step
-from stepscope.formats.classify import is_device_wait
+from stepscope.formats.classify import does_no_work, is_device_wait, is_launch_name
 from stepscope.traces.read import read_timeline, read_traces
-from stepscope.traces.runtime_calls import does_no_work, is_launch_name
 
 DATA = Path(__file__).parent / "data" / "cpu_programs"
 

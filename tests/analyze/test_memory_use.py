@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.memory_use import memory_use
-from stepscope.formats.memory.history import MemoryHistory, Owner
+from stepscope.formats.memory import MemoryHistory, Owner
 
 
 def history(sizes: np.ndarray, kept: np.ndarray) -> MemoryHistory:

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from cli_process import Answer, Stepscope, stepscope_in
 from test_bench_ops import start, wait_for_cases
 
-from stepscope.cli.pairs import replay_search
+from stepscope.bench.comms.bisection import BisectionRequest, replay_search
 from stepscope.launch.watchdog import read_beat
 from stepscope.store import StoredRun, run_folders, verify_run
 
@@ -282,7 +283,8 @@ def test_a_bisection_ends_with_a_verdict_and_goes_on_where_it_was_interrupted(he
     again = StoredRun(folder)
     assert again.status == "complete"
     assert len(again.results) == rounds
-    assert replay_search(again.plan.request, again.cases()).next_subsets() == []
+    search = msgspec.convert(again.plan.request["bisect"], BisectionRequest)
+    assert replay_search(search, again.cases(), again.plan.world_size).next_subsets() == []
 
 
 def test_options_that_do_not_belong_together_are_refused(here: Stepscope) -> None:
@@ -463,7 +465,7 @@ def test_every_operation_over_mpi(store: Path) -> None:
     assert len(data["cases"]) == 29
     for case in data["cases"]:
         assert case["status"] == "ok", case["failure"]
-        assert case.get("wrong", 0) == 0
+        assert case["wrong"] == (None if case["benchmark"].startswith("barrier/") else 0), "nothing to compare"
         assert "MPI" in case["library"]
 
 

@@ -12,7 +12,7 @@ from cli_process import Stepscope
 from slurm_cluster import SlurmCluster
 from test_bench_comms import COMMS, check_rows, check_that_killing_ends_the_job
 
-from stepscope.cli.execute import case_to_dict
+from stepscope.metrics import flatten_case, with_peaks
 from stepscope.store import StoredRun, run_folders, verify_run
 
 pytestmark = [pytest.mark.ranks, pytest.mark.services]
@@ -33,7 +33,7 @@ def test_srun_and_the_generated_script_give_the_same_rows(
     for run in (by_srun, by_script):
         assert run.plan.launcher == "slurm"
         assert verify_run(run) == []
-        rows = [msgspec.to_builtins(case_to_dict(case, run.folder, {})) for case in run.cases()]
+        rows = [msgspec.to_builtins(flatten_case(case)) for case in with_peaks(run.cases())]
         check_rows(rows, [1024, 65536], 4)
         assert [samples.rank for samples in run.cases()[0].samples] == [0, 1, 2, 3]
         assert run.system is not None

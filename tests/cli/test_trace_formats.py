@@ -10,7 +10,7 @@ import pytest
 from test_trace import DATA, KINETO, PAIR, SHARED, call
 
 from stepscope.cli.main import run
-from stepscope.formats.chakra.files import read_chakra
+from stepscope.formats.chakra import read_chakra
 
 DEVICE_EVENTS = 369
 

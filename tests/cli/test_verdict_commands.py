@@ -177,6 +177,14 @@ def test_compare_says_in_what_two_systems_differ(here: Stepscope, store: Path) -
     assert here("compare", names[0], names[0], "--json").data["differences"] == []
 
 
+def test_a_side_of_ab_is_no_search(here: Stepscope) -> None:
+    side = "workload dlrm/ootb/train/A.1dev-embed32-fp32 --scale tiny"
+    answer = here("ab", f"{side} --find-batch throughput", side, "--json")
+    assert answer.code == 2
+    assert "a search decides as it goes" in answer.error["message"]
+    assert "--batch-size" in answer.error["hint"]
+
+
 def test_ab_runs_both_sides_in_turn_and_keeps_every_sample(stepscope: Stepscope, store: Path) -> None:
     """A gemm with 64 times the work is slower on any machine in any mood."""
     small, large = "m=64,n=64,k=64", "m=256,n=256,k=256"

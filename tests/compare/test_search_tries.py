@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from builders import case_of, make_result, make_samples
-from stepscope.cli.ab import parse_side
-from stepscope.compare.gate import check_regression
-from stepscope.compare.verdict import compare_cases, describe_comparison
-from stepscope.core.errors import UsageError
+from stepscope.compare import check_regression, compare_cases, describe_comparison
 from stepscope.records import Benchmark
 from stepscope.store import MeasuredCase
 
@@ -47,9 +42,3 @@ def test_tries_of_another_version_are_no_news() -> None:
     comparison = compare_cases(other_tries, [measured(0.1, batch=8)])
     assert not [note for note in comparison.notes if "version" in note]
     assert describe_comparison(comparison).startswith("The two runs share no case")
-
-
-def test_a_side_of_ab_is_no_search() -> None:
-    with pytest.raises(UsageError, match="a search decides as it goes") as refused:
-        parse_side("workload dlrm/ootb/train/A.1dev-embed32-fp32 --find-batch throughput")
-    assert "--batch-size" in str(refused.value.hint)

@@ -17,7 +17,7 @@ def finish(session: RankSession) -> None:
 
 
 def join(session: RankSession) -> TorchWorld:
-    group = TorchWorld(session.context, "gloo", join_limit_s=60, timeout_s=60)
+    group = TorchWorld(session, "gloo")
     session.heartbeat.beat("measuring", "the-case")
     group.barrier()
     return group

@@ -11,7 +11,7 @@ from stepscope.bench.ops.attention import Attention, Rope
 from stepscope.bench.ops.build import build
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 PLAIN = {"batch": 2, "heads": 4, "kv_heads": 4, "queries": 6, "keys": 10, "head_dim": 8}
 GROUPED = {**PLAIN, "kv_heads": 2}

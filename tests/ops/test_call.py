@@ -16,7 +16,7 @@ from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import Operator, Work
 from stepscope.bench.ops.reference import as_tensors
 from stepscope.core.errors import UsageError
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

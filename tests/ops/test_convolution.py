@@ -9,7 +9,7 @@ from op_checks import count_by_hand, full_shape, moved_by_hand, run_and_check
 from stepscope.bench.ops import Work
 from stepscope.bench.ops.convolution import OPERATORS, Conv1d, Conv2d, Conv3d
 from stepscope.bench.ops.inputs import Maker
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

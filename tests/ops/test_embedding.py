@@ -21,7 +21,7 @@ from stepscope.bench.ops.embedding import (
 from stepscope.bench.ops.inputs import SEED, Maker
 from stepscope.bench.ops.operator import FLOATS, Operator, Work
 from stepscope.core.errors import BadInputError
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 BOTH = [EmbeddingBag(), EmbeddingBags()]
 PASSES = ("forward", "backward")

@@ -39,8 +39,7 @@ from stepscope.bench.ops.traced_arguments import (
 from stepscope.bench.ops.traced_call import is_contiguous, make_call_arguments
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.graph import Graph, Node
-from stepscope.formats.op_schema import parse_schema
-from stepscope.formats.tensors import Arguments
+from stepscope.formats.tensors import Arguments, parse_schema
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
 

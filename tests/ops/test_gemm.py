@@ -12,7 +12,7 @@ from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import UnsupportedError
 from stepscope.bench.ops.reference import check_close
 from stepscope.bench.ops.training import LEARNING_RATE, MlpTrain
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 GEMM = {"m": 7, "n": 5, "k": 3}
 BMM = {"batch": 2, "m": 7, "n": 5, "k": 3}

@@ -9,7 +9,7 @@ from op_checks import full_shape, moved_by_hand, run_and_check
 from stepscope.bench.ops.indexing import OPERATORS, Embedding, Gather, IndexPut, IndexSelect, Scatter, Sort, TopK
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS, Operator, Work
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 PASSES = ("forward", "backward")
 EACH = [kind() for kind in OPERATORS]

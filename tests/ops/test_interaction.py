@@ -6,7 +6,7 @@ from op_checks import full_shape, moved_by_hand, run_and_check
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.interaction import DotInteraction, TrilIndex
 from stepscope.bench.ops.operator import FLOATS, Work
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 PASSES = ("forward", "backward")
 

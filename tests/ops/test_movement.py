@@ -8,7 +8,7 @@ from op_checks import full_shape, moved_by_hand, run_and_check
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.movement import COPIES, ORDERS, Concat, MemCopy, MemSet, Permute, Read, Split, Transpose
 from stepscope.bench.ops.operator import FLOATS, Operator, Work
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 
 def check_traffic(operator: Operator, dtype: str, **changes: Any) -> None:

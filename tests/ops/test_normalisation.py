@@ -18,7 +18,7 @@ from stepscope.bench.ops.normalisation import (
     RmsNorm,
     Softmax,
 )
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

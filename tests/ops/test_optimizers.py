@@ -10,7 +10,7 @@ from stepscope.bench.ops.build import memory_bytes
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
 from stepscope.bench.ops.optimizers import OPERATORS, OptimizerStep
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 ALGORITHMS = ("sgd", "momentum", "adam", "adamw")
 IMPLEMENTATIONS = ("forloop", "foreach", "fused")

@@ -12,7 +12,7 @@ from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
 from stepscope.bench.ops.pointwise import Activation, Cast
 from stepscope.bench.ops.reduction import Reduction
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch

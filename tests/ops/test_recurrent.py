@@ -9,7 +9,7 @@ from stepscope.bench.ops import Work
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
 from stepscope.bench.ops.recurrent import OPERATORS, Gru, GruCell, Lstm, LstmCell
-from stepscope.measure import WrongResultError
+from stepscope.run.producer import WrongResultError
 
 CELL = {"batch": 3, "in": 5, "hidden": 4}
 LAYER = {**CELL, "steps": 6}

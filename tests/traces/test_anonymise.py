@@ -11,7 +11,7 @@ import pytest
 from same_timeline import GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks, real_trace, values
 
 from stepscope.core.errors import UsageError
-from stepscope.formats.chrome.write import write_chrome
+from stepscope.formats.chrome import write_chrome
 from stepscope.formats.classify import CATEGORIES, classify_names
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -31,7 +31,7 @@ from stepscope.formats.timeline import (
 from stepscope.traces.anonymise import _KERNEL_STEMS, Anonymised, anonymise, describe_report
 from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline
-from stepscope.traces.write_csv import write_csv
+from stepscope.traces.table import write_csv
 
 KEY = b"0123456789abcdef"
 SECRET = "zebra"

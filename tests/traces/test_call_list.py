@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats import call_list
-from stepscope.formats.registry import require_format
+from stepscope.formats.readers import call_list
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.finish import finish
+from stepscope.traces.read import require_format
 
 PARAM = [
     {"comms": "init", "pg_id": 1, "global_ranks": [0, 2], "req": 0, "world_size": 4},

@@ -17,20 +17,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.chakra.files import (
+from stepscope.formats.chakra import (
+    ATTRIBUTE_FIELDS,
+    COLLECTIVE,
+    COMPUTE,
+    METADATA,
+    SCALARS,
     ChakraNode,
     ChakraReader,
     ChakraTrace,
     TextArguments,
     earliest_ns,
     encode_node,
+    messages,
     parse_node,
     read_chakra,
     topological_order,
     write_chakra,
 )
-from stepscope.formats.chakra.schema import ATTRIBUTE_FIELDS, COLLECTIVE, COMPUTE, METADATA, SCALARS, messages
-from stepscope.formats.chakra.wire import (
+from stepscope.formats.execution_trace import parse_execution_trace
+from stepscope.formats.tensors import Tensor
+from stepscope.traces.chakra.encode import (
     CTRL_DEPS,
     DATA_DEPS,
     DURATION,
@@ -52,8 +59,6 @@ from stepscope.formats.chakra.wire import (
     text_field,
     with_length,
 )
-from stepscope.formats.execution_trace import parse_execution_trace
-from stepscope.formats.tensors import Tensor
 from stepscope.traces.chakra.graphs import chakra_of_graph, graph_of_chakra
 
 
@@ -309,7 +314,7 @@ def test_without_protobuf_the_error_says_what_to_install() -> None:
     code: Any = (
         "import sys\nsys.modules['google'] = sys.modules['google.protobuf'] = None\n"
         "from stepscope.core.errors import MissingDependencyError\n"
-        "from stepscope.formats.chakra.files import read_chakra\n"
+        "from stepscope.formats.chakra import read_chakra\n"
         "from pathlib import Path\n"
         "try:\n    read_chakra(Path('x.et'))\n"
         "except MissingDependencyError as error:\n    print(error.hint)\n"

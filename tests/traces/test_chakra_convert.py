@@ -12,7 +12,10 @@ import pytest
 from graph_examples import SHARED, pairs, shared_graph, shared_timeline
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.chakra.files import (
+from stepscope.formats.chakra import (
+    COLLECTIVE,
+    RECEIVE,
+    SEND,
     VERSION,
     ChakraNode,
     earliest_ns,
@@ -21,7 +24,6 @@ from stepscope.formats.chakra.files import (
     topological_order,
     write_frames,
 )
-from stepscope.formats.chakra.schema import COLLECTIVE, RECEIVE, SEND
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -35,9 +37,8 @@ from stepscope.formats.timeline import (
     TimelineBuilder,
 )
 from stepscope.traces.chakra import encode
-from stepscope.traces.chakra.collectives import comm_type
 from stepscope.traces.chakra.convert import Conversion, convert
-from stepscope.traces.chakra.graphs import graph_of_chakra
+from stepscope.traces.chakra.graphs import comm_type, graph_of_chakra
 from stepscope.traces.data_dependencies import data_dependencies, data_edges
 from stepscope.traces.finish import finish
 from stepscope.traces.link import link

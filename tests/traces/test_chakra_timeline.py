@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.chakra.files import ChakraNode, ChakraTrace, read_chakra, write_chakra
-from stepscope.formats.chakra.schema import COLLECTIVE, MEMORY_LOAD, SEND, messages
+from stepscope.formats.chakra import (
+    COLLECTIVE,
+    MEMORY_LOAD,
+    SEND,
+    ChakraNode,
+    ChakraTrace,
+    messages,
+    read_chakra,
+    write_chakra,
+)
 from stepscope.formats.execution_trace import read_execution_trace
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -42,7 +50,7 @@ def write_form(trace: ChakraTrace, folder: Path, form: str) -> Path:
     write_chakra(folder / "plain.et", trace)
     data = (folder / "plain.et").read_bytes()
     if not form.startswith("et"):
-        from stepscope.formats.chakra.files import _frames
+        from stepscope.formats.chakra import _frames
         from stepscope.formats.source import Source
 
         frames = _frames(Source(folder / "plain.et"), [])

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from same_rows import rows_of
 
-from stepscope.formats.kineto import columns
-from stepscope.formats.kineto.columns import Column
-from stepscope.formats.kineto.scanner import scan_kineto
-from stepscope.formats.kineto.tolerant import read_kineto
+from stepscope.formats.readers.kineto import scanner as columns
+from stepscope.formats.readers.kineto.scanner import Column, scan_kineto
+from stepscope.formats.readers.kineto.tolerant import read_kineto
 
 HANDED_OVER: dict[str, Callable[[int, int], bool]] = {
     "no row": lambda row, rows: False,

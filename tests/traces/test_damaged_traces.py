@@ -12,10 +12,10 @@ from damage import DAMAGES, variants
 from same_rows import rows_of
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.kineto.scanner import scan_kineto
-from stepscope.formats.kineto.tolerant import read_kineto
+from stepscope.formats.readers.kineto.scanner import scan_kineto
+from stepscope.formats.readers.kineto.tolerant import read_kineto
+from stepscope.formats.source import describe_damage
 from stepscope.formats.timeline import Timeline
-from stepscope.formats.values import describe_damage
 from stepscope.traces.finish import finish
 
 DATA = Path(__file__).parent / "data"

@@ -19,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats import flight_recorder, plain_pickle
-from stepscope.formats.registry import require_format
+from stepscope.formats import plain_pickle
+from stepscope.formats.readers import flight_recorder
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.finish import finish
+from stepscope.traces.read import require_format
 
 DATA = Path(__file__).parent / "data"
 """Two ranks of torch 2.13 with Gloo, dumped by `_dump_fr_trace` without stacks."""

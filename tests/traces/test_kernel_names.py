@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.formats.kernel_names import base_name, is_wrapper, normal_name, short_name
+from stepscope.formats.classify import base_name, is_wrapper, normal_name, short_name
 
 SAME = [
     (

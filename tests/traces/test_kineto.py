@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same_rows import rows_of
 
-from stepscope.formats.kineto.scanner import scan_kineto
-from stepscope.formats.kineto.tolerant import parse_microseconds, read_kineto
+from stepscope.formats.readers.kineto.scanner import scan_kineto
+from stepscope.formats.readers.kineto.tolerant import parse_microseconds, read_kineto
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -253,7 +253,7 @@ def test_pieces_may_end_anywhere(reader: Any, layout: dict[str, Any], tmp_path: 
     path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     for piece in (64, 177, 1000, 1 << 22):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stepscope.formats.kineto.text.ChromeText.__init__.__defaults__", (piece,))
+            patch.setattr("stepscope.formats.readers.kineto.text.ChromeText.__init__.__defaults__", (piece,))
             timeline = reader(path, piece_bytes=piece) if reader is scan_kineto else reader(path)
         assert [timeline.texts[code] for code in timeline.core["name"]] == AWKWARD * 6
         assert timeline.core["start_ns"].min() == 10**9

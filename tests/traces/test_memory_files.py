@@ -14,8 +14,8 @@ import pytest
 
 from stepscope.analyze.memory_use import MemoryUse, memory_use
 from stepscope.core.errors import BadInputError
-from stepscope.formats.memory import looks_like_memory, read_memory, snapshot
-from stepscope.formats.memory.history import BEFORE
+from stepscope.formats import memory as snapshot
+from stepscope.formats.memory import BEFORE, looks_like_memory, read_memory
 from stepscope.formats.source import read_head
 from stepscope.traces.read import read_timeline, read_traces
 

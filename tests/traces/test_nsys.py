@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats.classify import CATEGORIES
-from stepscope.formats.nsys import sqlite as nsys_sqlite
-from stepscope.formats.nsys import stats as nsys_stats
-from stepscope.formats.registry import require_format
+from stepscope.formats.readers import nsys_sqlite, nsys_stats
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -33,6 +31,7 @@ from stepscope.formats.timeline import (
     Thread,
 )
 from stepscope.traces.finish import finish
+from stepscope.traces.read import require_format
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "public" / "nsys"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public tables are not beside the checkout")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.formats.op_schema import parse_schema
+from stepscope.formats.tensors import parse_schema
 
 
 def test_arguments_aliases_and_defaults() -> None:

@@ -27,11 +27,10 @@ from stepscope.traces.recording import (
     record,
     step,
 )
-from stepscope.traces.recording.evidence import write_recording
-from stepscope.traces.recording.marks import Marks, OptimizerCycle
+from stepscope.traces.recording.api import Marks, OptimizerCycle
+from stepscope.traces.recording.evidence import LEAN, ProfilerSettings, make_stages, write_recording
 from stepscope.traces.recording.program import START_UP, RecordedProgram, record_program
 from stepscope.traces.recording.recorder import Place, read_place
-from stepscope.traces.recording.settings import LEAN, ProfilerSettings, make_stages
 
 QUICK = {"warmup": 1, "unprofiled": 1, "profiler_warmup": 1, "steps": 2, "settle": 0}
 

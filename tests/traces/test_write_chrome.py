@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from same_timeline import ALEXNET, GPT2, NCCL, SAMPLED, assert_same, dlrm_ranks, real_trace
 
 from stepscope.core.errors import StoreWriteError, UsageError
-from stepscope.formats.chrome.write import Arrow, arrows_of_edges, write_chrome
-from stepscope.formats.kineto import merged as merged_chrome
+from stepscope.formats.chrome import Arrow, arrows_of_edges, write_chrome
+from stepscope.formats.readers.kineto import MERGED
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -230,11 +230,11 @@ def test_ranks_of_one_file_are_told_apart_again(tmp_path: Path) -> None:
     ranks = dlrm_ranks(3)
     path = tmp_path / "ranks.json.gz"
     write_chrome(ranks, path, extra=[{"name": "overlay", "ts_ns": 0, "dur_ns": 5}])
-    assert merged_chrome.sniff(gzip.decompress(path.read_bytes())[:65536], path)
-    for trace, back in zip(ranks, merged_chrome.read(path), strict=True):
+    assert MERGED.sniff(gzip.decompress(path.read_bytes())[:65536], path)
+    for trace, back in zip(ranks, MERGED.read(path), strict=True):
         assert_same(trace, finish(back))
     write_chrome(ranks[0], tmp_path / "one.json")
-    assert not merged_chrome.sniff((tmp_path / "one.json").read_bytes()[:65536], path)
+    assert not MERGED.sniff((tmp_path / "one.json").read_bytes()[:65536], path)
 
 
 def test_extra_events_are_placed_on_the_clock_of_the_trace(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from same_timeline import NCCL, dlrm_ranks, real_trace, values
 from stepscope.core.errors import StoreWriteError, UsageError
 from stepscope.formats.timeline import KERNEL, KINDS, OPERATOR, TimelineBuilder
 from stepscope.traces.finish import finish
-from stepscope.traces.write_csv import write_csv
+from stepscope.traces.table import write_csv
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError
 from stepscope.formats import classify as classes
-from stepscope.formats.registry import require_format
+from stepscope.formats.readers import xla
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -23,9 +23,8 @@ from stepscope.formats.timeline import (
     SET,
     Timeline,
 )
-from stepscope.formats.xla import hlo
-from stepscope.formats.xla import reader as xla
 from stepscope.traces.finish import finish
+from stepscope.traces.read import require_format
 
 
 def process(pid: int, name: str) -> dict[str, Any]:
@@ -298,25 +297,25 @@ def test_picoseconds(text: bytes, value: int | None) -> None:
 
 
 def test_operations_in_words() -> None:
-    assert hlo.parse_operation("all-reduce-scatter.4") == ("reduce-scatter", "")
-    assert hlo.parse_operation("fusion.4", "all-gather fusion") == ("all-gather", "")
-    assert hlo.parse_operation("copy.4") is None, "a copy in place is a kernel"
-    assert hlo.parse_operation("all-reduced_sum") is None
-    assert hlo.parse_groups("replica_groups=[4,2]<=[2,4]T(1,0)") == (2, None)
-    assert hlo.parse_groups("replica_groups={}") == (None, None)
-    assert hlo.parse_shapes("(f32[2,3], s8[], f8e4m3fn[4])") == [("f32", 6), ("s8", 1), ("f8e4m3fn", 4)]
-    assert hlo.array_bytes("f8e4m3fn", 4) == 4
+    assert xla.parse_operation("all-reduce-scatter.4") == ("reduce-scatter", "")
+    assert xla.parse_operation("fusion.4", "all-gather fusion") == ("all-gather", "")
+    assert xla.parse_operation("copy.4") is None, "a copy in place is a kernel"
+    assert xla.parse_operation("all-reduced_sum") is None
+    assert xla.parse_groups("replica_groups=[4,2]<=[2,4]T(1,0)") == (2, None)
+    assert xla.parse_groups("replica_groups={}") == (None, None)
+    assert xla.parse_shapes("(f32[2,3], s8[], f8e4m3fn[4])") == [("f32", 6), ("s8", 1), ("f8e4m3fn", 4)]
+    assert xla.array_bytes("f8e4m3fn", 4) == 4
     scatter = "%reduce-scatter.1 = f32[16]{0} reduce-scatter(f32[64] %x), replica_groups={{0,1,2,3}}"
-    columns = hlo.collective_columns(hlo.Operation("reduce-scatter", ""), scatter)
+    columns = xla.collective_columns(xla.Operation("reduce-scatter", ""), scatter)
     assert (columns["in_elements"], columns["out_elements"], columns["dtype"]) == (64, 16, "float32")
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_read(text: str) -> None:
-    hlo.parse_operation(text, text)
-    hlo.parse_groups(f"replica_groups={text}")
-    hlo.collective_columns(hlo.Operation("all-gather", "start"), f"%x = {text} all-gather(")
-    hlo.started_by(text)
+    xla.parse_operation(text, text)
+    xla.parse_groups(f"replica_groups={text}")
+    xla.collective_columns(xla.Operation("all-gather", "start"), f"%x = {text} all-gather(")
+    xla.started_by(text)
 
 
 def write_with(tmp_path: Path, more: str) -> tuple[Path, int]:

@@ -13,6 +13,7 @@ from stepscope.bench.workloads.check import NOISE, _Jostled, _Side, _Training, _
 from stepscope.bench.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
 from stepscope.bench.workloads.protocol import Change, Mode, Optimized, Precision, Task
 from stepscope.bench.workloads.steps import UpdatesEarly
+from stepscope.records.kinds import WorkloadSpec
 
 WIDTH = 24
 
@@ -306,12 +307,17 @@ def test_a_comparison_that_does_not_fit_takes_fewer_examples(monkeypatch: pytest
 
     monkeypatch.setattr(verify, "check_optimized", check_if_it_fits)
     workload = find_workload("resnet50/optimized/train/1dev-fp32")
-    case = SimpleNamespace(benchmark=workload.benchmark, parameters={})
     asked: Any = SimpleNamespace(
-        workload=workload, scale="tiny", mode="train", precision="fp32", batch_size=12, case=case
+        workload=workload,
+        scale="tiny",
+        mode="train",
+        precision="fp32",
+        batch_size=12,
+        case=SimpleNamespace(benchmark=workload.benchmark),
+        spec=WorkloadSpec(device="cpu"),
     )
     device: Any = SimpleNamespace(name="cpu", has_events=True)
-    assert verify.Verifier(device, "eager").check(asked)["check_examples"] == 3
+    assert verify.Verifier(device, "eager").check(asked).check_examples == 3
     assert tried == [12, 6, 3]
 
 

@@ -249,18 +249,19 @@ def test_what_was_there_before_a_model_is_not_its_memory(monkeypatch: pytest.Mon
     assert PeakMemory("cuda").read_bytes() == 700
 
 
-def test_a_model_that_a_measurement_froze_is_gone_after_clearing_up() -> None:
-    import gc
+def test_a_measured_model_is_gone_after_clearing_up() -> None:
     import weakref
 
     from stepscope.bench.workloads.steps import clear_up
+    from stepscope.measure import freeze_libraries, no_garbage_collection
 
+    freeze_libraries()
     module = torch.nn.Linear(2, 2)
     module.itself = module
     alive = weakref.ref(module)
-    gc.freeze()
+    with no_garbage_collection():
+        pass
     del module
-    gc.collect()
-    assert alive() is not None
+    assert alive() is not None, "it refers to itself"
     clear_up("cpu")
     assert alive() is None

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepscope.measure.recorded import TRACED_STEPS
 from suite_runs import measure
 
 from stepscope.bench.workloads.own import is_own, make_own_case, prepare_own
@@ -17,6 +16,7 @@ from stepscope.cli.resume import rehearse
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.timeline import OPERATOR
 from stepscope.measure import open_device
+from stepscope.run.recorded import TRACED_STEPS
 from stepscope.store import MeasuredCase, StoredRun, create_run
 from stepscope.traces import read_traces
 

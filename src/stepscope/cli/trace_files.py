@@ -145,7 +145,7 @@ def _tell_warnings(graph: Graph) -> list[str]:
 
 
 def _is_graph(source: str) -> bool:
-    from stepscope.formats.registry import looks_like_graph
+    from stepscope.traces.read import looks_like_graph
 
     path = Path(source)
     return path.is_file() and looks_like_graph(path)
@@ -210,14 +210,14 @@ def _anonymise(timelines: Sequence[Timeline]) -> tuple[list[Timeline], dict[str,
 
 def _write(form: str, timelines: list[Timeline], target: Path, *, max_size: str | None, flows: str) -> dict[str, Any]:
     if form == "chrome":
-        from stepscope.formats.chrome.write import write_chrome
+        from stepscope.formats.chrome import write_chrome
 
         chosen = {"none": (), "launches": ("ac2g",), "all": ("ac2g", "fwdbwd")}[flows]
         limit = parse_size(max_size, where="--max-size") if max_size else None
         data: dict[str, Any] = msgspec.to_builtins(write_chrome(timelines, target, flows=chosen, max_bytes=limit))
         return data
     if form == "csv":
-        from stepscope.traces.write_csv import write_csv
+        from stepscope.traces.table import write_csv
 
         table = write_csv(timelines, target)
         return {**msgspec.to_builtins(table), "events": table.rows}
@@ -292,7 +292,7 @@ def _write_chakra_rank(
 
 def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
     """A graph without times as Chakra."""
-    from stepscope.formats.chakra.files import write_chakra
+    from stepscope.formats.chakra import write_chakra
     from stepscope.traces.chakra.graphs import chakra_of_graph
 
     require_numpy()
@@ -313,15 +313,14 @@ def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
 
 def read_graph(path: Path) -> Graph:
     """An execution trace or a Chakra file."""
-    from stepscope.formats.chakra.timeline import looks_like_chakra, read_either
+    from stepscope.formats.chakra import looks_like_chakra, read_chakra
     from stepscope.formats.execution_trace import read_execution_trace
     from stepscope.formats.source import read_head
     from stepscope.traces.chakra.graphs import graph_of_chakra
 
-    head = read_head(path)
-    if not looks_like_chakra(head, path):
+    if not looks_like_chakra(read_head(path), path):
         return read_execution_trace(path)
-    return graph_of_chakra(read_either(path, head))
+    return graph_of_chakra(read_chakra(path))
 
 
 @click.command("link")

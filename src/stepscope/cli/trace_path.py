@@ -64,7 +64,7 @@ def critical_path(
     limits = find_limits(graph)
     written = None
     if overlay is not None:
-        from stepscope.formats.chrome.write import write_chrome
+        from stepscope.formats.chrome import write_chrome
 
         written = write_chrome(timelines, overlay, extra=path_events(path))
     data = {

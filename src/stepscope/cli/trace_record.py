@@ -14,7 +14,7 @@ from stepscope.core.errors import ExitCode
 from stepscope.core.units import format_bytes, format_duration, format_ratio, format_share
 
 if TYPE_CHECKING:
-    from stepscope.traces.link_summary import LinkSummary
+    from stepscope.formats.timeline import LinkSummary
     from stepscope.traces.recording import RankRecording, Recording
     from stepscope.traces.recording.evidence import RecordedFile
 

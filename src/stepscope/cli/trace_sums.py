@@ -14,7 +14,7 @@ from stepscope.core.units import format_duration, format_share
 
 if TYPE_CHECKING:
     from stepscope.analyze.diff.sums import SumChange, SumsDiff
-    from stepscope.formats.nsys.stats import KernelSummary
+    from stepscope.formats.readers.nsys_stats import KernelSummary
 
 SHOWN = 10
 
@@ -52,7 +52,7 @@ def diff_two_sums(a: str, b: str, *, chosen: bool, as_json: bool) -> int | None:
 
 
 def _read(source: str) -> KernelSummary | None:
-    from stepscope.formats.nsys.stats import read_summary, sniff_summary
+    from stepscope.formats.readers.nsys_stats import read_summary, sniff_summary
     from stepscope.formats.source import read_head
 
     path = Path(source)
@@ -60,7 +60,7 @@ def _read(source: str) -> KernelSummary | None:
 
 
 def _format(found: KernelSummary, by_category: dict[str, float]) -> str:
-    from stepscope.formats.kernel_names import short_name
+    from stepscope.formats.classify import short_name
 
     largest = sorted(found.rows, key=lambda row: -row.total_s)[:SHOWN]
     return "\n".join(

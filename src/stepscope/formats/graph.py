@@ -21,8 +21,7 @@ import numpy as np
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.nesting import climb, nest, order_calls
-from stepscope.formats.op_schema import Schema, parse_schema
-from stepscope.formats.tensors import NO_ARGUMENTS, Arguments, flatten_tensors
+from stepscope.formats.tensors import NO_ARGUMENTS, Arguments, Schema, flatten_tensors, parse_schema
 from stepscope.formats.timeline import Integers
 
 FUNCTION, BACKWARD, ANNOTATION = 0, 1, 7

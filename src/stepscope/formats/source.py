@@ -6,9 +6,10 @@ import gc
 import hashlib
 import io
 import os
+import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,68 @@ import msgspec
 
 from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
 from stepscope.core.units import format_bytes
-from stepscope.formats.values import damaged_byte
+
+LONGEST_TEXT = 4096
+WHOLE_LIMIT = 1 << 62
+_LONGEST_IDENTITY = 256
+_BYTE = re.compile(r"\(byte (\d+)\)")
+
+
+def text_of(value: object, longest: int = LONGEST_TEXT) -> str | None:
+    return value[:longest] if isinstance(value, str) else None
+
+
+def whole_of(value: object) -> int | None:
+    """A whole number from 0 that fits a column."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < WHOLE_LIMIT else None
+
+
+def list_of(value: object, most: int | None = None) -> list[Any]:
+    """Items of a list or tuple, the first `most` of them; nothing of anything else."""
+    return list(value[:most]) if isinstance(value, list | tuple) else []
+
+
+def identity_of(value: int | str | float | None) -> str:
+    """A process or thread as text: 7 and 7.0 are the same."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value)[:_LONGEST_IDENTITY]
+
+
+def damaged_byte(error: BaseException, size: int) -> int:
+    """Where a decoder of JSON stopped; a text of this size that simply ends is damaged at its end."""
+    found = _BYTE.search(str(error))
+    return int(found[1]) if found else size
+
+
+INVALID_EVENTS = "events that are no valid JSON were left out"
+INVALID_STRETCHES = "stretches between events that are no JSON were left out"
+_ENDS_EARLY = "ends too early"
+_FIRST_DAMAGE = "(the first damage is at byte"
+
+
+def ends_early(why: str) -> str:
+    return f"the file is damaged or {_ENDS_EARLY} ({why}): the events before were read"
+
+
+def first_damage(offset: int) -> str:
+    return f"{_FIRST_DAMAGE} {offset})"
+
+
+def describe_damage(repairs: Mapping[str, int]) -> str | None:
+    """One sentence on what is missing of a trace; None where nothing is."""
+    lost = [
+        f"{count:,} {what}" if what in (INVALID_EVENTS, INVALID_STRETCHES) else what
+        for what, count in repairs.items()
+        if what in (INVALID_EVENTS, INVALID_STRETCHES) or _ENDS_EARLY in what
+    ]
+    if not lost:
+        return None
+    place = next((f" {what}" for what in repairs if what.startswith(_FIRST_DAMAGE)), "")
+    return f"{'; '.join(lost)}{place}"
+
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -261,6 +323,21 @@ def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
 def is_packed(path: Path) -> bool:
     with open_regular(path) as file:
         return file.read(4).startswith((GZIP, ZSTD))
+
+
+_RANK_IN_NAME = (
+    re.compile(r"(?:rank|worker|trace_rank)[-_.]?(\d+)", re.IGNORECASE),
+    re.compile(r"[-_.](\d+)(?:_\d+)?(?:\.pt)?(?:\.trace)?(?:\.json|\.et|\.sqlite|\.csv)?(?:\.gz|\.zst)?$"),
+)
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The rank a file's name speaks of; used only where its content says nothing."""
+    for pattern in _RANK_IN_NAME:
+        found = pattern.search(path.name)
+        if found and int(found[1]) < 1 << 20:
+            return int(found[1])
+    return None
 
 
 def cache_folders(path: Path, place: int = 0) -> list[Path]:

@@ -14,7 +14,15 @@ from stepscope.measure.device import (
     open_device,
 )
 from stepscope.measure.instability import OF_TIMES, judge_times
-from stepscope.measure.loop import Alone, Estimate, Measurement, Peers, measure, no_garbage_collection
+from stepscope.measure.loop import (
+    Alone,
+    Estimate,
+    Measurement,
+    Peers,
+    freeze_libraries,
+    measure,
+    no_garbage_collection,
+)
 from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
 from stepscope.measure.settings import QUICK, MeasureSettings
@@ -43,6 +51,7 @@ __all__ = [
     "find_neighbours",
     "format_case_line",
     "free_memory_bytes",
+    "freeze_libraries",
     "give_back_memory",
     "judge_times",
     "keep_freed_memory",

@@ -385,10 +385,11 @@ def _windows_agree(times: list[float], settings: MeasureSettings) -> bool:
 
 
 @cache
-def _freeze_once() -> None:
+def freeze_libraries() -> None:
     """What is alive by now (torch, mostly) stays: later collections pass over it, a thousand times faster.
 
-    Until the process ends: then it is collected like anything else, or libraries complain of leaks.
+    Called before the first model is built, which would stay, too. When the process ends, everything is collected like
+    anything else, or libraries complain of leaks.
     """
     gc.freeze()
     atexit.register(gc.unfreeze)
@@ -399,7 +400,7 @@ def no_garbage_collection() -> Iterator[None]:
     """A collection in the middle of a sample would be measured as part of it."""
     was_enabled = gc.isenabled()
     gc.collect()
-    _freeze_once()
+    freeze_libraries()
     gc.disable()
     try:
         yield

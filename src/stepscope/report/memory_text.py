@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stepscope.analyze.memory_use import Growth, Held, MemoryUse
 from stepscope.core.units import format_bytes, format_duration, format_share
-from stepscope.formats.memory.history import Fragmentation
+from stepscope.formats.memory import Fragmentation
 
 SHOWN = 10
 SHOWN_STEPS = 8

@@ -13,7 +13,7 @@ from stepscope.analyze.step.launches import SlowLaunch, Spread
 from stepscope.analyze.step.operator_rates import OperatorRate
 from stepscope.analyze.step.overheads import Sample
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
-from stepscope.formats.kernel_names import short_name
+from stepscope.formats.classify import short_name
 from stepscope.report.labels import format_byte_rate, format_flop_rate, format_flops
 from stepscope.report.trace_words import (
     REASON_WORDS,

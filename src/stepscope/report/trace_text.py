@@ -9,7 +9,7 @@ from stepscope.analyze.answers.compose import Answer
 from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
-from stepscope.formats.kernel_names import short_name
+from stepscope.formats.classify import short_name
 from stepscope.report.text import align, plain, text_width
 from stepscope.report.trace_words import (
     REASON_WORDS,

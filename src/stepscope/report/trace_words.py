@@ -10,7 +10,7 @@ from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.ranks.collective_table import CollectiveRow
 from stepscope.analyze.step.breakdown import SHARES, Shares
 from stepscope.core.units import format_bandwidth, format_bytes, format_share
-from stepscope.formats.kernel_names import short_name
+from stepscope.formats.classify import short_name
 
 SHARE_WORDS = {
     "compute": "compute",

@@ -23,6 +23,7 @@ from stepscope.measure import (
     Neighbours,
     WallClock,
     find_neighbours,
+    freeze_libraries,
     judge_times,
     read_cpu_use,
 )
@@ -141,6 +142,7 @@ class RankLoop:
         self.producer, self.ranks, self.device = producer, producer.ranks, device
         self.clock = clock or WallClock()
         self.is_alone = self.ranks.size == 1
+        freeze_libraries()
         self.probe: SpeedProbe | NoProbe = open_probe(device) if self.is_alone else NoProbe()
 
     def follow(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ import numpy as np
 
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import CATEGORIES, classify_names
-from stepscope.formats.kineto.fields import COLUMN_OF_ARGUMENT
+from stepscope.formats.readers.kineto.tolerant import COLUMN_OF_ARGUMENT
 from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
@@ -38,7 +39,97 @@ from stepscope.formats.timeline import (
     Thread,
     Timeline,
 )
-from stepscope.traces import public_names as public
+
+PUBLIC_NAMESPACES = (
+    "aten",
+    "prim",
+    "prims",
+    "quantized",
+    "c10d",
+    "c10d_functional",
+    "_c10d_functional",
+    "symm_mem",
+    "torchvision",
+    "fbgemm",
+)
+
+_OPTIMIZERS = (
+    "ASGD|Adadelta|Adafactor|Adagrad|Adam|AdamW|Adamax|LBFGS|Muon|NAdam|RAdam|RMSprop|Rprop|SGD|SparseAdam"
+    "|ZeroRedundancyOptimizer"
+)
+_WORDS = r"\w+(?:\.\w+)?"
+
+OPERATOR_NAMES = re.compile(
+    rf"(?:{'|'.join(PUBLIC_NAMESPACES)})::{_WORDS}"
+    # Classes that torch generates for its own operators end in a number; those of a user's function do not.
+    r"|[A-Z][A-Za-z0-9]*Backward\d+"
+    r"|torch::autograd::(?:AccumulateGrad|GraphRoot|CopySlices)"
+    r"|torch[.:]+distributed[.:\w]*reducer::\w+"
+    r"|record_param_comms|detach_?|nccl:\w+|gloo:\w+|mpi:\w+"
+)
+EVALUATE = "autograd::engine::evaluate_function: "
+"""Stands before the name of a backward function."""
+
+ANNOTATION_NAMES = re.compile(
+    r"ProfilerStep\s*#?\d+"
+    rf"|Optimizer\.(?:step|zero_grad)#(?:{_OPTIMIZERS})\.(?:step|zero_grad)"
+    r"|enumerate\(DataLoader\)#_(?:Single|Multi)Process(?:ing)?DataLoaderIter\.__next__"
+    r"|(?:Distributed|FullySharded)DataParallel\.forward"
+    r"|(?:nccl|gloo|mpi):\w+"
+)
+
+CALL_NAMES = re.compile(r"(?:cuda|cu|hip|hsa|nccl|ze|ur)[A-Z]\w*|INVALID")
+PROFILER_NAMES = re.compile(
+    r"PyTorch Profiler(?: \(\d+\))?|Trace PyTorch Profiler|Spans|Traces|Iteration Start: PyTorch Profiler"
+    r"|Record Window End|\[memory\]|\[OutOfMemory\]|(?:Stream|Event|Context) Sync|Stream Wait Event|Event Record"
+    r"|(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource|Command Buffer Full|Lazy Function Loading)"
+    r"|(?:Memcpy|Memset)[\w ()>-]*|"
+)
+THREAD_KIND = re.compile(r"python[\d.]*|pt_[a-z_]+(?:_\d+)?")
+"""What a thread's name says in brackets."""
+
+COLLECTIVE_NAMES = re.compile(
+    r"_?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|reduce|gather|scatter|send|recv|barrier|wait)"
+    r"(?:_?(?:base|coalesced|into_tensor(?:_coalesced)?|tensor(?:_coalesced)?|single|sparse|v|s))*_?"
+)
+GROUP_TEXTS = re.compile(r"\d+|default_pg|undefined|")
+DTYPE_NAMES = re.compile(
+    r"(?:c10::)?(?:Float|Double|Half|BFloat16|Int|Long|Short|Char|Byte|Bool|ComplexFloat|ComplexDouble"
+    r"|Float8_e\d\w+|QInt8|QUInt8|QInt32)|u?int\d{1,2}|b?float\d{1,2}|bool|"
+)
+TYPE_NAMES = re.compile(
+    r"|(?:unsigned |signed )?(?:char|short|int|long|long int|long long)|float|double|bool|Scalar|ScalarList|TensorList"
+    r"|GenericList(?:\[(?:Tensor|float|double|int|long|bool|half|c10::BFloat16|c10::Half|[ ,()])*\])?|Device|None"
+    r"|nullptr|(?:c10::)?(?:complex<\w+>|BFloat16|Half|Float8_e\d\w+|q(?:u?int\d+))"
+)
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|True|False|None|inf|-inf|nan|")
+NUMBER_LIST = re.compile(r"(?:[\[\](){}\s,.\d+\-eE]|True|False|None|inf|nan)*")
+"""Lists of numbers, however deep."""
+
+KEPT_ARGUMENTS = frozenset(
+    {
+        "Op count",
+        "Python id",
+        "Python parent id",
+        "Python module id",
+        "Python thread",
+        "queued",
+        "context",
+        "cbid",
+        "Device Type",
+        "Rank",
+        "priority",
+        "fromDevice",
+        "inDevice",
+        "toDevice",
+    }
+)
+"""Arguments beyond the columns whose names say nothing of the program."""
+
+KEPT_METADATA = ("format", "rank_from", "shapes_recorded", "stacks_recorded")
+KEPT_DISTRIBUTED = ("backend", "rank", "world_size", "pg_count", "nccl_version")
+VERSION = re.compile(r"[\d.]+|nccl|gloo|mpi|ucc|cpu:gloo,cuda:nccl|cuda:nccl|cpu:gloo|kineto|content|name")
+
 
 LEAST_KEY_BYTES = 16
 HASH_BYTES = 8
@@ -64,18 +155,18 @@ _KERNEL_STEMS = {
 """Before the hash of a kernel's name, so that the classifier still knows what the kernel does."""
 
 _PATTERNS = {
-    "collective": public.COLLECTIVE_NAMES,
-    "group": public.GROUP_TEXTS,
-    "group_description": public.GROUP_TEXTS,
-    "group_ranks": public.NUMBER_LIST,
-    "in_splits": public.NUMBER_LIST,
-    "out_splits": public.NUMBER_LIST,
-    "shapes": public.NUMBER_LIST,
-    "strides": public.NUMBER_LIST,
-    "grid": public.NUMBER_LIST,
-    "block": public.NUMBER_LIST,
-    "dtype": public.DTYPE_NAMES,
-    "sync_kind": public.PROFILER_NAMES,
+    "collective": COLLECTIVE_NAMES,
+    "group": GROUP_TEXTS,
+    "group_description": GROUP_TEXTS,
+    "group_ranks": NUMBER_LIST,
+    "in_splits": NUMBER_LIST,
+    "out_splits": NUMBER_LIST,
+    "shapes": NUMBER_LIST,
+    "strides": NUMBER_LIST,
+    "grid": NUMBER_LIST,
+    "block": NUMBER_LIST,
+    "dtype": DTYPE_NAMES,
+    "sync_kind": PROFILER_NAMES,
 }
 """What may stand in a text column."""
 _SHAPE_COLUMNS = ("shapes", "types", "strides", "values")
@@ -199,21 +290,21 @@ class _Hider:
             return self._operator(text)
         if kind in (ANNOTATION, DEVICE_ANNOTATION):
             # The same annotation on host and device stays the same text.
-            return self._by_pattern(text, public.ANNOTATION_NAMES, "annotation")
+            return self._by_pattern(text, ANNOTATION_NAMES, "annotation")
         if kind == RUNTIME:
-            return self._by_pattern(text, public.CALL_NAMES, "runtime")
+            return self._by_pattern(text, CALL_NAMES, "runtime")
         if kind in (COPY, SET):
-            return self._by_pattern(text, public.PROFILER_NAMES, what)
+            return self._by_pattern(text, PROFILER_NAMES, what)
         if kind == KERNEL:
             return self._kernel(text)
-        return self._by_pattern(text, public.PROFILER_NAMES, what)
+        return self._by_pattern(text, PROFILER_NAMES, what)
 
     def _operator(self, text: str) -> str:
-        if text.startswith(public.EVALUATE):
-            return public.EVALUATE + self._operator(text[len(public.EVALUATE) :])
+        if text.startswith(EVALUATE):
+            return EVALUATE + self._operator(text[len(EVALUATE) :])
         if self._hide_operators:
             return self.hide(text, "operator")
-        return self._by_pattern(text, public.OPERATOR_NAMES, "operator")
+        return self._by_pattern(text, OPERATOR_NAMES, "operator")
 
     def _kernel(self, text: str) -> str:
         if not self._hide_kernels:
@@ -228,7 +319,7 @@ class _Hider:
         """A text of another column than the name."""
         what = _REPORTED_AS.get(column, column.replace("_", " "))
         if column in ("types", "values"):
-            return self._members(text, public.TYPE_NAMES if column == "types" else public.NUMBER, what)
+            return self._members(text, TYPE_NAMES if column == "types" else NUMBER, what)
         if column == "arguments":
             return self._arguments(text)
         return self._by_pattern(text, _PATTERNS[column], what)
@@ -245,7 +336,7 @@ class _Hider:
         if isinstance(value, list):
             return [self._walk(member, pattern, what) for member in value]
         if isinstance(value, str):
-            fine = pattern.fullmatch(value) or public.NUMBER_LIST.fullmatch(value)
+            fine = pattern.fullmatch(value) or NUMBER_LIST.fullmatch(value)
             return self.keep(value, what) if fine else self.hide(value, what)
         if isinstance(value, dict):
             return self.hide(json.dumps(value), what)
@@ -262,7 +353,7 @@ class _Hider:
         for argument, value in content.items():
             if argument in COLUMN_OF_ARGUMENT:
                 continue  # the column is the truth
-            known = argument in public.KEPT_ARGUMENTS
+            known = argument in KEPT_ARGUMENTS
             named = self.keep(argument, what) if known else self.hide(argument, what, "argument")
             if isinstance(value, bool | int | float) or value is None:
                 left[named] = value
@@ -372,14 +463,14 @@ def _new_threads(threads: Sequence[Thread], hider: _Hider) -> list[Thread]:
 
 def _thread_text(text: str, number: str) -> str:
     """Headings of the profiler itself are no numbers and stay."""
-    return text if public.PROFILER_NAMES.fullmatch(text) else number
+    return text if PROFILER_NAMES.fullmatch(text) else number
 
 
 def _thread_name(name: str, number: int, hider: _Hider) -> str:
     if not name:
         return ""
     said = name.rpartition("(")[2].removesuffix(")")
-    if public.THREAD_KIND.fullmatch(said):
+    if THREAD_KIND.fullmatch(said):
         return f"thread {number} ({said})"
     return hider.hide(name, "thread")
 
@@ -392,7 +483,7 @@ def _new_marker(marker: str, hider: _Hider) -> str:
 def _new_metadata(timeline: Timeline, hider: _Hider) -> dict[str, Any]:
     """Only what is on the list; everything else is named in the report by its key alone."""
     old = timeline.metadata
-    new: dict[str, Any] = {name: old[name] for name in public.KEPT_METADATA if _is_plain(old.get(name))}
+    new: dict[str, Any] = {name: old[name] for name in KEPT_METADATA if _is_plain(old.get(name))}
     devices = old.get("devices")
     if isinstance(devices, list):
         new["devices"] = [_plain_members(device, ("name",)) for device in devices if isinstance(device, dict)]
@@ -401,9 +492,7 @@ def _new_metadata(timeline: Timeline, hider: _Hider) -> dict[str, Any]:
         new["versions"] = {name: value for name, value in versions.items() if _is_plain(value)}
     distributed = old.get("distributed")
     if isinstance(distributed, dict):
-        new["distributed"] = {
-            name: distributed[name] for name in public.KEPT_DISTRIBUTED if _is_plain(distributed.get(name))
-        }
+        new["distributed"] = {name: distributed[name] for name in KEPT_DISTRIBUTED if _is_plain(distributed.get(name))}
         groups = distributed.get("pg_config")
         if isinstance(groups, list):
             new["distributed"]["pg_config"] = [_new_group(group, hider) for group in groups if isinstance(group, dict)]
@@ -417,7 +506,7 @@ def _new_metadata(timeline: Timeline, hider: _Hider) -> dict[str, Any]:
 def _is_plain(value: object) -> bool:
     """A number, or a word that everybody has."""
     if isinstance(value, str):
-        return bool(public.VERSION.fullmatch(value))
+        return bool(VERSION.fullmatch(value))
     return isinstance(value, bool | int | float)
 
 

@@ -16,8 +16,16 @@ import numpy as np
 from stepscope.core.errors import BadInputError
 from stepscope.formats.graph import PROFILER_STEP, Graph, Node
 from stepscope.formats.nesting import climb, look_up
-from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Integers, Timeline
-from stepscope.traces.link_summary import LinkSummary
+from stepscope.formats.timeline import (
+    ANNOTATION,
+    DEVICE_KINDS,
+    MISSING,
+    OPERATOR,
+    RUNTIME,
+    Integers,
+    LinkSummary,
+    Timeline,
+)
 
 RECORD_FUNCTION, EXTERNAL_ID, ORDER, NONE = "record-function", "external-id", "order", "none"
 """Generations: host events carry the calls' own ids (2024 on); their external ids are those ids; neither, but the order

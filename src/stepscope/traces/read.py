@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.kineto.fields import rank_in_name
-from stepscope.formats.kineto.text import UNREADABLE, read_records
-from stepscope.formats.registry import find_format, require_format, why_no_timeline
-from stepscope.formats.source import is_packed, read_head
+from stepscope.formats.chakra import looks_like_chakra
+from stepscope.formats.memory import looks_like_memory
+from stepscope.formats.readers import TraceFormat, find_format
+from stepscope.formats.source import read_head
 from stepscope.formats.timeline import Timeline
 from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, require_polars, write_cache
 from stepscope.traces.finish import finish
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 HEAD_BYTES = 1 << 18
-_DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{')
 _TRACE_NAMES = re.compile(
     r"\.(json|sqlite|csv|pkl|pickle|pt|trace|dump)(\.gz|\.zst)?$|(^|[_-])rank[_-]?\d+$|nccl_trace_rank", re.I
 )
@@ -141,15 +138,13 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
     for file in files:
         try:
             head = read_head(file, HEAD_BYTES)
-            reason = _why_not(file, head)
+            trace_format = require_format(file, head)
         except BadInputError as error:
-            reason = error.message, error.hint or ""
-        if reason is None:
-            found += _list_ranks_of(file, head)
-        elif named:
-            raise BadInputError(reason[0], hint=reason[1], where=str(file))
+            if named:
+                raise
+            left_out[file.name] = error.message.removeprefix("is ")
         else:
-            left_out[file.name] = reason[0]
+            found += _list_ranks_of(file, head, trace_format)
     if not found:
         first = next(iter(left_out.items()), None)
         raise BadInputError(
@@ -206,35 +201,32 @@ def _timelines_of(folder: Path) -> Path:
     return folder / KINETO_FOLDER if is_recording(folder) else folder
 
 
-def _why_not(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Why a file is no timeline, and what to do with it; None when it is one."""
-    if find_format(path, head) is not None:
-        return None
-    what, hint = why_no_timeline(path, head)
-    return what.removeprefix("is "), hint
+def looks_like_graph(path: Path, head: bytes | None = None) -> bool:
+    """An execution trace or a Chakra graph. A Chakra file with times is a timeline as well."""
+    head = read_head(path) if head is None else head
+    if looks_like_chakra(head, path):
+        return True
+    return (
+        b'"schema"' in head[:4096] and b'"traceEvents"' not in head and (b'"nodes"' in head or b'"op_schema"' in head)
+    )
 
 
-def find_rank(path: Path, head: bytes | None = None) -> int | None:
-    """From what stands before the events (or, of a file that is not packed, after them), else from the name."""
-    rank = _rank_in(read_head(path, HEAD_BYTES) if head is None else head)
-    if rank is None and not is_packed(path):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - HEAD_BYTES))
-            rank = _rank_in(file.read())
-    return rank if rank is not None else rank_in_name(path)
-
-
-def _rank_in(text: bytes) -> int | None:
-    found = _DISTRIBUTED.search(text)
-    if found is None:
-        return None
-    begin = found.end() - 1
-    try:
-        described = msgspec.json.decode(text[begin : read_records(text, begin).end])
-    except UNREADABLE:
-        return None
-    rank = described.get("rank") if isinstance(described, dict) else None
-    return rank if isinstance(rank, int) else None
+def require_format(path: Path, head: bytes | None = None) -> TraceFormat:
+    """BadInputError says what a file without a timeline is, and what can be done with it."""
+    head = read_head(path) if head is None else head
+    found = find_format(path, head)
+    if found is not None:
+        return found
+    if looks_like_graph(path, head):
+        what = "is a graph of operators without times, not a timeline"
+        hint = "give the Kineto trace of the same steps; `stepscope trace link ET KINETO` joins both"
+    elif looks_like_memory(head, path):
+        what = "says what memory held, and has no timeline of events"
+        hint = "`stepscope trace summary FILE` reads it"
+    else:
+        what = "is no trace of a known format"
+        hint = "docs/trace-formats.md lists what can be read and how each is recognised"
+    raise BadInputError(what, hint=hint, where=str(path))
 
 
 class _Entry(NamedTuple):
@@ -243,11 +235,10 @@ class _Entry(NamedTuple):
     place: int
 
 
-def _list_ranks_of(path: Path, head: bytes) -> list[_Entry]:
-    """A Chrome trace holds one rank and its beginning tells which; files of other formats are read for it."""
-    found = require_format(path, head)
-    if found.name == "kineto":
-        return [_Entry(find_rank(path, head), path, 0)]
+def _list_ranks_of(path: Path, head: bytes, found: TraceFormat) -> list[_Entry]:
+    """Where the beginning of a file does not tell, it is read."""
+    if found.find_rank is not None:
+        return [_Entry(found.find_rank(path, head), path, 0)]
     timelines = found.read(path)
     several = len(timelines) > 1
     return [

@@ -2,18 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from stepscope.core.errors import unknown_name
+from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.files import output_file
+from stepscope.formats.chrome import packed
+from stepscope.formats.chrome_rows import PIECE_ROWS
 from stepscope.formats.classify import CATEGORIES
-from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Array, Timeline
 from stepscope.traces.cache import require_polars
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+ADDED = ("rank", "row", "duration_ns", "process", "thread_name")
+"""Columns of the table that a timeline keeps elsewhere. `thread` is the thread's own number here, and `parent` speaks
+of `row`, which counts in each rank from 0."""
+
+ALWAYS = ("rank", "row", "start_ns", "end_ns", "duration_ns", "kind", "name")
+CSV_COLUMNS = (*ALWAYS, "category", "process", "thread", "thread_name", *(s.name for s in COLUMNS[6:]))
+"""In this order."""
+
+
+class WrittenTable(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    size_bytes: int
+    rows: int
+    columns: list[str]
+
+
+def write_csv(
+    timelines: Timeline | Sequence[Timeline], path: Path, *, columns: Sequence[str] | None = None
+) -> WrittenTable:
+    """Write all events; packed where the name ends in .gz. The file appears whole or not at all.
+
+    Without `columns` every column that some event has a value in. A missing value is an empty field.
+    """
+    ranks = [timelines] if isinstance(timelines, Timeline) else list(timelines)
+    if not ranks:
+        raise UsageError("there is no trace to write", where=str(path))
+    chosen = _known(columns) if columns is not None else _used(ranks)
+    with output_file(path) as part:
+        with part.open("wb") as file, packed(file, path) as stream:
+            for piece in _pieces(ranks, chosen):
+                stream.write(piece)
+        size_bytes = part.stat().st_size
+    return WrittenTable(path=str(path), size_bytes=size_bytes, rows=sum(map(len, ranks)), columns=chosen)
+
+
+def _known(columns: Sequence[str]) -> list[str]:
+    for name in columns:
+        if name not in CSV_COLUMNS:
+            raise unknown_name("column", name, CSV_COLUMNS)
+    return list(columns)
+
+
+def _used(ranks: Sequence[Timeline]) -> list[str]:
+    return [name for name in CSV_COLUMNS if name in ALWAYS or any(_has(timeline, name) for timeline in ranks)]
+
+
+def _has(timeline: Timeline, name: str) -> bool:
+    if name in ("process", "thread_name"):
+        return any(thread.process if name == "process" else thread.name for thread in timeline.threads)
+    spec = COLUMN[name]
+    if spec.block is None:
+        return bool((timeline.core[name] != MISSING).any())
+    block = timeline.blocks.get(spec.block)
+    if block is None or name not in block.columns:
+        return False
+    values: Any = block.columns[name]
+    return bool((~np.isnan(values) if spec.form == "float" else values != MISSING).any())
+
+
+def _pieces(ranks: Sequence[Timeline], columns: Sequence[str]) -> Iterator[bytes]:
+    yield _text([columns])
+    for timeline in ranks:
+        for first in range(0, len(timeline), PIECE_ROWS):
+            rows = slice(first, min(first + PIECE_ROWS, len(timeline)))
+            yield _text(zip(*(_cells(timeline, name, rows) for name in columns), strict=True))
+
+
+def _text(rows: Any) -> bytes:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
+    """Values as they are written; the empty text where there is none."""
+    if name in ADDED or name == "thread":
+        return _added_cells(timeline, name, rows)
+    values = timeline.column(name, rows.start, rows.stop)
+    texts = _texts_of(timeline, name)
+    if texts is not None:
+        return _looked_up(values, texts)
+    if name in ("start_ns", "end_ns"):  # every number is a time
+        times: list[int] = values.tolist()
+        return times
+    if COLUMN[name].form == "float":
+        return ["" if value != value else value for value in values.tolist()]  # noqa: PLR0124
+    return ["" if value == MISSING else value for value in values.tolist()]
+
+
+def _texts_of(timeline: Timeline, name: str) -> Sequence[str] | None:
+    if name == "kind":
+        return KINDS
+    if name == "category":
+        return CATEGORIES
+    return timeline.texts if COLUMN[name].form == "text" else None
+
+
+def _added_cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
+    core: Any = timeline.core
+    if name == "rank":
+        return ["" if timeline.rank is None else timeline.rank] * (rows.stop - rows.start)
+    if name == "row":
+        return list(range(rows.start, rows.stop))
+    if name == "duration_ns":
+        durations: list[int] = (core["end_ns"][rows] - core["start_ns"][rows]).tolist()
+        return durations
+    field = {"process": "process", "thread": "thread", "thread_name": "name"}[name]
+    return _looked_up(core["thread"][rows], [getattr(thread, field) for thread in timeline.threads])
+
+
+def _looked_up(codes: Array, texts: Sequence[str]) -> list[str]:
+    return ["" if code == MISSING else texts[code] for code in codes.tolist()]
+
 
 TABLE_COLUMNS = ("rank", "process", *(spec.name for spec in COLUMNS))
 _NEVER_MISSING = ("start_ns", "end_ns", "kind", "name")

@@ -14,9 +14,7 @@ from stepscope.analyze.critical.path import critical_path
 from stepscope.analyze.critical.schedule import StepGraph, retime
 from stepscope.analyze.critical.what_if import find_limits, what_if
 from stepscope.core.errors import UsageError
-from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder
-from stepscope.traces.finish import finish
-from stepscope.traces.runtime_calls import (
+from stepscope.formats.classify import (
     ALLOCATION,
     BLOCKING_COPY,
     DEVICE_SYNC,
@@ -27,6 +25,8 @@ from stepscope.traces.runtime_calls import (
     STREAM_WAIT,
     classify_call,
 )
+from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SYNC, Timeline, TimelineBuilder
+from stepscope.traces.finish import finish
 
 US = 1_000
 FIXED = Constants(launch_other_ns=5 * US, stream_ns=1 * US, sync_ns=2 * US)

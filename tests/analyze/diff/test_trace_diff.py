@@ -18,7 +18,7 @@ from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.diff.records import NameChange, TraceDiff
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.core.errors import UsageError
-from stepscope.formats.kernel_names import normal_name
+from stepscope.formats.classify import normal_name
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,

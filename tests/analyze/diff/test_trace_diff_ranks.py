@@ -13,7 +13,7 @@ from test_trace_diff import steps_with
 
 from stepscope.analyze.diff.compare import choose_ranks, diff_traces, step_time_s
 from stepscope.cli.main import run
-from stepscope.formats.chrome.write import write_chrome
+from stepscope.formats.chrome import write_chrome
 
 US = 1_000
 

@@ -29,8 +29,7 @@ from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step.idle import IdleGap, IdleOf
 from stepscope.analyze.step.kernels import Transfer
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
-from stepscope.formats.kernel_names import short_name
-from stepscope.traces.runtime_calls import does_no_work, is_launch_name
+from stepscope.formats.classify import does_no_work, is_launch_name, short_name
 
 MUCH = 0.5
 LATE_EXCESS = 0.05

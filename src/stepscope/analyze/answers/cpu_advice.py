@@ -14,8 +14,7 @@ from stepscope.analyze.answers.facts import (
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
 from stepscope.core.units import format_duration, format_share
-from stepscope.formats.classify import classify_lone_communication
-from stepscope.traces.runtime_calls import does_no_work
+from stepscope.formats.classify import classify_lone_communication, does_no_work
 
 LOAD_DATA = "load data beside the step: more DataLoader workers (num_workers)"
 SMALL_OPERATOR_S = 10e-6

@@ -22,7 +22,7 @@ from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
-from stepscope.formats.kernel_names import short_name
+from stepscope.formats.classify import short_name
 
 MOST_POINTS = 6
 LEAST_SHARE = 0.01

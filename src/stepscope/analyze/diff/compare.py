@@ -259,6 +259,11 @@ class _Compared(NamedTuple):
 
 
 def _kernel_changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[NameChange]:
+<<<<<<< HEAD
+=======
+    from stepscope.formats.classify import short_name
+
+>>>>>>> main
     def both(read: Callable[[Names], Table]) -> tuple[Table, Table]:
         return _gather(read(names[0]), [g.a for g in groups]), _gather(read(names[1]), [g.b for g in groups])
 

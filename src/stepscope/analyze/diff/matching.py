@@ -68,6 +68,11 @@ def pair_renamed(
     """
 
     def pair(only_a: list[int], only_b: list[int]) -> list[tuple[int, int]]:
+<<<<<<< HEAD
+=======
+        from stepscope.formats.classify import base_name
+
+>>>>>>> main
         left_a, left_b = set(only_a), set(only_b)
         found: list[tuple[int, int]] = []
         for key_a, key_b in zip(find_sites(a), find_sites(b), strict=True):

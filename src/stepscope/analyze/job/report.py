@@ -16,7 +16,7 @@ from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, expla
 from stepscope.analyze.step.breakdown import Shares
 from stepscope.analyze.step.report import CHOSEN, StepReport
 from stepscope.core.errors import StepscopeError, UsageError
-from stepscope.formats.values import describe_damage
+from stepscope.formats.source import describe_damage
 from stepscope.traces.read import TraceSet
 
 FULL_DETAIL_RANKS = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.analyze.step import idle_loops, row_loops
-from stepscope.formats.native import compiled
+from stepscope.formats.machine_code import compiled
 
 survey_rows = compiled(row_loops.survey_rows)
 find_touching = compiled(row_loops.find_touching)

@@ -10,9 +10,9 @@ from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, 
 from stepscope.analyze.step.launch_survey import LaunchSurvey, survey_launches_of
 from stepscope.analyze.step.numbers import distinct
 from stepscope.analyze.step.view import TraceView
+from stepscope.formats import classify
+from stepscope.formats.classify import HOST_WAITS, classify_call
 from stepscope.formats.timeline import OPERATOR, RUNTIME, SYNC
-from stepscope.traces import runtime_calls
-from stepscope.traces.runtime_calls import classify_call
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.numbers import Mask
@@ -23,12 +23,12 @@ STREAM_WAIT = "Stream Wait Event"
 
 def is_blocking_name(name: str) -> bool:
     """Whether a call returns only when device work has ended."""
-    return classify_call(name) in runtime_calls.HOST_WAITS
+    return classify_call(name) in HOST_WAITS
 
 
 def is_wait_name(name: str) -> bool:
     """Whether a call makes a stream wait for an event; the host goes on."""
-    return classify_call(name) == runtime_calls.STREAM_WAIT
+    return classify_call(name) == classify.STREAM_WAIT
 
 
 def host_waits(trace: TraceView) -> HostWaits:

@@ -390,7 +390,7 @@ def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int
 def _describe_gap(
     trace: TraceView, work: DeviceWork, window: Window, gaps: Gaps, *, one: int, label: str, doing: int
 ) -> IdleGap:
-    from stepscope.formats.kernel_names import short_name
+    from stepscope.formats.classify import short_name
 
     start, end = int(gaps.spans.start[one]), int(gaps.spans.end[one])
     parts = gaps.parts[one].tolist()

@@ -168,7 +168,7 @@ def _categories() -> tuple[str, ...]:
 
 
 def _short(name: str) -> str:
-    from stepscope.formats.kernel_names import short_name
+    from stepscope.formats.classify import short_name
 
     return short_name(name)
 

@@ -315,7 +315,7 @@ def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, plac
 def _slowest(
     trace: TraceView, window: Window, launches: _Launches, state: Any, *, by: Any, top: int
 ) -> list[SlowLaunch]:
-    from stepscope.formats.kernel_names import short_name
+    from stepscope.formats.classify import short_name
     from stepscope.formats.timeline import OPERATOR
 
     places = [place for place in top_by(by, top) if by[place] > 0]

@@ -207,7 +207,7 @@ def _describe(
 ) -> KernelSequence:
     import numpy as np
 
-    from stepscope.formats.kernel_names import short_name
+    from stepscope.formats.classify import short_name
 
     members = one.places[:, None] + np.arange(one.length)
     # On several streams gaps overlap each other and other work: time counts once, and only where the device is idle.

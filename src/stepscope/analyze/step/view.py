@@ -330,7 +330,7 @@ class TraceView:
     @cached_property
     def launch_evidence(self) -> str | None:
         """How a trace without device work shows that a device was used all the same; None: it does not."""
-        from stepscope.traces.runtime_calls import is_launch_name
+        from stepscope.formats.classify import is_launch_name
 
         launches = len(self.named_of(RUNTIME, is_launch_name))
         if launches:

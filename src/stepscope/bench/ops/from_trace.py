@@ -31,12 +31,12 @@ from stepscope.bench.ops.traced_arguments import (
 )
 from stepscope.bench.ops.traced_call import make_call_arguments
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.classify import does_no_work
 from stepscope.records import Case
-from stepscope.traces.runtime_calls import does_no_work
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node
-    from stepscope.formats.op_schema import Schema
+    from stepscope.formats.tensors import Schema
     from stepscope.formats.timeline import Timeline
     from stepscope.traces.link import Link
 
@@ -326,7 +326,7 @@ def find_schemas(name: str) -> list[Schema]:
     """All overloads that the torch of this process has of an operator."""
     import torch
 
-    from stepscope.formats.op_schema import parse_schema
+    from stepscope.formats.tensors import parse_schema
 
     found = [parse_schema(str(one)) for one in torch._C._jit_get_schemas_for_operator(name)]
     return [one for one in found if one is not None]

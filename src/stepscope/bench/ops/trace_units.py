@@ -6,8 +6,8 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.formats.classify import does_no_work
 from stepscope.formats.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
-from stepscope.traces.runtime_calls import does_no_work
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Integers

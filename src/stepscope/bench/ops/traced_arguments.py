@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from stepscope.core.dtypes import DTYPE_BYTES, dtype_name
-from stepscope.formats.op_schema import Schema, SchemaArgument
-from stepscope.formats.tensors import Opaque, Tensor, Undefined
+from stepscope.formats.tensors import Opaque, Schema, SchemaArgument, Tensor, Undefined
 
 
 class CannotRebuildError(Exception):

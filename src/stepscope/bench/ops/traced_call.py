@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stepscope.bench.ops.arguments import ELEMENT_BYTES, LARGEST_WHOLE
 from stepscope.bench.ops.traced_arguments import BoundCall, CannotRebuildError, Traced, TracedTensor, take_apart_type
 from stepscope.bench.ops.whole_numbers import Constant, Ramp, find_bounds, require_any_will_do
-from stepscope.formats.op_schema import SchemaArgument
+from stepscope.formats.tensors import SchemaArgument
 
 HALF, TWO = 0.5, 2
 """For numbers that stand beside tensors and whose value was not recorded; neither 0 nor 1, which are short cuts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -236,13 +235,7 @@ def clear_up(device: str) -> None:
     if device.startswith("cuda"):
         # cuBLAS keeps one for each stream that was ever captured on.
         torch._C._cuda_clearCublasWorkspaces()
-    # A measurement takes what is alive out of the collector's sight, its own model too. Libraries go back there: the
-    # next measurement begins with a collection, which would walk through all of them.
-    was_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
     give_back_memory(device)
-    if was_frozen:
-        gc.freeze()
 
 
 def forget_compiled() -> None:

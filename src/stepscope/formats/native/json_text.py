@@ -16,8 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from stepscope.formats.kineto.text import DEEPEST
-from stepscope.formats.native import part
+from stepscope.formats.machine_code import part
+from stepscope.formats.readers.kineto.text import DEEPEST
 
 ONES = np.uint64(0x0101010101010101)
 HIGHS = np.uint64(0x8080808080808080)

@@ -14,30 +14,12 @@ and places in the text are addresses: see the module json_text for the reason.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from stepscope.formats.kineto.fields import (
-    ARGS,
-    ARGUMENTS_TEXT,
-    CAT,
-    DUR,
-    ESCAPED_TEXT,
-    FIRST_ARGUMENT,
-    FORM_FLOAT,
-    FORM_IGNORED,
-    FORM_INT,
-    FORM_TEXT,
-    JSON_TEXT,
-    LITERAL_BYTES,
-    MEMORY_EVENT,
-    NAME,
-    PH,
-    PID,
-    TID,
-    TS,
-    Field,
-)
-from stepscope.formats.native import part
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+
+from stepscope.formats.machine_code import part
 from stepscope.formats.native.json_text import (
     BRACE,
     BRACE_END,
@@ -71,6 +53,28 @@ from stepscope.formats.native.json_text import (
     value_end,
     word_at,
 )
+from stepscope.formats.nesting import walk_stack
+from stepscope.formats.readers.kineto.scanner import (
+    ARGS,
+    ARGUMENTS_TEXT,
+    CAT,
+    DUR,
+    ESCAPED_TEXT,
+    FIRST_ARGUMENT,
+    FORM_FLOAT,
+    FORM_IGNORED,
+    FORM_INT,
+    FORM_TEXT,
+    JSON_TEXT,
+    LITERAL_BYTES,
+    NAME,
+    PH,
+    PID,
+    TID,
+    TS,
+    Field,
+)
+from stepscope.formats.readers.kineto.tolerant import MEMORY_EVENT
 from stepscope.formats.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, INSTANT, KERNEL, MEMORY, SET, SYNC
 
 ROWS, TEXTS, POOL_USED, THREADS, ODD, LOOKED, WRITTEN = (
@@ -477,3 +481,13 @@ def scan(work: int, begin: int, size: int) -> int:
         put_number(entry + 16, row_number)
         put_number(work + ODD, number + 1)
         place = end
+
+
+_walk = part(walk_stack)
+
+
+def walk_stack_at(order: Any, thread: Any, start: Any, end: Any, parent: Any, stack: Any, sizes: Any) -> int:
+    """As `walk_stack`, on arrays by address; `sizes` holds the numbers of rows in `order` and in the other columns."""
+    ordered, rows = sizes[0], sizes[1]
+    columns = (carray(thread, rows), carray(start, rows), carray(end, rows), carray(parent, rows))
+    return _walk(carray(order, ordered), *columns, carray(stack, ordered + 1))

@@ -27,15 +27,29 @@ import msgspec
 import numpy as np
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.chakra.files import VERSION, ChakraTrace, encode_metadata, parse_node, write_blocks
+from stepscope.formats.chakra import (
+    VERSION,
+    ChakraTrace,
+    encode_metadata,
+    parse_node,
+    write_blocks,
+)
 from stepscope.formats.classify import COMMUNICATION
 from stepscope.formats.nesting import climb
 from stepscope.formats.source import gc_paused
-from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, OPERATOR, PYTHON, RUNTIME, Integers, RowEdges, Timeline
-from stepscope.traces.chakra.collectives import SIZE_CONVENTION, Communication, CommunicationReader
+from stepscope.formats.timeline import (
+    ANNOTATION,
+    DEVICE_KINDS,
+    OPERATOR,
+    PYTHON,
+    RUNTIME,
+    Integers,
+    RowEdges,
+    Timeline,
+)
 from stepscope.traces.chakra.encode import Encoder, Parts
-from stepscope.traces.chakra.host_tiles import HostTiles, cut_host_time
-from stepscope.traces.chakra.waits import ScheduledNodes, Sources, schedule
+from stepscope.traces.chakra.graphs import SIZE_CONVENTION, Communication, CommunicationReader
+from stepscope.traces.chakra.schedule import HostTiles, ScheduledNodes, Sources, cut_host_time, schedule
 from stepscope.traces.link import Link
 from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
 

@@ -1,18 +1,225 @@
-"""Between Chakra's nodes and the one form of a graph, both ways."""
+"""Between Chakra's nodes and the one form of a graph, both ways; communication in Chakra's words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from stepscope.formats.chakra.files import ChakraNode, ChakraTrace, TextArguments
-from stepscope.formats.chakra.schema import COLLECTIVE, COMPUTE, INVALID, METADATA, RECEIVE, SEND
-from stepscope.formats.graph import Graph, Node, ProcessGroup, wrong_arguments
+from stepscope.core.dtypes import dtype_bytes, dtype_name
+from stepscope.formats.chakra import (
+    COLLECTIVE,
+    COMPUTE,
+    INVALID,
+    METADATA,
+    RECEIVE,
+    SEND,
+    ChakraNode,
+    ChakraTrace,
+    TextArguments,
+)
+from stepscope.formats.graph import (
+    RECORD_COLLECTIVE,
+    Collective,
+    Graph,
+    Node,
+    ProcessGroup,
+    read_collective,
+    read_groups,
+    wrong_arguments,
+)
+from stepscope.formats.nesting import climb
 from stepscope.formats.tensors import NO_ARGUMENTS, Arguments
-from stepscope.traces.chakra.collectives import SIZE_CONVENTION, comm_type
+from stepscope.formats.timeline import MISSING, Integers, Timeline
 from stepscope.traces.data_dependencies import data_dependencies
+from stepscope.traces.link import Link
+
+SIZE_CONVENTION = "bytes that one rank puts in"
+
+# The first that fits decides: a longer word stands before the shorter one it holds.
+_COMM_TYPES = (
+    ("allreduce", 0),
+    ("reducescatter", 7),
+    ("reduce", 1),
+    ("allgather", 2),
+    ("gather", 3),
+    ("scatter", 4),
+    ("broadcast", 5),
+    ("alltoall", 6),
+    ("barrier", 9),
+    # A kernel's name alone: NCCL runs all-to-all as sends and receives.
+    ("sendrecv", 6),
+)
+
+
+class Communication(NamedTuple):
+    """A node's type and its attributes."""
+
+    type: int
+    attributes: dict[str, Any]
+    ranks: tuple[int, ...] | None
+    has_size: bool
+
+
+def comm_type(name: str) -> int | None:
+    """Chakra's number of a collective, from the record's name or the kernel's; None where it is none of them."""
+    plain = name.lower().replace("_", "").replace(" ", "")
+    if plain.startswith("nccl"):
+        plain = plain.removeprefix("ncclkernel").removeprefix("nccldevkernel").removeprefix("nccl:")
+    return next((number for word, number in _COMM_TYPES if word in plain), None)
+
+
+class CommunicationReader:
+    """Says of each device row what it communicates, from the timeline's records where it has them, else the graph's."""
+
+    def __init__(self, timeline: Timeline, link: Link | None) -> None:
+        self.timeline = timeline
+        self.link = link
+        self._groups = {group.name: group for group in _known_groups(timeline, link)}
+        self._messages: dict[tuple[str, int, int], int] = {}
+        self.members: dict[str, tuple[int, ...]] = {group.name: group.ranks for group in self._groups.values()}
+
+    def records_of(self, rows: Integers) -> Integers:
+        """For each device row the row with its record: itself, or the call around its launch; −1: none."""
+        block = self.timeline.blocks.get("collective")
+        has_record = np.full(len(self.timeline), MISSING, np.int64)
+        if block is not None and "collective" in block.columns:
+            known = block.rows[block.columns["collective"] != MISSING]
+            has_record[known] = known
+        return climb(has_record, self.timeline.core["parent"].astype(np.int64), rows)
+
+    def describe(self, row: int, record_row: int) -> Communication:
+        """Type and attributes of one device row's node."""
+        collective = self._collective(row, record_row)
+        name = self.timeline.texts[int(self.timeline.core["name"][row])]
+        attributes: dict[str, Any] = {}
+        ranks = self._ranks(collective)
+        kind = collective.name.lower() if collective else ""
+        size = collective.in_bytes if collective else None
+        if kind in ("send", "recv") and collective is not None:
+            node_type = SEND if kind == "send" else RECEIVE
+            size = size if size else collective.out_bytes
+            attributes.update(self._ends(kind, collective, ranks))
+        else:
+            node_type = COLLECTIVE
+            number = comm_type(kind) if kind else None
+            if number is None:
+                number = comm_type(name)
+            if number is not None:
+                attributes["comm_type"] = number
+        if size is not None:
+            attributes["comm_size"] = size
+        if collective is not None:
+            attributes["collective"] = collective.name
+            if collective.out_bytes is not None:
+                attributes["comm_out_size"] = collective.out_bytes
+            if collective.dtype:
+                attributes["comm_dtype"] = collective.dtype
+            if collective.group:
+                attributes["pg_name"] = collective.group
+                if ranks:
+                    self.members.setdefault(collective.group, ranks)
+        return Communication(node_type, attributes, ranks, size is not None)
+
+    def _collective(self, row: int, record_row: int) -> Collective | None:
+        if record_row >= 0:
+            return self._from_timeline(record_row)
+        if self.link is None:
+            return None
+        place = int(self.link.node_of_row[row])
+        graph = self.link.graph
+        while place >= 0:
+            if graph.nodes[place].name == RECORD_COLLECTIVE:
+                return read_collective(graph.nodes[place])
+            place = graph.parent_places[place]
+        return None
+
+    def _from_timeline(self, row: int) -> Collective:
+        timeline = self.timeline
+        dtype = timeline.text("dtype", row)
+        each = dtype_bytes(dtype) if dtype else None
+        counts = {side: _whole(timeline.at(f"{side}_elements", row)) for side in ("in", "out")}
+        return Collective(
+            name=timeline.text("collective", row) or "",
+            group=timeline.text("group", row),
+            group_description=timeline.text("group_description", row),
+            group_size=_whole(timeline.at("group_size", row)),
+            rank=_whole(timeline.at("peer", row)),
+            sequence=_whole(timeline.at("collective_sequence", row)),
+            dtype=dtype_name(dtype) if dtype else None,
+            in_elements=counts["in"],
+            out_elements=counts["out"],
+            in_bytes=_product(counts["in"], each),
+            out_bytes=_product(counts["out"], each),
+            rank_start=_whole(timeline.at("rank_start", row)),
+            rank_stride=_whole(timeline.at("rank_stride", row)),
+        )
+
+    def _ranks(self, collective: Collective | None) -> tuple[int, ...] | None:
+        if collective is None:
+            return None
+        if collective.group and collective.group in self.members:
+            return self.members[collective.group]
+        if ranks := collective.ranks():
+            return ranks
+        world = self.timeline.world_size
+        size = collective.group_size or len(collective.in_splits) or len(collective.out_splits)
+        return tuple(range(world)) if world and size == world else None
+
+    def _ends(self, kind: str, collective: Collective, ranks: tuple[int, ...] | None) -> dict[str, Any]:
+        """Source, destination and tag. Peers are numbered within the group; the tag is the number of the message
+        between the two in this group, which both ends count alike."""
+        here, peer = self.timeline.rank, collective.rank
+        if here is None or peer is None:
+            return {}
+        other = ranks[peer] if ranks and peer < len(ranks) else peer
+        source, target = (here, other) if kind == "send" else (other, here)
+        key = (collective.group or "", source, target)
+        tag = self._messages.get(key, 0)
+        self._messages[key] = tag + 1
+        return {"comm_src": source, "comm_dst": target, "comm_tag": tag}
+
+
+def _known_groups(timeline: Timeline, link: Link | None) -> list[ProcessGroup]:
+    """As the timeline's header says, else the graph's label; then what the records themselves list."""
+    groups: dict[str, ProcessGroup] = {}
+    if link is not None:
+        groups.update((group.name, group) for group in link.graph.groups)
+    distributed = timeline.metadata.get("distributed")
+    table = distributed.get("pg_config") if isinstance(distributed, Mapping) else None
+    if isinstance(table, list):
+        # Where the table is not as it should be, the records say the same.
+        with suppress(msgspec.ValidationError, ValueError):
+            groups.update((group.name, group) for group in read_groups(table))
+    block = timeline.blocks.get("collective")
+    if block is not None and "group_ranks" in block.columns:
+        _add_listed(timeline, block.columns["group"].tolist(), block.columns["group_ranks"].tolist(), groups)
+    return list(groups.values())
+
+
+def _add_listed(timeline: Timeline, names: list[Any], lists: list[Any], groups: dict[str, ProcessGroup]) -> None:
+    for name_code, ranks_code in dict.fromkeys(zip(names, lists, strict=True)):
+        if name_code < 0 or ranks_code < 0:
+            continue
+        name = timeline.texts[name_code]
+        try:
+            ranks = msgspec.json.decode(timeline.texts[ranks_code], type=list[int])
+        except msgspec.DecodeError:
+            continue  # long lists are shortened with dots
+        if name not in groups and ranks:
+            groups[name] = ProcessGroup(name=name, size=len(ranks), ranks=tuple(ranks))
+
+
+def _whole(value: float | int | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _product(count: int | None, each: int | None) -> int | None:
+    return None if count is None or each is None else count * each
+
 
 _FIELDS = (
     "rf_id",

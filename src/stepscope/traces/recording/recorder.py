@@ -20,16 +20,19 @@ from stepscope.traces.recording.evidence import (
     KINETO_FOLDER,
     LEAN_FOLDER,
     RECORDING_FILE,
+    ProfilerSettings,
     RankRecording,
     RecordedFile,
+    RecordSettings,
+    Stage,
     StageTimes,
     Status,
     describe_file,
     is_recording,
+    make_stages,
     rank_file,
     write_rank,
 )
-from stepscope.traces.recording.settings import ProfilerSettings, RecordSettings, Stage, make_stages
 
 _VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.traces.recording.settings import ProfilerSettings
+from stepscope.traces.recording.evidence import ProfilerSettings
 
 RANGE_VARIABLE = "ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_RANGE"
 STEP_LABEL = "ProfilerStep#"

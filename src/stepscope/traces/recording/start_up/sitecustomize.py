@@ -66,11 +66,11 @@ def begin() -> None:
     """A program must not fail because it cannot be recorded."""
     try:
         try:
-            from stepscope.traces.recording import child
+            from stepscope.traces.recording import program
         except ImportError:
             sys.path.append(_package_folder())
-            from stepscope.traces.recording import child
-        child.begin()
+            from stepscope.traces.recording import program
+        program.begin()
     except Exception as error:  # noqa: BLE001 (the border to somebody else's program)
         sys.stderr.write(f"stepscope: this process cannot be recorded: {type(error).__name__}: {error}\n")
 

@@ -1,1 +1,0 @@
-"""Chakra execution traces: their schema, their files, the timeline they hold."""

@@ -1,1 +1,0 @@
-"""Writing Chrome traces that Perfetto opens."""

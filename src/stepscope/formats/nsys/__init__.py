@@ -1,1 +1,0 @@
-"""Nsight Systems: SQLite exports and tables of `nsys stats`."""
