@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from builders import case_of, make_result, make_samples
-from stepscope.compare import check_regression, compare_cases, describe_comparison
+from stepscope.compare.gate import check_regression
+from stepscope.compare.verdict import compare_cases, describe_comparison
 from stepscope.records import Benchmark
 from stepscope.store import MeasuredCase
 

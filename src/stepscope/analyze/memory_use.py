@@ -9,15 +9,8 @@ import msgspec
 import numpy as np
 
 from stepscope.core.units import format_bytes, format_share
-<<<<<<< HEAD
-from stepscope.formats.memory.history import Fragmentation, MemoryHistory, OutOfMemory
-from stepscope.formats.timeline import Integers
-=======
 from stepscope.formats.memory import Fragmentation, MemoryHistory, OutOfMemory
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
->>>>>>> main
+from stepscope.formats.timeline import Integers
 
 MOST_POINTS = 1000
 LEAST_STEPS = 3

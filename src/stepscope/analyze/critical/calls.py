@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.analyze.critical.columns import codes_in, core, rows_of_kind
+from stepscope.analyze.critical.rows import codes_in, core, rows_of_kind
 from stepscope.formats.classify import PLAIN, classify_call
 from stepscope.formats.timeline import RUNTIME, Timeline
 

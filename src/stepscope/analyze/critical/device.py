@@ -7,24 +7,12 @@ from collections import defaultdict
 import numpy as np
 
 from stepscope.analyze.critical import kinds
-<<<<<<< HEAD
 from stepscope.analyze.critical.draft import UNLIMITED, Draft, launch_latencies
 from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder, core
 from stepscope.analyze.step.numbers import Whole
 from stepscope.formats import classify
+from stepscope.formats.classify import EVENT_RECORD, STREAM_WAIT
 from stepscope.formats.timeline import COPY, MISSING, SET
-from stepscope.traces.runtime_calls import EVENT_RECORD, STREAM_WAIT
-=======
-from stepscope.analyze.critical.columns import core
-from stepscope.analyze.critical.draft import UNLIMITED, Draft
-from stepscope.analyze.critical.latencies import launch_latencies
-from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder
-from stepscope.formats.classify import STREAM_WAIT
-from stepscope.formats.timeline import COPY, MISSING, SET
-
-if TYPE_CHECKING:
-    from stepscope.analyze.critical.kinds import Whole
->>>>>>> main
 
 CLOSE_NS = 5_000
 """Work that starts within this time after work on another stream ended may have waited for it."""

@@ -23,8 +23,8 @@ from stepscope.analyze.critical.rows import (
     step_rows,
 )
 from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.formats.classify import PLAIN, STREAM_WAIT, classify_call
 from stepscope.formats.timeline import MISSING, RUNTIME, SYNC, Integers, Timeline
-from stepscope.traces.runtime_calls import PLAIN, STREAM_WAIT, classify_call
 
 LOW = 0.01
 """Which quantile stands for the least: the clocks of host and device are fitted, so the very least is noise."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.analyze.critical.columns import core
 from stepscope.analyze.critical.draft import Draft
+from stepscope.analyze.critical.rows import core
 from stepscope.formats.classify import EVENT_RECORD, STREAM_WAIT
 from stepscope.formats.timeline import MISSING
 

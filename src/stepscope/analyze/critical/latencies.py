@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.analyze.critical.columns import core
+from stepscope.analyze.critical.rows import core
 from stepscope.formats.classify import STREAM_WAIT
 from stepscope.formats.timeline import Timeline
 

@@ -8,18 +8,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.analyze.critical import kinds
-<<<<<<< HEAD
 from stepscope.analyze.critical.device import last_recorded
 from stepscope.analyze.critical.draft import Draft, least, usual
 from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.step.numbers import Mask, Whole
-=======
-from stepscope.analyze.critical.columns import codes_in, core
-from stepscope.analyze.critical.draft import Draft
-from stepscope.analyze.critical.events import last_recorded
-from stepscope.analyze.critical.latencies import least, usual
-from stepscope.formats.classify import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
->>>>>>> main
 from stepscope.formats.timeline import COPY, MISSING, OPERATOR
 
 CLOCK_NS = 2_000

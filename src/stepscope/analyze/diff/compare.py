@@ -47,7 +47,7 @@ from stepscope.analyze.diff.records import (
 from stepscope.analyze.step.numbers import Mask, seconds
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
-from stepscope.formats.kernel_names import short_name
+from stepscope.formats.classify import short_name
 from stepscope.formats.timeline import Timeline
 
 EXPLAINED = 0.5, 1.5
@@ -259,11 +259,6 @@ class _Compared(NamedTuple):
 
 
 def _kernel_changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[NameChange]:
-<<<<<<< HEAD
-=======
-    from stepscope.formats.classify import short_name
-
->>>>>>> main
     def both(read: Callable[[Names], Table]) -> tuple[Table, Table]:
         return _gather(read(names[0]), [g.a for g in groups]), _gather(read(names[1]), [g.b for g in groups])
 

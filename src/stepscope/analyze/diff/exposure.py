@@ -29,8 +29,7 @@ from stepscope.analyze.step.intervals import Intervals, complement, length, meas
 from stepscope.analyze.step.numbers import number_codes
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
-from stepscope.formats.classify import CATEGORIES, classify_lone_communication
-from stepscope.formats.kernel_names import normal_name
+from stepscope.formats.classify import CATEGORIES, classify_lone_communication, normal_name
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME, Integers, Timeline
 
 IDLE_SHARES = SHARES[3:]

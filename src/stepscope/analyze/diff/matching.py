@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.analyze.diff.exposure import Identity, Side, innermost_operator, operators_around
 from stepscope.analyze.diff.records import Status
-from stepscope.formats.kernel_names import base_name
+from stepscope.formats.classify import base_name
 from stepscope.formats.timeline import MISSING, OPERATOR, Integers, Timeline
 
 LEAST_SHARED = 0.5
@@ -68,11 +68,6 @@ def pair_renamed(
     """
 
     def pair(only_a: list[int], only_b: list[int]) -> list[tuple[int, int]]:
-<<<<<<< HEAD
-=======
-        from stepscope.formats.classify import base_name
-
->>>>>>> main
         left_a, left_b = set(only_a), set(only_b)
         found: list[tuple[int, int]] = []
         for key_a, key_b in zip(find_sites(a), find_sites(b), strict=True):

@@ -11,7 +11,7 @@ from stepscope.analyze.diff.exposure import Side
 from stepscope.analyze.diff.noise import ENOUGH_STEPS, STEP_VARIATION
 from stepscope.core.collectives import COLLECTIVES, OTHER, SEND_RECV, find_collective
 from stepscope.core.units import format_duration, format_share
-from stepscope.formats.kernel_names import short_name
+from stepscope.formats.classify import short_name
 
 Verdict = Literal["longer", "shorter", "no difference found", "not enough data"]
 NameVerdict = Literal["added", "removed", "slower", "faster", "more calls", "fewer calls", "no difference found"]

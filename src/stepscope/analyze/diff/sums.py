@@ -12,16 +12,8 @@ from stepscope.analyze.diff.matching import match_names
 from stepscope.analyze.diff.records import Status
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
-<<<<<<< HEAD
-from stepscope.formats.classify import CATEGORIES, classify_names
-from stepscope.formats.kernel_names import base_name, normal_name, short_name
-from stepscope.formats.nsys.stats import KernelSummary
-=======
 from stepscope.formats.classify import CATEGORIES, base_name, classify_names, normal_name, short_name
-
-if TYPE_CHECKING:
-    from stepscope.formats.readers.nsys_stats import KernelSummary
->>>>>>> main
+from stepscope.formats.readers.nsys_stats import KernelSummary
 
 MOST_NAMED = 3
 LEAST_NAMED = 0.1

@@ -20,8 +20,7 @@ import numpy as np
 from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.core import collectives as coll
 from stepscope.core.dtypes import dtype_bytes, dtype_name
-from stepscope.formats.classify import COMMUNICATION
-from stepscope.formats.kernel_names import base_name
+from stepscope.formats.classify import COMMUNICATION, base_name
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, HOST_KINDS, MISSING, OPERATOR, Timeline
 
 
