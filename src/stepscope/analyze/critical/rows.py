@@ -313,7 +313,7 @@ def run_loop(loop: Callable[..., int], rows: int, inputs: Sequence[Any], outputs
 
 @cache
 def _compile(loop: Callable[..., int]) -> Callable[..., int]:
-    from stepscope.formats.native import compiled
+    from stepscope.formats.machine_code import compiled
 
     return compiled(loop)
 

@@ -12,6 +12,7 @@ from stepscope.analyze.critical.device import last_recorded
 from stepscope.analyze.critical.draft import Draft, least, usual
 from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.formats.classify import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from stepscope.formats.timeline import COPY, MISSING, OPERATOR
 
 CLOCK_NS = 2_000
