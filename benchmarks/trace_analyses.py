@@ -59,9 +59,10 @@ import json, sys, tempfile, time
 import numba  # as the compiled reader of a large trace would have loaded it
 from pathlib import Path
 from stepscope.analyze.step.breakdown import break_down, measure_overlap
-from stepscope.analyze.critical import build_graph, critical_path, describe_path, parse_what_if, path_events, what_if
-from stepscope.analyze.critical.what_if import apply_edits
-from stepscope.analyze.diff import diff_traces
+from stepscope.analyze.critical.model import build_graph
+from stepscope.analyze.critical.path import critical_path, describe_path, path_events
+from stepscope.analyze.critical.what_if import apply_edits, parse_what_if, what_if
+from stepscope.analyze.diff.compare import diff_traces
 from stepscope.analyze.step.idle import explain_idle, idle_by_cause
 from stepscope.analyze.step.kernels import kernel_times, list_kernels, list_transfers, time_annotations
 from stepscope.analyze.step.launches import launch_statistics, queue_depths, study_launches
