@@ -163,8 +163,7 @@ def explain_run(run: StoredRun) -> Addition:
 def explain_parts(run: StoredRun) -> Addition:
     """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
     from stepscope.core.units import format_bytes, format_duration, format_significant
-    from stepscope.report.message_table import format_message_table, read_message_figures
-    from stepscope.report.rank_averages import format_rank_averages
+    from stepscope.report.communication import format_message_table, format_rank_averages, read_message_figures
 
     figures = read_message_figures(run.cases())
     traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]

@@ -102,7 +102,7 @@ def _describe(cost: CollectiveCost) -> dict[str, Any]:
 
 
 def _format(fit: CollectiveFit, output: Path | None) -> str:
-    from stepscope.report.text import plain
+    from stepscope.report.table import plain
 
     lines = []
     for system in dict.fromkeys((cost.system, cost.fingerprint, cost.configuration) for cost in fit.costs):
@@ -121,7 +121,7 @@ def _format(fit: CollectiveFit, output: Path | None) -> str:
 
 def _format_table(costs: Sequence[CollectiveCost]) -> list[str]:
     from stepscope.costs.curves import MODEL_NAMES
-    from stepscope.report.text import align
+    from stepscope.report.table import align
 
     titles = ["operation", "ranks", "backend", "dtype", "sizes", "from", "to", "form", "latency", "bandwidth"]
     titles += [*MODEL_NAMES, "beyond"]

@@ -131,7 +131,7 @@ def require_sense(choices: dict[str, Any]) -> None:
 
 def add_overlaps(run: StoredRun) -> Addition:
     """What is derived from the cycles of a run."""
-    from stepscope.report.overlap_table import format_overlap_table, read_overlap
+    from stepscope.report.overlaps import format_overlap_table, read_overlap
 
     cases = run.cases()
     views = [view for case in cases if (view := read_overlap(case)) is not None]

@@ -152,7 +152,7 @@ def step_to_dict(step: Step) -> dict[str, Any]:
 
 
 def format_sequence(one: Pattern, steps: list[Step]) -> str:
-    from stepscope.report.text import align
+    from stepscope.report.table import align
 
     titles = ["step", "operation", "bytes", "dtype", "groups", "after"]
     rows = [
@@ -186,7 +186,7 @@ def _span(ranks: list[int]) -> str:
 
 def add_steps(run: StoredRun) -> Addition:
     """Each case's communications, derived from its samples."""
-    from stepscope.report.pattern_table import format_pattern_table, read_pattern
+    from stepscope.report.overlaps import format_pattern_table, read_pattern
 
     cases = run.cases()
     listed = cases_to_dict(cases, run.folder)["cases"]

@@ -64,7 +64,7 @@ def describe_workload(one: Workload) -> dict[str, Any]:
 
 
 def format_list(found: list[Workload]) -> str:
-    from stepscope.report.text import align
+    from stepscope.report.table import align
 
     rows = [["ID", "v", "owner", "precisions", "batch", "limit"]]
     for one in found:

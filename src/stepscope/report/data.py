@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stepscope.metrics import Value, list_metrics
-from stepscope.report.text import plain
+from stepscope.report.table import plain
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 from stepscope.stats import Summary
 from stepscope.store import TPOT, TTFT

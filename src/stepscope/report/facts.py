@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
+from stepscope.report.columns import describe_target
 from stepscope.report.labels import (
     format_byte_rate,
     format_fact,
@@ -17,7 +18,6 @@ from stepscope.report.labels import (
     format_percent,
     name_fact,
 )
-from stepscope.report.latency import describe_target
 from stepscope.report.rooflines import Roofline
 from stepscope.report.view import CaseView, RunView
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.core.units import format_duration, format_significant
-from stepscope.report.columns import Cell, Column, choose_columns, explain
+from stepscope.report.columns import Cell, Column, choose_columns, describe_target, explain, explain_stars
 from stepscope.report.facts import (
     Fact,
     FactGroup,
@@ -32,7 +32,6 @@ from stepscope.report.heatmap import (
     without_pairs,
 )
 from stepscope.report.labels import format_frequency
-from stepscope.report.latency import describe_target, explain_stars
 from stepscope.report.rooflines import Roofline
 from stepscope.report.svg import (
     BUS_BANDWIDTH,

@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 
 from stepscope.records import Case, CaseResult, Communication
+from stepscope.report.labels import MODELS
 
 Scope = Literal["operators only", "one device", "one node", "cluster"]
 WIDER: tuple[Scope, ...] = ("operators only", "one device", "one node", "cluster")
-MODELS = frozenset({"ootb", "optimized"})
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):

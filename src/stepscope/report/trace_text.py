@@ -10,7 +10,7 @@ from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.formats.classify import short_name
-from stepscope.report.text import align, plain, text_width
+from stepscope.report.table import align, plain, text_width
 from stepscope.report.trace_words import (
     REASON_WORDS,
     all_notes,
