@@ -130,8 +130,14 @@ def test_another_number_of_ranks_than_declared_is_marked(
 
 def test_operators_and_collectives_show_only_what_differs() -> None:
     parameters = {"precision": "bf16", "scale": "tiny", "parallel": "ddp", "data": "x", "accumulate": 2}
-    view = view_of(make_case("gemm/micro/forward/1dev-fp32", values_s=[1.0], parameters=parameters, world_size=4))
+    view = view_of(make_case("gemm/suite/forward/1dev-fp32", values_s=[1.0], parameters=parameters, world_size=4))
     assert (view.cases[0].difference, view.shared) == ("", [])
+
+
+def test_a_single_row_of_an_operator_names_its_shape() -> None:
+    parameters = {"m": 64, "n": 32, "dtype": "float32", "device": "cpu", "cache": "warm"}
+    view = view_of(make_case("gemm/micro/forward/custom", values_s=[1.0], parameters=parameters))
+    assert (view.cases[0].difference, view.shared) == ("m=64 n=32", ["dtype=float32", "device=cpu"])
 
 
 # Decoders
@@ -236,10 +242,11 @@ def test_late_answers_are_marked_where_they_stand() -> None:
 
 
 def test_a_narrow_table_keeps_what_decoders_are_measured_for() -> None:
-    text = render_text(build_report([make_run([decoder(**SERVED)], None)]), width=10)
-    head = next(line for line in text.splitlines() if line.startswith("# Model"))
-    for title in ("TTFT", "TPOT", "Tokens/s", "Reached/s", "Served TTFT P99"):
-        assert title in head
+    text = render_text(build_report([make_run([decoder(**SERVED)], None)]), width=80)
+    table = text[text.index("# all rows") : text.index("# left out")]
+    assert max(len(line) for line in table.splitlines() if not line.startswith("# all rows")) <= 80
+    assert {"TTFT", "TPOT", "Tokens/s", "Reached/s", "Served", "P99"} <= set(table.split())
+    assert {"Median", "Interval", "n"} <= set(table.split())
     assert "Queue" in next(line for line in text.splitlines() if "left out for width" in line)
 
 

@@ -25,7 +25,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit, narrate
+from stepscope.cli.output import LAST_WORD_S, emit, narrate, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
@@ -167,9 +167,9 @@ def explain_parts(run: StoredRun) -> Addition:
 
     figures = read_message_figures(run.cases())
     traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]
-    lines = [format_message_table(figures)] if figures else []
+    lines = [format_message_table(figures, width=terminal_width())] if figures else []
     lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced if place]
-    lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
+    lines += [format_rank_averages(run.cases(), width=terminal_width())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
         parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
         if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, level_option, resolution_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.report import unverified_lines
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.store import StoredRun, find_run
@@ -67,7 +67,11 @@ def command(
         left_out = {"without_score": table.without_score, "unpaired": table.unpaired}
     else:
         comparison = api.compare(runs[0], runs[1], level=level, resolution=resolution)
-    rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
+    rendered = (
+        render_comparison_markdown(comparison.rows)
+        if kind == "markdown"
+        else render_comparison_text(comparison.rows, width=terminal_width())
+    )
     alone = [f"only in A: {label}" for label in comparison.only_a] + [f"only in B: {x}" for x in comparison.only_b]
     closing = [
         *alone,

@@ -11,7 +11,7 @@ import msgspec
 from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_bytes
 from stepscope.run.plan import Job
@@ -193,7 +193,7 @@ def add_steps(run: StoredRun) -> Addition:
     for content, measured in zip(listed, cases, strict=True):
         view = read_pattern(measured)
         content["steps"] = view.steps if view is not None else []
-    return Addition({"cases": listed}, format_pattern_table(cases))
+    return Addition({"cases": listed}, format_pattern_table(cases, width=terminal_width()))
 
 
 def show_patterns(name: str, *, store: Path, as_json: bool) -> int:

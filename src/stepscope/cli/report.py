@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, metrics_option, store_option
-from stepscope.cli.output import emit, narrate, show_text, write_text
+from stepscope.cli.output import emit, narrate, show_text, terminal_width, write_text
 from stepscope.core.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
 from stepscope.core.escapes import escape_controls, escape_line
 from stepscope.store import StoredRun, find_run, read_each, run_folders
@@ -73,14 +71,13 @@ def collective_table_of(runs: Sequence[StoredRun]) -> str:
     kept = {run.id for run in found}
     for name in (run.id for run in read if run.id not in kept):
         narrate(f"left out: {name} has no communication cases")
-    return escape_controls(format_collective_table(found))
+    return escape_controls(format_collective_table(found, width=terminal_width()))
 
 
 def render(report: Report, kind: str) -> str:
     from stepscope.report import render_report
 
-    # On a terminal rows are cut to its width; a file or a pipe gets all columns.
-    return render_report(report, kind, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    return render_report(report, kind, width=terminal_width())
 
 
 def render_runs(runs: Sequence[StoredRun], kind: str) -> str:

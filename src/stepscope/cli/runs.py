@@ -14,7 +14,16 @@ import click
 
 from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, metrics_option, store_option
-from stepscope.cli.output import emit, narrate, show_text, write_text
+from stepscope.cli.output import (
+    emit,
+    name_run,
+    narrate,
+    show_text,
+    suggest,
+    suggest_for_file,
+    terminal_width,
+    write_text,
+)
 from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
 from stepscope.core.escapes import escape_line
@@ -78,19 +87,27 @@ def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
     """List the runs of the store, oldest first; interrupted ones are named as such."""
     described, damaged = read_each(run_folders(store), _describe)
     rows = [row for row in described if tag in {None, row["tag"]}]
-    lines = [
-        f"{escape_line(row['id']):<46} {row['status']:<12} {row['cases_ok']}/{row['cases_planned']} ok"
-        + (f", {row['cases_failed']} failed" if row["cases_failed"] else "")
-        + (f", {row['cases_skipped']} skipped" if row["cases_skipped"] else "")
-        + f"  {row['system'] or ''}"
-        + (f"  [{escape_line(str(row['tag']))}]" if row["tag"] else "")
-        + ("" if row["verified"] else f"  ({UNVERIFIED})")
-        for row in rows
-    ]
+    lines = format_runs(rows) if rows else []
     lines += [f"damaged: {describe_damage(error)}" for error in damaged]
     text = "\n".join(lines) or (f"no runs in {store}" if tag is None else f"no runs tagged {tag} in {store}")
     emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text, as_json=as_json)
     return ExitCode.DONE
+
+
+def format_runs(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One row per run, as wide as the terminal."""
+    from stepscope.report.table import Column, format_table
+
+    columns: list[Column[dict[str, Any]]] = [
+        Column("Run", lambda row: row["id"], role="case"),
+        Column("Status", lambda row: row["status"] if row["verified"] else f"{row['status']}, unverified"),
+        Column("Cases", lambda row: f"{row['cases_ok']}/{row['cases_planned']} ok", numeric=True),
+        Column("Failed", lambda row: str(row["cases_failed"] or "-"), numeric=True),
+        Column("Skipped", lambda row: str(row["cases_skipped"] or "-"), numeric=True),
+        Column("Tag", lambda row: str(row["tag"] or "-")),
+        Column("System", lambda row: row["system"] or "unknown", role="setting"),
+    ]
+    return format_table(columns, rows, width=terminal_width())
 
 
 @command.command("show")
@@ -175,6 +192,8 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
     emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
+    if not as_json and output.is_file():
+        suggest_for_file(output)
     return ExitCode.DONE
 
 
@@ -207,6 +226,8 @@ def import_command(*, files: tuple[Path, ...], operation: str | None, partial: b
     rows = [{**_describe(run), "file": str(path)} for run, path in zip(runs, files, strict=True)]
     lines = [_format_imported(run, path) for run, path in zip(runs, files, strict=True)]
     emit({"runs": rows}, "\n".join(lines), as_json=as_json)
+    if not as_json:
+        suggest(f"stepscope report {name_run(runs[-1].folder)} --format nccl")
     failed = any(result.status == "failed" for run in runs for result in run.results)
     return ExitCode.FAILED if failed else ExitCode.DONE
 

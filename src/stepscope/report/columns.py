@@ -24,27 +24,32 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
     """
     cases = system.cases
     columns = [
-        Column("Model", lambda case: _text(case.model), name=True),
-        Column("Implementation", lambda case: _text(case.implementation), name=True),
-        Column("Mode", lambda case: _text(case.mode), name=True),
-        Column("Config", lambda case: _text(case.config), name=True),
+        Column("Model", lambda case: _text(case.model), role="benchmark"),
+        Column("Implementation", lambda case: _text(case.implementation), role="benchmark"),
+        Column("Mode", lambda case: _text(case.mode), role="benchmark"),
+        Column("Config", lambda case: _text(case.config), role="benchmark"),
     ]
     if any(case.difference for case in cases):
-        columns.append(Column("Case", lambda case: _text(case.difference or NONE)))
+        columns.append(Column("Case", lambda case: _text(case.difference or NONE), role="case"))
     if any(case.size_bytes is not None for case in cases):
-        columns.append(Column("Size", lambda case: _number(case.size_bytes, format_bytes), numeric=True))
-    columns.append(Column("Batch Size", lambda case: _number(case.batch_size, str), numeric=True, name=True))
+        columns.append(Column("Size", lambda case: _number(case.size_bytes, format_bytes), True, role="case"))
+    columns.append(Column("Batch Size", lambda case: _number(case.batch_size, str), True, role="setting"))
     for one in list_metrics().values():
         if one.name == "score" or any(_is_tabled(one, case) for case in cases):
             columns.append(make_column(one, scale))
         if one.name == "score":
-            columns.append(Column("Units", lambda case: _text(case.unit or NONE), name=True))
+            columns.append(Column("Units", lambda case: _text(case.unit or NONE), role="setting"))
         elif one.name == "memory_share":  # what a score means stands before the times that it comes from
             columns += _time_columns(cases, scale)
     if any(case.notices for case in cases):
         columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, drop=DETAIL))
     if len(system.runs) > 1:
-        columns.append(Column("Run", lambda case: _text(case.run_id), name=True))
+        endings = {run.id: run.id.rpartition("-")[2] for run in system.runs}
+        brief = endings if len(set(endings.values())) == len(endings) else {}
+        columns.append(
+            Column("Run", lambda case: _text(case.run_id), role="setting",
+                   brief=lambda case: brief.get(case.run_id, case.run_id))
+        )  # fmt: skip
     return columns
 
 

@@ -87,7 +87,8 @@ def _format_run(run: ReportRun, width: int | None) -> list[str]:
         lines.append(f"# {section}")
         for measured in members:
             lines += [*next(rows), *_describe_failure(measured.result)]
-    lines += [f"# left out for width: {', '.join(layout.left_out)}"] if layout.left_out else []
+    if layout.left_out:
+        lines.append(f"# left out for width: {', '.join(column.title for column in layout.left_out)}")
     return [*lines, *_format_foot(run, cases)]
 
 
@@ -251,11 +252,11 @@ def _count(measured: MeasuredCase) -> str:
 
 
 COLUMNS: tuple[Column[MeasuredCase], ...] = (
-    Column("size", lambda measured: _whole(measured.result.size_bytes), True, "B", width=12),
+    Column("size", lambda measured: _whole(measured.result.size_bytes), True, "B", role="case", width=12),
     Column("count", _count, True, "elements", drop=3, width=12),
-    Column("type", lambda measured: measured.result.case.spec.dtype or NONE, True, name=True, width=8),
-    Column("redop", _reduction, True, name=True, width=6),
-    Column("root", _root, True, name=True, width=6),
+    Column("type", lambda measured: measured.result.case.spec.dtype or NONE, True, role="setting", width=8),
+    Column("redop", _reduction, True, role="setting", width=6),
+    Column("root", _root, True, role="setting", width=6),
     *(_time_column(*one) for one in (("p50", None), ("p95", None), ("p99", "p99_s"), ("min", "min_s"),
                                      ("max", "max_s"))),
     _rate_column("algbw", 0),
@@ -399,8 +400,8 @@ def _figure(title: str, field: str, unit: str, factor: float, drop: int = 0) -> 
 
 
 MESSAGES: tuple[Column[MessageFigures], ...] = (
-    Column("size", lambda one: format_bytes(one.size_bytes), numeric=True),
-    Column("dtype", lambda one: one.dtype, name=True),
+    Column("size", lambda one: format_bytes(one.size_bytes), True, role="case"),
+    Column("dtype", lambda one: one.dtype, role="setting"),
     _figure("one way", "one_way_s", "us, p50", 1e6),
     _figure("round trip", "round_trip_s", "us, p50", 1e6),
     _figure("one-way bw", "one_way_bandwidth", "GB/s", 1e-9),
@@ -435,9 +436,9 @@ def format_rank_averages(cases: Sequence[MeasuredCase], *, width: int | None = N
     if not means:
         return ""
     columns: list[Column[_RankMeans]] = [
-        Column("operation", lambda one: one[0].result.case.benchmark.model, name=True),
-        Column("size", lambda one: _size(one[0].result.case.spec.size_bytes), numeric=True),
-        Column("dtype", lambda one: one[0].result.case.spec.dtype or NONE, name=True),
+        Column("operation", lambda one: one[0].result.case.benchmark.model, role="benchmark"),
+        Column("size", lambda one: _size(one[0].result.case.spec.size_bytes), True, role="case"),
+        Column("dtype", lambda one: one[0].result.case.spec.dtype or NONE, role="setting"),
         *(_rank_column(rank) for rank in sorted({rank for _, found in means for rank in found})),
         Column("all ranks", lambda one: format_significant(math.fsum(one[1].values()) / len(one[1]) * 1e6), True),
         Column("total", lambda one: format_duration(math.fsum(one[0].seconds())), True),

@@ -181,8 +181,8 @@ def _kernels(row: _SideRow) -> str:
 
 
 OVERLAPS: tuple[Column[_SideRow], ...] = (
-    Column("what", lambda row: row.side.what if row.side.name == COMM else f"+ {row.side.what}"),
-    Column("size", lambda row: _show(row.side.size_bytes, format_bytes), numeric=True),
+    Column("what", lambda row: row.side.what if row.side.name == COMM else f"+ {row.side.what}", role="case"),
+    Column("size", lambda row: _show(row.side.size_bytes, format_bytes), True, role="case"),
     Column("kernels", _kernels, numeric=True, drop=2),
     Column("alone", lambda row: format_duration(row.side.alone_s), numeric=True),
     Column("beside", lambda row: format_duration(row.side.beside_s), numeric=True),
@@ -334,7 +334,7 @@ class _Part(NamedTuple):
 
 
 PARTS: tuple[Column[_Part], ...] = (
-    Column("part", lambda part: part.name),
+    Column("part", lambda part: part.name, role="case"),
     Column("operation", lambda part: part.steps[0].operation),
     Column("steps", lambda part: str(len(part.steps)), numeric=True),
     Column("bytes", lambda part: format_bytes(part.total("size_bytes")), numeric=True),

@@ -260,14 +260,14 @@ def _ratio_interval(row: ComparedCase) -> str:
 
 
 COMPARED: tuple[Column[ComparedCase], ...] = (
-    Column("Case", lambda row: row.label),
-    Column("Of", lambda row: row.statistic or NONE, name=True),
+    Column("Case", lambda row: row.label, role="case"),
+    Column("Of", lambda row: row.statistic or NONE, role="setting"),
     Column("A", lambda row: _optional(row.time_a_s, format_duration), numeric=True, drop=1),
     Column("B", lambda row: _optional(row.time_b_s, format_duration), numeric=True, drop=1),
     Column("B/A", lambda row: _optional(row.ratio, format_ratio), numeric=True),
     Column("Interval", _ratio_interval, numeric=True),
     Column("n", lambda row: f"{row.n_a}/{row.n_b}", numeric=True),
-    Column("Processes", lambda row: f"{row.processes_a}/{row.processes_b}", numeric=True, name=True),
+    Column("Processes", lambda row: f"{row.processes_a}/{row.processes_b}", numeric=True, role="setting"),
     Column("Verdict", lambda row: row.verdict),
 )
 

@@ -1,7 +1,8 @@
 """The one table model: columns are declared, rows are anything; written for a terminal, for a file, or as Markdown.
 
-On a terminal a table is as wide as the terminal and no wider. What tells a row from the others stays, and so does what
-has no `drop`: constant columns move above the table, titles and names break into lines, details are left out.
+On a terminal a table is no wider than the terminal. What tells a row from the others stays, and so does what has no
+`drop`: constant columns move above the table, the benchmark above its rows, titles and names break into lines, other
+metrics follow in a second table, and details are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from stepscope.core.escapes import escape_line
 from stepscope.records import Notice
@@ -22,6 +23,11 @@ GAP = "  "
 _NAME_WIDTH = 24
 """Room that names get before columns are left out for others."""
 _LEAST_WIDTH = 6
+
+
+Role = Literal["benchmark", "case", "setting", "value"]
+"""What a column says of its row. Where there is no room, a benchmark and a setting that is the same in every row move
+above the table, other benchmarks above their rows; all but values are repeated beside metrics that follow below."""
 
 
 class Cell(NamedTuple):
@@ -38,38 +44,43 @@ class Column(NamedTuple, Generic[Row]):
     """Unit of every number in the column."""
     drop: int = 0
     """0: stays on every terminal. Where there is no room, the columns with the highest number are left out first."""
-    name: bool = False
-    """Part of what a row is called: a constant part may move above the table, the others may share one column."""
+    role: Role = "value"
     hint: str = ""
     """What the column means, for those who meet it first."""
     width: int = 0
     """Least width."""
+    brief: Callable[[Row], str] | None = None
+    """What stands in the cell where there is no room for the whole."""
 
 
-class Layout(NamedTuple):
+class Layout(NamedTuple, Generic[Row]):
     """A table's lines, without what marks them as titles or rows."""
 
     constants: list[tuple[str, str]]
     """Titles and values of the columns that are the same in every row and stand above the table."""
     head: list[str]
+    sections: list[str]
+    """Benchmark of each row, where that has no columns."""
     rows: list[list[str]]
     """Of each row at least one line; more where a name was broken."""
-    left_out: list[str]
-    """Titles of the columns for which there was no room."""
+    left_out: list[Column[Row]]
+    """For which there was no room."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Drawn:
     """A column with the text of every row."""
 
+    place: int
     title: str
     """Here and in the cells, lines are separated by a line break."""
     unit: str
     cells: list[str]
     numeric: bool
     drop: int
-    name: bool
+    role: Role
     least: int
+    brief: list[str] | None = None
 
     @cached_property
     def width(self) -> int:
@@ -78,41 +89,57 @@ class _Drawn:
 
     @property
     def is_constant(self) -> bool:
-        return self.name and len(set(self.cells)) == 1
+        return len(set(self.cells)) == 1 and (self.role in {"benchmark", "setting"} or self.cells[0].strip() == NONE)
 
 
 def format_table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None) -> list[str]:
-    """Rows are indented by two; everything else is on lines that begin with `#`."""
+    """Rows are indented by two; everything else is on lines that begin with `#`.
+
+    Columns that would have to be left out for `width`, but are no details, follow in a second table.
+    """
     layout = lay_out(columns, rows, width=None if width is None else width - 2)
     lines = [f"# all rows: {', '.join(f'{title} {text}' for title, text in layout.constants)}"] * bool(layout.constants)
     lines += [f"# {line}" for line in layout.head]
-    lines += [f"  {line}" for row in layout.rows for line in row]
-    if layout.left_out:
-        lines.append(f"# left out for width: {', '.join(layout.left_out)}")
+    for before, section, row in zip(["", *layout.sections], layout.sections, layout.rows, strict=False):
+        lines += [f"# {section}"] * (section != before) + [f"  {line}" for line in row]
+    further = [column for column in layout.left_out if column.drop == 1]
+    if further:
+        constant = {title for title, _ in layout.constants}
+        names = [column for column in columns if column.role != "value" and column.title not in constant]
+        # The first of them stays this time, so that there is an end.
+        lines += format_table([*names, further[0]._replace(drop=0), *further[1:]], rows, width=width)
+    if details := [column.title for column in layout.left_out if column.drop > 1]:
+        lines.append(f"# left out for width: {', '.join(details)}")
     return lines
 
 
-def lay_out(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None) -> Layout:
+def lay_out(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None) -> Layout[Row]:
     """Aligned lines, as wide as they are where `width` is None."""
-    drawn = [_draw(column, rows) for column in columns]
+    drawn = [_draw(place, column, rows) for place, column in enumerate(columns)]
     constants: list[_Drawn] = []
+    shown, sections = drawn, [""] * len(rows)
     left_out: list[_Drawn] = []
     if width is not None and _total(drawn) > width:
-        drawn, constants, left_out = _fit(drawn, width)
+        shown, constants, left_out = _fit(drawn, width)
+        if _total(shown, _NAME_WIDTH) > width or left_out:
+            shown, sections = _take_out_benchmark(shown)
+        shown = _narrow(shown, width)
     return Layout(
         [(_one_line(column), column.cells[0]) for column in constants if column.cells[0] != NONE],
-        _draw_head(drawn),
-        [_draw_line(drawn, cells) for cells in zip(*(column.cells for column in drawn), strict=True)],
-        [_one_line(column) for column in left_out],
+        _draw_head(shown),
+        sections,
+        [_draw_line(shown, cells) for cells in zip(*(column.cells for column in shown), strict=True)],
+        [columns[one.place] for one in sorted(left_out, key=lambda one: one.place)],
     )
 
 
-def _draw(column: Column[Row], rows: Sequence[Row]) -> _Drawn:
+def _draw(place: int, column: Column[Row], rows: Sequence[Row]) -> _Drawn:
     title, unit = plain(column.title), f"({column.unit})" if column.unit else ""
     cells = [plain(_read(column, row).text) for row in rows]
     if column.numeric and any(cell.endswith("*") for cell in cells):  # digits stay under digits
         title, unit, *cells = (text if text.endswith("*") else f"{text} " for text in (title, unit, *cells))
-    return _Drawn(title, unit, cells, column.numeric, column.drop, column.name, column.width)
+    brief = [plain(column.brief(row)) for row in rows] if column.brief is not None else None
+    return _Drawn(place, title, unit, cells, column.numeric, column.drop, column.role, column.width, brief)
 
 
 def _read(column: Column[Row], row: Row) -> Cell:
@@ -127,21 +154,27 @@ def _total(columns: Sequence[_Drawn], most: int | None = None) -> int:
 
 
 def _fit(columns: list[_Drawn], width: int) -> tuple[list[_Drawn], list[_Drawn], list[_Drawn]]:
-    """Columns that fit, those that move above the table, those that are left out."""
-    first = columns[0]
-    constants = [column for column in columns if column.is_constant and column is not first]
-    shown = [_break_title(column) for column in columns if column not in constants]
+    """Columns that fit if the benchmark moves above its rows, those that move above the table, those left out."""
+    constants = [column for column in columns[1:] if column.is_constant]
+    shown = [replace(one, cells=one.brief or one.cells) for one in columns if one not in constants]
     left_out: list[_Drawn] = []
     for level in sorted({column.drop for column in shown if column.drop}, reverse=True):
-        if level == 1 and _total(shown, _NAME_WIDTH) > width:
-            shown = _join_names(shown)
         for column in [column for column in reversed(shown) if column.drop == level]:
-            if _total(shown, _NAME_WIDTH) > width:
+            rest = [_break_title(one) for one in shown if level > 1 or one.role != "benchmark"]
+            if _total(rest, _NAME_WIDTH) > width:
                 shown.remove(column)
-                left_out.insert(0, column)
-    if _total(shown, _NAME_WIDTH) > width:
-        shown = _join_names(shown)
-    return _narrow(shown, width), constants, left_out
+                left_out.append(column)
+    return [_break_title(column) for column in shown], constants, left_out
+
+
+def _take_out_benchmark(columns: list[_Drawn]) -> tuple[list[_Drawn], list[str]]:
+    """The columns without the parts of the benchmark's name, and that name for each row."""
+    parts = [column for column in columns if column.role == "benchmark"]
+    rest = [column for column in columns if column not in parts]
+    if not parts or not rest:
+        return columns, [""] * len(columns[0].cells)
+    names = zip(*(one.cells for one in parts), strict=True)
+    return rest, ["/".join(text for text in texts if text != NONE) for texts in names]
 
 
 def _break_title(column: _Drawn) -> _Drawn:
@@ -152,17 +185,6 @@ def _break_title(column: _Drawn) -> _Drawn:
 
 def _one_line(column: _Drawn) -> str:
     return column.title.replace("\n", " ").strip()
-
-
-def _join_names(columns: list[_Drawn]) -> list[_Drawn]:
-    """All parts of the rows' names in one column."""
-    names = [column for column in columns if column.name and not column.numeric]
-    if len(names) < 2:
-        return columns
-    cells = [
-        " ".join(text for text in texts if text != NONE) for texts in zip(*(one.cells for one in names), strict=True)
-    ]
-    return [replace(names[0], title="Benchmark", cells=cells), *(column for column in columns if column not in names)]
 
 
 def _narrow(columns: list[_Drawn], width: int) -> list[_Drawn]:
