@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.report import chosen_runs
 from stepscope.core.errors import ExitCode, MissingDependencyError, UsageError
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
@@ -126,7 +126,7 @@ def _format_table(costs: Sequence[CollectiveCost]) -> list[str]:
     titles = ["operation", "ranks", "backend", "dtype", "sizes", "from", "to", "form", "latency", "bandwidth"]
     titles += [*MODEL_NAMES, "beyond"]
     numeric = [title not in {"operation", "backend", "dtype", "form"} for title in titles]
-    head, *rows = align([titles, *(_cells(cost) for cost in costs)], numeric)
+    head, *rows = align([titles, *(_cells(cost) for cost in costs)], numeric, width=terminal_width())
     return [f"# {head}", *(f"  {row}" for row in rows)]
 
 

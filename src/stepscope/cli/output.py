@@ -52,15 +52,18 @@ def _wrap(line: str, width: int) -> list[str]:
     if len(line) <= width or _COMMAND.match(line):
         return [line]
     indent = _INDENT.match(line)
-    rest = (indent[0] if indent is not None else "") + "  "
-    wrapped = textwrap.wrap(
-        line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
-    )
-    return wrapped or [line]
+    return _Wrapper(
+        width, subsequent_indent=f"{indent[0] if indent else ''}  ", break_long_words=False, break_on_hyphens=False
+    ).wrap(line)
+
+
+class _Wrapper(textwrap.TextWrapper):
+    wordsep_simple_re = re.compile(r"(\s+|(?<=,)(?=\S))")
+    """At spaces, and behind commas: labels have no spaces."""
 
 
 _INDENT = re.compile(r"#?[ \t]*")
-_COMMAND = re.compile(r"[# \t]*next: .*\bstepscope ")
+_COMMAND = re.compile(r"[# \t]*next: stepscope ")
 
 
 def suggest(command: str) -> None:

@@ -166,7 +166,7 @@ def format_sequence(one: Pattern, steps: list[Step]) -> str:
         ]
         for step in steps
     ]
-    lines = align([titles, *rows], [False, False, True, False, False, False])
+    lines = align([titles, *rows], [False, False, True, False, False, False], width=terminal_width())
     return "\n".join([f"# {one.name}: {one.summary}", f"# {lines[0]}", *(f"  {line}" for line in lines[1:])])
 
 

@@ -243,9 +243,9 @@ def _pad(text: str, width: int, *, right: bool) -> str:
     return padding + text if right else text + padding
 
 
-def align(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+def align(rows: Sequence[Sequence[str]], numeric: Sequence[bool], *, width: int | None = None) -> list[str]:
     """Lines of a table of texts whose first row is the titles."""
-    layout = lay_out(text_columns(rows[0], numeric), rows[1:])
+    layout = lay_out(text_columns(rows[0], numeric), rows[1:], width=width)
     return [*layout.head, *(line for row in layout.rows for line in row)]
 
 
