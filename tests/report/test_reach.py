@@ -10,7 +10,7 @@ from builders import case_of, make_folder, make_result, make_samples, make_syste
 from stepscope.cli.report import report_of
 from stepscope.records import Benchmark, Case, Communication, RankPlace
 from stepscope.report import render_html, render_json, render_markdown, render_text
-from stepscope.report.reach import find_reach
+from stepscope.report.labels import find_reach
 from stepscope.store import RunWriter, StoredRun
 
 

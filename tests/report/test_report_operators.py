@@ -16,8 +16,8 @@ from report_examples import make_case, make_ceilings, make_op, make_run, make_sy
 from stepscope.records import Failure, KernelUse
 from stepscope.report import build_report, render_csv, render_html, render_json, render_markdown, render_text
 from stepscope.report.html import MAX_KERNELS, MAX_ROOFLINES
-from stepscope.report.rooflines import Roofline, RooflinePoint
-from stepscope.report.svg_roofline import RooflinePlot, assign_colours, draw_roofline
+from stepscope.report.plots import RooflinePlot, assign_colours, draw_roofline
+from stepscope.report.series import Roofline, RooflinePoint
 from stepscope.report.view import CaseView
 from stepscope.store import MeasuredCase
 

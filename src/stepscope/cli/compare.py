@@ -102,7 +102,7 @@ def _describe_gains(gains: dict[str, Gains | None]) -> list[str]:
 
 def _reach(run: StoredRun) -> str:
     """What a table of this scale can and cannot tell."""
-    from stepscope.report.reach import find_reach
+    from stepscope.report.labels import find_reach
 
     found = find_reach([(run.results, run.communication)])
     return found.describe() if found is not None else ""

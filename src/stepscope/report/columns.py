@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from stepscope.core.units import format_bytes, format_duration, format_significant
 from stepscope.metrics import Metric, Value, list_metrics
 from stepscope.records.kinds import WorkloadObserved
+from stepscope.report.charts import TimeScale, choose_time_scale, format_interval
 from stepscope.report.generation import explain_generation, generates, is_served_late
 from stepscope.report.labels import format_flop_rate, format_percent
-from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
 from stepscope.report.table import NONE, Cell, Column
 from stepscope.report.view import CaseView, SystemView
 

@@ -18,7 +18,7 @@ from stepscope.report.labels import (
     format_percent,
     name_fact,
 )
-from stepscope.report.rooflines import Roofline
+from stepscope.report.series import Roofline
 from stepscope.report.view import CaseView, RunView
 
 MAX_HOSTS = 8

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.core.units import format_duration, format_significant
+from stepscope.report.charts import MAX_DRAWN_POINTS, MAX_SERIES
 from stepscope.report.columns import Cell, Column, choose_columns, describe_target, explain, explain_stars
 from stepscope.report.facts import (
     Fact,
@@ -27,24 +28,22 @@ from stepscope.report.heatmap import (
     PairView,
     describe_findings,
     describe_matrix,
+    draw_heatmap,
     is_in_matrix,
     make_heatmaps,
     without_pairs,
 )
 from stepscope.report.labels import format_frequency
-from stepscope.report.rooflines import Roofline
-from stepscope.report.svg import (
+from stepscope.report.plots import (
     BUS_BANDWIDTH,
     LATENCY,
     draw_distribution,
+    draw_roofline,
     draw_sparkline,
     draw_sweep,
     draw_timeline,
 )
-from stepscope.report.svg_heatmap import draw_heatmap
-from stepscope.report.svg_parts import MAX_DRAWN_POINTS, MAX_SERIES
-from stepscope.report.svg_roofline import draw_roofline
-from stepscope.report.sweeps import Sweep
+from stepscope.report.series import Roofline, Sweep
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 
 if TYPE_CHECKING:

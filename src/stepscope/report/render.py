@@ -10,6 +10,7 @@ from typing import Protocol
 from stepscope.core.errors import unknown_name
 from stepscope.core.escapes import escape_controls, escape_json
 from stepscope.core.units import format_duration, format_ratio
+from stepscope.report.charts import TimeScale, choose_time_scale
 from stepscope.report.columns import choose_columns, explain, explain_stars
 from stepscope.report.data import render_csv, render_json
 from stepscope.report.heatmap import (
@@ -23,7 +24,6 @@ from stepscope.report.heatmap import (
     without_pairs,
 )
 from stepscope.report.html import render_html
-from stepscope.report.scale import TimeScale, choose_time_scale
 from stepscope.report.table import (
     NONE,
     Column,

@@ -10,8 +10,17 @@ from stepscope.analyze.job import RankSummary
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.memory import DeviceMemory
 from stepscope.core.units import format_bytes, format_duration, format_share
-from stepscope.report.axes import Axis, linear_axis, time_ticks
-from stepscope.report.svg_parts import draw_text, draw_tick_below, shorten, wrap_svg
+from stepscope.report.charts import (
+    Axis,
+    Tick,
+    draw_axis_below,
+    draw_axis_left,
+    draw_text,
+    linear_axis,
+    shorten,
+    time_ticks,
+    wrap_svg,
+)
 from stepscope.report.trace_words import by_step_time, median_rank, share_values
 
 WIDTH, LEFT, RIGHT = 900, 120, 80
@@ -61,10 +70,8 @@ def draw_bars(bars: Sequence[Bar], words: dict[str, str], name: str) -> str:
     for number, bar in enumerate(bars):
         parts.append(_draw_bar(bar, number * ROW + 2, axis, words))
     bottom = len(bars) * ROW + 4
-    parts.append(f'<path class="axis" d="M{axis.start} {bottom}H{axis.end}"/>')
     ticks, scale = time_ticks(axis)
-    parts += [draw_tick_below(tick, axis, bottom) for tick in ticks]
-    parts.append(draw_text(WIDTH - 2, bottom + 16, scale.unit, "", "end"))
+    parts.append(draw_axis_below(axis, bottom, ticks, scale.unit))
     return wrap_svg("bars", name, parts, height=height, width=WIDTH)
 
 
@@ -94,7 +101,8 @@ def draw_memory(memory: DeviceMemory, name: str) -> str:
     most = max([memory.peak_bytes, *(one.reserved_bytes or 0 for one in chosen)])
     x = linear_axis(0.0, max((one.time_s for one in points), default=0.0), LEFT, WIDTH - RIGHT, margin=0.0)
     y = Axis(0.0, most * 1.05 or 1.0, MEMORY_HEIGHT, 8)
-    parts = [_grid(x, y, value) for value in (0.0, most / 2, most)]
+    levels = [Tick(value, shorten(format_bytes(value))) for value in (0.0, most / 2, most)]
+    parts = [draw_axis_left(x, y, levels)]
     parts.append(_step_line("line s0", [(one.time_s, one.allocated_bytes) for one in chosen], x, y))
     reserved = [(one.time_s, one.reserved_bytes) for one in chosen if one.reserved_bytes is not None]
     if reserved:
@@ -103,15 +111,8 @@ def draw_memory(memory: DeviceMemory, name: str) -> str:
     parts.append(f'<circle class="s1" cx="{peak_x:.1f}" cy="{peak_y:.1f}" r="3.5"/>')
     parts.append(draw_text(peak_x + 7, peak_y + 4, f"peak {format_bytes(memory.peak_bytes)}", "name", "start"))
     ticks, scale = time_ticks(x)
-    parts += [draw_tick_below(tick, x, MEMORY_HEIGHT) for tick in ticks]
-    parts.append(draw_text(WIDTH - 2, MEMORY_HEIGHT + 16, scale.unit, "", "end"))
+    parts.append(draw_axis_below(x, MEMORY_HEIGHT, ticks, scale.unit))
     return wrap_svg("memory", name, parts, height=MEMORY_HEIGHT + AXIS, width=WIDTH)
-
-
-def _grid(x: Axis, y: Axis, value: float) -> str:
-    at = y.place(value)
-    label = shorten(format_bytes(value))
-    return f'<path class="grid" d="M{x.start} {at:.1f}H{x.end}"/>' + draw_text(x.start - 6, at + 4, label, "", "end")
 
 
 def _step_line(kind: str, points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:

@@ -9,8 +9,8 @@ from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.operator_rates import OperatorRate, RateReport, rate_operators
 from stepscope.core.units import format_share
 from stepscope.formats.timeline import Timeline
-from stepscope.report.rooflines import Roofline, RooflinePoint, drawable
-from stepscope.report.svg_roofline import draw_roofline
+from stepscope.report.plots import draw_roofline
+from stepscope.report.series import Roofline, RooflinePoint, drawable
 from stepscope.system.catalogue import DevicePeak, find_device_peak
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from stepscope.analyze.answers.facts import spell_collective
 from stepscope.analyze.ranks.waiting import MapColumn, MapRow, WaitingMap
 from stepscope.core.units import format_bytes, format_duration
-from stepscope.report.svg_heatmap import Box, draw_cell, label_step
-from stepscope.report.svg_parts import draw_text, wrap_svg
+from stepscope.report.charts import draw_text, wrap_svg
+from stepscope.report.heatmap import Box, draw_cell, label_step
 from stepscope.report.trace_charts import LEFT, RIGHT, WIDTH
 from stepscope.report.trace_tables import Cell, PageColumn, PageTable
 

@@ -33,16 +33,21 @@ from stepscope.records import (
 )
 from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
-from stepscope.report.labels import label_cases
-from stepscope.report.reach import Reach, find_reach
-from stepscope.report.rooflines import (
+from stepscope.report.labels import Reach, find_reach, label_cases
+from stepscope.report.series import (
+    Histogram,
     Roofline,
     RooflineInput,
     RooflinePoint,
+    SampleSeries,
+    Sweep,
+    SweepInput,
+    SweepPoint,
+    count_bins,
     find_rooflines,
+    find_sweeps,
+    read_series,
 )
-from stepscope.report.samples import Histogram, SampleSeries, count_bins, read_series
-from stepscope.report.sweeps import Sweep, SweepInput, SweepPoint, find_sweeps
 from stepscope.stats import Summary, drift, median, quantile_sorted
 from stepscope.store import Ceilings, MeasuredCase, find_ceilings
 
