@@ -28,9 +28,9 @@ GOLDEN = """\
 # GLOO_SOCKET_IFNAME=eth0
 # asked for: device=cpu, mode=blocking, check=sample
 # settings: warmup_max_time=2.000 s, min_samples=20
-# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one call
+# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes per second; times are of one call
 # times are those of the slowest rank in each iteration
-# check: #wrong counts elements over 3 iterations a row that were looked at
+# check: #wrong counts elements over 3 iterations per row that were looked at
 # Using devices
 #  Rank  0 Pid    100 on     node-1 device cpu
 #  Rank  1 Pid    101 on     node-1 device cpu

@@ -84,8 +84,8 @@ def test_without_ceilings_there_are_rates_but_neither_shares_nor_rooflines() -> 
     assert (report.cases[0].value("compute_share"), report.cases[0].value("memory_share")) == (None, None)
     page = render_html(report)
     for shown in (render_text(report), render_markdown(report), page.split("<tbody>")[0]):
-        assert "Of matrix peak" not in shown
-        assert "Of copy" not in shown
+        assert "% of matmul peak" not in shown
+        assert "% of copy bandwidth" not in shown
     assert check(page).count("svg", "roofline") == 0
 
 
@@ -158,7 +158,7 @@ def test_ceilings_are_rows_but_not_points() -> None:
 
 
 def test_columns_are_added_only_where_a_case_fills_them() -> None:
-    added = ["Of matrix peak", "Of copy", "Wall", "Graph", "Kernel"]
+    added = ["% of matmul peak", "% of copy bandwidth", "Wall", "Graph", "Kernel"]
     assert not set(added) & set(header(render_text(build_report(small_runs()))))
     gpu, cpu = (build_report([run]) for run in ops_runs())
     assert [title for title in header(render_text(gpu)) if title in added] == added

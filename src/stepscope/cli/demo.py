@@ -28,12 +28,18 @@ MOST_STEPS = 100
 
 @click.command("demo")
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The page [default: in the store]."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page to write [default: in the store].",
 )
 @store_option
 @json_option
 def command(*, output: Path | None, store: Path, as_json: bool) -> int:
-    """Measure operators, a collective and a small model; trace and explain a step; end with pages to open."""
+    """Measure operators, a collective and a small model, then record and explain a training step.
+
+    The last lines name two pages: a report of the runs, and one about the step.
+    """
     runs: list[StoredRun] = []
     steps = [
         ("operators: gemm, linear, embedding_bag", operator_job()),

@@ -110,15 +110,23 @@ def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
 
 @click.command("report")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="[default: by the ending of --output, else text]")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="Output format [default: by the ending of --output, else text].",
+)
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 @metrics_option
 @store_option
 @json_option
 def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, store: Path, as_json: bool) -> int:
-    """Show runs (all of the store where none is named): one table a system, then what every case measured.
+    """Show stored runs, by default all: one table per system, then details of every case.
 
-    `--format nccl` is the table of communication runs in the manner of nccl-tests.
+    RUN is a folder, the beginning of an id, `latest`, or `latest~1` for the run before it. `--format nccl` prints
+    communication runs as nccl-tests does.
+
+    Example: stepscope report latest -o report.html
     """
     runs = chosen_runs(names, store)
     endings = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}

@@ -84,7 +84,7 @@ def _describe(run: StoredRun) -> dict[str, Any]:
 @store_option
 @json_option
 def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
-    """List the runs of the store, oldest first; interrupted ones are named as such."""
+    """List the stored runs, oldest first, with their state."""
     described, damaged = read_each(run_folders(store), _describe)
     rows = [row for row in described if tag in {None, row["tag"]}]
     lines = format_runs(rows) if rows else []
@@ -116,7 +116,7 @@ def format_runs(rows: Sequence[dict[str, Any]]) -> list[str]:
 @store_option
 @json_option
 def show(*, name: str, store: Path, as_json: bool) -> int:
-    """Show one run: its results, its system, what went wrong."""
+    """Show one run: its results, its system, and what failed."""
     run = find_run(store, name)
     data = {
         **_describe(run),
@@ -149,13 +149,13 @@ def _format_show(run: StoredRun) -> str:
 @command.command("export")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option("--format", "kind", type=click.Choice(["csv", "json", "markdown", "table", "parquet"]), default="csv",
-              show_default=True, help="table and parquet: the kernel table of operator runs.")  # fmt: skip
+              show_default=True, help="Output format; table, parquet: the kernel table of operator runs.")  # fmt: skip
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 @metrics_option
 @store_option
 @json_option
 def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
-    """Export runs (all where none is named) for other programs.
+    """Export stored runs, by default all, for other programs.
 
     For `parquet`, RUN may also be a kernel table (.csv, .csv.gz).
     """
@@ -212,14 +212,16 @@ def operator_runs(store: Path) -> list[StoredRun]:
 
 @command.command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("--operation", metavar="NAME", help="What was measured, where a file does not tell: all_gather, …")
-@click.option("--partial", is_flag=True, help="Keep the whole rows of a test that did not come to its end.")
+@click.option(
+    "--operation", metavar="NAME", help="Collective that was measured, where the file does not say: all_gather, …"
+)
+@click.option("--partial", is_flag=True, help="Keep the complete rows of a test that was cut off.")
 @store_option
 @json_option
 def import_command(*, files: tuple[Path, ...], operation: str | None, partial: bool, store: Path, as_json: bool) -> int:
-    """Make runs of what nccl-tests or rccl-tests printed, or wrote with -J: one run a file.
+    """Import output of nccl-tests or rccl-tests, printed or written with -J: one run per file.
 
-    Nothing is written unless every file can be read. The exit code is 1 when a test found wrong elements.
+    Nothing is written unless every file can be read. The exit code is 1 if a test found wrong elements.
     """
     prepared = [prepare_import(path, operation=operation, partial=partial) for path in files]
     runs = [write_import(one, store) for one in prepared]
@@ -247,7 +249,7 @@ def _format_imported(run: StoredRun, path: Path) -> str:
 @store_option
 @json_option
 def verify(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
-    """Check every file and every sample against the hashes taken when they were written."""
+    """Verify every file and every sample against the hashes taken when they were written."""
     folders = [find_run_folder(store, name) for name in names] if names else run_folders(store)
     if not folders:
         raise RunNotFoundError(f"there are no runs in {store}", hint="name the store with --store", where=str(store))
@@ -276,7 +278,7 @@ def _verify(folder: Path) -> dict[str, Any]:
 @store_option
 @json_option
 def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
-    """Remove runs for good."""
+    """Remove runs permanently."""
     folders = [find_run_folder(store, name) for name in names]
     lines = [f"removed {path.name}" + (", a link; the run is kept" if path.is_symlink() else "") for path in folders]
     for path in folders:
@@ -291,9 +293,9 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 @store_option
 @json_option
 def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
-    """Continue an interrupted run as it was asked for; finished cases are not measured again.
+    """Continue an interrupted run; finished cases are not measured again.
 
-    The command that the run shows is planned again, and must ask for the same: a run folder is data, never code.
+    The stored command is planned again and must give the same cases: a run folder is data, never code.
     """
     from stepscope.cli.comms import explain_run
     from stepscope.cli.execute import add_nothing, run_stored
@@ -323,7 +325,10 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
 @store_option
 @json_option
 def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
-    """Ask the stored runs in SQL (DuckDB). Tables: runs, systems, cases, samples."""
+    """Query the stored runs with SQL (DuckDB). Tables: runs, systems, cases, samples.
+
+    Example: stepscope runs sql "SELECT benchmark, median_s FROM cases"
+    """
     from stepscope.metrics import list_tables, query_runs
 
     if tables or not query or not query.strip():

@@ -135,13 +135,13 @@ def _sample_count(case: CaseView) -> Cell:
     return _number(case.timing.summary.n if case.timing is not None else None, str)
 
 
-def explain_shares(cases: Sequence[CaseView]) -> list[str]:
-    """Sentences without a full stop, for below a table that has shares."""
+def explain_fractions(cases: Sequence[CaseView]) -> list[str]:
+    """Sentences without a full stop, for below a table that has fractions of peaks."""
     fractions = [list_metrics()[name] for name in ("compute_share", "memory_share")]
     titles = [one.title for one in fractions if any(one.name in case.metrics for case in cases)]
     if not titles:
         return []
-    lines = [f"{' and '.join(titles)}: shares of the ceilings that the same run measured on this machine"]
+    lines = [f"{' and '.join(titles)}: fractions of the peaks that the same run measured on this machine"]
     if any("memory_share" in case.marks for case in cases):
         lines.append("(cache): faster than a copy, since warm caches hold some of the data")
     return lines
@@ -149,11 +149,11 @@ def explain_shares(cases: Sequence[CaseView]) -> list[str]:
 
 def explain(cases: Sequence[CaseView]) -> list[str]:
     """Sentences without a full stop, for below a table: what its columns mean and what its results rest on."""
-    return [*explain_shares(cases), *explain_generation(cases), *disclose(cases)]
+    return [*explain_fractions(cases), *explain_generation(cases), *disclose(cases)]
 
 
 def disclose(cases: Sequence[CaseView]) -> list[str]:
-    """What optimized forms changed, and what had to be changed to run at all: part of the result."""
+    """What optimized implementations changed, and what had to be changed to run at all: part of the result."""
     lines: dict[str, None] = {}
     for case in cases:
         found = case.found
@@ -180,7 +180,7 @@ def _describe(case: CaseView, what: str) -> str | None:
 
 
 def explain_stars(cases: Sequence[CaseView]) -> list[str]:
-    """What each `*` of a table says, without the mark itself; one sentence a limit, without a full stop."""
+    """What each `*` of a table says, without the mark itself; one sentence per limit, without a full stop."""
     batches = _group(cases, lambda case: bool(case.missed_latency), describe_target)
     served = _group(
         cases, lambda case: bool(is_served_late(case)), lambda case: _describe(case, " of TTFT with waiting")

@@ -41,7 +41,7 @@ ROOTED = frozenset(name for name, facts in FACTS.items() if facts.rooted)
 IN_COLUMNS = frozenset({"size_bytes", "dtype", "reduction", "root"})
 """Parameters with a column; the others begin a section."""
 
-_CONVENTIONS = "# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one call"
+_CONVENTIONS = "# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes per second; times are of one call"
 _TIMING = {
     "slowest_rank": "those of the slowest rank in each iteration",
     "slowest_rank_device": "those of the slowest rank's device in each iteration",
@@ -110,7 +110,7 @@ def _format_head(run: ReportRun, cases: Sequence[MeasuredCase]) -> list[str]:
     looked_at = {int(count) for count in checked if count is not None}
     if looked_at:
         span = str(min(looked_at)) if len(looked_at) == 1 else f"{min(looked_at)} to {max(looked_at)}"
-        lines.append(f"# check: #wrong counts elements over {span} iterations a row that were looked at")
+        lines.append(f"# check: #wrong counts elements over {span} iterations per row that were looked at")
     return [*lines, "# Using devices", *_format_ranks(run)]
 
 
@@ -149,7 +149,7 @@ def _format_values(values: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _format_ranks(run: ReportRun) -> list[str]:
-    """One line a rank; where nothing is known of ranks, one a host."""
+    """One line per rank; where nothing is known of ranks, one a host."""
     listed = run.request.get("ranks")
     if isinstance(listed, list) and listed:
         return [_format_rank(entry) for entry in listed if isinstance(entry, Mapping)]
@@ -343,11 +343,11 @@ class MessageFigures(NamedTuple):
     """One message at a time."""
     round_trip_s: float | None
     one_way_bandwidth: float | None
-    """Of one pair, averaged over the pairs, with a window of messages under way."""
+    """Rate of one pair, averaged over the pairs, with a window of outstanding messages."""
     both_ways_bandwidth: float | None
     """The same, both directions together."""
     one_way_total: float | None
-    """Of all pairs at once."""
+    """Rate of all pairs at once."""
     both_ways_total: float | None
 
 

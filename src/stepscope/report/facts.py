@@ -187,9 +187,9 @@ def _optional(value: float | None, format_value: Callable[[float], str]) -> str 
     return None if value is None else format_value(value)
 
 
-def describe_ceilings(roofline: Roofline) -> list[Fact]:
-    """Every ceiling that was measured, those without a roof included."""
-    rates = [Fact(f"{dtype} matrix", format_flop_rate(value)) for dtype, value in roofline.matrix_flops_per_s.items()]
+def describe_peaks(roofline: Roofline) -> list[Fact]:
+    """Every peak that was measured, also those without a roof."""
+    rates = [Fact(f"{dtype} matmul", format_flop_rate(value)) for dtype, value in roofline.matrix_flops_per_s.items()]
     return rates + [Fact(f"{name} bandwidth", format_byte_rate(value)) for name, value in roofline.bytes_per_s.items()]
 
 
@@ -206,9 +206,9 @@ def describe_case(case: CaseView) -> list[Fact]:
             "intensity",
             _optional(case.value("intensity_flops_per_byte"), lambda one: f"{format_significant(one)} flop per byte"),
         ),
-        ("of matrix peak", _optional(case.value("compute_share"), format_percent)),
+        ("% of matmul peak", _optional(case.value("compute_share"), format_percent)),
         (
-            "of copy",
+            "% of copy bandwidth",
             _optional(case.value("memory_share"), lambda one: format_percent(one) + case.marks.get("memory_share", "")),
         ),
     )

@@ -70,7 +70,7 @@ class Heatmap(NamedTuple):
     marked: frozenset[Place]
     """What a finding is about."""
     inside: list[str] | None
-    """Of hosts: between their own ranks."""
+    """Values between the ranks of one host; None where the units are ranks."""
 
 
 class Units(NamedTuple):
@@ -99,7 +99,7 @@ class Measured(NamedTuple):
 
 
 def find_pairs(runs: Iterable[tuple[str, Sequence[MeasuredCase]]]) -> list[PairView]:
-    """One a matrix; runs by name."""
+    """One per matrix; runs by name."""
     return [view_pairs(matrix, name) for name, cases in runs for matrix in read_pair_matrices(cases)]
 
 

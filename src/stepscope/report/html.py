@@ -18,7 +18,7 @@ from stepscope.report.facts import (
     Fact,
     FactGroup,
     describe_case,
-    describe_ceilings,
+    describe_peaks,
     describe_run,
     describe_system,
     describe_timing,
@@ -98,7 +98,7 @@ class PageRoofline(NamedTuple):
     """Class of the colour and name, of each dtype that is drawn."""
     caches: list[str]
     left_out: int
-    ceilings: list[Fact]
+    peaks: list[Fact]
 
 
 class PagePairs(NamedTuple):
@@ -131,7 +131,7 @@ class PageSystem(NamedTuple):
 
 
 def render_html(report: Report) -> str:
-    """Takes a few milliseconds a case."""
+    """Takes a few milliseconds per case."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -283,7 +283,7 @@ def _page_roofline(roofline: Roofline) -> PageRoofline | None:
         legend=[(colour, dtype or "no dtype") for dtype, colour in drawn.colours.items()],
         caches=sorted({point.cache for point in roofline.points}),
         left_out=len(roofline.points) - drawn.drawn,
-        ceilings=describe_ceilings(roofline),
+        peaks=describe_peaks(roofline),
     )
 
 

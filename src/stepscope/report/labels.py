@@ -213,7 +213,7 @@ Scope = Literal["operators only", "one device", "one node", "cluster"]
 WIDER: tuple[Scope, ...] = ("operators only", "one device", "one node", "cluster")
 
 
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     tells: str
     silent: str
@@ -223,30 +223,32 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scope}; tells {self.tells}, not {self.silent}"
 
 
-REACHES: dict[Scope, Reach] = {
-    "operators only": Reach(
+COVERAGES: dict[Scope, Coverage] = {
+    "operators only": Coverage(
         scope="operators only",
         tells="early what devices can do at best",
         silent="how much of it a model uses",
     ),
-    "one device": Reach(
+    "one device": Coverage(
         scope="one device",
         tells="trends, and inference",
         silent="communication or input from shared storage",
     ),
-    "one node": Reach(
+    "one node": Coverage(
         scope="one node",
         tells="inference as it is served, and the node's share of training",
         silent="the network between nodes",
     ),
-    "cluster": Reach(scope="cluster", tells="training as it is run", silent="more than one node does about inference"),
+    "cluster": Coverage(
+        scope="cluster", tells="training as it is run", silent="more than one node does about inference"
+    ),
 }
 
 
-def find_reach(runs: Iterable[tuple[Iterable[CaseResult], Communication | None]]) -> Reach | None:
+def find_coverage(runs: Iterable[tuple[Iterable[CaseResult], Communication | None]]) -> Coverage | None:
     """By the widest case of a whole model that was measured, if there is one; None where nothing was."""
     found = [_scope(one.case, carried) for results, carried in runs for one in results if one.status == "ok"]
-    return REACHES[max(found, key=WIDER.index)] if found else None
+    return COVERAGES[max(found, key=WIDER.index)] if found else None
 
 
 def _scope(case: Case, communication: Communication | None) -> Scope:

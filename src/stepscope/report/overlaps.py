@@ -74,7 +74,7 @@ class OverlapView(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     world_size: int
     repeat: int | None
-    """Kernels a stretch; None where nothing computes."""
+    """Kernels per measurement; None where nothing computes."""
     sides: list[SideView]
     """The collectives as they were asked for, then what computes."""
     together_s: float
@@ -233,7 +233,7 @@ def _interval(found: Estimate | None, form: Callable[[float], str]) -> str:
 # Patterns
 
 STEP, WAIT = "step:", "wait:"
-"""Of the names of times."""
+"""How the names of a step's times begin."""
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,11 +250,11 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     quickest_s: float
     """Median of the rank that took least, in each iteration: it came last and waited for nobody."""
     share: float
-    """Of the whole step: in flight on the slowest rank. Steps that overlap share their time."""
+    """Fraction of the whole step: in flight on the slowest rank. Steps that overlap share their time."""
     waited_s: float
     """How long a rank that takes part stood waiting for it, in the mean over ranks."""
     waited_share: float
-    """Of all ranks' time in the step."""
+    """Fraction of all ranks' time in the step."""
     busbw_bytes_per_s: float | None
 
 

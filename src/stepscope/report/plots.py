@@ -274,7 +274,7 @@ def draw_roofline(roofline: Roofline, name: str) -> RooflinePlot | None:
 
 
 def _roof_values(roofline: Roofline) -> tuple[dict[str, float], dict[str, float]]:
-    """Matrix rates by dtype and bandwidths by name, as far as they have roofs."""
+    """Matmul rates by dtype and bandwidths by name, as far as they have roofs."""
     matrix = {dtype: value for dtype, value in roofline.matrix_flops_per_s.items() if drawable(value)}
     rates = roofline.bytes_per_s
     return matrix, {name: rates[name] for name in SLANTED if name in rates and drawable(rates[name])}
@@ -295,7 +295,7 @@ def choose_axes(roofline: Roofline, *, top: float) -> tuple[Axis, Axis]:
 
 
 def slanted_roofs(roofline: Roofline, x: Axis) -> list[Roof]:
-    """From the left edge up to the highest matrix rate; rate = bandwidth × intensity. The lowest comes first."""
+    """From the left edge up to the highest matmul rate; rate = bandwidth × intensity. The lowest comes first."""
     matrix, slopes = _roof_values(roofline)
     roofs = []
     for name, slope in sorted(slopes.items(), key=lambda item: item[1]):
@@ -352,9 +352,9 @@ def describe_point(point: RooflinePoint) -> str:
         format_duration(point.median_s),
     ]
     if point.compute_share is not None:
-        facts.append(f"{format_percent(point.compute_share)} of matrix peak")
+        facts.append(f"{format_percent(point.compute_share)} of matmul peak")
     if point.memory_share is not None:
-        facts.append(f"{format_percent(point.memory_share)} of copy")
+        facts.append(f"{format_percent(point.memory_share)} of copy bandwidth")
     return f"{point.label} ({point.dtype or 'no dtype'}, {point.cache} cache): {', '.join(facts)}"
 
 

@@ -92,7 +92,7 @@ def _head(system: SystemView, number: int, of: int) -> list[str]:
     for run in system.runs:
         status = "" if run.status == "complete" else f", {plain(run.status)}"
         lines.append(f"# run {plain(run.id)} ({plain(run.created_at)}{status}): {plain(run.command)}")
-    return lines + ([f"# scale: {system.reach.describe()}"] if system.reach is not None else [])
+    return lines + ([f"# scale: {system.coverage.describe()}"] if system.coverage is not None else [])
 
 
 def _body(system: SystemView, width: int | None) -> list[str]:
@@ -173,7 +173,7 @@ def _markdown_facts(system: SystemView) -> list[str]:
     for run in system.runs:
         status = "" if run.status == "complete" else f", {escape(run.status)}"
         lines.append(f"- Run {code(run.id)} ({escape(run.created_at)}{status}): {code(run.command)}")
-    return lines + ([f"- Scale: {escape(system.reach.describe())}"] if system.reach is not None else [])
+    return lines + ([f"- Scale: {escape(system.coverage.describe())}"] if system.coverage is not None else [])
 
 
 def _markdown_results(system: SystemView) -> list[str]:

@@ -182,7 +182,7 @@ class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
     """One measured case with floating-point work."""
 
     anchor: str
-    """Of the case."""
+    """Anchor of the case on the page."""
     label: str
     operator: str
     dtype: str
@@ -198,7 +198,7 @@ class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run measured on one device. Ceilings of another run are never used."""
+    """What one run measured on one device. Peaks of another run are never used."""
 
     run_id: str
     device: str
@@ -207,7 +207,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: dict[str, float]
     """`read`, `write`, `copy`."""
     points: list[RooflinePoint]
-    """Ceilings are not among them: they are the roofs."""
+    """Measured peaks are not among them: they are the roofs."""
 
 
 class RooflineInput(NamedTuple):
@@ -220,7 +220,7 @@ class RooflineInput(NamedTuple):
 def find_rooflines(
     run_ids: Sequence[str], ceilings: Sequence[Mapping[str, Ceilings]], inputs: Iterable[RooflineInput]
 ) -> list[Roofline]:
-    """One a run and device with ceilings; `ceilings` in the order of the runs."""
+    """One per run and device with measured peaks; `ceilings` in the order of the runs."""
     points: dict[tuple[int, str], list[RooflinePoint]] = {}
     for run, device, point in inputs:
         if drawable(point.intensity) and drawable(point.flops_per_s):

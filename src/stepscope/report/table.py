@@ -46,7 +46,7 @@ class Column(NamedTuple, Generic[Row]):
     """0: stays on every terminal. Where there is no room, the columns with the highest number are left out first."""
     role: Role = "value"
     hint: str = ""
-    """What the column means, for those who meet it first."""
+    """What the column means, for new readers."""
     width: int = 0
     """Least width."""
     brief: Callable[[Row], str] | None = None
@@ -62,7 +62,7 @@ class Layout(NamedTuple, Generic[Row]):
     sections: list[str]
     """Benchmark of each row, where that has no columns."""
     rows: list[list[str]]
-    """Of each row at least one line; more where a name was broken."""
+    """At least one line per row; more where a name was broken."""
     left_out: list[Column[Row]]
     """For which there was no room."""
 
