@@ -52,7 +52,7 @@ KEPT = {
     "ops-twice": {"gemm", "m=64", "m=32", "Median", "Interval", "n", "Score"},
     "comms": {"size", "float32", "p50", "algbw", "busbw", "#wrong", "1024", "4096"},
     "comms-text": {"Median", "Interval", "n", "all_reduce", "broadcast", "AlgBW", "BusBW", "Wrong"},
-    "overlap": {"all_reduce", "alone", "beside", "together", "efficiency", "[low,", "n", "#wrong"},
+    "overlap": {"all_reduce", "alone", "beside", "together", "efficiency", "[low", "n", "#wrong"},
     "pattern": {"reduce", "all_reduce", "steps", "bytes", "median", "p95", "busbw", "waited"},
     "workload": {"dlrm", "infer", "A.1dev-embed4-fp32", "ex/s", "Median", "Interval", "n"},
     "report": {"gemm", "all_reduce", "overlap", "pattern_ddp", "Median", "Interval", "n", "Run"},

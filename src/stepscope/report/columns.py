@@ -23,7 +23,7 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
     With `scale` all times are in that unit, which the column names; without it each row names its own.
     """
     cases = system.cases
-    columns = [
+    columns: list[Column[CaseView]] = [
         Column("Model", lambda case: _text(case.model), role="benchmark"),
         Column("Implementation", lambda case: _text(case.implementation), role="benchmark"),
         Column("Mode", lambda case: _text(case.mode), role="benchmark"),

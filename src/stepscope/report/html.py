@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.core.units import format_duration, format_significant
 from stepscope.report.charts import MAX_DRAWN_POINTS, MAX_SERIES
-from stepscope.report.columns import Cell, Column, choose_columns, describe_target, explain, explain_stars
+from stepscope.report.columns import choose_columns, describe_target, explain, explain_stars
 from stepscope.report.facts import (
     Fact,
     FactGroup,
@@ -44,6 +44,7 @@ from stepscope.report.plots import (
     draw_timeline,
 )
 from stepscope.report.series import Roofline, Sweep
+from stepscope.report.table import Cell, Column, read_cell
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class PageRun(NamedTuple):
 
 class PageSystem(NamedTuple):
     view: SystemView
-    columns: list[Column]
+    columns: list[Column[CaseView]]
     rows: list[PageRow]
     cases: list[PageCase]
     sweeps: list[PageSweep]
@@ -190,7 +191,7 @@ def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
     return PageSystem(
         view=system,
         columns=columns,
-        rows=[PageRow(case, [column.cell(case) for column in columns], _spark(case)) for case in single.cases],
+        rows=[PageRow(case, [read_cell(column, case) for column in columns], _spark(case)) for case in single.cases],
         cases=[_page_case(case, full=case.anchor in plotted) for case in listed],
         sweeps=[_page_sweep(sweep) for sweep in system.sweeps],
         rooflines=rooflines[:MAX_ROOFLINES],

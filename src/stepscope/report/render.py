@@ -196,7 +196,7 @@ def _markdown_pairs(view: PairView) -> list[str]:
     lines = [f"### Pairs of {escape(describe_matrix(view))}", ""]
     for heatmap in make_heatmaps(view, MAX_TEXT_UNITS):
         titles, rows, numeric = matrix_rows(heatmap)
-        cells = [[text.strip() for text in row] for row in rows]
+        cells: list[Sequence[str]] = [[text.strip() for text in row] for row in rows]
         said = escape(explain_map(heatmap))
         lines += [f"{said[:1].upper()}{said[1:]}.", ""]
         lines += [*markdown_table(text_columns([title.strip() for title in titles], numeric), cells), ""]

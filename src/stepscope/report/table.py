@@ -135,14 +135,14 @@ def lay_out(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int |
 
 def _draw(place: int, column: Column[Row], rows: Sequence[Row]) -> _Drawn:
     title, unit = plain(column.title), f"({column.unit})" if column.unit else ""
-    cells = [plain(_read(column, row).text) for row in rows]
+    cells = [plain(read_cell(column, row).text) for row in rows]
     if column.numeric and any(cell.endswith("*") for cell in cells):  # digits stay under digits
         title, unit, *cells = (text if text.endswith("*") else f"{text} " for text in (title, unit, *cells))
     brief = [plain(column.brief(row)) for row in rows] if column.brief is not None else None
     return _Drawn(place, title, unit, cells, column.numeric, column.drop, column.role, column.width, brief)
 
 
-def _read(column: Column[Row], row: Row) -> Cell:
+def read_cell(column: Column[Row], row: Row) -> Cell:
     found = column.cell(row)
     return found if isinstance(found, Cell) else Cell(found)
 
@@ -274,7 +274,7 @@ def format_notices(notices: Sequence[tuple[Notice, str]], several: str) -> list[
 def markdown_table(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[str]:
     """As GitHub shows it, whatever the texts hold."""
     titles = [f"{column.title} ({column.unit})" if column.unit else column.title for column in columns]
-    cells = [[escape(_read(column, row).text) for column in columns] for row in rows]
+    cells = [[escape(read_cell(column, row).text) for column in columns] for row in rows]
     rule = ["---:" if column.numeric else "---" for column in columns]
     return [f"| {' | '.join(line)} |" for line in ([escape(title) for title in titles], rule, *cells)]
 
