@@ -126,7 +126,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words_of(text: str) -> set[str]:
-    return {word.strip(",") for word in text.split()}
+    return {word.strip(",") for word in re.split(r"[\s/]+", text)}
 
 
 def assert_fits(text: str, width: int) -> None:

@@ -94,6 +94,14 @@ def format_value(unit: str, value: Value, scale: TimeScale | None = None) -> str
     return _FORMATS.get(unit, format_significant)(value)
 
 
+_UNITS = {"B/s": " GB/s", "1/s": "/s", "J": " J", "flop/B": " flop per byte"}
+
+
+def format_with_unit(unit: str, value: Value) -> str:
+    """The same where no title names the unit."""
+    return format_value(unit, value) + _UNITS.get(unit, "")
+
+
 def _time_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column[CaseView]]:
     if all(case.timing is None for case in cases):
         return []
