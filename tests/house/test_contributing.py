@@ -72,5 +72,7 @@ def test_an_addition_works_and_touches_few_files(addition: str, tmp_path: Path) 
             ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        pattern = r"[\s\S]*?".join(re.escape(line.strip()).replace("…", ".*?").replace(r"\.\.\.", ".*?") for line in expected)
+        pattern = r"[\s\S]*?".join(
+            re.escape(line.strip()).replace("…", ".*?").replace(r"\.\.\.", ".*?") for line in expected
+        )
         assert re.search(pattern, done.stdout), f"{command}\nprinted\n{done.stdout}\n{done.stderr}\nnot\n{expected}"
