@@ -2,7 +2,8 @@
 
     python benchmarks/side_by_side.py BEFORE AFTER [--traces FOLDER] [--repeats 7] [--only WORD]
 
-BEFORE and AFTER are checkouts with an environment of their own (`make setup`). Each side keeps a store of its own. Each row is the median of the paired ratios AFTER / BEFORE with their whole range.
+BEFORE and AFTER are checkouts with an environment of their own (`make setup`); each keeps its own store. A row is
+the median of the paired ratios AFTER / BEFORE with their whole range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each addition that CONTRIBUTING.md shows is made in a copy of the package and tried, and the files touched are counted."""
+"""Each addition of CONTRIBUTING.md is made in a copy of the package and tried; the files that it touches are counted."""
 
 from __future__ import annotations
 
