@@ -1,4 +1,4 @@
-"""Each addition of CONTRIBUTING.md is made in a copy of the package and tried; the files that it touches are counted."""
+"""Each addition of CONTRIBUTING.md is made in a copy of the package and tried; the files it touches are counted."""
 
 from __future__ import annotations
 
