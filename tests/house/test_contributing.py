@@ -22,26 +22,28 @@ MOST_FILES = {
     "a model": 3,
 }
 SECTIONS = dict(re.findall(r"^## Add (.+)\n((?:(?!^## ).*\n)*)", PAGE, flags=re.MULTILINE))
-BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)(?: (title|append)=\"([^\"]+)\")?\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
 def apply_addition(section: str, copy: Path) -> set[str]:
-    """Write new files and apply patches; the files of the package that were touched."""
+    """Write new files, append to present ones, and apply patches; the files of the package that were touched."""
     touched = set()
-    for language, title, body in BLOCK.findall(section):
+    for language, how, name, body in BLOCK.findall(section):
+        path = copy / name
         if language == "diff":
             done = subprocess.run(
-                ["git", "apply", "--unidiff-zero", "--verbose"],
-                input=body, cwd=copy, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+                ["git", "apply", "--unidiff-zero"], input=body, cwd=copy, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, f"the patch does not apply:\n{body}\n{done.stderr}"
             touched |= set(re.findall(r"^\+\+\+ b/(\S+)", body, flags=re.MULTILINE))
-        elif title:
-            path = copy / title
-            assert not path.exists(), f"{title} is there already"
+        elif how == "append":
+            path.write_text(f"{path.read_text()}\n\n{body}")
+            touched.add(name)
+        elif how == "title":
+            assert not path.exists(), f"{name} is there already"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
-            touched.add(title)
+            touched.add(name)
     return {name for name in touched if name.startswith("src/")}
 
 
@@ -57,7 +59,7 @@ def test_an_addition_works_and_touches_few_files(addition: str, tmp_path: Path) 
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     touched = apply_addition(section, tmp_path)
     assert 1 <= len(touched) <= MOST_FILES[addition], sorted(touched)
-    commands = [body for language, _, body in BLOCK.findall(section) if language == "console"]
+    commands = [body for language, _, _, body in BLOCK.findall(section) if language == "console"]
     assert commands, "an example shows that it works"
     environment = {
         **os.environ,
