@@ -172,6 +172,10 @@ def break_down_steps(timeline: Timeline) -> list[Breakdown]:
 
 
 def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
+    return trace.keep(("breakdown", step), lambda: _divide(trace, step, window))
+
+
+def _divide(trace: TraceView, step: int | None, window: Window) -> Breakdown:
     notes = []
     devices: list[DeviceBreakdown] = []
     if not trace.works:
