@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -51,10 +53,11 @@ def summary(*, as_json: bool, **options: Any) -> int:
     for show in (show_sums, show_memory):
         if (told := show(options["source"], as_json=as_json)) is not None:
             return told
-    from stepscope.report.trace_text import format_job
+    from stepscope.report.trace_text import WIDTH, format_job
 
     _, job, answer = _explain(options)
-    emit(_as_data(job, answer), "" if as_json else format_job(job, answer), as_json=as_json)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    emit(_as_data(job, answer), "" if as_json else format_job(job, answer, width), as_json=as_json)
     return ExitCode.DONE
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
+from stepscope.analyze.analyses import compute_more
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job.engines import run_tasks
@@ -45,7 +47,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     hidden_comm_share: float | None
     """Share of communication that ran beside compute; None without communication."""
     repairs: dict[str, int]
-    """What was mended while reading the trace."""
+    """What was repaired while reading the trace."""
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     unprofiled_step_s: float | None = None
     """A step of the telling rank without the profiler, where the recording timed some; never from the trace."""
     notes: list[str]
+    more: dict[str, Any] = {}
+    """Results of analyses that compute something of their own for the representative rank, by name, see `ANALYSES`."""
 
 
 class Timelines:
@@ -193,6 +197,7 @@ def _join(
         critical=through_all or critical,
         own_critical=critical if through_all else None,
         limits=limits,
+        more=compute_more(timeline, None if timeline.step_marker == "none" else own_step),
         unprofiled_step_s=_unprofiled_s(traces, telling.rank),
         notes=list(
             dict.fromkeys([*chosen.notes, *report.notes, *failed, *_missing_ranks(traces, telling), *path_notes])
