@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 Unit = Literal["text", "name", "count", "number", "value", "s", "share", "B", "B/s", "flop", "flop/s"]
-"""What a column holds. `name`: a kernel, shown in short; `number`: three significant digits;
+"""What a column holds. `name`: a kernel's whole name, shown in short; `number`: three significant digits;
 `value`: four."""
 Read = str | Callable[[Any], Any]
 

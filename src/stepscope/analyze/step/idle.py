@@ -444,7 +444,7 @@ def idle_section(job: JobReport) -> Section | None:
         field("Reason", lambda gap: REASON_WORDS[gap.reason]),
         field("The host was in", "operator"),
         field("Call", "call"),
-        field("Next device activity", "next_name", "name"),
+        field("Next device activity", "next_name"),
     ])  # fmt: skip
     return Section(
         id="idle",

@@ -429,7 +429,7 @@ def launches_section(job: JobReport) -> Section:
             field("Until its start", "delay_s", "s"),
             field("Waited for", "waited_for"),
             field("Call", "call"),
-            field("Launched", "launched", "name"),
+            field("Launched", "launched"),
             field("Operator", "operator"),
         ])
         for title, rows in (("Slowest calls", launches.slowest_calls), ("Latest starts", launches.latest_starts))
