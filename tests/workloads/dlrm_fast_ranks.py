@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedFastDlrm
 from stepscope.bench.workloads.precision import build_module
 from stepscope.bench.workloads.steps import TrainStep
 

@@ -16,8 +16,7 @@ from stepscope.bench.workloads.asked import Asked, read_case
 from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
-from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm
-from stepscope.bench.workloads.models.dlrm.sharded_network import ShardedNetwork
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedNetwork
 from stepscope.bench.workloads.precision import build_module, math_of
 from stepscope.bench.workloads.protocol import Optimized, Task
 from stepscope.bench.workloads.sharing import open_rank_step

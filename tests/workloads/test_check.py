@@ -126,9 +126,9 @@ def test_rounding_of_rows_that_are_added_one_by_one_is_no_wrong_update() -> None
 
 
 def test_statistics_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.bench.workloads.models.convnets import folding
+    from stepscope.bench.workloads.models.convnets import layers
 
-    right = folding.fold_one
+    right = layers.fold_one
 
     def forgetful(conv: Any, norm: Any) -> Any:
         norm.running_mean = torch.zeros_like(norm.running_mean)
@@ -136,7 +136,7 @@ def test_statistics_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) 
         return right(conv, norm)
 
     assert check("resnet50/optimized/infer/1dev-fp32").passed
-    monkeypatch.setattr(folding, "fold_one", forgetful)
+    monkeypatch.setattr(layers, "fold_one", forgetful)
     assert failed(check("resnet50/optimized/infer/1dev-fp32")) == {"outputs"}
 
 

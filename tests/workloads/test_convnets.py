@@ -13,11 +13,11 @@ from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, read_ca
 from stepscope.bench.workloads.check import NOISE, check_optimized  # noqa: E402
 from stepscope.bench.workloads.distances import _distance  # noqa: E402
 from stepscope.bench.workloads.findings import CEILINGS, CheckReport  # noqa: E402
-from stepscope.bench.workloads.models.convnets import choosing, folding, optimized  # noqa: E402
+from stepscope.bench.workloads.models.convnets import choosing, layers, optimized  # noqa: E402
 from stepscope.bench.workloads.models.convnets.grouped import Way, convolve_frames, list_ways, merge_groups  # noqa: E402
-from stepscope.bench.workloads.models.convnets.images import draw_labels, make_pictures  # noqa: E402
-from stepscope.bench.workloads.models.convnets.stem import Stem  # noqa: E402
-from stepscope.bench.workloads.models.regnety.ootb import RegNetY  # noqa: E402
+from stepscope.bench.workloads.models.convnets.layers import Stem  # noqa: E402
+from stepscope.bench.workloads.models.convnets.ootb import draw_labels, make_pictures  # noqa: E402
+from stepscope.bench.workloads.models.regnety import RegNetY  # noqa: E402
 from stepscope.bench.workloads.protocol import EAGER, Mode, Optimized, Task  # noqa: E402
 from stepscope.bench.workloads.steps import TrainStep  # noqa: E402
 from stepscope.bench.workloads.verify import format_failures  # noqa: E402
@@ -170,8 +170,8 @@ def test_a_convolution_over_blocks_leaves_time_alone() -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("axes", [2, 3])
 def test_every_way_of_a_grouped_convolution_is_the_same(axes: int, stride: int) -> None:
-    from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
-    from stepscope.bench.workloads.models.convnets.network import CONVOLUTIONS
+    from stepscope.bench.workloads.models.convnets.layers import GroupedConv
+    from stepscope.bench.workloads.models.convnets.ootb import CONVOLUTIONS
 
     conv = CONVOLUTIONS[axes](32, 32, 3, stride=stride, padding=1, groups=8)
     x = torch.randn(2, 32, *(5, 6, 7)[3 - axes :], requires_grad=True)
@@ -216,7 +216,7 @@ def test_frames_are_added_over_time_with_any_padding() -> None:
 
 @pytest.mark.parametrize("frames", [4, 5])
 def test_pooling_by_frames_is_the_same(frames: int) -> None:
-    from stepscope.bench.workloads.models.convnets.fast_network import PoolOverTime
+    from stepscope.bench.workloads.models.convnets.layers import PoolOverTime
 
     x = torch.randn(2, 3, frames, 9, 8).relu().to(memory_format=torch.channels_last_3d)
     assert torch.equal(PoolOverTime()(x), torch.nn.functional.max_pool3d(x, 3, stride=2, padding=1))
@@ -224,7 +224,7 @@ def test_pooling_by_frames_is_the_same(frames: int) -> None:
 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_folded_norms_keep_their_statistics(axes: int) -> None:
-    from stepscope.bench.workloads.models.convnets.network import ConvNorm
+    from stepscope.bench.workloads.models.convnets.ootb import ConvNorm
 
     layer = ConvNorm(4, 6, 3, axes=axes, eps=1e-3)
     norm: Any = layer.norm
@@ -235,7 +235,7 @@ def test_folded_norms_keep_their_statistics(axes: int) -> None:
     x = torch.randn(2, 4, *[5] * axes)
     with torch.no_grad():
         expected = layer(x)
-        folding.fold_norms(layer)
+        layers.fold_norms(layer)
         assert _distance(layer(x), expected) < 1e-6
 
 
@@ -253,7 +253,7 @@ def test_choices_are_made_for_every_grouped_convolution_and_disclosed(monkeypatc
     assert "CPU" in before["grouped convolutions"]
     monkeypatch.setattr(optimized, "choose_way", choose)
     module = fast.adopt(plain.build(), mode="train", precision="bf16")
-    from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
+    from stepscope.bench.workloads.models.convnets.layers import GroupedConv
 
     assert sum(isinstance(layer, GroupedConv) for layer in module.modules()) == 4
     after = {one.name: one.what for one in fast.changes(mode="train", precision="bf16")}
@@ -345,13 +345,13 @@ def test_fast_training_compiles_with_our_operator(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_bias_lost_in_folding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = folding.fold_one
+    right = layers.fold_one
 
     def wrong(conv: Any, norm: Any) -> Any:
         weight, bias = right(conv, norm)
         return weight, torch.zeros_like(bias) if conv.groups > 1 else bias
 
-    monkeypatch.setattr(folding, "fold_one", wrong)
+    monkeypatch.setattr(layers, "fold_one", wrong)
     assert not check("resnext3d", "infer").passed
 
 
@@ -421,7 +421,7 @@ def test_wrongly_merged_groups_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
         return merge_groups(weight.flip(0), groups, merged)
 
     monkeypatch.setattr(optimized, "choose_way", lambda *_, **__: Way("merged", 2))
-    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.fast_network.merge_groups", wrong)
+    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.layers.merge_groups", wrong)
     monkeypatch.setattr(optimized, "STEP", EAGER)
     assert not check("regnety", "infer").passed
 
@@ -459,7 +459,7 @@ def test_a_way_that_computes_something_else_is_not_right(mode: Mode, monkeypatch
         spoilt = torch.arange(kept.shape[0]).view(-1, 1, 1, 1, 1) == 3
         return kept if merged == 1 else torch.where(spoilt, 0.5 * kept, kept)
 
-    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.fast_network.merge_groups", lose_a_corner)
+    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.layers.merge_groups", lose_a_corner)
     assert not choosing.is_right(Way("merged", 2), layer, conv, mode=mode, precision="bf16")
 
 
@@ -476,7 +476,7 @@ class TurnedBack(torch.autograd.Function):
 
 
 def test_a_way_whose_gradients_are_mixed_up_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
+    from stepscope.bench.workloads.models.convnets.layers import GroupedConv
 
     right = GroupedConv.forward
 

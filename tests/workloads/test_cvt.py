@@ -10,8 +10,8 @@ import torch
 from stepscope.bench.workloads.catalogue import Declared, read_catalogue
 from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport
-from stepscope.bench.workloads.models.cvt import network
-from stepscope.bench.workloads.models.cvt.optimized import FastCvt
+from stepscope.bench.workloads.models import cvt
+from stepscope.bench.workloads.models.cvt import FastCvt
 from stepscope.bench.workloads.protocol import EAGER, Precision
 from stepscope.bench.workloads.steps import TrainStep
 
@@ -115,8 +115,8 @@ def test_running_statistics_are_kept() -> None:
 def test_shifted_sums_are_convolutions(stride: int, height: int) -> None:
     generator = torch.Generator().manual_seed(1)
     grid, weights = torch.randn(2, height, 5, 4, generator=generator), torch.randn(2, 4, 1, 3, 3, generator=generator)
-    ours = network.convolve_by_shifts(grid, weights, stride=stride, padding=1)
-    theirs = network.convolve_by_library(grid, weights, stride=stride, padding=1)
+    ours = cvt.convolve_by_shifts(grid, weights, stride=stride, padding=1)
+    theirs = cvt.convolve_by_library(grid, weights, stride=stride, padding=1)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -138,28 +138,28 @@ def test_every_change_is_told_once() -> None:
 @pytest.mark.parametrize("one", [TRAIN, INFER], ids=["train", "infer"])
 def test_wrong_attention_scale_is_found(one: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the width of a head, as everywhere else: the definition takes that of all heads."""
-    make = network.LeanAttention.__init__
+    make = cvt.LeanAttention.__init__
 
     def make_wrong(self: Any, plain: Any, **how: Any) -> None:
         make(self, plain, **how)
         self.scale = (plain.embed_dim // plain.num_heads) ** -0.5
 
-    monkeypatch.setattr(network.LeanAttention, "__init__", make_wrong)
+    monkeypatch.setattr(cvt.LeanAttention, "__init__", make_wrong)
     assert not run_check(one).passed
 
 
 def test_batch_norm_folded_without_its_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fold = network.fold_one
+    fold = cvt.fold_one
 
     def fold_wrong(*parts: Any) -> Any:
         weight, bias = fold(*parts)
         return weight, torch.zeros_like(bias)
 
-    monkeypatch.setattr(network, "fold_one", fold_wrong)
+    monkeypatch.setattr(cvt, "fold_one", fold_wrong)
     assert not run_check(INFER).passed
 
 
 def test_key_and_value_exchanged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    shift = network.convolve_by_shifts
-    monkeypatch.setattr(network, "convolve_by_shifts", lambda *a, **how: shift(*a, **how)[::-1])
+    shift = cvt.convolve_by_shifts
+    monkeypatch.setattr(cvt, "convolve_by_shifts", lambda *a, **how: shift(*a, **how)[::-1])
     assert not run_check(TRAIN).passed

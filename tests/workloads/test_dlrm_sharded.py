@@ -9,8 +9,8 @@ import pytest
 import torch
 from dlrm_ranks import BATCH, SEED, make_task, read_ranks, start_ranks
 
+from stepscope.bench.workloads.models.dlrm.ootb import Tables
 from stepscope.bench.workloads.models.dlrm.sharded import join_batches, spread_tables
-from stepscope.bench.workloads.models.dlrm.tables import Tables
 
 CONFIGS = ["A.8dev-embed32-fp32", "open-source.1dev-fp32"]
 """Learned weights with bags of one length, and unequal tables with bags of drawn lengths."""

@@ -11,11 +11,8 @@ from stepscope.bench.workloads.catalogue import Declared, read_catalogue
 from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport
 from stepscope.bench.workloads.models.dlrm import fast_network, optimized
-from stepscope.bench.workloads.models.dlrm.batches import draw_rows
-from stepscope.bench.workloads.models.dlrm.network import QuantisedBag, WeightedBag
-from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, QuantisedBag, WeightedBag, draw_rows, read_tables
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.bench.workloads.models.dlrm.tables import read_tables
 from stepscope.bench.workloads.precision import build_module
 from stepscope.bench.workloads.protocol import Mode, Precision
 from stepscope.bench.workloads.steps import InferStep, TrainStep

@@ -75,7 +75,7 @@ def test_all_models_that_drop_are_among_them() -> None:
 
 
 def test_a_fast_form_that_drops_less_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.bench.workloads.models.encoders import lean
+    from stepscope.bench.workloads.models.encoders import optimized
 
-    monkeypatch.setattr(lean, "drop", lambda hidden, *_: hidden)
+    monkeypatch.setattr(optimized, "drop", lambda hidden, *_: hidden)
     assert compare_spreads("xlmr/optimized/train/fb-1dev-A-fp32") < -FAR

@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from stepscope.bench.workloads.models.rnnt import fast_loss  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.fast_loss import Transcripts, joint_transducer_costs  # noqa: E402
-from stepscope.bench.workloads.models.rnnt.transducer import (  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.ootb import (  # noqa: E402
     lattice_costs,
     pick_log_probs,
     skew,

@@ -248,7 +248,7 @@ def test_batches_of_one_shape_make_no_round(tmp_path: Path) -> None:
 def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepscope.bench.workloads.models.xlmr.ootb import Xlmr
+    from stepscope.bench.workloads.models.xlmr import Xlmr
 
     usual = Xlmr.make_batch
 

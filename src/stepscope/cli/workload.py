@@ -284,7 +284,7 @@ def _make_shared_job(
 
     found = find_workload(benchmark_id)
     way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
-    if way == "sharded" and not found.spreads:
+    if way == "sharded" and not found.model.shards:
         raise UsageError(
             f"{found.model.model} has no tables to spread over the ranks", hint="--parallel ddp or fsdp",
             where="--parallel",

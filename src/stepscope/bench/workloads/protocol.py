@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Outputs: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
@@ -143,7 +144,3 @@ class Optimized(Task):
     @abstractmethod
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
         """Everything that an owner of the model would have to adopt."""
-
-
-if TYPE_CHECKING:
-    Outputs = torch.Tensor | tuple[torch.Tensor, ...]

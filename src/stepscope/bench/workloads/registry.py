@@ -64,11 +64,6 @@ class Workload(NamedTuple):
         )
 
     @property
-    def spreads(self) -> bool:
-        """Whether ranks can share it part by part instead of each having all of it."""
-        return type(self.make_plain("tiny")).shard is not Task.shard
-
-    @property
     def precisions(self) -> list[Precision]:
         """That are allowed. Products in 8 bits are a change of the model's code: out of the box there are none."""
         return [one for one in self.declared.precisions if one != "fp8" or self.implementation == "optimized"]

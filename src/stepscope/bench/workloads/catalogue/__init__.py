@@ -89,6 +89,8 @@ class DeclaredModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     task: str
     """`module:Class` of the out-of-the-box form, below `stepscope.bench.workloads.models`."""
     optimized: str
+    shards: bool = False
+    """Whether ranks can share it part by part instead of each having all of it: its tasks then have `shard`."""
     benchmark: list[Declared]
 
     def make_task(self, sizes: Mapping[str, Any]) -> Task:

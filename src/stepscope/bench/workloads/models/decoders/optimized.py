@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 from stepscope.bench.workloads.generation import Decoder
-from stepscope.bench.workloads.models.decoders.data import pack_prompts
-from stepscope.bench.workloads.models.decoders.ootb import adam_options
-from stepscope.bench.workloads.models.encoders.optimizers import decayed_groups
-from stepscope.bench.workloads.protocol import Change, Engine, Optimized
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.models.decoders.network import Cache, FastDecoder
-    from stepscope.bench.workloads.protocol import Mode, Precision
+from stepscope.bench.workloads.models.decoders.network import Cache, FastDecoder
+from stepscope.bench.workloads.models.decoders.ootb import adam_options, pack_prompts
+from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
 
 PLACES_MULTIPLE = 64
 """The cache is filled up to this: attention over it wants aligned rows."""
@@ -49,8 +45,6 @@ class OptimizedDecoder(Optimized, Decoder):
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]: ...
 
     def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        import torch
-
         halves = mode == "train" and precision in ("bf16", "fp8")
         with torch.no_grad():
             fast = self.translate(module, torch.bfloat16 if halves else torch.float32)
@@ -66,8 +60,6 @@ class OptimizedDecoder(Optimized, Decoder):
         return _fast(module).prefill(batch, None)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        import torch
-
         on_cuda = next(module.parameters()).device.type == "cuda"
         groups = decayed_groups(module, self.sizes["weight_decay"])
         return torch.optim.AdamW(groups, fused=True, capturable=on_cuda, **adam_options(self.sizes))

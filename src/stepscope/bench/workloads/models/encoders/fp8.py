@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from stepscope.bench.workloads.feed import to_device
-
-if TYPE_CHECKING:
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
+from stepscope.bench.workloads.protocol import Mode, Precision, Task
 
 KIND = torch.float8_e4m3fn
 SLOPES = torch.float8_e5m2
