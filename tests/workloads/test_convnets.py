@@ -1,4 +1,5 @@
-"""The convolutional networks: sizes, pictures, and that each fast form computes what the plain one does."""
+"""The convolutional networks: sizes, pictures, and that each optimized implementation computes what the plain one
+does."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ torch = pytest.importorskip("torch")
 
 from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, read_catalogue  # noqa: E402
 from stepscope.bench.workloads.check import NOISE, check_optimized  # noqa: E402
-from stepscope.bench.workloads.distances import _distance  # noqa: E402
-from stepscope.bench.workloads.findings import CEILINGS, CheckReport  # noqa: E402
+from stepscope.bench.workloads.findings import (  # noqa: E402
+    HIGHEST,
+    CheckReport,
+    _distance,
+)
 from stepscope.bench.workloads.models.convnets import choosing, layers, optimized  # noqa: E402
 from stepscope.bench.workloads.models.convnets.grouped import Way, convolve_frames, list_ways, merge_groups  # noqa: E402
 from stepscope.bench.workloads.models.convnets.layers import Stem  # noqa: E402
@@ -43,7 +47,7 @@ def declared(model: str, mode: Mode) -> tuple[DeclaredModel, Declared]:
 
 def tiny_pair(model: str, mode: Mode, **changed: Any) -> tuple[Task, Optimized, int]:
     found, line = declared(model, mode)
-    calm = found.make_task({**line.sizes_at("tiny"), **changed}).calm()
+    calm = found.make_task({**line.sizes_at("tiny"), **changed}).deterministic()
     plain = found.make_task(calm)
     return plain, found.make_optimized(plain), line.tiny.batch_size
 
@@ -146,7 +150,7 @@ def test_batches_hold_what_their_mode_needs() -> None:
     assert laid["pictures"].is_contiguous(memory_format=torch.channels_last_3d)
 
 
-# Parts of the fast forms.
+# Parts of the optimized implementations.
 
 
 @pytest.mark.parametrize("stem", [Stem(7, 2, 3), Stem(3, 2, 1), Stem(3, 2, 0), Stem(3, 1, 1), Stem(5, 3, 2)])
@@ -246,13 +250,13 @@ def test_choices_are_made_for_every_grouped_convolution_and_disclosed(monkeypatc
     monkeypatch.setattr(optimized, "TRIALS", trials)
 
     def choose(layer: choosing.Layer, _: Any, *, mode: Any, precision: Any) -> Way:
-        trials[layer, mode, precision, "cuda:0"] = choosing.Trial(Way("kernel", 2), {})
+        trials[layer, mode, precision, "cuda:0"] = choosing.WayTimes(Way("kernel", 2), {})
         return Way("kernel", 2)
 
     before = {one.name: one.what for one in fast.changes(mode="train", precision="bf16")}
     assert "CPU" in before["grouped convolutions"]
     monkeypatch.setattr(optimized, "choose_way", choose)
-    module = fast.adopt(plain.build(), mode="train", precision="bf16")
+    module = fast.convert(plain.build(), mode="train", precision="bf16")
     from stepscope.bench.workloads.models.convnets.layers import GroupedConv
 
     assert sum(isinstance(layer, GroupedConv) for layer in module.modules()) == 4
@@ -329,7 +333,7 @@ def test_a_failure_tells_what_rounding_alone_does() -> None:
     report = check("inception-v3", "train", "bf16")
     (gradients,) = report.failures
     assert gradients.noise is not None
-    assert NOISE * gradients.noise > CEILINGS["bf16"].gradients
+    assert NOISE * gradients.noise > HIGHEST["bf16"].gradients
     assert f"where rounding alone makes {gradients.noise:.3g}" in format_failures(report)
 
 
@@ -355,15 +359,15 @@ def test_a_bias_lost_in_folding_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not check("resnext3d", "infer").passed
 
 
-def adopt_spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
-    right = optimized.FastPictures.adopt
+def convert_spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    right = optimized.FastPictures.convert
 
-    def adopt(self: Any, module: Any, **how: Any) -> Any:
-        adopted = right(self, module, **how)
-        spoil(adopted)
-        return adopted
+    def convert(self: Any, module: Any, **how: Any) -> Any:
+        converted = right(self, module, **how)
+        spoil(converted)
+        return converted
 
-    monkeypatch.setattr(optimized.FastPictures, "adopt", adopt)
+    monkeypatch.setattr(optimized.FastPictures, "convert", convert)
     monkeypatch.setattr(optimized, "STEP", EAGER)
 
 
@@ -376,7 +380,7 @@ def test_a_shifted_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         conv.padding = (0, 0)
         conv.register_forward_pre_hook(lambda _, inputs: (pad(inputs[0], (2, 0, 2, 0)),))
 
-    adopt_spoilt(monkeypatch, shift)
+    convert_spoilt(monkeypatch, shift)
     assert not check("resnet50", "infer").passed
 
 
@@ -387,7 +391,7 @@ def test_a_stride_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -
         first, second = (module.blocks[1].branch[place].conv for place in (0, 1))
         first.stride, second.stride = second.stride, first.stride
 
-    adopt_spoilt(monkeypatch, swap)
+    convert_spoilt(monkeypatch, swap)
     report = check("resnet50", "train")
     assert {"loss", "gradients"} <= {one.what for one in report.failures}
 
@@ -396,7 +400,7 @@ def test_a_missing_gate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def ungate(module: Any) -> None:
         module.blocks[2].branch[2] = torch.nn.Identity()
 
-    adopt_spoilt(monkeypatch, ungate)
+    convert_spoilt(monkeypatch, ungate)
     assert not check("regnety", "infer").passed
 
 
@@ -404,7 +408,7 @@ def test_a_lost_auxiliary_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     def cut(module: Any) -> None:
         module.auxiliary = None
 
-    adopt_spoilt(monkeypatch, cut)
+    convert_spoilt(monkeypatch, cut)
     assert not check("inception-v3", "train").passed
 
 
@@ -412,7 +416,7 @@ def test_a_lost_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def drop(module: Any) -> None:
         module.features[2 if isinstance(module.features[2], torch.nn.Conv2d) else 3].bias = None
 
-    adopt_spoilt(monkeypatch, drop)
+    convert_spoilt(monkeypatch, drop)
     assert not check("vgg16", "infer").passed
 
 

@@ -1,4 +1,4 @@
-"""CvT: size, data, training, and that the fast form computes the same and faults are seen."""
+"""CvT: size, data, training, and that the optimized implementation computes the same and faults are seen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAIN, INFER = CVT.benchmark
 def run_check(
     one: Declared, *, precision: Precision = "fp32", traced: bool = False, shifted: bool = True
 ) -> CheckReport:
-    calm = CVT.make_task(CVT.make_task(one.sizes_at("tiny")).calm())
+    calm = CVT.make_task(CVT.make_task(one.sizes_at("tiny")).deterministic())
     fast = FastCvt(calm)
     fast.shifted = shifted
     engine = fast.engine(one.mode)._replace(fullgraph=True) if traced else EAGER
@@ -84,13 +84,13 @@ def test_fast_form_computes_the_same_when_compiled() -> None:
 
 
 def test_dropped_paths_are_those_of_the_definition() -> None:
-    """With the same random numbers the fast form drops the same images."""
+    """With the same random numbers the optimized implementation drops the same images."""
     task = CVT.make_task({**TRAIN.sizes_at("tiny"), "drop_path": 0.9})
     torch.manual_seed(1)
     module = task.build().train()
     batch = task.make_batch(16, seed=1, mode="train")
     losses = []
-    for use, one in ((task, module), (fast := FastCvt(task), fast.adopt(module, mode="train", precision="fp32"))):
+    for use, one in ((task, module), (fast := FastCvt(task), fast.convert(module, mode="train", precision="fp32"))):
         torch.manual_seed(2)
         losses.append(float(use.loss(one, batch).detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -98,11 +98,11 @@ def test_dropped_paths_are_those_of_the_definition() -> None:
 
 def test_running_statistics_are_kept() -> None:
     task = CVT.make_task(TRAIN.sizes_at("tiny"))
-    calm, fast = CVT.make_task(task.calm()), FastCvt(CVT.make_task(task.calm()))
+    calm, fast = CVT.make_task(task.deterministic()), FastCvt(CVT.make_task(task.deterministic()))
     torch.manual_seed(1)
     plain = calm.build().train()
     torch.manual_seed(1)
-    lean = fast.adopt(calm.build().train(), mode="train", precision="fp32")
+    lean = fast.convert(calm.build().train(), mode="train", precision="fp32")
     batch = calm.make_batch(4, seed=1, mode="train")
     calm.loss(plain, batch)
     fast.loss(lean, batch)

@@ -1,4 +1,5 @@
-"""GPT-2 and Llama: their sizes, their data, and whether the fast form computes what the plain one does."""
+"""GPT-2 and Llama: their sizes, their data, and whether the optimized implementation computes what the plain one
+does."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Entry(NamedTuple):
 
     def tasks(self) -> tuple[Task, Optimized]:
         """Tiny and calm."""
-        plain = self.model.make_task(self.model.make_task(self.declared.sizes_at("tiny")).calm())
+        plain = self.model.make_task(self.model.make_task(self.declared.sizes_at("tiny")).deterministic())
         return plain, self.model.make_optimized(plain)
 
     def check(self, precision: Any = "fp32") -> CheckReport:
@@ -142,7 +143,7 @@ def test_training_lowers_the_loss(entry: Entry) -> None:
     for one, precision in ((task, "fp32"), (entry.model.make_optimized(task), "bf16")):
         module = task.build().train()
         if isinstance(one, Optimized):
-            module = one.adopt(module, mode="train", precision="bf16")
+            module = one.convert(module, mode="train", precision="bf16")
             assert module.training
         batch = one.make_batch(4, seed=1, mode="train")
         step = TrainStep(one, module, [batch], precision=precision, device="cpu")  # type: ignore[arg-type]
@@ -162,9 +163,9 @@ def test_inference_gives_the_logits_of_the_next_token(entry: Entry) -> None:
     step()
     assert isinstance(step.outputs, torch.Tensor)
     assert step.outputs.shape == (3, entry.declared.sizes_at("tiny")["vocabulary"])
-    adopted = fast.adopt(module, mode="infer", precision="fp32")
+    converted = fast.convert(module, mode="infer", precision="fp32")
     with math_of("fp32", mode="infer", device="cpu"):
-        got = fast.infer(adopted, fast.make_batch(3, seed=1, mode="infer"))
+        got = fast.infer(converted, fast.make_batch(3, seed=1, mode="infer"))
     torch.testing.assert_close(got, step.outputs)
 
 
@@ -230,9 +231,9 @@ def test_rotations_stay_exact_when_the_weights_are_cast() -> None:
     before = module.get_submodule("model.rotary_emb").inv_freq
     halved = module.to(torch.bfloat16)
     assert halved.get_submodule("model.rotary_emb").inv_freq is before
-    adopted = fast.adopt(plain.build(), mode="infer", precision="bf16").to(torch.bfloat16)
-    assert adopted.get_submodule("rotary").cosine.dtype == torch.float32
-    assert next(adopted.parameters()).dtype == torch.bfloat16
+    converted = fast.convert(plain.build(), mode="infer", precision="bf16").to(torch.bfloat16)
+    assert converted.get_submodule("rotary").cosine.dtype == torch.float32
+    assert next(converted.parameters()).dtype == torch.bfloat16
 
 
 @every
@@ -250,7 +251,7 @@ def test_blocks_are_the_layers() -> None:
         plain, fast = entry.tasks()
         module = plain.build()
         assert len(plain.blocks(module)) == plain.sizes["layers"]
-        assert len(fast.blocks(fast.adopt(module, mode="train", precision="fp32"))) == plain.sizes["layers"]
+        assert len(fast.blocks(fast.convert(module, mode="train", precision="fp32"))) == plain.sizes["layers"]
 
 
 def test_planning_needs_no_torch() -> None:

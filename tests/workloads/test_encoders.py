@@ -1,4 +1,5 @@
-"""XLM-R, BERT and OSCAR: sizes, data, training, and that the fast forms compute the same and faults are seen."""
+"""XLM-R, BERT and OSCAR: sizes, data, training, and that the optimized implementations compute the same and faults are
+seen."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def find(model: str, mode: str, config: str | None = None) -> tuple[DeclaredMode
 
 
 def make_pair(declared: DeclaredModel, one: Declared) -> tuple[Task, Optimized]:
-    """The plain and the fast form, tiny and calm."""
-    calm = declared.make_task(declared.make_task(one.sizes_at("tiny")).calm())
+    """The plain and the optimized implementation, tiny and calm."""
+    calm = declared.make_task(declared.make_task(one.sizes_at("tiny")).deterministic())
     return calm, declared.make_optimized(calm)
 
 
@@ -369,13 +370,13 @@ def test_positions_that_do_not_begin_anew_are_found(monkeypatch: pytest.MonkeyPa
 def test_words_guessed_at_wrong_places_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepscope.bench.workloads.models.bert import FastBert
 
-    arrange = FastBert.arrange
+    arrange = FastBert.collate
 
     def arrange_wrong(self: FastBert, batch: Any, *, mode: Any) -> Any:
         arranged = arrange(self, batch, mode=mode)
         return {**arranged, "hidden_at": arranged["hidden_at"] - 1}
 
-    monkeypatch.setattr(FastBert, "arrange", arrange_wrong)
+    monkeypatch.setattr(FastBert, "collate", arrange_wrong)
     assert not run_check("bert-base", "train").passed
 
 

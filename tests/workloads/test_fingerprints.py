@@ -113,7 +113,7 @@ def test_another_option_of_the_optimizer_is_seen(
     monkeypatch: pytest.MonkeyPatch, name: str, option: str, value: object
 ) -> None:
     before = take(name)
-    kind = type(benchmarks_to_mark()[name].make_plain("tiny"))
+    kind = type(benchmarks_to_mark()[name].make_ootb("tiny"))
     make_plainly = kind.make_optimizer
 
     def make_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:

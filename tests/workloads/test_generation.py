@@ -1,4 +1,5 @@
-"""Prefill and decode: their times in fake time, and the check that leads a fast form along the plain one's text."""
+"""Prefill and decode: their times in fake time, and the check that leads an optimized implementation along the plain
+one's text."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.findings import CheckReport
 from stepscope.bench.workloads.generation import (
     Decoder,
-    GenerateStep,
+    DecoderRunner,
     GenerationTimes,
     check_generation,
     measure_generation,
@@ -102,17 +103,17 @@ def test_wrong_use_is_told() -> None:
     with pytest.raises(UsageError, match="new_tokens is 0"):
         time_scripted([(1, 1)], new_tokens=0)
     plain, _ = tasks("gpt2")
-    step = GenerateStep(plain, torch.nn.Identity(), new_tokens=2, precision="fp32", device="cpu")
+    step = DecoderRunner(plain, torch.nn.Identity(), new_tokens=2, precision="fp32", device="cpu")
     with pytest.raises(UsageError, match="no batch was begun"):
         step.advance()
-    with pytest.raises(UsageError, match="not a fast form"):
+    with pytest.raises(UsageError, match="not an optimized implementation"):
         check_generation(plain, plain, precision="fp32", device="cpu", batch_size=1, new_tokens=1)
 
 
 def tasks(model: str) -> tuple[Decoder, optimized.OptimizedDecoder]:
     found = read_catalogue()[model]
     declared = next(one for one in found.benchmark if one.mode == "infer")
-    plain = found.make_task(found.make_task(declared.sizes_at("tiny")).calm())
+    plain = found.make_task(found.make_task(declared.sizes_at("tiny")).deterministic())
     fast = found.make_optimized(plain)
     assert isinstance(plain, Decoder)
     assert isinstance(fast, optimized.OptimizedDecoder)
@@ -173,7 +174,7 @@ def test_generation_goes_on_from_the_prompt(model: str) -> None:
     torch.manual_seed(1)
     module = plain.build().eval()
     batch = plain.make_batch(1, seed=3, mode="infer")
-    step = GenerateStep(plain, module, new_tokens=4, precision="fp32", device="cpu")
+    step = DecoderRunner(plain, module, new_tokens=4, precision="fp32", device="cpu")
     runs = []
     for _ in range(2):
         step.begin(batch)
@@ -186,8 +187,8 @@ def test_generation_goes_on_from_the_prompt(model: str) -> None:
         with torch.no_grad():
             assert module(input_ids=text).logits[0, -1].argmax() == token
         text = torch.cat([text, token.view(1, 1)], dim=1)
-    adopted = fast.adopt(module, mode="infer", precision="fp32")
-    quick = GenerateStep(fast, adopted, new_tokens=4, precision="fp32", device="cpu")
+    converted = fast.convert(module, mode="infer", precision="fp32")
+    quick = DecoderRunner(fast, converted, new_tokens=4, precision="fp32", device="cpu")
     for seed in (9, 3):  # the second batch takes the memory of the first, which lay on other tokens
         quick.begin(fast.make_batch(1, seed=seed, mode="infer"))
         for _ in range(3):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from suite_runs import measure
 
-from stepscope.bench.workloads.own import is_own, make_own_case, prepare_own
+from stepscope.bench.workloads.user import is_user_model, make_user_case, prepare_user_model
 from stepscope.cli.main import run
 from stepscope.cli.resume import rehearse
 from stepscope.core.errors import BadInputError, UsageError
@@ -43,8 +43,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_function_that_builds_a_step_is_measured(file: Path, tmp_path: Path) -> None:
-    assert is_own(f"{file}:build")
-    case = make_own_case(f"{file}:build", device="cpu", batch_size=16, precision=None)
+    assert is_user_model(f"{file}:build")
+    case = make_user_case(f"{file}:build", device="cpu", batch_size=16, precision=None)
     assert case.benchmark.id == "my-model/ootb/step/build"
     (found,) = measure(tmp_path / "runs", case).cases()
     summary = found.summary()
@@ -54,14 +54,14 @@ def test_a_function_that_builds_a_step_is_measured(file: Path, tmp_path: Path) -
 
 
 def test_examples_are_those_of_the_functions_own_batch(file: Path, tmp_path: Path) -> None:
-    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    case = make_user_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
     (found,) = measure(tmp_path / "runs", case).cases()
     summary = found.summary()
     assert summary is not None
     assert found.score() == pytest.approx(64 / summary.median_s)
     file.write_text("def build(device):\n    return lambda: sum(range(1000))\n")
     (found,) = measure(
-        tmp_path / "more", make_own_case(str(file), device="cpu", batch_size=None, precision=None)
+        tmp_path / "more", make_user_case(str(file), device="cpu", batch_size=None, precision=None)
     ).cases()
     assert found.result.score is not None
     assert found.result.score.unit == "step/s"
@@ -74,7 +74,7 @@ def test_a_file_is_executed_once(file: Path, tmp_path: Path) -> None:
         f"with open({str(traces)!r}, 'a') as out:\n    out.write('x')\n"
         "def build(device, batch_size=4):\n    return lambda: None\n"
     )
-    case = make_own_case(str(file), device="cpu", batch_size=None, precision=None)
+    case = make_user_case(str(file), device="cpu", batch_size=None, precision=None)
     (found,) = measure(tmp_path / "runs", case).cases()
     assert found.result.score is not None
     assert found.result.score.work == 4
@@ -93,7 +93,7 @@ def test_objects_with_a_step_may_say_more(file: Path, tmp_path: Path) -> None:
         "    assert given['device'] == 'cpu'\n"
         "    return Own()\n"
     )
-    case = make_own_case(f"{file}:make", device="cpu", batch_size=None, precision=None)
+    case = make_user_case(f"{file}:make", device="cpu", batch_size=None, precision=None)
     (found,) = measure(tmp_path / "runs", case).cases()
     assert found.result.failure is not None
     assert "two and two are five" in found.result.failure.message
@@ -110,7 +110,7 @@ def test_objects_with_a_step_may_say_more(file: Path, tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_it_is_said(file: Path, tmp_path: Path, text: str, name: str, message: str) -> None:
     file.write_text(text)
-    case = make_own_case(f"{file}:{name}", device="cpu", batch_size=None, precision=None)
+    case = make_user_case(f"{file}:{name}", device="cpu", batch_size=None, precision=None)
     (found,) = measure(tmp_path / "runs", case).cases()
     assert found.result.failure is not None
     assert re.search(message, f"{found.result.failure.kind} {found.result.failure.message}")
@@ -118,7 +118,7 @@ def test_what_is_wrong_with_it_is_said(file: Path, tmp_path: Path, text: str, na
 
 def test_a_missing_file_is_refused() -> None:
     with pytest.raises(UsageError, match="no such file"):
-        make_own_case("nowhere.py:build", device="cpu", batch_size=None, precision=None)
+        make_user_case("nowhere.py:build", device="cpu", batch_size=None, precision=None)
 
 
 # --- what is asked for and what is used ------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ HIDDEN = "import functools\ndef _make(size, device):\n    return lambda: size\nb
 def measure_text(file: Path, text: str, **chosen: Any) -> MeasuredCase:
     file.write_text(text)
     asked = {"device": "cpu", "batch_size": None, "precision": None, **chosen}
-    (found,) = measure(file.parent / "runs", make_own_case(str(file), **asked)).cases()
+    (found,) = measure(file.parent / "runs", make_user_case(str(file), **asked)).cases()
     return found
 
 
@@ -304,7 +304,7 @@ def test_who_interrupts_a_file_is_obeyed(file: Path) -> None:
 
 
 def test_steps_are_recorded_after_the_timed_ones(file: Path, tmp_path: Path) -> None:
-    case = make_own_case(f"{file}:build", device="cpu", batch_size=8, precision=None)
+    case = make_user_case(f"{file}:build", device="cpu", batch_size=8, precision=None)
     run = measure(tmp_path / "runs", case, trace=True)
     folder = run.folder / str(run.cases()[0].result.facts["trace"])
     timeline = read_traces(folder, cache=False).timeline()
@@ -318,7 +318,7 @@ def test_steps_that_mark_themselves_are_recorded_once(file: Path, tmp_path: Path
         "import stepscope, torch\ndef build(device):\n    def step():\n        torch.ones(3).relu()\n"
         "        stepscope.step()\n    return step\n"
     )
-    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    case = make_user_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
     run = measure(tmp_path / "runs", case, trace=True)
     timeline = read_traces(run.folder / str(run.cases()[0].result.facts["trace"]), cache=False).timeline()
     assert len(timeline.steps) == TRACED_STEPS
@@ -354,10 +354,10 @@ def test_a_run_goes_on_with_the_file_it_was_planned_with(
 
 def test_a_file_that_changes_during_a_run_fails_its_cases(file: Path) -> None:
     file.write_text(PLAIN)
-    case = make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    case = make_user_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
     file.write_text(PLAIN + "# another\n")
     with pytest.raises(BadInputError, match="has changed since the run was planned"):
-        prepare_own(case, open_device("cpu"))
+        prepare_user_model(case, open_device("cpu"))
 
 
 # --- from the command line -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""RNN-T: sizes as published, synthetic speech as declared, and the fast form against the plain one."""
+"""RNN-T: sizes as published, synthetic speech as declared, and the optimized implementation against the plain one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def declared(mode: Mode) -> Declared:
 
 def tiny(mode: Mode, **other: Any) -> RnntTask:
     task = RnntTask({**declared(mode).sizes_at("tiny"), **other})
-    return RnntTask(task.calm())
+    return RnntTask(task.deterministic())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_limits_on_symbols_hold_in_both_forms(most_a_frame: int, most: int) -> N
     fast = FastRnnt(task)
     with torch.inference_mode():
         expected = task.infer(network, batch)
-        got = fast.infer(fast.adopt(network, mode="infer", precision="fp32"), batch)
+        got = fast.infer(fast.convert(network, mode="infer", precision="fp32"), batch)
     lengths = encoded_lengths(batch["frames"])
     assert torch.equal(got[3].long(), (lengths * most_a_frame).clamp(max=most))
     for one, other in zip(got, expected, strict=True):

@@ -42,7 +42,7 @@ _OPTIONS = (
         help="`tiny` runs the same code with sizes for two CPU cores.",
     ),
     click.option("--precision", help="One that the benchmark allows [default: its own]."),
-    click.option("--no-check", is_flag=True, help="Do not compare optimized forms with the plain one."),
+    click.option("--no-check", is_flag=True, help="Do not compare optimized implementations with the plain one."),
     click.option(
         "--loader-workers", type=click.IntRange(0), default=2, show_default=True,
         help="Processes that feed the second score, the one with a loader.",
@@ -123,8 +123,8 @@ def workload(
 
     Example: stepscope bench workload dlrm/ootb/train/A.1dev-embed32-fp32 --scale tiny
     """
-    if benchmark_id and is_own_model(benchmark_id):
-        _refuse_for_own()
+    if benchmark_id and is_user_model(benchmark_id):
+        _refuse_for_user_model()
     shared = _find_ranks(ranks, group_backend, hang_timeout, how)
     _refuse_idle(has={"--find-batch": find_batch, "--rate": rate, "--ranks": shared})
     if benchmark_id:
@@ -173,7 +173,7 @@ def _make_job(
     data: Path | None,
 ) -> Job:
     """On one device."""
-    from stepscope.bench.workloads.files import hash_file
+    from stepscope.bench.workloads.user import hash_file
 
     if search and how["processes"] > 1:
         raise UsageError("a search decides as it goes: it has one process", where="--processes")
@@ -222,7 +222,7 @@ def _was_given(name: str) -> bool:
 
 
 def _refuse_idle(*, has: dict[str, object]) -> None:
-    from stepscope.bench.workloads.own import as_flag
+    from stepscope.bench.workloads.user import as_flag
 
     for name, needed in _NEEDS.items():
         if _was_given(name) and has[needed] is None:
@@ -232,20 +232,22 @@ def _refuse_idle(*, has: dict[str, object]) -> None:
 
 def _refuse_without_effect(benchmark_id: str) -> None:
     """Of the options that are for some benchmarks only."""
-    from stepscope.bench.workloads.own import as_flag
+    from stepscope.bench.workloads.user import as_flag
 
     if "/ootb/" in benchmark_id:
         for name in ("no_check", "compile_backend"):
             if _was_given(name):
                 raise UsageError(
-                    "out-of-the-box forms are neither checked nor compiled", hint="leave it out", where=as_flag(name)
+                    "ootb implementations are neither checked nor compiled",
+                    hint="leave it out",
+                    where=as_flag(name),
                 )
     if _was_given("loader_workers") and _was_given("no_loader"):
         raise UsageError("--no-loader has no workers", hint="leave one of the two out", where="--loader-workers")
 
 
 def _refuse_on_ranks() -> None:
-    from stepscope.bench.workloads.own import as_flag
+    from stepscope.bench.workloads.user import as_flag
 
     for name in _ONE_DEVICE:
         if _was_given(name):
@@ -361,31 +363,31 @@ def _find_largest(benchmark_id: str, asked: int | None, accumulate: int | None) 
 def _generates(benchmark_id: str) -> bool:
     from stepscope.bench.workloads import find_workload
 
-    return not is_own_model(benchmark_id) and "new_tokens" in find_workload(benchmark_id).declared.sizes
+    return not is_user_model(benchmark_id) and "new_tokens" in find_workload(benchmark_id).declared.sizes
 
 
 def _make_cases(benchmark_id: str, sizes: list[int | None], how: dict[str, Any], further: dict[str, Any]) -> list[Case]:
     from stepscope.bench.workloads import find_workload
-    from stepscope.bench.workloads.own import make_own_case
+    from stepscope.bench.workloads.user import make_user_case
 
-    if is_own_model(benchmark_id):
+    if is_user_model(benchmark_id):
         return [
-            make_own_case(benchmark_id, device=how["device"], batch_size=size, precision=how["precision"])
+            make_user_case(benchmark_id, device=how["device"], batch_size=size, precision=how["precision"])
             for size in sizes
         ]
     found = find_workload(benchmark_id)
     return [_make_case(found, size, how, **further) for size in sizes]
 
 
-def is_own_model(benchmark_id: str) -> bool:
-    from stepscope.bench.workloads.own import is_own
+def is_user_model(benchmark_id: str) -> bool:
+    from stepscope.bench.workloads.user import is_user_model
 
-    return is_own(benchmark_id)
+    return is_user_model(benchmark_id)
 
 
-def _refuse_for_own() -> None:
+def _refuse_for_user_model() -> None:
     """Defaults are not refused: only what was written on the command line."""
-    from stepscope.bench.workloads.own import refuse_options
+    from stepscope.bench.workloads.user import refuse_options
 
     refuse_options(name for name in click.get_current_context().params if _was_given(name))
 
@@ -414,7 +416,7 @@ def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 def _describe_search(run: StoredRun) -> Addition:
     """What the tries of a search came to."""
-    from stepscope.bench.workloads.rounds import read_trial
+    from stepscope.bench.workloads.search import read_trial
 
     asked = run.plan.request.get("find_batch")
     if not asked:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.bench.workloads.facts import in_plain_products
+from stepscope.bench.workloads.facts import countable_kernels
 from stepscope.bench.workloads.generation import Decoder, generate_plainly
 from stepscope.bench.workloads.precision import math_of
 from stepscope.bench.workloads.registry import Workload, list_workloads
@@ -32,7 +32,7 @@ IMPLIED_OPTIONS = {"decoupled_weight_decay"}
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the out-of-the-box form."""
+    """Of the out-of-the-box implementation."""
 
     version: int
     """Of the benchmark."""
@@ -75,7 +75,7 @@ def benchmarks_to_mark() -> dict[str, Workload]:
 
 
 def take_fingerprint(one: Workload) -> Fingerprint:
-    full = one.make_plain("full")
+    full = one.make_ootb("full")
     module = _build_without_memory(full)
     return Fingerprint(
         version=one.declared.version,
@@ -147,12 +147,12 @@ def _list_operators(one: Workload) -> list[str]:
                 seen.append(f"{function} {_describe_argument(args)} {_describe_argument(named)}")
             return function(*args, **named)
 
-    task, mode = one.make_plain("tiny"), one.declared.mode
+    task, mode = one.make_ootb("tiny"), one.declared.mode
     torch.manual_seed(0)
     module = task.build().train(mode == "train")
     batch = task.make_batch(BATCH, seed=0, mode=mode)
     watch = Watch()  # type: ignore[no-untyped-call]
-    with in_plain_products("cpu"), math_of("fp32", mode=mode, device="cpu"), watch:
+    with countable_kernels("cpu"), math_of("fp32", mode=mode, device="cpu"), watch:
         for part in _make_step(task, module, batch, mode):
             seen.append(f"# {part}")
     return seen

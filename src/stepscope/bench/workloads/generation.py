@@ -1,25 +1,28 @@
-"""Text that is generated: prefill, then one token after another over a cache; its times and its check."""
+"""Text that is generated: prefill, then one token after another over a cache; its times, its check, requests."""
 
 from __future__ import annotations
 
 import copy
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from stepscope.bench.workloads.asked import SEED
-from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_stirred
-from stepscope.bench.workloads.distances import compare_differences, relative_error
-from stepscope.bench.workloads.feed import to_device
-from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding
+from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_perturbed
+from stepscope.bench.workloads.feed import Feed, to_device
+from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding, compare_differences, relative_error
 from stepscope.bench.workloads.precision import math_of, shape_module
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Task
+from stepscope.bench.workloads.request import SEED
+from stepscope.bench.workloads.serving import DecoderServer, ServingResult, make_arrivals, serve
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, compiled
 from stepscope.core.errors import UsageError
+from stepscope.measure import Device, WallClock, no_garbage_collection
+from stepscope.records import LatencyTarget, Notice
+from stepscope.records.kinds import Serving
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from stepscope.measure.clock import Clock
 
     Batch = Mapping[str, torch.Tensor]
+
 
 State = Any
 """What a decoder remembers between tokens; only the decoder that reserved it looks inside."""
@@ -81,7 +85,7 @@ class Generates(Protocol):
     def advance(self) -> None: ...
 
 
-class GenerateStep:
+class DecoderRunner:
     """A decoder with its module, run as its engine says. With graphs, prefill and decode are captured once for each
     shape of batch, and a new batch takes the memory of the one before."""
 
@@ -254,15 +258,17 @@ def check_generation(
     backend: str = "inductor",
     seed: int = SEED,
 ) -> CheckReport:
-    """The plain form writes in fp32; the fast form is led along its tokens and must give the same logits at each one.
-    So a near-tie that two roundings decide differently is no error, and everything after it is still compared.
-    `plain` and `fast` must be made from calm sizes."""
+    """The ootb implementation writes in fp32; the optimized implementation is led along its tokens and must give the
+    same logits at each one. So a near-tie that two roundings decide differently is no error, and everything after it is
+    still compared. `plain` and `fast` must be made from deterministic sizes."""
     import torch
 
     if not isinstance(fast, Optimized):
-        raise UsageError(f"{type(fast).__name__} is not a fast form", hint="pass a class derived from Optimized")
-    reference = build_stirred(plain, device=device, seed=seed)
-    step = GenerateStep(plain, copy.deepcopy(reference).eval(), new_tokens=new_tokens, precision="fp32", device=device)
+        raise UsageError(
+            f"{type(fast).__name__} is not an optimized implementation", hint="pass a class derived from Optimized"
+        )
+    reference = build_perturbed(plain, device=device, seed=seed)
+    step = DecoderRunner(plain, copy.deepcopy(reference).eval(), new_tokens=new_tokens, precision="fp32", device=device)
     expected = _write(step, _prompts(plain, batch_size, seed, "fp32", device), new_tokens)
     chosen = step.tokens()
     del step
@@ -271,7 +277,7 @@ def check_generation(
     for one in dict.fromkeys(("fp32", precision)):
         module = shape_module(fast, copy.deepcopy(reference), mode="infer", precision=one)
         engine = fast.engine("infer")
-        led = GenerateStep(
+        led = DecoderRunner(
             fast, module, new_tokens=new_tokens, precision=one, device=device, engine=engine, backend=backend
         )
         with torch.inference_mode():
@@ -287,7 +293,7 @@ def _prompts(task: Task, count: int, seed: int, precision: Precision, device: st
     return to_device(task.make_batch(count, seed=seed, mode="infer"), device=device, precision=precision, mode="infer")
 
 
-def _write(step: GenerateStep, batch: Batch, new_tokens: int) -> list[torch.Tensor]:
+def _write(step: DecoderRunner, batch: Batch, new_tokens: int) -> list[torch.Tensor]:
     """Logits of each token."""
     step.begin(batch)
     logits = [step.task.logits(step.state).clone()]
@@ -298,7 +304,7 @@ def _write(step: GenerateStep, batch: Batch, new_tokens: int) -> list[torch.Tens
 
 
 def _follow(
-    step: GenerateStep, batch: Batch, expected: list[torch.Tensor], chosen: torch.Tensor, precision: Precision
+    step: DecoderRunner, batch: Batch, expected: list[torch.Tensor], chosen: torch.Tensor, precision: Precision
 ) -> list[Finding]:
     errors, apart, slips = [], [], []
     for place, right in enumerate(expected):
@@ -322,3 +328,69 @@ def _worst(what: str, precision: Precision, errors: list[float], limit: float) -
     place = max(range(len(errors)), key=lambda i: (errors[i] != errors[i], errors[i]))
     where = f"token {place + 1} of {len(errors)}"
     return Finding(what=what, precision=precision, error=errors[place], limit=limit, where=where)
+
+
+class GenerationStep:
+    """Each call generates for the next batch; the times of its tokens are kept."""
+
+    def __init__(
+        self, step: DecoderRunner, batches: Sequence[Batch], *, sequences: int, new_tokens: int, device: Device
+    ) -> None:
+        self.generate = step
+        self.new_tokens = new_tokens
+        self.times: list[GenerationTimes] = []
+        self._sequences = sequences
+        self._device = device
+        self.feed = Feed(batches)
+
+    def __call__(self) -> None:
+        self.times += measure_generation(
+            self.generate,
+            [(self.feed.take(), self._sequences)],
+            new_tokens=self.new_tokens,
+            clock=WallClock(),
+            synchronise=self._device.synchronize,
+        )
+
+
+def serve_requests(
+    step: GenerationStep,
+    batches: Mapping[int, Batch],
+    *,
+    rate_per_s: float,
+    requests: int,
+    device: Device,
+    seed: int,
+    target: LatencyTarget | None,
+) -> tuple[Serving, list[Notice]]:
+    """An open loop: arrivals do not wait for answers. Every size of batch is tried once before."""
+    server = DecoderServer(step.generate, batches)
+    for size in batches:
+        server.begin(range(size))
+        server.advance()
+    device.synchronize()
+    with no_garbage_collection():
+        result = serve(
+            make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
+            clock=WallClock(), synchronise=device.synchronize,
+        )  # fmt: skip
+    return _describe(result, target), [Notice(kind="overloaded", message=result.notice)] if result.notice else []
+
+
+def _describe(result: ServingResult, target: LatencyTarget | None) -> Serving:
+    percentiles = {"ttft": result.ttft(), "latency": result.latency(), "tpot": result.tpot()}
+    return Serving(
+        requests=len(result.requests),
+        achieved_per_s=result.achieved_per_s,
+        busy_share=result.busy_share,
+        longest_queue=result.longest_queue,
+        above_capacity=result.above_capacity,
+        offered_per_s=result.offered_per_s,
+        missed_latency=result.misses(target) if target is not None else None,
+        **{
+            f"{name}_{point}_s": getattr(times, point)
+            for name, times in percentiles.items()
+            if times is not None
+            for point in ("p50", "p95", "p99")
+        },
+    )

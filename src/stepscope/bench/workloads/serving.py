@@ -107,7 +107,7 @@ class ServedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that had come and found no place in it."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     """Of one kind of time over all requests, in seconds."""
 
     p50: float
@@ -190,16 +190,16 @@ class ServingResult(msgspec.Struct, frozen=True, kw_only=True):
         does = f", full batches do {format_significant(capacity)}" if capacity is not None else ""
         return f"{rates}{does}: {grew}; latencies depend on how long the test ran"
 
-    def ttft(self) -> Spread:
-        return _spread([one.ttft_s for one in self.requests])
+    def ttft(self) -> Percentiles:
+        return _percentiles([one.ttft_s for one in self.requests])
 
-    def tpot(self) -> Spread | None:
+    def tpot(self) -> Percentiles | None:
         """None where every request asked for one token only."""
         times = [one.tpot_s for one in self.requests if one.tpot_s is not None]
-        return _spread(times) if times else None
+        return _percentiles(times) if times else None
 
-    def latency(self) -> Spread:
-        return _spread([one.latency_s for one in self.requests])
+    def latency(self) -> Percentiles:
+        return _percentiles([one.latency_s for one in self.requests])
 
     def misses(self, target: LatencyTarget) -> bool:
         """The first token comes too late, waiting included; a load above capacity always does, however short the
@@ -208,10 +208,10 @@ class ServingResult(msgspec.Struct, frozen=True, kw_only=True):
         return first > target.limit_s or self.above_capacity
 
 
-def _spread(times: list[float]) -> Spread:
+def _percentiles(times: list[float]) -> Percentiles:
     ordered = sorted(times)
     p50, p90, p95, p99 = (quantile_sorted(ordered, q) for q in (0.5, 0.9, 0.95, 0.99))
-    return Spread(p50=p50, p90=p90, p95=p95, p99=p99, largest=ordered[-1])
+    return Percentiles(p50=p50, p90=p90, p95=p95, p99=p99, largest=ordered[-1])
 
 
 def serve(

@@ -38,7 +38,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     version: int = 1
     """Raised whenever the benchmark computes something else."""
     precision: Precision
-    """Of the out-of-the-box form, unless another is asked for."""
+    """Of the out-of-the-box implementation, unless another is asked for."""
     precisions: list[Precision]
     """Those that are known to be viable for the model."""
     batch_size: int
@@ -87,7 +87,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str
     owner: str
     task: str
-    """`module:Class` of the out-of-the-box form, below `stepscope.bench.workloads.models`."""
+    """`module:Class` of the out-of-the-box implementation, below `stepscope.bench.workloads.models`."""
     optimized: str
     shards: bool = False
     """Whether ranks can share it part by part instead of each having all of it: its tasks then have `shard`."""

@@ -21,7 +21,7 @@ from stepscope.bench.workloads.models.encoders.optimized import (
     LeanEmbeddings,
     LeanEncoder,
     Origins,
-    choose_products,
+    choose_linear,
     fused_optimizer,
     precision_changes,
     stream_dtype,
@@ -123,7 +123,7 @@ class LeanBert(Lean):
     def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
         super().__init__()
         origins, stream = Origins(plain), stream_dtype(mode, precision)
-        narrow = choose_products(mode, precision, ranges)
+        narrow = choose_linear(mode, precision, ranges)
         self.embeddings = LeanEmbeddings(plain.bert.embeddings, first_position=0, stream=stream)
         layers = plain.bert.encoder.layer
         self.encoder = LeanEncoder(layers, origins=origins, stream=stream, narrow=narrow)
@@ -184,7 +184,7 @@ class LeanAnswers(LeanBert):
 class FastBert(FastEncoder):
     repeated = ("LeanLayer",)
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         make = LeanPretraining if self._pretrains else LeanAnswers
         return make(
             module,
@@ -193,7 +193,7 @@ class FastBert(FastEncoder):
             ranges=find_ranges(self.plain, module, mode=mode, precision=precision),
         )
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         """The loader says where words are hidden: their number is the same in every batch, their places are not."""
         if "labels" not in batch:
             return batch

@@ -268,10 +268,10 @@ class FastCvt(FastEncoder):
     shifted = True
     """Depthwise convolutions as sums of shifted images; False: by the library."""
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         return LeanCvt(module, mode=mode, precision=precision, shifted=self.shifted)
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return {**batch, "pixel_values": batch["pixel_values"].contiguous(memory_format=torch.channels_last)}
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -125,7 +125,7 @@ class OscarAnswers(Task):
 class FastOscar(FastEncoder):
     repeated = ("LeanLayer",)
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         return LeanOscar(module, mode=mode, precision=precision)
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

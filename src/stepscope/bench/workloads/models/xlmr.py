@@ -21,7 +21,7 @@ from stepscope.bench.workloads.models.encoders.optimized import (
     LeanEmbeddings,
     LeanEncoder,
     Origins,
-    choose_products,
+    choose_linear,
     fused_optimizer,
     pack,
     precision_changes,
@@ -112,7 +112,7 @@ class LeanXlmr(Lean):
     def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
         super().__init__()
         origins, stream = Origins(plain), stream_dtype(mode, precision)
-        narrow = choose_products(mode, precision, ranges)
+        narrow = choose_linear(mode, precision, ranges)
         # Positions count from the one after that of padding.
         first = plain.embeddings.padding_idx + 1
         self.embeddings = LeanEmbeddings(plain.embeddings, first_position=first, stream=stream)
@@ -135,11 +135,11 @@ class LeanXlmr(Lean):
 class FastXlmr(FastEncoder):
     repeated = ("LeanLayer",)
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
         return LeanXlmr(module, mode=mode, precision=precision, ranges=ranges)
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         if "attention_mask" in batch:
             return pack(batch)
         if (batch["input_ids"] == PAD).any():
@@ -157,7 +157,7 @@ class FastXlmr(FastEncoder):
         model = cast("LeanXlmr", module)
         return model.read_packed(batch) if "tokens" in batch else cast("torch.Tensor", model(batch["input_ids"]))
 
-    def restore(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
         if "tokens" not in batch:
             return outputs
         return unpack(cast("torch.Tensor", outputs), batch)

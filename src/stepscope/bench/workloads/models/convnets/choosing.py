@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from stepscope.bench.workloads.distances import relative_error
+from stepscope.bench.workloads.findings import relative_error
 from stepscope.bench.workloads.models.convnets.grouped import NATIVE, Way, list_ways
 from stepscope.bench.workloads.models.convnets.layers import LAST, GroupedConv
-from stepscope.bench.workloads.precision import math_of, products_of, storage_dtype
+from stepscope.bench.workloads.precision import math_of, matmul_rounding, storage_dtype
 from stepscope.bench.workloads.protocol import Mode, Precision
 from stepscope.bench.workloads.steps import capture
 
@@ -42,15 +42,15 @@ class Layer(NamedTuple):
         return f"{self.shape[1]} channels in {self.groups} groups at {extent}{step}"
 
 
-class Trial(NamedTuple):
+class WayTimes(NamedTuple):
     """Seconds of each way, the chosen first; None: it did not run here."""
 
     way: Way
     seconds: dict[Way, float | None]
 
 
-TRIALS: dict[tuple[Layer, Mode, Precision, str], Trial] = {}
-"""Made in this process: later adoptions choose the same."""
+TRIALS: dict[tuple[Layer, Mode, Precision, str], WayTimes] = {}
+"""Made in this process: later conversions choose the same."""
 
 
 def find_grouped(shadow: nn.Module, example: torch.Tensor) -> dict[str, Layer]:
@@ -83,7 +83,7 @@ def choose_way(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precisi
     return TRIALS[key].way
 
 
-def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> Trial:
+def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> WayTimes:
     width = max(layer.weight[1], layer.weight[0] // layer.groups)
     axes = len(layer.stride)
     ways = list_ways(layer.groups, width, axes=axes, kernels=_kernels_available())
@@ -100,7 +100,7 @@ def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision
     fastest_first = sorted(ran, key=lambda way: ran[way])
     # Checks of the whole network cannot tell a slight fault of one layer from rounding that all of them amplify.
     right = (way for way in fastest_first if is_right(way, layer, conv, mode=mode, precision=precision))
-    return Trial(next(right, NATIVE), seconds)
+    return WayTimes(next(right, NATIVE), seconds)
 
 
 def time_way(
@@ -160,7 +160,7 @@ def _make_pass(
 
     def run() -> list[torch.Tensor]:
         module.weight.grad = x.grad = None
-        with products_of(precision):
+        with matmul_rounding(precision):
             with math_of(precision, mode=mode, device=str(device)):
                 y = module(x)
             if mode == "train":

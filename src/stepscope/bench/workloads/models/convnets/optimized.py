@@ -29,10 +29,10 @@ class FastPictures(Optimized):
 
     plain: PictureTask
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return {**batch, "pictures": self.stem.lay_out(batch["pictures"])}
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         if next(module.parameters()).is_cuda:
             # For the whole process: a backward pass runs outside of whatever could be set around the forward pass.
             torch.backends.cudnn.benchmark = True

@@ -1,4 +1,4 @@
-"""The fast form of every decoder: how it is trained, and how it writes over a cache of fixed size."""
+"""The optimized implementation of every decoder: how it is trained, and how it writes over a cache of fixed size."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class OptimizedDecoder(Optimized, Decoder):
     @abstractmethod
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]: ...
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         halves = mode == "train" and precision in ("bf16", "fp8")
         with torch.no_grad():
             fast = self.translate(module, torch.bfloat16 if halves else torch.float32)
         return fast.train(module.training)
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return batch if mode == "train" else pack_prompts(batch)
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -116,7 +116,7 @@ class OptimizedDecoder(Optimized, Decoder):
         return both + (TRAIN_CHANGES if mode == "train" else INFER_CHANGES)
 
     def fusions(self) -> list[Change]:
-        """Products that are one here and several in the plain form."""
+        """Products that are one here and several in the ootb implementation."""
         return []
 
 

@@ -295,7 +295,7 @@ class PackedTables(nn.Module):
 
 class LowerProducts(torch.autograd.Function):
     """Dot products of every two features, each pair once. Backward is one product with the symmetric gradient, where
-    the plain form adds up scattered elements and multiplies twice. Takes an even number of features."""
+    the ootb implementation adds up scattered elements and multiplies twice. Takes an even number of features."""
 
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, lower: torch.Tensor, mirror: torch.Tensor) -> torch.Tensor:

@@ -28,11 +28,11 @@ class DlrmOptimized(UpdatesEarly):
         assert isinstance(plain, DlrmTask)
         self.plain = plain
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         plain = cast("Dlrm", module)
-        return self.adopt_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
+        return self.convert_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
 
-    def adopt_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
+    def convert_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
         device = plain.get_buffer("lower").device
         halves = mode == "train" and precision == "bf16"
         fast = FastDlrm(
@@ -69,7 +69,7 @@ class DlrmOptimized(UpdatesEarly):
         equal = len(set(rows)) == len(set(lookups)) == 1 and self.sizes["lengths"] == "fixed"
         return equal and rows[0] <= COUNTED_ROWS_A_LOOKUP * lookups[0] and lookups[0] <= 256
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         """Indices count from the first row of all tables together, in 32 bits; offsets from the first lookup."""
         if self._packed or (mode == "train" and self._counted):
             _require_fixed_bags(batch["offsets"], self.plain.tables.lookups)
@@ -219,6 +219,6 @@ def _require_fixed_bags(offsets: torch.Tensor, lookups: Sequence[int]) -> None:
     if not torch.equal(offsets, torch.arange(offsets.shape[1]) * each):
         raise BadInputError(
             "bags have different numbers of lookups; this benchmark says they are all equal",
-            hint="give batches with fixed bags, or measure the out-of-the-box form",
+            hint="give batches with fixed bags, or measure the out-of-the-box implementation",
             where="offsets",
         )

@@ -1,4 +1,4 @@
-"""DLRM over many ranks, plain and optimized: tables spread table by table, pooled vectors exchanged."""
+"""DLRM over many ranks, plain and optimized: tables sharded table by table, pooled vectors exchanged."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DenseNetwork(nn.Module):
         return self.plain.judge(self.plain.bottom(dense), pooled.unbind(1))
 
 
-class Spread(nn.Module):
+class TableExchange(nn.Module):
     """Which rank has which tables, and how lookups get there and pooled vectors back."""
 
     def __init__(self, lookups: Sequence[int], owners: Sequence[int], group: Group, device: torch.device) -> None:
@@ -110,22 +110,22 @@ class ShardedNetwork(nn.Module):
 
     def __init__(self, plain: Dlrm, owners: Sequence[int], group: Group) -> None:
         super().__init__()
-        self.spread = Spread(plain.lookups, owners, group, plain.get_buffer("lower").device)
+        self.exchange = TableExchange(plain.lookups, owners, group, plain.get_buffer("lower").device)
         every = list(plain.tables)
-        self.tables = nn.ModuleDict({str(table): every[table] for table in self.spread.own})
+        self.tables = nn.ModuleDict({str(table): every[table] for table in self.exchange.own})
         self.dense = DistributedDataParallel(DenseNetwork(plain), process_group=group)
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         batch = len(dense)
-        taken = self.spread.send_lookups(indices, batch)
-        starts = self.spread.send_offsets(offsets)
+        taken = self.exchange.send_lookups(indices, batch)
+        starts = self.exchange.send_offsets(offsets)
         pooled = [
             table(torch.cat(mine), join_starts(begins, len(mine[0])))
             for table, mine, begins in zip(self.tables.values(), taken, starts, strict=True)
         ]
         width = cast("nn.Linear", self._dense().plain.bottom[-2]).out_features
-        local = torch.stack(pooled, dim=1) if pooled else dense.new_zeros(self.spread.ranks * batch, 0, width)
-        return cast("torch.Tensor", self.dense(dense, self.spread.return_pooled(local)))
+        local = torch.stack(pooled, dim=1) if pooled else dense.new_zeros(self.exchange.ranks * batch, 0, width)
+        return cast("torch.Tensor", self.dense(dense, self.exchange.return_pooled(local)))
 
     def _dense(self) -> DenseNetwork:
         return cast("DenseNetwork", self.dense.module)
@@ -152,7 +152,7 @@ class ShardedDlrm(Task):
                 f"{self.ranks} ranks cannot share {len(plain.tables.rows)} tables",
                 hint="take as many ranks as there are tables, or fewer",
             )
-        self.owners = spread_tables(plain.tables, self.ranks)
+        self.owners = shard_tables(plain.tables, self.ranks)
 
     def build(self) -> ShardedNetwork:
         return self.keep_own(self.plain.build())
@@ -175,7 +175,7 @@ class ShardedDlrm(Task):
         return self.plain.make_optimizer(module)
 
 
-def spread_tables(tables: Tables, ranks: int) -> list[int]:
+def shard_tables(tables: Tables, ranks: int) -> list[int]:
     """The owner of each table: those with most lookups first, each to the rank with fewest so far, so that no rank is
     waited for. Every rank gets one where there are enough."""
     load = [(0, rank) for rank in range(ranks)]
@@ -204,20 +204,20 @@ def join_batches(tables: Tables, batches: Sequence[Mapping[str, torch.Tensor]]) 
     return joined
 
 
-class SpreadTables(nn.Module):
+class ShardedTables(nn.Module):
     """All tables as a rank sees them, of which it has some, gathered in one."""
 
-    def __init__(self, plain: Sequence[nn.EmbeddingBag], spread: Spread) -> None:
+    def __init__(self, plain: Sequence[nn.EmbeddingBag], exchange: TableExchange) -> None:
         super().__init__()
-        self.spread = spread
-        self.own = GatheredTables([plain[table] for table in spread.own])
+        self.exchange = exchange
+        self.own = GatheredTables([plain[table] for table in exchange.own])
         rows = torch.tensor([0, *self.own.rows[:-1]]).cumsum(0)
         self.register_buffer("first_rows", rows.to(self.own.weight.device), persistent=False)
 
     def forward(self, batch: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         """[batch, tables, width]."""
-        taken = self.spread.send_lookups(batch["indices"], len(batch["dense"]))
-        starts = self.spread.send_offsets(batch["offsets"])
+        taken = self.exchange.send_lookups(batch["indices"], len(batch["dense"]))
+        starts = self.exchange.send_offsets(batch["offsets"])
         tables = [torch.cat(one) for one in taken]
         indices = torch.cat([one + row for one, row in zip(tables, self.get_buffer("first_rows"), strict=True)])
         offsets = [join_starts(begins, len(parts[0])) for begins, parts in zip(starts, taken, strict=True)]
@@ -227,7 +227,7 @@ class SpreadTables(nn.Module):
             before += len(one)
         ends = torch.full((1,), before, dtype=indices.dtype, device=indices.device)
         gathered = {"indices": indices.int(), "offsets": torch.cat([*offsets, ends]).int()}
-        return self.spread.return_pooled(self.own(gathered, dtype))
+        return self.exchange.return_pooled(self.own(gathered, dtype))
 
     def arm(self, rate: float | None) -> list[nn.Parameter]:
         return self.own.arm(rate)
@@ -267,12 +267,12 @@ class ShardedFastDlrm(UpdatesEarly):
         self.fast = fast
         self.sharded = ShardedDlrm(fast.plain)
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         plain = cast("Dlrm", module)
         group = self.sharded.group
-        spread = Spread(plain.lookups, self.sharded.owners, group, plain.get_buffer("lower").device)
-        lookup = SpreadTables(cast("list[nn.EmbeddingBag]", list(plain.tables)), spread)
-        fast = self.fast.adopt_around(lookup, plain, mode=mode, precision=precision)
+        exchange = TableExchange(plain.lookups, self.sharded.owners, group, plain.get_buffer("lower").device)
+        lookup = ShardedTables(cast("list[nn.EmbeddingBag]", list(plain.tables)), exchange)
+        fast = self.fast.convert_around(lookup, plain, mode=mode, precision=precision)
         return ShardedFastNetwork(fast, group, trained=mode == "train")
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:

@@ -96,11 +96,11 @@ class Fp8TrainedLinear(nn.Module):
         count = rows.shape[0]
         # Backward sums over rows, whose number must be even, too.
         padded = nn.functional.pad(rows, (0, 0, 0, -count % EVEN))
-        product: torch.Tensor = _Fp8Product.apply(padded, self.weight)  # type: ignore[no-untyped-call]
+        product: torch.Tensor = _Fp8Matmul.apply(padded, self.weight)  # type: ignore[no-untyped-call]
         return product[:count].view(*inputs.shape[:-1], -1) + self.bias.to(product.dtype)
 
 
-class _Fp8Product(torch.autograd.Function):
+class _Fp8Matmul(torch.autograd.Function):
     """[rows, in] × [out, in] → [rows, out], in bfloat16."""
 
     @staticmethod

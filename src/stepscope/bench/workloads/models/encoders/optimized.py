@@ -80,7 +80,8 @@ def unpack(packed: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Ten
 
 
 class Lean(nn.Module):
-    """A fast form that shares its weights with a plain module, or holds several of them in one, row after row."""
+    """An optimized implementation that shares its weights with a plain module, or holds several of them in one, row
+    after row."""
 
     origins: dict[str, list[str]]
 
@@ -99,7 +100,7 @@ def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Origins:
-    """Keeps the names of a plain module's weights while its fast form is made."""
+    """Keeps the names of a plain module's weights while its optimized implementation is made."""
 
     def __init__(self, plain: nn.Module) -> None:
         # The weights are kept as well: what is freed could give its id to another.
@@ -290,7 +291,7 @@ def attend_packed(
     return attended.transpose(1, 2).flatten(0, 1)[packed["back"]]
 
 
-def choose_products(mode: Mode, precision: Precision, ranges: Ranges | None) -> Callable[..., nn.Module]:
+def choose_linear(mode: Mode, precision: Precision, ranges: Ranges | None) -> Callable[..., nn.Module]:
     """How linear layers take their products. `reads_as`: the plain layer with the same input, where it is another."""
 
     def narrow(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:

@@ -264,7 +264,7 @@ def _run_layer(lstm: nn.LSTM, number: int, hidden: Tensor) -> Tensor:
 
 
 class FastRnnt(Optimized):
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         network = cast("Rnnt", module)
         if mode == "infer":
             network = cast("Rnnt", Transcriber(network, single_layers=precision == "fp16").train(module.training))

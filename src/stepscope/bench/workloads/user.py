@@ -1,8 +1,9 @@
-"""A user's own model: a function in a file that builds a step."""
+"""A user model: a function in a file that builds a step; and files of a user, known by their content."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import linecache
 import math
@@ -18,14 +19,37 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepscope.bench.workloads.facts import EnergyMeter, PeakMemory
-from stepscope.bench.workloads.files import hash_content, require_unchanged
-from stepscope.core.errors import StepscopeError, UsageError
+from stepscope.core.errors import BadInputError, StepscopeError, UsageError
 from stepscope.measure import Device, Measurement
 from stepscope.records import Benchmark, Case, Score, describe_exception
 from stepscope.records.kinds import UserModelObserved, UserModelSpec
 from stepscope.run.producer import ExtraMeasurements, Prepared, WrongResultError
 from stepscope.run.ranks import CaseSkipped
 from stepscope.run.recorded import record_steps
+
+_LENGTH = 12
+
+
+def hash_content(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_LENGTH]
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_LENGTH]
+
+
+def require_unchanged(path: Path, known: str) -> None:
+    """Results of one run are of one content."""
+    if not path.is_file():
+        raise BadInputError("the file is gone since the run was planned", hint="put it back", where=str(path))
+    if hash_file(path) != known:
+        raise BadInputError(
+            "the file has changed since the run was planned",
+            hint="put the old one back, or start a new run",
+            where=str(path),
+        )
+
 
 HINT = "write path/to/file.py:build, where build(device, batch_size) returns a function that makes one step"
 
@@ -54,7 +78,7 @@ _OURS = (StepscopeError, CaseSkipped)
 """What Stepscope itself has to say, not the user's file."""
 
 
-class OwnFileError(StepscopeError):
+class UserFileError(StepscopeError):
     """A user's file raised something, or ended the process."""
 
     def __init__(self, kind: str, message: str, *, hint: str, where: str) -> None:
@@ -72,7 +96,7 @@ class Takes(NamedTuple):
     """The default of its batch size; None: there is none, or it cannot be told."""
 
 
-def is_own(text: str) -> bool:
+def is_user_model(text: str) -> bool:
     """`path/to/file.py:build`, which no benchmark of the suite looks like."""
     return ".py:" in text or text.endswith(".py")
 
@@ -90,7 +114,7 @@ def as_flag(name: str) -> str:
     return "--" + name.removeprefix("group_").replace("_", "-")
 
 
-def make_own_case(text: str, *, device: str, batch_size: int | None, precision: str | None) -> Case:
+def make_user_case(text: str, *, device: str, batch_size: int | None, precision: str | None) -> Case:
     """Without executing the file: what cannot be told from its text is refused when it runs."""
     file, _, name = text.rpartition(":") if ".py:" in text else (text, "", "build")
     path = Path(file)
@@ -195,7 +219,7 @@ def _refuse_untaken(takes: Takes, batch_size: int | None, precision: object, *, 
             )
 
 
-def prepare_own(case: Case, device: Device, *, record_in: Path | None = None) -> Prepared:
+def prepare_user_model(case: Case, device: Device, *, record_in: Path | None = None) -> Prepared:
     """`record_in`: the folder of the run, if a few steps shall be recorded there after the timed ones."""
     spec = case.spec
     assert isinstance(spec, UserModelSpec)
@@ -299,16 +323,16 @@ def _blaming(path: Path) -> Iterator[None]:
         raise _blame(error, path) from error
 
 
-def _blame(error: BaseException, path: Path) -> OwnFileError:
+def _blame(error: BaseException, path: Path) -> UserFileError:
     """What a user's file raised, as a failure that names the line."""
     line = _find_line(error, path)
     look = _say_where(error, path, line)
     where = f"{path}:{line}" if line else str(path)
     if isinstance(error, SystemExit):
         hint = f'{look} (code for the command line belongs under if __name__ == "__main__")'
-        return OwnFileError("exception", f"{path.name} called sys.exit({error.code!r})", hint=hint, where=where)
+        return UserFileError("exception", f"{path.name} called sys.exit({error.code!r})", hint=hint, where=where)
     failure = describe_exception(error)
-    return OwnFileError(
+    return UserFileError(
         failure.kind, failure.message, hint=f"{failure.hint}; {look}" if failure.hint else look, where=where
     )
 
