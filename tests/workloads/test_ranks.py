@@ -158,7 +158,7 @@ def test_fast_forms_are_shared_in_both_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "message"),
     [
-        (WITHOUT_TABLES, None, "no tables to spread"),
+        (WITHOUT_TABLES, None, "no tables to shard"),
         (WRONG, "wrong_result", ""),
         (UNEVEN, None, "cannot be shared evenly by 2 ranks"),
     ],

@@ -288,7 +288,7 @@ def _make_shared_job(
     way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
     if way == "sharded" and not found.model.shards:
         raise UsageError(
-            f"{found.model.model} has no tables to spread over the ranks", hint="--parallel ddp or fsdp",
+            f"{found.model.model} has no tables to shard over the ranks", hint="--parallel ddp or fsdp",
             where="--parallel",
         )  # fmt: skip
     if _generates(benchmark_id):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import msgspec
 
 from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_perturbed
 from stepscope.bench.workloads.feed import Feed, to_device
@@ -17,7 +15,7 @@ from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding,
 from stepscope.bench.workloads.precision import math_of, shape_module
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Task
 from stepscope.bench.workloads.request import SEED
-from stepscope.bench.workloads.serving import DecoderServer, ServingResult, make_arrivals, serve
+from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, compiled
 from stepscope.core.errors import UsageError
 from stepscope.measure import Device, WallClock, no_garbage_collection
@@ -167,84 +165,31 @@ class _Place(NamedTuple):
     advance: Callable[[], None]
 
 
-class GenerationTimes(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationTimes(NamedTuple):
     """One batch from its prompts to the last token."""
 
-    sequences: int
     ttft_s: float
     """Time to first token: prefill and the choice of one token for every sequence."""
     token_s: list[float]
-    """Each further token of all sequences; empty when only their sum was taken or there were none."""
-    decode_s: float
-    """All further tokens together."""
-    new_tokens: int
-    """Of each sequence, the first one included."""
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there was one token only."""
-        return self.decode_s / (self.new_tokens - 1) if self.new_tokens > 1 else None
-
-    @property
-    def duration_s(self) -> float:
-        return self.ttft_s + self.decode_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of all sequences together, prefill included."""
-        return self.sequences * self.new_tokens / self.duration_s
+    """Each further token of all sequences."""
+    duration_s: float
 
 
-def measure_generation(
-    step: Generates,
-    batches: Iterable[tuple[Any, int]],
-    *,
-    new_tokens: int,
-    clock: Clock,
-    synchronise: Callable[[], None],
-    warmups: int = 0,
-    stream: bool = True,
-) -> list[GenerationTimes]:
-    """`batches` are pairs of a batch and its number of sequences; the first `warmups` of them are run and not told.
-    With `stream` the host waits for every token, as a server does that sends tokens out or looks for an end mark;
-    without, it waits only after the first and the last one."""
-    if new_tokens < 1:
-        raise UsageError(f"new_tokens is {new_tokens}", hint="generate at least one token")
-    times = [
-        _time_batch(step, one, count, new_tokens=new_tokens, clock=clock, synchronise=synchronise, stream=stream)
-        for one, count in batches
-    ]
-    return times[warmups:]
-
-
-def _time_batch(
-    step: Generates,
-    batch: Any,
-    sequences: int,
-    *,
-    new_tokens: int,
-    clock: Clock,
-    synchronise: Callable[[], None],
-    stream: bool,
+def time_generation(
+    step: Generates, batch: Any, *, new_tokens: int, clock: Clock, synchronise: Callable[[], None]
 ) -> GenerationTimes:
+    """The host waits for every token, as a server does that sends tokens out or looks for an end mark."""
     synchronise()
     marks = [clock.now_ns()]
     step.begin(batch)
     synchronise()
     marks.append(clock.now_ns())
-    for left in range(new_tokens - 2, -1, -1):
+    for _ in range(new_tokens - 1):
         step.advance()
-        if stream or left == 0:
-            synchronise()
-            marks.append(clock.now_ns())
-    token_s = [(after - before) * 1e-9 for before, after in pairwise(marks[1:])]
-    return GenerationTimes(
-        sequences=sequences,
-        ttft_s=(marks[1] - marks[0]) * 1e-9,
-        token_s=token_s if stream else [],
-        decode_s=(marks[-1] - marks[1]) * 1e-9,
-        new_tokens=new_tokens,
-    )
+        synchronise()
+        marks.append(clock.now_ns())
+    first_s, *token_s = [(after - before) * 1e-9 for before, after in pairwise(marks)]
+    return GenerationTimes(first_s, token_s, (marks[-1] - marks[0]) * 1e-9)
 
 
 def check_generation(
@@ -333,24 +278,16 @@ def _worst(what: str, precision: Precision, errors: list[float], limit: float) -
 class GenerationStep:
     """Each call generates for the next batch; the times of its tokens are kept."""
 
-    def __init__(
-        self, step: DecoderRunner, batches: Sequence[Batch], *, sequences: int, new_tokens: int, device: Device
-    ) -> None:
-        self.generate = step
+    def __init__(self, runner: DecoderRunner, batches: Sequence[Batch], *, new_tokens: int, device: Device) -> None:
+        self.runner = runner
         self.new_tokens = new_tokens
         self.times: list[GenerationTimes] = []
-        self._sequences = sequences
         self._device = device
         self.feed = Feed(batches)
 
     def __call__(self) -> None:
-        self.times += measure_generation(
-            self.generate,
-            [(self.feed.take(), self._sequences)],
-            new_tokens=self.new_tokens,
-            clock=WallClock(),
-            synchronise=self._device.synchronize,
-        )
+        how: dict[str, Any] = {"clock": WallClock(), "synchronise": self._device.synchronize}
+        self.times.append(time_generation(self.runner, self.feed.take(), new_tokens=self.new_tokens, **how))
 
 
 def serve_requests(
@@ -364,7 +301,7 @@ def serve_requests(
     target: LatencyTarget | None,
 ) -> tuple[Serving, list[Notice]]:
     """An open loop: arrivals do not wait for answers. Every size of batch is tried once before."""
-    server = DecoderServer(step.generate, batches)
+    server = DecoderServer(step.runner, batches)
     for size in batches:
         server.begin(range(size))
         server.advance()
@@ -374,12 +311,7 @@ def serve_requests(
             make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
             clock=WallClock(), synchronise=device.synchronize,
         )  # fmt: skip
-    return _describe(result, target), [Notice(kind="overloaded", message=result.notice)] if result.notice else []
-
-
-def _describe(result: ServingResult, target: LatencyTarget | None) -> Serving:
-    percentiles = {"ttft": result.ttft(), "latency": result.latency(), "tpot": result.tpot()}
-    return Serving(
+    serving = Serving(
         requests=len(result.requests),
         achieved_per_s=result.achieved_per_s,
         busy_share=result.busy_share,
@@ -387,10 +319,6 @@ def _describe(result: ServingResult, target: LatencyTarget | None) -> Serving:
         above_capacity=result.above_capacity,
         offered_per_s=result.offered_per_s,
         missed_latency=result.misses(target) if target is not None else None,
-        **{
-            f"{name}_{point}_s": getattr(times, point)
-            for name, times in percentiles.items()
-            if times is not None
-            for point in ("p50", "p95", "p99")
-        },
+        **result.percentiles(),
     )
+    return serving, [Notice(kind="overloaded", message=result.notice)] if result.notice else []

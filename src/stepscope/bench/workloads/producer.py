@@ -277,8 +277,8 @@ class WorkloadProducer(Producer):
             return TrainStep(task, module, ready, accumulate=count_accumulated(parsed), **how)
         if isinstance(task, Decoder):
             tokens = int(task.sizes["new_tokens"])
-            generate = DecoderRunner(task, module, new_tokens=tokens, **how)
-            return GenerationStep(generate, ready, sequences=parsed.batch_size, new_tokens=tokens, device=self.device)
+            runner = DecoderRunner(task, module, new_tokens=tokens, **how)
+            return GenerationStep(runner, ready, new_tokens=tokens, device=self.device)
         return InferStep(task, module, ready, **how)
 
     def _guarded(self, body: Callable[[], Any]) -> Any:
@@ -344,7 +344,7 @@ class WorkloadProducer(Producer):
             written = running.step.times[-running.sampled :]
             extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
             if not self._is_unchecked(parsed):
-                tokens = sum(one.sequences * one.new_tokens for one in written)
+                tokens = len(written) * parsed.batch_size * running.step.new_tokens
                 facts |= WorkloadObserved(tokens_per_s=tokens / sum(one.duration_s for one in written))
         if parsed.spec.is_try:
             if parsed.workload.implementation == "optimized":
