@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.bench.workloads.fingerprint import (
+from make_fingerprints import (
     METHOD,
     Fingerprint,
     benchmarks_to_mark,

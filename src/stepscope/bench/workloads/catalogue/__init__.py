@@ -122,9 +122,20 @@ def read_catalogue() -> dict[str, DeclaredModel]:
     found = {}
     for file in resources.files(__package__).iterdir():
         if file.name.endswith(".toml"):
-            declared = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), DeclaredModel)
+            declared = _parse_model(file.read_text(encoding="utf-8"))
             found[declared.model] = declared
     return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def _parse_model(text: str) -> DeclaredModel:
+    """What stands under `[sizes]` and `[tiny]` of a file holds for each of its benchmarks that says nothing else."""
+    read = tomllib.loads(text)
+    sizes, tiny = read.pop("sizes", {}), read.pop("tiny", {})
+    for one in read["benchmark"]:
+        own = one.get("tiny", {})
+        one["sizes"] = sizes | one.get("sizes", {})
+        one["tiny"] = tiny | own | {"sizes": tiny.get("sizes", {}) | own.get("sizes", {})}
+    return msgspec.convert(read, DeclaredModel)
 
 
 SUITE = ("dlrm", "xlmr", "cvt", "oscar", "rnnt", "resnext3d", "regnety")
