@@ -190,7 +190,15 @@ class WorkloadProducer(Producer):
         if isinstance(case.spec, UserModelSpec):
             from stepscope.bench.workloads.user import prepare_user_model
 
-            return prepare_user_model(case, self.device, record_in=self._folder if self._request.trace else None)
+            is_watched = math.isfinite(self.session.hang_limit_s)
+            prepared = prepare_user_model(
+                case,
+                self.device,
+                beat=self.session.heartbeat.tick if is_watched else None,
+                record_in=self._folder if self._request.trace else None,
+            )
+            self.session.heartbeat.beat("measuring", case.key)
+            return prepared
         parsed = read_case(case)
         if is_shared(case):
             return prepare_shared(parsed, self.ranks, self._request, self.device)

@@ -64,6 +64,10 @@ class Workload(NamedTuple):
         )
 
     @property
+    def generates(self) -> bool:
+        return "new_tokens" in self.declared.sizes
+
+    @property
     def precisions(self) -> list[Precision]:
         """That are allowed. Products in 8 bits are a change of the model's code: out of the box there are none."""
         return [one for one in self.declared.precisions if one != "fp8" or self.implementation == "optimized"]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.records import Case
+from stepscope.records.kinds import WorkloadSpec
 from stepscope.store import MeasuredCase
 
 DEFAULT_RESOLUTION = 1 / 16
@@ -152,7 +153,8 @@ def read_trial(case: MeasuredCase) -> BatchTrial:
 def _largest(case: Case, asked: dict[str, Any]) -> int:
     from stepscope.bench.workloads.registry import find_workload
 
-    rule = find_workload(case.benchmark.id).declared.max_batch_size
+    is_of_suite = isinstance(case.spec, WorkloadSpec)
+    rule = find_workload(case.benchmark.id).declared.max_batch_size if is_of_suite else None
     return min(asked.get("largest") or WITHOUT_LIMIT, rule or WITHOUT_LIMIT)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import hashlib
 import inspect
 import linecache
 import math
+import os
 import reprlib
 import runpy
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,27 +55,23 @@ def require_unchanged(path: Path, known: str) -> None:
 
 HINT = "write path/to/file.py:build, where build(device, batch_size) returns a function that makes one step"
 
-_ALONE = ("a model of your own is measured in one process", "leave it out")
-_NO_SEARCH = ("a model of your own has no rules to search under", "--batch-sizes 1,8,64")
+_ALONE = ("a user model is measured in one process", "leave it out")
 _NO_LOADER = ("only the steps that build makes are timed", "leave it out; to time loading too, load in step()")
-_REFUSED = {
-    "data": ("a model of your own makes its data itself", "read the file in build"),
-    "scale": ("a model of your own has no tiny form", "choose its sizes in build, or with --batch-size"),
-    "no_check": ("a check() of your own is part of the result", "return an object without check()"),
+REFUSED = {
+    "data": ("a user model makes its data itself", "read the file in build"),
+    "scale": ("a user model has no tiny scale", "choose its sizes in build, or with --batch-size"),
+    "no_check": ("a user model's own check() is part of the result", "return an object without check()"),
     "loader_workers": _NO_LOADER,
     "no_loader": _NO_LOADER,
-    "compile_backend": ("a model of your own compiles itself", "torch.compile(model, backend=…) in build"),
-    "accumulate": ("a model of your own makes its own steps", "accumulate in it"),
-    "find_batch": _NO_SEARCH,
-    "largest_batch": _NO_SEARCH,
-    "batch_resolution": _NO_SEARCH,
-    "requests": ("only decoders answer requests", "leave it out"),
+    "compile_backend": ("a user model compiles itself", "torch.compile(model, backend=…) in build"),
+    "accumulate": ("a user model makes its own steps", "accumulate in it"),
+    "rate": ("only decoders of the suite answer requests", "leave it out"),
+    "requests": ("only decoders of the suite answer requests", "leave it out"),
     "ranks": _ALONE,
     "parallel": _ALONE,
     "group_backend": _ALONE,
-    "hang_timeout": _ALONE,
 }
-"""Options that mean nothing to a model of one's own: why, and the next step."""
+"""Options of the command that mean nothing to a user model: why, and the next step."""
 _OURS = (StepscopeError, CaseSkipped)
 """What Stepscope itself has to say, not the user's file."""
 
@@ -101,20 +99,9 @@ def is_user_model(text: str) -> bool:
     return ".py:" in text or text.endswith(".py")
 
 
-def refuse_options(given: Iterable[str]) -> None:
-    """Of those that were given on the command line: none is silently without effect."""
-    for name in given:
-        if name in _REFUSED:
-            reason, hint = _REFUSED[name]
-            raise UsageError(reason, hint=hint, where=as_flag(name))
-
-
-def as_flag(name: str) -> str:
-    """Of a parameter of the command."""
-    return "--" + name.removeprefix("group_").replace("_", "-")
-
-
-def make_user_case(text: str, *, device: str, batch_size: int | None, precision: str | None) -> Case:
+def make_user_case(
+    text: str, *, device: str, batch_size: int | None, precision: str | None, search: str | None = None
+) -> Case:
     """Without executing the file: what cannot be told from its text is refused when it runs."""
     file, _, name = text.rpartition(":") if ".py:" in text else (text, "", "build")
     path = Path(file)
@@ -126,8 +113,9 @@ def make_user_case(text: str, *, device: str, batch_size: int | None, precision:
         _refuse_untaken(takes, batch_size, precision, name=name, path=path)
         batch_size = batch_size or takes.usual_batch
     spec = UserModelSpec(
-        device=device, file=str(path.resolve()), function=name, sha256=hash_content(content), precision=precision
-    )
+        device=device, file=str(path.resolve()), function=name, sha256=hash_content(content), precision=precision,
+        search=search,
+    )  # fmt: skip
     benchmark = Benchmark(
         model=_as_part(path.stem),
         implementation="ootb",
@@ -214,28 +202,50 @@ def _refuse_untaken(takes: Takes, batch_size: int | None, precision: object, *, 
         if value is not None and not takes.every and option not in takes.names:
             raise UsageError(
                 f"{name} takes no {option}: {value} would change nothing",
-                hint=f"write def {name}(device, {option}) and use it, or leave {as_flag(option)} out",
+                hint=f"write def {name}(device, {option}) and use it, or leave --{option.replace('_', '-')} out",
                 where=str(path),
             )
 
 
-def prepare_user_model(case: Case, device: Device, *, record_in: Path | None = None) -> Prepared:
-    """`record_in`: the folder of the run, if a few steps shall be recorded there after the timed ones."""
+@contextmanager
+def stdout_as_stderr() -> Iterator[None]:
+    """What a user's file prints, in Python or below it, goes to stderr: stdout is the answer of the command."""
+    library = ctypes.CDLL(None)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        library.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def prepare_user_model(
+    case: Case, device: Device, *, beat: Callable[[], object] | None = None, record_in: Path | None = None
+) -> Prepared:
+    """`beat`: called before each timed region, for a supervisor that limits how long one may take. `record_in`: the
+    folder of the run, if a few steps shall be recorded there after the timed ones."""
     spec = case.spec
     assert isinstance(spec, UserModelSpec)
     path, name = Path(spec.file), spec.function
     require_unchanged(path, spec.sha256)
     memory = PeakMemory(device.name)
-    with _blaming(path):
-        build = _find(path, name)
-        takes = _inspect_takes(build)
-        _refuse_untaken(takes, case.batch_size, spec.precision, name=name, path=path)
-        built = _call(build, takes, spec, case.batch_size, path)
-        step, check = _find_parts(built, name, path)
-        batch_size = case.batch_size or takes.usual_batch
-        examples = _count_examples(built, path) or batch_size
-        step()
-        device.synchronize()
+    with ExitStack() as scope:
+        scope.enter_context(stdout_as_stderr())
+        with _blaming(path):
+            build = _find(path, name)
+            takes = _inspect_takes(build)
+            _refuse_untaken(takes, case.batch_size, spec.precision, name=name, path=path)
+            built = _call(build, takes, spec, case.batch_size, path)
+            step, check = _find_parts(built, name, path)
+            batch_size = case.batch_size or takes.usual_batch
+            examples = _count_examples(built, path) or batch_size
+            step()
+            device.synchronize()
+        close = scope.pop_all().close
     energy, calls = EnergyMeter(device.name), 0
 
     def body() -> None:
@@ -262,8 +272,10 @@ def prepare_user_model(case: Case, device: Device, *, record_in: Path | None = N
         body=body,
         score=Score(unit="ex/s" if examples else "step/s", work=float(examples or 1)),
         observed=UserModelObserved(batch_size=None if case.batch_size else batch_size, examples=examples),
+        before_sample=beat,
         finish=finish,
         check=partial(_run_check, check, path) if check is not None else None,
+        close=close,
     )
 
 
@@ -308,7 +320,7 @@ def _run_check(check: Callable[[], Any], path: Path) -> None:
     if not passed:
         raise WrongResultError(
             found.strip() if isinstance(found, str) and found.strip() else f"check() returned {reprlib.repr(found)}",
-            hint=f"mend the step or the check in {path.name}: it passes with None or True",
+            hint=f"fix the step or the check in {path.name}: it passes with None or True",
             where=str(path),
         )
 
@@ -379,7 +391,7 @@ def _call(build: Callable[..., Any], takes: Takes, spec: UserModelSpec, batch_si
         if one.default is one.empty and name in takes.names and name not in given
     ]  # fmt: skip
     if lacking:
-        options = [as_flag(name) for name in lacking if name in offered]
+        options = [f"--{name.replace('_', '-')}" for name in lacking if name in offered]
         option = f" ({', '.join(options)})" if options else ""
         raise UsageError(f"{spec.function} needs {', '.join(lacking)}{option}", hint=HINT, where=str(path))
     return build(**given)
