@@ -164,6 +164,10 @@ chance of one half, as a logarithm."""
 PLANNED_POWER = 0.9
 """Chance that the planned number of processes finds a change of the planned size."""
 
+SPREAD_CONFIDENCE = 0.8
+"""Coverage of the upper bound of the spread between processes that plans use. Few processes show too little of it half
+of the time, and what is planned by that has to be planned again (simulated by benchmarks/verdict_grid.py)."""
+
 LIGHT_TAIL_FACTOR, LIGHT_TAIL_COUNT = 1.5, 7
 """Processes that are in one of two states by halves have lighter tails than normal ones, and their t reaches far
 values up to this many times more often, from so many processes on."""
@@ -223,10 +227,19 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
     noise: Noise
     between_sd: float
     """Relative standard deviation between the processes of a side (between pairs, where they are paired)."""
+    between_df: float
+    """Degrees of freedom behind it."""
     explained_a: float = 0.0
     explained_b: float = 0.0
     """How much of a side's time its circumstances may have added, as a logarithm: being slowed down explains why a side
     is slower, never why it is faster. Infinite where nothing bounds it."""
+
+    @property
+    def between_bound(self) -> float:
+        """Upper bound of `between_sd` (one-sided), by Wilson and Hilferty's approximation of chi-squared."""
+        part = 2 / (9 * self.between_df)
+        root = 1 - part + NormalDist().inv_cdf(1 - SPREAD_CONFIDENCE) * math.sqrt(part)
+        return self.between_sd / root**1.5
 
     @property
     def p_value(self) -> float:
@@ -311,6 +324,7 @@ def compare_processes(
         ratio=math.exp(fmean(sides[1].logs) - fmean(sides[0].logs)),
         noise=noise,
         between_sd=between,
+        between_df=float(max(1, sum(counts) - 2)),
         explained_a=explained_a,
         explained_b=explained_b,
     )
@@ -366,7 +380,9 @@ def compare_paired(
     count = len(differences)
     between = max(variance(differences), a.within + b.within)
     noise = _make_noise(math.sqrt(between / count), count - 1.0, [count, count], slow_chance)
-    return RatioEstimate(ratio=math.exp(fmean(differences)), noise=noise, between_sd=math.sqrt(between))
+    return RatioEstimate(
+        ratio=math.exp(fmean(differences)), noise=noise, between_sd=math.sqrt(between), between_df=count - 1.0
+    )
 
 
 def plan_processes(
@@ -380,8 +396,8 @@ def plan_processes(
 ) -> int | None:
     """How many processes per side find a change of this size with a chance of 90 %; None beyond a thousand.
 
-    `paired`: how many pairs, where `between_sd` is that of the pairs' differences. `other`: how many processes of one
-    side, where the other has so many and gets no more.
+    `between_sd`: its upper bound, where only a few processes have shown it. `paired`: how many pairs, where
+    `between_sd` is that of the pairs' differences. `other`: how many processes the other side has, and keeps.
     """
 
     power_z = NormalDist().inv_cdf(PLANNED_POWER)

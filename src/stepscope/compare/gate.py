@@ -107,9 +107,9 @@ def _tell_next(row: CaseComparison, distance: float) -> str:
     """How many processes would bring the upper bound below the limit, should the ratio stay as it is."""
     if row.verdict == "not enough data":
         return row.reason
-    if distance <= 0 or row.between_sd is None:
+    if distance <= 0 or row.between_bound is None:
         return f"the ratio is above the limit, but noise could have done that: {row.reason}"
-    needed = plan_processes(row.between_sd, distance, 2 * PASS_LEVEL)
+    needed = plan_processes(row.between_bound, distance, 2 * PASS_LEVEL)
     return f"{needed} processes per side would tell (--processes {needed})" if needed else row.reason
 
 
@@ -138,10 +138,16 @@ def _plan_one(a: MeasuredCase, b: MeasuredCase, log_effect: float, level: float,
     if len(before.processes) < 2:
         return None
     fast_end = STATISTICS[0]
-    return plan_processes(
-        compare_processes(before.seconds, after.seconds, quantile=fast_end.quantile).between_sd,
-        log_effect,
-        level * fast_end.weight,
-        slow_chance=slow_phase_chance(before, after, same_system=same_system),
-        other=len(before.processes),
-    )
+    noise = compare_processes(before.seconds, after.seconds, quantile=fast_end.quantile)
+
+    def plan(spread: float) -> int | None:
+        return plan_processes(
+            spread,
+            log_effect,
+            level * fast_end.weight,
+            slow_chance=slow_phase_chance(before, after, same_system=same_system),
+            other=len(before.processes),
+        )
+
+    # Where the baseline is too small for the largest spread that there may be, the likely one is planned for.
+    return plan(noise.between_bound) or plan(noise.between_sd)

@@ -97,7 +97,8 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     """To be held against the family's level."""
     statistics: list[StatisticRow] = []
     processes_needed: int | None = None
-    """Per side, to see a change of the resolution; None where they are there, or would be more than a thousand."""
+    """Per side, for a new comparison to see a change of the resolution, planned with an upper bound of the spread
+    between processes; None where as many are there, or more than a thousand would be needed."""
     n_a: int = 0
     n_b: int = 0
     processes_a: int = 0
@@ -107,6 +108,8 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the processes ran on a loaded or slower machine; they are left out where enough others remain."""
     between_sd: float | None = None
     """Relative standard deviation between processes, of the p10 time."""
+    between_bound: float | None = None
+    """Its upper bound (one-sided, 80 %), which numbers of processes are planned with."""
     score_a: float | None = None
     score_b: float | None = None
     unit: str | None = None
@@ -337,6 +340,7 @@ def _decide(
         upper_bound=fast_end.interval_at(2 * PASS_LEVEL)[1],
         p_adjusted=adjusted,
         between_sd=fast_end.between_sd,
+        between_bound=fast_end.between_bound,
         statistics=statistics,
     )
     if called:
@@ -346,20 +350,25 @@ def _decide(
     limit = f"a change below {format_share(math.expm1(seen), 0 if seen > 0.1 else 1)} would not have been seen"
     if explained > math.log1p(resolution):
         return msgspec.structs.replace(row, reason=_tell_disturbance(item, explained))
+    needed = _plan_case(item, own_level * own_weight, resolution)
     if seen > math.log1p(resolution):
-        needed = _plan_case(item, own_level * own_weight, resolution)
         reason = f"{limit}; {_tell_needed(needed, item, resolution)}"
         return msgspec.structs.replace(row, reason=reason, processes_needed=needed)
     small = any(one.significant for one in statistics)
     reason = f"the difference is smaller than {format_share(min_effect)}" if small else "the interval includes 1"
-    return msgspec.structs.replace(row, verdict="no difference found", reason=f"{reason}; {limit}")
+    return msgspec.structs.replace(
+        row,
+        verdict="no difference found",
+        reason=f"{reason}; {limit}",
+        processes_needed=needed if needed and needed > min(len(side.processes) for side in (item.a, item.b)) else None,
+    )
 
 
 def _plan_case(item: _Tested, level: float, resolution: float) -> int | None:
     if item.has_single:
         return FIRST_LOOK
-    between_sd = item.estimates[0].ratio.between_sd
-    return plan_processes(between_sd, math.log1p(resolution), level, slow_chance=item.slow_chance, paired=item.paired)
+    bound = item.estimates[0].ratio.between_bound
+    return plan_processes(bound, math.log1p(resolution), level, slow_chance=item.slow_chance, paired=item.paired)
 
 
 def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> StatisticRow:
