@@ -116,8 +116,6 @@ def _interval_rank(n: int, level: float) -> tuple[int, float]:
 
 
 def _normal_quantile(p: float) -> float:
-    from statistics import NormalDist
-
     return NormalDist().inv_cdf(p)
 
 
@@ -239,7 +237,7 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
         """Upper bound of `between_sd` (one-sided), by Wilson and Hilferty's approximation of chi-squared."""
         part = 2 / (9 * self.between_df)
         root = 1 - part + NormalDist().inv_cdf(1 - SPREAD_CONFIDENCE) * math.sqrt(part)
-        return self.between_sd / root**1.5
+        return self.between_sd / math.pow(root, 1.5)
 
     @property
     def p_value(self) -> float:

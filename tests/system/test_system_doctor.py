@@ -11,7 +11,7 @@ import pytest
 from system_fakes import FakeNvml, make_x86, write_tree
 
 from stepscope.system import Diagnosis, diagnose, format_diagnosis
-from stepscope.system.capabilities import list_capabilities
+from stepscope.system.doctor import list_capabilities
 from stepscope.system.probes import (
     AMX_REMEDY,
     ChildResult,

@@ -38,7 +38,7 @@ from stepscope.records import (
     parse_samples,
 )
 from stepscope.store import folder as layout
-from stepscope.store.journal import whole_lines
+from stepscope.store.folder import whole_lines
 from stepscope.store.view import MeasuredCase
 
 RunStatus = Literal["complete", "interrupted", "running"]

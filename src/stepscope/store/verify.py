@@ -9,7 +9,7 @@ import msgspec
 from stepscope.core.errors import StepscopeError
 from stepscope.records import Run
 from stepscope.store import folder as layout
-from stepscope.store.journal import whole_lines
+from stepscope.store.folder import whole_lines
 from stepscope.store.reader import StoredRun
 from stepscope.store.writer import describe_run, hash_files
 

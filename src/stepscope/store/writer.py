@@ -32,7 +32,7 @@ from stepscope.records import (
     read_seal,
 )
 from stepscope.store import folder as layout
-from stepscope.store.journal import AppendFile
+from stepscope.store.folder import AppendFile
 from stepscope.store.reader import StoredRun
 
 

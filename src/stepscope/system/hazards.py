@@ -9,9 +9,7 @@ from typing import Any
 
 from stepscope.core.units import format_bytes, format_share
 from stepscope.records import Host, Notice, System
-from stepscope.system.cpu import read_turbo
-from stepscope.system.files import ROOT, list_folder, read_int
-from stepscope.system.host import read_throttled_periods
+from stepscope.system.host import ROOT, list_folder, read_int, read_throttled_periods, read_turbo
 from stepscope.system.nvml import ask, list_handles
 from stepscope.system.probes import AMX_REMEDY, DtypeCheck
 from stepscope.system.telemetry import read_throttle_reasons

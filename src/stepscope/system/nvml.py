@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from stepscope.records import Gpu, Link
-from stepscope.system.files import ROOT, read_natural
+from stepscope.system.host import ROOT, read_natural
 
 MAX_NVLINKS = 18
 _REMOTE_IS_SWITCH = 2

@@ -9,29 +9,27 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.diff.exposure import (
+    DEVICE_VARIATION,
+    HOST_VARIATION,
+    MAD_TO_SD,
+    MIN_EFFECT,
     NO_OPERATOR,
     Identity,
     Names,
     OperatorNames,
     Side,
+    Table,
+    are_clear,
     complete_steps,
     count_idle,
     count_operators,
     count_work,
     known_steps,
-)
-from stepscope.analyze.diff.matching import Group, match_names, pair_renamed
-from stepscope.analyze.diff.noise import (
-    DEVICE_VARIATION,
-    HOST_VARIATION,
-    MAD_TO_SD,
-    MIN_EFFECT,
-    Table,
-    are_clear,
     middle_steps,
     noise_of_step,
     p_values,
 )
+from stepscope.analyze.diff.matching import Group, match_names, pair_renamed
 from stepscope.analyze.diff.records import (
     Contribution,
     NameChange,

@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.analyze.diff.exposure import Side
-from stepscope.analyze.diff.noise import ENOUGH_STEPS, STEP_VARIATION
+from stepscope.analyze.diff.exposure import ENOUGH_STEPS, STEP_VARIATION, Side
 from stepscope.core.collectives import COLLECTIVES, OTHER, SEND_RECV, find_collective
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.classify import short_name

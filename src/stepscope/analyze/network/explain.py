@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.analyze.network.pair_matrix import Pair, PairMatrix, Quantity
-from stepscope.analyze.network.suspects import Layout, Suspect, list_links, list_suspects
+from stepscope.analyze.network.pair_matrix import Layout, Pair, PairMatrix, Quantity, Suspect, list_links, list_suspects
 from stepscope.stats import median, quantile_sorted
 
 LEAST_SPREAD = 0.03

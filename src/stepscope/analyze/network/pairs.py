@@ -12,14 +12,19 @@ from stepscope.analyze.network.explain import Cause, Split, classify, explain, r
 from stepscope.analyze.network.pair_matrix import (
     QUANTITIES,
     HostMatrix,
+    Kind,
+    Layout,
     Pair,
     PairMatrix,
     Quantity,
+    Scope,
+    Suspect,
     by_host,
+    list_links,
+    list_suspects,
     read_pair_matrices,
     read_pair_matrix,
 )
-from stepscope.analyze.network.suspects import Kind, Layout, Scope, Suspect, list_links, list_suspects
 from stepscope.core.units import format_share, format_significant
 
 __all__ = [
