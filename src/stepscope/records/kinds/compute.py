@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stepscope.records.kinds.base import BaseObserved, BaseSpec, Parameter
 from typing import ClassVar
-import msgspec
-from stepscope.records.kinds.base import BaseObserved, BaseSpec, Scalar
 
+import msgspec
+
+from stepscope.records.kinds.base import BaseObserved, BaseSpec, Parameter, Scalar
 
 CALL = "call"
 """The operator that stands for any operator of torch."""
