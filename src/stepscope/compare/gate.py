@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.compare.sides import read_sides, slow_phase_chance
+from stepscope.compare.sides import choose_processes, read_processes, slow_phase_chance
 from stepscope.compare.verdict import (
     DEFAULT_FAMILY_LEVEL,
     PASS_LEVEL,
@@ -134,7 +134,7 @@ def plan_candidate(
 
 
 def _plan_one(a: MeasuredCase, b: MeasuredCase, log_effect: float, level: float, *, same_system: bool) -> int | None:
-    before, after = read_sides(a, b, same_system=same_system)
+    before, after = choose_processes(read_processes(a), read_processes(b), same_system=same_system)
     if len(before.processes) < 2:
         return None
     fast_end = STATISTICS[0]

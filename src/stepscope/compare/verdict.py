@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.compare.sides import Side, explain_slowness, read_sides, slow_phase_chance
+from stepscope.compare.sides import Process, Side, choose_processes, explain_slowness, read_processes, slow_phase_chance
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_ratio, format_share
 from stepscope.stats import (
@@ -233,18 +233,19 @@ def compare_pairs(
 
 def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseComparison:
     """What can be tested, or the row that says why it cannot."""
-    row = _describe_pair(pair)
-    for name, case in (("A", pair.a), ("B", pair.b)):
+    read = [read_processes(case) for case in (pair.a, pair.b)]
+    row = _describe_pair(pair, *read)
+    for name, case, processes in zip("AB", (pair.a, pair.b), read, strict=True):
         if case.result.status != "ok":
             cause = f": {case.result.failure.message}" if case.result.failure else ""
             told = "was skipped" if case.result.status == "skipped" else "failed"
             return msgspec.structs.replace(row, reason=f"the case {told} in {name}{cause}")
-        times = case.seconds()
-        if len(times) < MIN_SAMPLES:
-            return msgspec.structs.replace(row, reason=f"{name} has {len(times)} samples and {MIN_SAMPLES} are needed")
-        if any(not (value > 0 and math.isfinite(value)) for value in times):
+        count = sum(len(process.seconds) for process in processes)
+        if count < MIN_SAMPLES:
+            return msgspec.structs.replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
+        if any(not (value > 0 and math.isfinite(value)) for process in processes for value in process.seconds):
             return msgspec.structs.replace(row, reason=f"{name} holds a sample that is not a time above zero")
-    a, b = read_sides(pair.a, pair.b, same_system=same_system, paired=paired)
+    a, b = choose_processes(*read, same_system=same_system, paired=paired)
     if paired and len(a.processes) < 2:
         return msgspec.structs.replace(row, reason="one pair of processes shows no noise; at least two are needed")
     chance = slow_phase_chance(a, b, same_system=same_system)
@@ -294,22 +295,21 @@ def lead_estimate(estimates: Sequence[Estimate]) -> Estimate:
     return min(estimates, key=lambda estimate: estimate.p_value)
 
 
-def _describe_pair(pair: Pair) -> CaseComparison:
+def _describe_pair(pair: Pair, processes_a: Sequence[Process], processes_b: Sequence[Process]) -> CaseComparison:
     """The row with everything that needs no test."""
     a, b = pair.a, pair.b
     score = a.result.score or b.result.score
     same_unit = len({case.result.score.unit for case in (a, b) if case.result.score}) == 1
-    counts = [[len(process) for process in case.seconds_by_process()] for case in (a, b)]
     return CaseComparison(
         key=a.key,
         label=pair.label,
         benchmark=a.result.case.benchmark.id,
         verdict="not enough data",
         reason="",
-        n_a=sum(counts[0]),
-        n_b=sum(counts[1]),
-        processes_a=len(counts[0]),
-        processes_b=len(counts[1]),
+        n_a=sum(len(process.seconds) for process in processes_a),
+        n_b=sum(len(process.seconds) for process in processes_b),
+        processes_a=len(processes_a),
+        processes_b=len(processes_b),
         score_a=a.score() if same_unit else None,
         score_b=b.score() if same_unit else None,
         unit=score.unit if score and same_unit else None,
