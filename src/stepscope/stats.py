@@ -102,7 +102,7 @@ def _interval_rank(n: int, level: float) -> tuple[int, float]:
     X is the number of samples below the median, binomial with n and ½.
     """
     if n > 1000:  # the normal approximation is within one rank of the exact one here
-        z = _normal_quantile(0.5 + level / 2)
+        z = NormalDist().inv_cdf(0.5 + level / 2)
         rank = max(1, math.floor((n - z * math.sqrt(n)) / 2))
         return rank, 0.5 * math.erfc((n / 2 - rank + 0.5) / math.sqrt(n / 2))
     probability = 0.5**n
@@ -113,10 +113,6 @@ def _interval_rank(n: int, level: float) -> tuple[int, float]:
             break
         rank, tail = k + 1, tail + probability
     return rank, tail
-
-
-def _normal_quantile(p: float) -> float:
-    return NormalDist().inv_cdf(p)
 
 
 def find_outliers(values: Sequence[float]) -> list[int]:

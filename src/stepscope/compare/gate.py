@@ -55,7 +55,10 @@ def check_regression(comparison: Comparison, max_regression: float) -> GateResul
         raise UsageError(
             f"the largest allowed regression {max_regression} is below zero", hint="write for example 5% or 0.05"
         )
-    rows = [_check_row(row, 1 + max_regression) for row in comparison.rows]
+    rows = []
+    for row in comparison.rows:
+        outcome, reason = _check_status(row) or _check_ratio(row, 1 + max_regression)
+        rows.append(GateRow(label=row.label, outcome=outcome, reason=reason, row=row))
     rows += [
         GateRow(label=label, outcome="undecided", reason="the candidate does not have this case")
         for label in comparison.only_a
@@ -63,14 +66,9 @@ def check_regression(comparison: Comparison, max_regression: float) -> GateResul
     if not rows:
         rows = [GateRow(label="all", outcome="undecided", reason="baseline and candidate share no case")]
     outcomes = {row.outcome for row in rows}
-    outcome: Outcome = next((o for o in ("regression", "undecided") if o in outcomes), "pass")
+    overall: Outcome = next((o for o in ("regression", "undecided") if o in outcomes), "pass")
     codes = {"pass": ExitCode.DONE, "regression": ExitCode.REGRESSION, "undecided": ExitCode.UNDECIDED}
-    return GateResult(outcome=outcome, exit_code=codes[outcome], max_regression=max_regression, rows=rows)
-
-
-def _check_row(row: CaseComparison, limit: float) -> GateRow:
-    outcome, reason = _check_status(row) or _check_ratio(row, limit)
-    return GateRow(label=row.label, outcome=outcome, reason=reason, row=row)
+    return GateResult(outcome=overall, exit_code=codes[overall], max_regression=max_regression, rows=rows)
 
 
 def _check_status(row: CaseComparison) -> tuple[Outcome, str] | None:
@@ -80,12 +78,9 @@ def _check_status(row: CaseComparison) -> tuple[Outcome, str] | None:
     if row.status_a == "ok" and row.status_b == "skipped":
         return "undecided", row.reason
     if row.status_a != "ok":
-        return "pass", f"the baseline has no time to be held against: the case {_told(row.status_a)} there"
+        said = "was skipped" if row.status_a == "skipped" else "failed"
+        return "pass", f"the baseline has no time to be compared with: the case {said} there"
     return None
-
-
-def _told(status: str | None) -> str:
-    return "was skipped" if status == "skipped" else "failed"
 
 
 def _check_ratio(row: CaseComparison, limit: float) -> tuple[Outcome, str]:

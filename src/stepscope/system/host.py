@@ -42,13 +42,11 @@ def is_there(path: Path) -> bool:
 def list_folder(path: Path, pattern: str = "*") -> list[Path]:
     """In natural order: cpu2 before cpu10."""
     try:
-        return sorted(path.glob(pattern), key=_natural_key)
+        found = list(path.glob(pattern))
     except OSError:
         return []
-
-
-def _natural_key(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name) if part]
+    parts = {one: [part for part in re.split(r"(\d+)", one.name) if part] for one in found}
+    return sorted(found, key=lambda one: [(int(part), "") if part.isdigit() else (-1, part) for part in parts[one]])
 
 
 def parse_cpu_list(text: str) -> list[int]:
@@ -292,8 +290,11 @@ def read_container(root: Path = ROOT, environment: Mapping[str, str] | None = No
     environment = os.environ if environment is None else environment
     total_bytes = read_memory(root).total_bytes
     quotas = [quota for folder in _control_groups(root, "cpu") if (quota := _read_cpu_quota(folder)) is not None]
-    limits = [limit for folder in _control_groups(root, "memory") if (limit := _read_memory_limit(folder)) is not None]
-    limit_bytes = min(limits, default=None)
+    limits = [
+        read_int(folder / "memory.max") or read_int(folder / "memory.limit_in_bytes")
+        for folder in _control_groups(root, "memory")
+    ]
+    limit_bytes = min((limit for limit in limits if limit is not None), default=None)
     return Container(
         kind=_detect_container(root, environment),
         cpu_quota=min(quotas, default=None),
@@ -330,10 +331,6 @@ def _read_cpu_quota(folder: Path) -> float | None:
         return int(version_2[0]) / int(version_2[1])
     quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
     return quota / period if quota and period and quota > 0 else None
-
-
-def _read_memory_limit(folder: Path) -> int | None:
-    return read_int(folder / "memory.max") or read_int(folder / "memory.limit_in_bytes")
 
 
 def read_throttled_periods(root: Path = ROOT) -> int | None:

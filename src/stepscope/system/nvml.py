@@ -83,6 +83,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str | None, root: Path
     capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
     address = _read_pci_address(nvml, handle)
     node = read_natural(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
+    limit_mw = ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle)
     return Gpu(
         index=index,
         name=_text(ask(nvml, "nvmlDeviceGetName", handle)) or "unknown NVIDIA GPU",
@@ -90,7 +91,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str | None, root: Path
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
         max_clock_hz=_megahertz(ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)),
         max_memory_clock_hz=_megahertz(ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)),
-        power_limit_w=_milliwatts(ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle)),
+        power_limit_w=float(limit_mw) / 1e3 if limit_mw else None,
         driver=driver,
         pci_address=address,
         numa_node=node,
@@ -106,10 +107,6 @@ def _text(value: Any) -> str | None:
 
 def _megahertz(value: Any) -> float | None:
     return float(value) * 1e6 if value else None
-
-
-def _milliwatts(value: Any) -> float | None:
-    return float(value) / 1e3 if value else None
 
 
 def _read_pci_address(nvml: Any, handle: Any) -> str | None:

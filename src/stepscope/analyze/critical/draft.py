@@ -77,16 +77,11 @@ def least(delays: Whole) -> int:
 
 def usual(delays: Whole) -> int:
     """What is usual above the least."""
-    return min(_high(delays) - least(delays), MOST_USUAL_NS) if len(delays) else 0
+    return _most_usual(delays, above=least(delays))
 
 
-def _most_usual(delays: Whole) -> int:
-    """What is usual above nothing."""
-    return min(_high(delays), MOST_USUAL_NS) if len(delays) else 0
-
-
-def _high(delays: Whole) -> int:
-    return _at(delays, ceil(USUAL * (len(delays) - 1)))
+def _most_usual(delays: Whole, *, above: int = 0) -> int:
+    return min(_at(delays, ceil(USUAL * (len(delays) - 1))) - above, MOST_USUAL_NS) if len(delays) else 0
 
 
 def _at(delays: Whole, place: int) -> int:
@@ -126,17 +121,12 @@ def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Cons
 
 def _like_their_family(by_call: dict[str, int]) -> dict[str, int]:
     """Calls that do the same take about the same: one that was only seen held up does not get a latency of its own."""
-    families = {name: _family(name) for name in by_call}
+    families = {name: next((one for one, pattern in _FAMILIES if pattern.search(name)), None) for name in by_call}
     capped = {}
     for name, latency in by_call.items():
         others = [by_call[other] for other in by_call if other != name and families[other] == families[name]]
         capped[name] = min([latency, *(FAMILY_FACTOR * other for other in others)])
     return capped
-
-
-def _family(name: str) -> str | None:
-    """What a launching call does; None: nothing known, and then like no other."""
-    return next((family for family, pattern in _FAMILIES if pattern.search(name)), None)
 
 
 def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:

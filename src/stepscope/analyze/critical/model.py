@@ -131,7 +131,10 @@ def _assemble(
     more = _add_meetings(common, parts, first, time, groups)
     if len(parts) > 1:
         source = len(time) + len(more)
-        _add_common_window(common, parts, first, time, source)
+        # Ranks begin their windows at different times: that is given, not explained.
+        begins = np.array([int(place) + part.source for place, part in zip(first[:-1], parts, strict=True)])
+        common.add(source, begins, time[begins], kind=kinds.WINDOW, cost=kinds.C_GAP)
+        common.add(begins + 1, source + 1, 0, kind=kinds.WINDOW, cost=kinds.C_GAP)
         more = np.append(more, (0, time.max()))
     columns = _joined(drafts, first, common, rank)
     time = np.concatenate((time, more))
@@ -203,13 +206,6 @@ def _add_meetings(
     moved = time[start + 1] - met[meeting]
     edges.add(node, start + 1, moved, kind=kinds.COLLECTIVE, cost=kinds.C_COMMUNICATION, row=row)
     return met
-
-
-def _add_common_window(edges: EdgeBuffer, parts: Sequence[StepRows], first: Whole, time: Whole, source: int) -> None:
-    """Ranks begin their windows at different times: that is given, not explained."""
-    begins = np.array([int(place) + part.source for place, part in zip(first[:-1], parts, strict=True)])
-    edges.add(source, begins, time[begins], kind=kinds.WINDOW, cost=kinds.C_GAP)
-    edges.add(begins + 1, source + 1, 0, kind=kinds.WINDOW, cost=kinds.C_GAP)
 
 
 def _usual_delays(constants: Constants) -> list[int]:
@@ -302,13 +298,8 @@ def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
     device work holds up an event that had itself launched it, the edge leads to the next event of the thread.
     """
     graph = build_graph(timeline, step)
-    before, after, kind, inferred = [], [], [], []
-    for source, target, number, guess in (_host_order(graph), _others(timeline, graph)):
-        before.append(source)
-        after.append(target)
-        kind.append(number)
-        inferred.append(guess)
-    columns = [np.concatenate(column) for column in (before, after, kind, inferred)]
+    parts = (_host_order(graph), _others(timeline, graph))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     keep = (columns[0] >= 0) & (columns[1] >= 0) & (columns[0] != columns[1])
     table = np.unique(np.stack([column[keep] for column in columns], 1), axis=0)
     return RowEdges(before=table[:, 0], after=table[:, 1], kind=table[:, 2], inferred=table[:, 3])
@@ -329,17 +320,13 @@ def _others(timeline: Timeline, graph: StepGraph) -> tuple[Whole, Whole, Whole, 
     is_host = after >= 0
     is_host[is_host] &= core(timeline, "thread")[after[is_host]] >= 0
     to_end = (target & 1 == 1) & is_host
-    moved = to_end & ~_is_plain_wait(timeline, before, after)
+    # Calls that only wait: what they wait for was launched by another call.
+    only_waits = (core(timeline, "kind")[after] == RUNTIME) & (core(timeline, "parent")[before] != after)
+    moved = to_end & ~only_waits
     after = np.where(moved, _next_started(graph)[target], after)
     # Work that overlaps has an edge from start to start already; that between the ends says nothing about rows.
     keep = is_host | (target & 1 == 0)
     return before[keep], after[keep], graph.edges.kind[mine][keep], graph.edges.inferred[mine][keep]
-
-
-def _is_plain_wait(timeline: Timeline, before: Whole, after: Whole) -> Whole:
-    """Calls that only wait: what they wait for was launched by another call."""
-    kind, parent = core(timeline, "kind"), core(timeline, "parent")
-    return (kind[after] == RUNTIME) & (parent[before] != after)  # type: ignore[no-any-return]
 
 
 def _next_started(graph: StepGraph) -> Whole:

@@ -128,6 +128,8 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
         shown, edges = schedule, path_edges(graph, schedule)
     stretches = path_stretches(graph, shown, edges)
     by_kind = kind_totals(stretches)
+    by_rank = np.zeros(len(graph.timelines), np.int64)
+    np.add.at(by_rank, stretches.rank, stretches.length)
     return CriticalPath(
         step=graph.step,
         ranks=[timeline.rank for timeline in graph.timelines],
@@ -137,7 +139,7 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
         host_s=seconds(sum(by_kind[COSTS[cost]] for cost in HOST_COSTS)),
         device_s=seconds(sum(by_kind[COSTS[cost]] for cost in WORK_COSTS)),
         by_kind_s={kind: seconds(total) for kind, total in by_kind.items()},
-        by_rank_s=_by_rank(graph, stretches),
+        by_rank_s=[seconds(total) for total in by_rank.tolist()],
         by_name=_by_name(graph, stretches),
         segments=_segments(graph, stretches) if segments else [],
         slack=_slack_by_name(graph, shown, edges),
@@ -165,12 +167,6 @@ def kind_totals(stretches: Stretches) -> dict[str, int]:
     totals = np.zeros(len(COSTS), np.int64)
     np.add.at(totals, stretches.cost, stretches.length)
     return dict(zip(COSTS, totals.tolist(), strict=True))
-
-
-def _by_rank(graph: StepGraph, stretches: Stretches) -> list[float]:
-    totals = np.zeros(len(graph.timelines), np.int64)
-    np.add.at(totals, stretches.rank, stretches.length)
-    return [seconds(total) for total in totals.tolist()]
 
 
 def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:

@@ -105,18 +105,16 @@ def p_values(a: Table, b: Table, *, level: Table, variation: float) -> list[floa
     `level` is how large the values are; `variation` of it is taken at least.
     """
     spread, freedom, counts = _pooled(a, b, variation * level)
-    error = spread * np.sqrt(sum(_median_variance(count) for count in counts))
+    # The variance of a median of so many values, in variances of one value.
+    error = spread * np.sqrt(
+        sum(np.where(count > 2, MEDIAN_INEFFICIENCY**2, 1.0) / np.maximum(count, 1) for count in counts)
+    )
     there = [~np.isnan(values) for values in (a, b)]
     moved = np.abs(_median(b, there[1]) - _median(a, there[0])) * (level > 0)
     return [
         (t_two_sided(distance / by_chance, df) if by_chance > 0 else 0.0) if distance > 0 else 1.0
         for distance, by_chance, df in zip(moved.tolist(), error.tolist(), freedom.tolist(), strict=True)
     ]
-
-
-def _median_variance(count: Table) -> Table:
-    """Of a median of so many values, in variances of one value."""
-    return np.where(count > 2, MEDIAN_INEFFICIENCY**2, 1.0) / np.maximum(count, 1)
 
 
 def _pooled(a: Table, b: Table, least: Table) -> tuple[Table, Table, tuple[Table, Table]]:
@@ -222,7 +220,8 @@ class Side:
         self.overlapping = any(self.trace.windows[number] != whole[number] for number in self.numbers)
         self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
         self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
-        self.work = _cpu_work(self.trace) if self._device is None else _device_work(self._device)
+        one = self._device
+        self.work = _cpu_work(self.trace) if one is None else _own_times(one.rows, one.start, one.end, one.share)
 
     @property
     def has_device(self) -> bool:
@@ -290,10 +289,6 @@ def known_steps(trace: TraceView, steps: Sequence[int]) -> list[int]:
     if not steps:
         raise UsageError("no steps to compare were given", where=trace.source)
     return [trace.span(number).number for number in dict.fromkeys(steps)]
-
-
-def _device_work(device: DeviceWork) -> Work:
-    return _own_times(device.rows, device.start, device.end, device.share)
 
 
 def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) -> Work:
@@ -388,7 +383,10 @@ def count_work(side: Side) -> tuple[Names, Integers]:
     exposed = np.zeros((len(side.windows), count))
     for number, (part, spent) in enumerate(side.exposed):
         exposed[number] = np.bincount(which[part], weights=spent, minlength=count)
-    calls, total = _by_step(side, rows, which, count) if side.has_device else (exposed * 0, exposed)
+    calls, total = exposed * 0, exposed
+    if side.has_device:
+        calls = _sums(side, rows, which, count)
+        total = _sums(side, rows, which, count, trace.end[rows] - trace.start[rows])
     operators = _main_operators(side, which, count)
     return Names(identities, calls, total, exposed, operators), which
 
@@ -409,13 +407,8 @@ def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     return list(found), np.array(local, np.int64)
 
 
-def _by_step(side: Side, rows: Integers, which: Integers, count: int) -> tuple[Table, Table]:
-    """Calls and durations of what each step launched."""
-    duration = side.trace.end[rows] - side.trace.start[rows]
-    return _sums(side, rows, which, count), _sums(side, rows, which, count, duration)
-
-
 def _sums(side: Side, rows: Integers, which: Integers, count: int, weights: Any = None) -> Table:
+    """By step and name, of what each step launched: the number of rows, or their weights."""
     numbers = np.array(side.numbers, np.int64)
     order = np.argsort(numbers)
     step = side.trace.step[rows]

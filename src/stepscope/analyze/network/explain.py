@@ -312,13 +312,9 @@ def _set_apart(state: _State, number: int) -> list[Pair]:
     for count in range(max(2, len(pairs) // _FEW), 0, -1):
         last, following = state.slowness[pairs[count - 1]], state.slowness[pairs[count]]
         if last >= max(least, _GAP * following):
-            return [pair for pair in pairs[:count] if _holds_throughout(state, pair)]
+            # Nearly all samples must be slow, not just the middle one: else the pair was contended for a while.
+            return [pair for pair in pairs[:count] if state.surely[pair] >= max(LEAST_EFFECT, state.slowness[pair] / 2)]
     return []
-
-
-def _holds_throughout(state: _State, pair: Pair) -> bool:
-    """Whether nearly all samples are slow, not just the middle one: else the pair was held up for a while."""
-    return state.surely[pair] >= max(LEAST_EFFECT, state.slowness[pair] / 2)
 
 
 class Split(NamedTuple):
@@ -364,15 +360,12 @@ def _find_tiers(cells: Mapping[Quantity, Mapping[Pair, Cell]], chosen: Sequence[
         ):
             if len(others) < LEAST_PAIRS:
                 continue
-            tiers = find_tiers(slowness, (median(others) or 0.0) / 2, _unit(layout, chosen[0]))
+            # A group is made of hosts, or of ranks inside a host.
+            unit_of = str if layout.is_inside(chosen[0]) else layout.host.__getitem__
+            tiers = find_tiers(slowness, (median(others) or 0.0) / 2, unit_of)
             if tiers is not None and len(slowness) - len(tiers.far) >= LEAST_PAIRS <= len(tiers.far):
                 return tiers
     return None
-
-
-def _unit(layout: Layout, pair: Pair) -> Callable[[int], str]:
-    """What a group is made of: hosts, or ranks inside a host."""
-    return str if layout.is_inside(pair) else layout.host.__getitem__
 
 
 def _effects(

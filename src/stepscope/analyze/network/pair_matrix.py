@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from stepscope.core.errors import UsageError
-from stepscope.records import CaseResult, Parameter, Spec
+from stepscope.records import Parameter, Spec
 from stepscope.records.kinds import PairObserved, PairSpec
 from stepscope.stats import median, median_interval
 from stepscope.store import MeasuredCase
@@ -201,16 +201,13 @@ def _read_failures(group: Sequence[_PairCase]) -> list[PairFailure]:
     """One a pair, in the order of ranks; a skipped pair was never tried."""
     said: dict[Pair, str] = {}
     for found in group:
-        message = _describe_failure(found.case.result)
+        result = found.case.result
+        message = f"{result.wrong} elements arrived wrong" if result.wrong else None
+        if result.status == "failed":
+            message = f"{result.failure.kind}: {result.failure.message}" if result.failure is not None else "failed"
         if message is not None:
             said.setdefault(found.pair, message)
     return [PairFailure(source=s, target=t, message=message) for (s, t), message in sorted(said.items())]
-
-
-def _describe_failure(result: CaseResult) -> str | None:
-    if result.status == "failed":
-        return f"{result.failure.kind}: {result.failure.message}" if result.failure is not None else "failed"
-    return f"{result.wrong} elements arrived wrong" if result.wrong else None
 
 
 def by_host(matrix: PairMatrix) -> HostMatrix:
@@ -358,13 +355,10 @@ def _others(layout: Layout, host: str, ranks: tuple[int, ...]) -> tuple[tuple[in
 def _without_twins(suspects: Iterable[Suspect]) -> list[Suspect]:
     seen: dict[tuple[tuple[Block, ...], int], Suspect] = {}
     for suspect in suspects:
-        blocks = tuple(sorted(block for block in suspect.blocks if all(block) and _has_pairs(block)))
+        # One rank with itself is no pair.
+        blocks = tuple(sorted(b for b in suspect.blocks if all(b) and not (len(b[0]) == 1 and b[0] == b[1])))
         seen.setdefault((blocks, suspect.size()), suspect)
     return list(seen.values())
-
-
-def _has_pairs(block: Block) -> bool:
-    return not (len(block[0]) == len(block[1]) == 1 and block[0] == block[1])
 
 
 def list_links(layout: Layout, slow: Iterable[Pair]) -> list[Suspect]:

@@ -105,7 +105,8 @@ def find_stragglers(
     if ranks < 2 or not len(by_call.late_s):
         return _nothing(matching)
     unapplied = by_starts and not aligned
-    enough_steps = _is_enough(by_step.most_units(), level)
+    most_steps = by_step.most_units()
+    enough_steps = most_steps > 0 and median_interval(range(most_steps), level)[2] >= level
     judged = _judge(by_step if enough_steps else by_call, clocks, level, unapplied=unapplied)
     always = _latest_in_every_step(by_step, clocks, unapplied=unapplied)
     blame = _blame(matching, waiting, clocks.resolution_s)
@@ -225,10 +226,6 @@ def _caution(matching: Matching, units: str) -> str | None:
     if units == "collectives" and steps < 3:
         return f"seen in {steps} step{'s' if steps > 1 else ''} only: what is late there need not be late in others"
     return None
-
-
-def _is_enough(n: int, level: float) -> bool:
-    return n > 0 and median_interval(range(n), level)[2] >= level
 
 
 class _Judged(NamedTuple):

@@ -48,7 +48,8 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
     owner, runs = matching.owner(), len(matching)
     together = np.isin(matching.collective, coll.SYNCHRONISING)
     # Starts are counted from the run's first one: nanoseconds since 1970 do not fit a float.
-    since_first = (start - _lowest(start, matching)[owner]).astype(np.float64)
+    begun = np.minimum.reduceat(start, matching.first) if runs else start
+    since_first = (start - begun[owner]).astype(np.float64)
     arrival = since_first if basis == "starts" else -duration
     latest = np.maximum.reduceat(arrival, matching.first) if runs else np.empty(0)
     middle = run_medians(arrival, owner, runs)
@@ -69,11 +70,6 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
         skew_s=np.where(together, latest - middle, np.nan) / 1e9,
         last=np.where(together, rank[_place_of_latest(arrival, latest, matching)], -1) if runs else owner,
     )
-
-
-def _lowest(values: Whole, matching: Matching) -> Whole:
-    lowest: Whole = np.minimum.reduceat(values, matching.first) if len(matching) else values
-    return lowest
 
 
 def _place_of_latest(arrival: Floats, latest: Floats, matching: Matching) -> Whole:
