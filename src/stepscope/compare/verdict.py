@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from stepscope.compare.sides import Process, Side, choose_processes, explain_slowness, read_processes, slow_phase_chance
-from stepscope.core.errors import UsageError
 from stepscope.core.units import format_ratio, format_share
 from stepscope.stats import (
     SLOW_PHASE_CHANCE,
@@ -22,7 +22,7 @@ from stepscope.stats import (
     plan_processes,
     quantile_time,
 )
-from stepscope.store import MeasuredCase, StoredRun
+from stepscope.store import MeasuredCase
 
 Verdict = Literal["better", "worse", "no difference found", "not enough data"]
 
@@ -41,6 +41,7 @@ FIRST_LOOK = 5
 PASS_LEVEL = 0.05
 """Chance that a gate passes a case that is exactly at its limit."""
 
+SINGLE = "a single process on a side: the noise between processes is unknown, and only large differences are called"
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
 
@@ -212,6 +213,7 @@ def compare_pairs(
     prepared = [_prepare(pair, same_system=same_system, paired=paired) for pair in ordered]
     tested = [item for item in prepared if isinstance(item, _Tested)]
     p_values = [item.p_value for item in tested]
+    single = sum(item.has_single for item in tested)
     decided = iter(zip(holm(p_values), holm_levels(p_values, level), strict=True))
     rows = []
     for item in prepared:
@@ -227,7 +229,9 @@ def compare_pairs(
         level=level,
         min_effect=min_effect,
         resolution=resolution,
-        notes=_single_process_notes(tested),
+        notes=[f"{single} of {len(tested)} cases have {SINGLE}; measure with --processes {FIRST_LOOK}"]
+        if single
+        else [],
     )
 
 
@@ -326,7 +330,6 @@ def _decide(
     called = [row for row in statistics if row.significant and abs(math.log(row.ratio)) >= math.log1p(min_effect)]
     lead_name = lead_estimate(item.estimates).statistic.name
     shown = next((row for row in called if row.name == lead_name), called[0] if called else statistics[0])
-    own_weight = STATISTICS[0].weight
     seen = math.log(fast_end.ratio / statistics[0].ci_low) - fast_end.explained_b if statistics[0].ci_low else math.inf
     explained = max(fast_end.explained_a, fast_end.explained_b)
     row = msgspec.structs.replace(
@@ -346,11 +349,21 @@ def _decide(
     if called:
         verdict: Verdict = "worse" if shown.ratio > 1 else "better"
         reason = f"the {shown.name} times differ at a family-wise level of {format_share(level)}"
-        return msgspec.structs.replace(row, verdict=verdict, reason=reason + _remark_others(shown, called))
+        # Where another statistic went the other way, a reader must hear of it.
+        against = [one for one in called if (one.ratio > 1) != (shown.ratio > 1)]
+        reason += "".join(
+            f"; but the {one.name} times differ the other way, by {format_ratio(one.ratio)}" for one in against
+        )
+        return msgspec.structs.replace(row, verdict=verdict, reason=reason)
     limit = f"a change below {format_share(math.expm1(seen), 0 if seen > 0.1 else 1)} would not have been seen"
     if explained > math.log1p(resolution):
         return msgspec.structs.replace(row, reason=_tell_disturbance(item, explained))
-    needed = _plan_case(item, own_level * own_weight, resolution)
+    needed: int | None = FIRST_LOOK
+    if not item.has_single:
+        chance, size = item.slow_chance, math.log1p(resolution)
+        needed = plan_processes(
+            fast_end.between_bound, size, own_level * STATISTICS[0].weight, slow_chance=chance, paired=item.paired
+        )
     if seen > math.log1p(resolution):
         reason = f"{limit}; {_tell_needed(needed, item, resolution)}"
         return msgspec.structs.replace(row, reason=reason, processes_needed=needed)
@@ -364,17 +377,11 @@ def _decide(
     )
 
 
-def _plan_case(item: _Tested, level: float, resolution: float) -> int | None:
-    if item.has_single:
-        return FIRST_LOOK
-    bound = item.estimates[0].ratio.between_bound
-    return plan_processes(bound, math.log1p(resolution), level, slow_chance=item.slow_chance, paired=item.paired)
-
-
 def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> StatisticRow:
     quantile, level = estimate.statistic.quantile, own_level * estimate.statistic.weight
     low, high = estimate.ratio.interval_at(level)
-    times = [_mean_time(side, quantile) for side in (item.a, item.b)]
+    logs = [[math.log(quantile_time(process, quantile)) for process in side.seconds] for side in (item.a, item.b)]
+    times = [math.exp(fmean(side)) for side in logs]
     return StatisticRow(
         name=estimate.statistic.name,
         time_a_s=times[0],
@@ -384,17 +391,6 @@ def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> St
         ci_high=high,
         significant=estimate.ratio.p_value <= level,
     )
-
-
-def _mean_time(side: Side, quantile: float) -> float:
-    logs = [math.log(quantile_time(process, quantile)) for process in side.seconds]
-    return math.exp(math.fsum(logs) / len(logs))
-
-
-def _remark_others(shown: StatisticRow, called: Sequence[StatisticRow]) -> str:
-    """Where another statistic went the other way, a reader must hear of it."""
-    against = [row for row in called if (row.ratio > 1) != (shown.ratio > 1)]
-    return "".join(f"; but the {row.name} times differ the other way, by {format_ratio(row.ratio)}" for row in against)
 
 
 def _tell_disturbance(item: _Tested, explained: float) -> str:
@@ -416,12 +412,6 @@ def _tell_needed(needed: int | None, item: _Tested, resolution: float) -> str:
     return f"{needed} {unit} would show one of {size} (--processes {needed})"
 
 
-def _single_process_notes(tested: Sequence[_Tested]) -> list[str]:
-    single = sum(item.has_single for item in tested)
-    told = "a single process on a side: the noise between processes is unknown, and only large differences are called"
-    return [f"{single} of {len(tested)} cases have {told}; measure with --processes {FIRST_LOOK}"] if single else []
-
-
 def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase]) -> list[str]:
     """Two versions of a benchmark compute different things: their cases never pair, and that should not puzzle."""
     versions_a = {case.result.case.benchmark.id: case.result.case.benchmark.version for case in a.values()}
@@ -431,54 +421,6 @@ def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase])
         for name in sorted(versions_a.keys() & versions_b.keys())
         if versions_a[name] != versions_b[name]
     ]
-
-
-def compare_runs(
-    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
-) -> Comparison:
-    """Verdicts for every case that both have."""
-    same_system = _place(a) == _place(b)
-    found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=same_system)
-    return msgspec.structs.replace(found, notes=[*found.notes, *_check_notes(a, b)])
-
-
-def _place(run: StoredRun) -> tuple[str, str] | None:
-    return run.system.place if run.system else None
-
-
-def _check_notes(a: StoredRun, b: StoredRun) -> list[str]:
-    """Results that are compared between the timed calls may leave other data in the caches."""
-    checks = [run.plan.request.get("check") for run in (a, b)]
-    if checks[0] == checks[1] or None in checks:
-        return []
-    told = f"A was measured with --check {checks[0]} and B with --check {checks[1]}"
-    return [f"{told}; measure both sides with the same one to be sure that a difference is not the check's"]
-
-
-def compare_interleaved(
-    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
-) -> Comparison:
-    """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
-
-    Only differences inside the pairs count: what the machine did to both at that hour cancels.
-    """
-    cases_a, cases_b = a.cases(), b.cases()
-    keys_b = {case.key: case for case in cases_b}
-    if all(case.key in keys_b for case in cases_a):
-        pairs = [(case, keys_b[case.key]) for case in cases_a]
-    elif len(cases_a) == len(cases_b):
-        pairs = list(zip(cases_a, cases_b, strict=True))
-    else:
-        raise UsageError(
-            f"side A has {len(cases_a)} cases and side B has {len(cases_b)}, and they do not pair up",
-            hint="give both sides the same number of shapes or sizes",
-        )
-    labelled = [Pair(one, other, _label(one, other)) for one, other in pairs]
-    return compare_pairs(labelled, level=level, resolution=resolution, same_system=False, paired=True)
-
-
-def _label(a: MeasuredCase, b: MeasuredCase) -> str:
-    return a.result.case.label if a.key == b.key else f"{a.result.case.label} | {b.result.case.label}"
 
 
 ORDER: tuple[Verdict, ...] = ("worse", "better", "no difference found", "not enough data")

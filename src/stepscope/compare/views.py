@@ -1,4 +1,4 @@
-"""Optimized beside out-of-the-box: a table made of comparisons inside one run or several."""
+"""Comparisons of whole runs: two runs, two sides measured in turn, optimized beside out-of-the-box."""
 
 from __future__ import annotations
 
@@ -12,11 +12,57 @@ from stepscope.compare.verdict import (
     DEFAULT_RESOLUTION,
     Comparison,
     Pair,
+    compare_cases,
     compare_pairs,
     leave_out_tries,
 )
+from stepscope.core.errors import UsageError
 from stepscope.records import Case
-from stepscope.store import MeasuredCase
+from stepscope.store import MeasuredCase, StoredRun
+
+
+def compare_runs(
+    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
+) -> Comparison:
+    """Verdicts for every case that both have."""
+    places = [run.system.place if run.system else None for run in (a, b)]
+    found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=places[0] == places[1])
+    checks = [run.plan.request.get("check") for run in (a, b)]
+    if checks[0] == checks[1] or None in checks:
+        return found
+    # Results that are checked between the timed calls may leave other data in the caches.
+    note = (
+        f"A was measured with --check {checks[0]} and B with --check {checks[1]}; "
+        "measure both sides with the same one to be sure that a difference is not the check's"
+    )
+    return msgspec.structs.replace(found, notes=[*found.notes, note])
+
+
+def compare_interleaved(
+    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
+) -> Comparison:
+    """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
+
+    Only differences inside the pairs count: what the machine did to both at that hour cancels.
+    """
+    cases_a, cases_b = a.cases(), b.cases()
+    keys_b = {case.key: case for case in cases_b}
+    if all(case.key in keys_b for case in cases_a):
+        pairs = [(case, keys_b[case.key]) for case in cases_a]
+    elif len(cases_a) == len(cases_b):
+        pairs = list(zip(cases_a, cases_b, strict=True))
+    else:
+        raise UsageError(
+            f"side A has {len(cases_a)} cases and side B has {len(cases_b)}, and they do not pair up",
+            hint="give both sides the same number of shapes or sizes",
+        )
+    labels = [
+        one.result.case.label + (f" | {other.result.case.label}" if one.key != other.key else "")
+        for one, other in pairs
+    ]
+    labelled = [Pair(*pair, label) for pair, label in zip(pairs, labels, strict=True)]
+    return compare_pairs(labelled, level=level, resolution=resolution, same_system=False, paired=True)
+
 
 _FINEST = ("fp32", "tf32", "bf16", "fp16", "fp8", "None")
 """Precisions from the finest on; `None` of what has none."""

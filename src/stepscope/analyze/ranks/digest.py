@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.collectives import CALL_FIELDS, ProcessGroup, collective_calls
+from stepscope.analyze.ranks.collectives import CALL_FIELDS, collective_calls
+from stepscope.analyze.ranks.groups import ProcessGroup
 from stepscope.analyze.step.device_work import Window, exclusive_windows
 from stepscope.analyze.step.intervals import union_lengths
 from stepscope.analyze.step.numbers import Whole
