@@ -288,7 +288,7 @@ def _read_side(processes: Sequence[Sequence[float]], quantile: float) -> _Side:
 
 
 def _sampling_variance(ordered: Sequence[float], quantile: float) -> float:
-    """Of the logarithm of a quantile, from the order statistics one binomial standard deviation to either side."""
+    """Variance of the logarithm of a quantile, from the order statistics one binomial standard deviation away."""
     last = len(ordered) - 1
     stray = math.sqrt(len(ordered) * quantile * (1 - quantile))
     low, high = (round(min(max(quantile * last + side * stray, 0), last)) for side in (-1, 1))

@@ -48,7 +48,7 @@ def check_regression(comparison: Comparison, max_regression: float) -> GateResul
     above 1 + max_regression, or when it worked in the baseline and fails in the candidate. It *passes* when the upper
     bound of its p10 ratio (one-sided, 95 %) is within the limit. Else it is *undecided*: the data allow both. One
     regression makes the whole a regression; without one, one undecided case makes it undecided. A case that failed in
-    the baseline has nothing to be held against and passes where the candidate is no worse off; a case skipped on both
+    the baseline has nothing to be compared with and passes where the candidate is no worse off; a case skipped on both
     sides passes too.
     """
     if max_regression < 0:

@@ -19,7 +19,7 @@ NOTABLE_LOAD = 0.05
 """Fraction of a host's core time that others took from which on a process counts as loaded."""
 
 HOST_BOUND_SHARE = 0.8
-"""Of a sample's time spent issuing it: below, a device works on while the host may be slow or fast."""
+"""Fraction of a sample's time spent issuing it below which the device works on, whether the host is slow or fast."""
 
 SLOW_PROBE = 1.1
 """A process whose reference operation took this much longer than the fastest beside it ran on a slower machine."""

@@ -78,7 +78,7 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One row: B beside A for one case. Whatever could not be computed is None, and `reason` says why."""
 
     key: str
-    """Of A's case; pairs inside one run have two keys, and the label tells them apart."""
+    """Key of A's case; pairs inside one run have two keys, and the label tells them apart."""
     label: str
     benchmark: str
     verdict: Verdict
@@ -93,9 +93,9 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     ci_low: float | None = None
     ci_high: float | None = None
     upper_bound: float | None = None
-    """Of the p10 ratio, one-sided with 95 % coverage: what a gate holds against its limit."""
+    """Upper bound of the p10 ratio, one-sided with 95 % coverage: what a gate compares with its limit."""
     p_adjusted: float | None = None
-    """To be held against the family's level."""
+    """To be compared with the family's level."""
     statistics: list[StatisticRow] = []
     processes_needed: int | None = None
     """Per side, for a new comparison to see a change of the resolution, planned with an upper bound of the spread
@@ -130,7 +130,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Two cases to be held against each other, and what to call them."""
+    """Two cases to be compared, and what to call them."""
 
     a: MeasuredCase
     b: MeasuredCase
@@ -138,7 +138,7 @@ class Pair(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """One statistic's ratio, with the p-value that is held against the case's level."""
+    """One statistic's ratio, with the p-value that is compared with the case's level."""
 
     statistic: Statistic
     ratio: RatioEstimate
@@ -192,7 +192,7 @@ def compare_cases(
 
 
 def leave_out_tries(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
-    """Of a search for a batch size; the case that it ended with stays."""
+    """Without the tries of a search for a batch size; the case that it ended with stays."""
     return [case for case in cases if not case.result.case.spec.is_try]
 
 
@@ -427,7 +427,7 @@ ORDER: tuple[Verdict, ...] = ("worse", "better", "no difference found", "not eno
 
 
 def describe(row: CaseComparison, name_a: str = "A", name_b: str = "B") -> str:
-    """One sentence with factor, interval and n; the faster side is the subject, as people speak."""
+    """One sentence with factor, interval and n; the faster side is the subject."""
     count = f"n = {row.n_a} and {row.n_b} in {row.processes_a} and {_plural(row.processes_b, 'process', 'processes')}"
     if row.ratio is None or row.ci_low is None or row.ci_high is None:
         return f"{row.label}: not enough data: {row.reason}."

@@ -69,7 +69,7 @@ _FINEST = ("fp32", "tf32", "bf16", "fp16", "fp8", "None")
 
 
 class Gains(msgspec.Struct, frozen=True, kw_only=True):
-    """How many times the score of `ootb` the optimized forms reach."""
+    """How many times the score of `ootb` the optimized implementations reach."""
 
     benchmarks: int
     """Each batch size, number of ranks and set of parameters of a benchmark counts by itself."""
@@ -89,10 +89,10 @@ class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
     same_precision: Gains | None
     """Over the pairs that share a precision, each precision by itself; None without any."""
     any_precision: Gains | None
-    """Of each benchmark the fastest optimized form, in whichever precision, over the out-of-the-box form in the
+    """For each benchmark, the fastest optimized implementation, in any precision, over the out-of-the-box one in the
     finest precision that was measured: more coarse out-of-the-box cases change nothing here."""
     unpaired: list[str]
-    """Labels of ootb and optimized cases that are held against nothing, neither in a row nor in a mean."""
+    """Labels of ootb and optimized cases that have no counterpart, neither in a row nor in a mean."""
     without_score: list[str]
     """Labels of pairs that are in no mean, as one of them has no score: it failed, was skipped or was not checked."""
 

@@ -20,7 +20,7 @@ MODEL_NAMES: tuple[ModelName, ...] = ("alpha_beta", "sqrt", "piecewise")
 """From the plainest to the most flexible."""
 
 END_SPAN = 4.0
-"""An end slope is taken over sizes that differ by this factor: between close neighbours it would be mostly noise."""
+"""An end slope is taken over sizes that differ by this factor: between close sizes it would be mostly noise."""
 
 
 class AlphaBeta(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", tag="alpha_beta"):
@@ -71,7 +71,7 @@ class Piecewise(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", ta
 
     @property
     def s_per_byte(self) -> float:
-        """Of the last piece: how the curve goes on beyond its largest size."""
+        """Slope of the last piece: how the curve goes on beyond its largest size."""
         largest = self.sizes_bytes[-1]
         far = max((i for i, size in enumerate(self.sizes_bytes) if size * END_SPAN <= largest), default=0)
         slope = self._slope(far, len(self.sizes_bytes) - 1)
@@ -208,7 +208,7 @@ NEAR = 0.1
 SAME = 0.001
 """Mean errors that differ by less are equal: timings do not repeat better."""
 LARGEST_SHARE = 0.25
-"""Of the sizes, from the top: left out to see how a curve goes on beyond its range."""
+"""Fraction of the sizes, from the top, left out to see how a curve goes on beyond its range."""
 
 Fit = Callable[[Points], Curve]
 

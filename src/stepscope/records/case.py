@@ -95,7 +95,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int
     device_s: float | None = None
     """Time between two device events around the same iterations, where the device has them; of as many iterations
-    behind a full queue, where the device was held."""
+    behind a full queue, where the queue was saturated."""
     warmup: bool = False
     """Kept as evidence, left out of statistics."""
 
@@ -190,7 +190,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     case: str | None = None
     """Key of the case in flight."""
     exit_code: int | None = None
-    """Of the process; negative is the number of the signal that ended it."""
+    """Exit code of the process; negative is the number of the signal that ended it."""
     last_lines: list[str] = []
     """The end of what the rank wrote."""
     stack: list[str] = []
@@ -205,7 +205,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of whatever library, on a host or a device: not all have an exception of their own for it."""
+    """Whether memory ran out, on a host or a device: not all libraries have an exception of their own for it."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
@@ -275,7 +275,7 @@ class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
     count: float
     """Launches an iteration."""
     duration_s: float
-    """Of all its launches in one iteration."""
+    """Sum over all its launches in one iteration."""
 
 
 class SampleSlice(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int
     device: str
     name: str | None = None
-    """Of the device, where it has one."""
+    """Name of the device, where it has one."""
 
 
 class Communication(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="communication"):

@@ -130,7 +130,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
     settings: dict[str, str] = {}
     """What the libraries say they do: threads, tf32, deterministic mode …"""
     git: Git | None = None
-    """Of the working folder, where it is a checkout."""
+    """State of the working folder, where it is a checkout."""
 
     def __post_init__(self) -> None:
         if not self.hosts:

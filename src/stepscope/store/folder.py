@@ -198,7 +198,7 @@ class AppendFile:
             os.ftruncate(self._descriptor, offset)
             raise StoreWriteError(
                 f"cannot write {self.path.name}: {error.strerror}; every finished case is kept",
-                hint="make room (or mend the disk), then continue with --resume",
+                hint="make room (or fix the disk), then continue with --resume",
                 where=str(self.path),
             ) from error
         self.size += len(data)

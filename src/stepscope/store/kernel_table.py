@@ -47,7 +47,7 @@ _COUNTS = ("samples", "flops", "bytes", "unique_bytes")
 REQUIRED = (*LEADING, "latency_s")
 """Parameters of a case that have a column of their own."""
 _DIGITS = 6
-"""Of a time: far below its noise, and half of the file's size."""
+"""Digits of a time: far below its noise, and half of the file's size."""
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, float] = {}
     """Name → launches an iteration."""
     config: str | None = None
-    """Of the benchmark: `custom`, the name of a shape set, or `ceiling`, which is measured with settings of its own."""
+    """Config of the benchmark: `custom`, the name of a shape set, or `ceiling` for a measured peak."""
     system: str | None = None
     """Fingerprint of the system record."""
 
@@ -203,14 +203,14 @@ def _trailing(row: KernelRow) -> dict[str, str | int | float | None]:
 
 
 def _print_plain(value: str | int | float | None) -> str:
-    """Of a column whose type is known."""
+    """A cell of a column whose type is known."""
     if value is None:
         return ""
     return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
 
 
 def _print_scalar(value: Scalar) -> str:
-    """Of a parameter: `_parse_scalar` gives the same value back. Words that would come back as another one, such as
+    """A parameter's cell: `_parse_scalar` gives the same value back. Words that would come back as another one, such as
     the order 1032 of a permutation, are written in the quotes of JSON."""
     text = str(value)
     if isinstance(value, str) and (text == "" or text.startswith('"') or _parse_scalar(text) != value):
@@ -257,7 +257,7 @@ def _parse_line(path: Path, line: int, header: Sequence[str], cells: Sequence[st
             raise ValueError(f"latency_s {row.latency_s} is not above 0")
     except (ValueError, KeyError, msgspec.DecodeError) as error:
         raise BadInputError(
-            f"this is not a row of a kernel table: {error}", hint="mend or remove the line", where=f"{path}:{line}"
+            f"this is not a row of a kernel table: {error}", hint="fix or remove the line", where=f"{path}:{line}"
         ) from error
     return row
 

@@ -60,7 +60,7 @@ class Journal(NamedTuple):
     end: int
     """Where the last whole line ends."""
     seal: str
-    """Of the last line, which the next one is bound to; empty where there is none."""
+    """Seal of the last line, which the next one is bound to; empty where there is none."""
     sealed: bool
     """Every line has a seal."""
 

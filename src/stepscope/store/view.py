@@ -14,19 +14,19 @@ from stepscope.records.kinds import OperatorSpec, WorkloadObserved
 from stepscope.stats import Summary, median, quantile_sorted, summarize
 
 ARRIVAL = "arrival"
-"""Of `RankSamples.extra_s`: when this rank began each iteration, in seconds after the first rank."""
+"""Name in `RankSamples.extra_s`: when this rank began each iteration, in seconds after the first rank."""
 
 LATENCY_PERCENTILES = (50, 75, 95, 99)
 
 
 LOADER = "loader"
-"""Of `RankSamples.extra_s`: seconds a step when every batch came through a loader."""
+"""Name in `RankSamples.extra_s`: seconds per step when every batch came through a loader."""
 
 TTFT, TPOT = "ttft", "tpot"
-"""Of `RankSamples.extra_s`: seconds to the first token of a batch, and for each one after it."""
+"""Names in `RankSamples.extra_s`: seconds to the first token of a batch, and for each one after it."""
 
 NO_PARTS = (ARRIVAL, "graph", "kernel", LOADER, TTFT, TPOT)
-"""Of the further times: those that are no part of an iteration."""
+"""Further times that are no part of an iteration."""
 
 
 class MeasuredCase(NamedTuple):
@@ -212,7 +212,7 @@ class Ceilings(NamedTuple):
     """Measured on one device in one run. Work per second in base units; a missing one was not measured."""
 
     matrix_flops_per_s: dict[str, float]
-    """By dtype: a large square matrix product."""
+    """By dtype: a large square matmul."""
     bytes_per_s: dict[str, float]
     """`read`, `write`, `copy` (both directions counted), each of a stream many times any cache."""
 

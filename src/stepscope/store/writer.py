@@ -165,7 +165,7 @@ class RunWriter:
             raise _cannot_write(path, error) from error
 
     def write_communication(self, communication: Communication) -> None:
-        """Of the ranks that are here now: a resumed run has others than before."""
+        """For the ranks that are here now: a resumed run has others than before."""
         path = self.folder / layout.COMMUNICATION_FILE
         try:
             write_file_atomically(path, add_seal(encode_document(communication), self._plan_seal))
@@ -297,6 +297,6 @@ def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseR
 def _cannot_write(path: Path, error: OSError) -> StoreWriteError:
     return StoreWriteError(
         f"cannot write {path.name}: {error.strerror}; every finished case is kept",
-        hint="make room (or mend the disk), then continue with --resume",
+        hint="make room (or fix the disk), then continue with --resume",
         where=str(path),
     )

@@ -1,4 +1,4 @@
-"""What this machine is, what it promises (catalogue), how it feels (telemetry) and what to put right (doctor)."""
+"""What this machine is, its data-sheet peaks (catalogue), its state (telemetry) and what to fix (doctor)."""
 
 from stepscope.system.catalogue import find_device_peak, find_link_peak
 from stepscope.system.collect import collect_system, merge_systems

@@ -1,4 +1,4 @@
-"""What this machine is, what can run on it, what is missing, and what would spoil a measurement."""
+"""What this machine is, what can run on it, what is missing, and which sources of noise it has."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FindProgram = Callable[[str], str | None]
 
 
 def find_version(package: str) -> str | None:
-    """Of an installed package; reads its metadata and does not import it."""
+    """Version of an installed package; reads its metadata and does not import it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -260,7 +260,7 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
         ("This machine", _format_system(diagnosis.system)),
         ("What can run here", [_format_capability(one) for one in diagnosis.capabilities]),
         ("What would add the rest", [f"{one.name:<16} {one.command}" for one in diagnosis.missing]),
-        ("What would spoil a measurement", _format_warnings(diagnosis.warnings)),
+        ("Sources of noise", _format_warnings(diagnosis.warnings)),
     ]
     lines = []
     for title, content in sections:

@@ -232,7 +232,7 @@ def _count_nvlinks(nvml: Any, handle: Any, addresses: dict[str | None, str]) -> 
 
 
 def _read_nvlink_speed(nvml: Any, handle: Any) -> float | None:
-    """Of one link in one direction, bytes per second."""
+    """Speed of one link in one direction, bytes per second."""
     field = getattr(nvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", None)
     values = ask(nvml, "nvmlDeviceGetFieldValues", handle, [field]) if field is not None else None
     if not values or values[0].nvmlReturn != 0 or not values[0].value.uiVal:

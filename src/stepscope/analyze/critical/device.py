@@ -25,7 +25,7 @@ DEFAULT_STREAMS = (0, 7, MISSING)
 
 
 def work_costs(draft: Draft) -> Whole:
-    """What each piece of device work counts as."""
+    """What each device activity counts as."""
     rows = draft.devices.rows
     kind, category = core(draft.timeline, "kind")[rows], core(draft.timeline, "category")[rows]
     copies = np.isin(kind, (COPY, SET)) | np.isin(category, (classify.COPY, classify.SET))
@@ -34,7 +34,7 @@ def work_costs(draft: Draft) -> Whole:
 
 
 def add_work(draft: Draft, cost: Whole) -> None:
-    """From start to end of each piece of work; a meeting with other ranks decides the length of some."""
+    """From start to end of each device activity; a meeting with other ranks decides the length of some."""
     devices = draft.devices
     nodes = draft.rows.start_of[devices.rows]
     weight = np.where(draft.meets[devices.rows], 0, devices.end - devices.start)
@@ -73,7 +73,7 @@ def add_launches(draft: Draft) -> Whole:
 
 
 def add_stream_order(draft: Draft, cost: Whole) -> Whole:
-    """From each piece of work to the next on its stream. Returns when each could have begun by that.
+    """From each device activity to the next on its stream. Returns when each could have begun by that.
 
     Work that began before the one in front had ended (programmatic launches, graphs) follows its start instead, at the
     share of it that had passed; it cannot end before it.
@@ -97,7 +97,7 @@ def add_stream_order(draft: Draft, cost: Whole) -> Whole:
 
 
 def _add_outlasting(draft: Draft) -> None:
-    """Work that ends after later work of its stream did holds up what comes then."""
+    """Work that ends after later work of its stream did delays what comes then."""
     devices = draft.devices
     for mine in devices.queues:
         end, start = devices.end[mine], devices.start[mine]
@@ -127,7 +127,7 @@ def add_borders(draft: Draft, ready: Whole) -> None:
 def add_events(draft: Draft, before: Whole, after: Whole, inferred: Whole) -> Whole:
     """Waits of one stream for another: from the end of work to the start of work (places).
 
-    Returns when each piece of work could have begun by that.
+    Returns when each device activity could have begun by that.
     """
     devices = draft.devices
     draft.edges.add(

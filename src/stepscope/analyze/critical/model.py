@@ -295,7 +295,7 @@ def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
     """What had to happen before what, row by row, without a cycle even together with `parent`.
 
     `host` edges lead from one event to the next on its thread, not into what it encloses: that is in `parent`. Where
-    device work holds up an event that had itself launched it, the edge leads to the next event of the thread.
+    device work delays an event that had itself launched it, the edge leads to the next event of the thread.
     """
     graph = build_graph(timeline, step)
     parts = (_host_order(graph), _others(timeline, graph))

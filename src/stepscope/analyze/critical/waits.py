@@ -1,4 +1,4 @@
-"""Calls that hold up the host until device work has ended, and launches that a full queue holds up."""
+"""Calls that block the host until device work has ended, and launches that a full queue delays."""
 
 from __future__ import annotations
 

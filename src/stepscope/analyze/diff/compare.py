@@ -95,7 +95,7 @@ def diff_traces(
 
 
 class _Pair:
-    """Both sides, with the steps that speak for each."""
+    """Both sides, with the steps that represent each."""
 
     def __init__(self, a: Side, b: Side) -> None:
         self.a = a

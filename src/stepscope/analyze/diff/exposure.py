@@ -89,7 +89,7 @@ def spreads(values: Table) -> tuple[Table, Table]:
 
 
 def _median(values: Table, there: Mask) -> Table:
-    """Of each column, over the steps that have a value; 0 where none has."""
+    """The median of each column over the steps that have a value; 0 where none has."""
     ordered = np.sort(np.where(there, values, np.inf), axis=0)
     count = there.sum(axis=0)
     columns = np.arange(values.shape[1])
@@ -202,7 +202,7 @@ class Work(NamedTuple):
 
 
 class IdleTime(NamedTuple):
-    """Of one window: idle nanoseconds by label of what the host was doing, one column a share."""
+    """Idle nanoseconds of one window by label of what the host was doing, one column per share."""
 
     labels: list[str]
     spent: Integers
@@ -358,7 +358,7 @@ class Names(NamedTuple):
     total_ns: Table
     exposed_ns: Table
     operators: list[str | None]
-    """Of kernels: the operator that launches most of them."""
+    """The operator that launches most of the kernels of a name."""
 
 
 class OperatorNames(NamedTuple):

@@ -15,7 +15,7 @@ from stepscope.formats.classify import base_name
 from stepscope.formats.timeline import MISSING, OPERATOR, Integers, Timeline
 
 LEAST_SHARED = 0.5
-"""Of the calls of both names that must stand in the same places for one to be the other under a new name."""
+"""Fraction of the calls of both names that must stand in the same places for one to be the other under a new name."""
 
 
 class Group(NamedTuple):

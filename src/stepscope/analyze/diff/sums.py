@@ -36,7 +36,7 @@ class SumChange(msgspec.Struct, frozen=True, kw_only=True):
     change_s: float
     mean_a_s: float | None
     mean_b_s: float | None
-    """Of one call; None where there is none."""
+    """Mean duration of one call; None where there is none."""
     from_calls_s: float
     """Part of the change because there are more or fewer calls, at A's duration (B's where it is new)."""
     from_duration_s: float

@@ -11,7 +11,7 @@ from stepscope.analyze.network.pair_matrix import Layout, Pair, PairMatrix, Quan
 from stepscope.stats import median, quantile_sorted
 
 LEAST_SPREAD = 0.03
-"""Of logarithms: no two links repeat better than this, so no class is taken to be narrower."""
+"""Least spread of logarithms: no two links repeat better, so no class is taken to be narrower."""
 
 _REACH = 4.0
 """Spreads around the centre that still count as usual."""
@@ -143,7 +143,7 @@ LEAST_EFFECT = math.log(1.2)
 """Slower by less than a fifth is not called slow, however sure it is."""
 
 LEAST_PAIRS = 6
-"""Of one class: with fewer nobody knows what is usual."""
+"""Pairs per class: with fewer it is not known what is usual."""
 
 _SURE_SPREADS = 4.0
 """How far the middle of several pairs must stand out."""
@@ -156,7 +156,7 @@ _FEW = 6
 _AGREEING = 0.8
 """Share of a suspect's pairs that must be slow too."""
 _SEVERAL = 3
-"""Pairs that speak for each other; fewer have to stand alone."""
+"""Pairs that support each other; fewer have to stand out alone."""
 _MOST_CAUSES = 64
 
 
@@ -173,7 +173,7 @@ class Cause(NamedTuple):
     effect: float
     """Logarithm of the time over the usual one."""
     pairs: tuple[Pair, ...]
-    """Those that speak for it."""
+    """Those that support it."""
 
 
 def read_cells(matrix: PairMatrix, quantity: Quantity) -> dict[Pair, Cell]:

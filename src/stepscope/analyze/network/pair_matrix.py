@@ -48,20 +48,20 @@ class PairMatrix(msgspec.Struct, frozen=True, kw_only=True):
 
     benchmark: str
     parameters: dict[str, Parameter]
-    """What all cases share: dtype, device and whatever else was asked for."""
+    """What all cases share: dtype, device and any other parameter."""
     ranks: list[int]
     hosts: list[str]
-    """Of each rank; one that no measured pair names stands for itself."""
+    """One per rank; a rank that no measured pair names has one of its own."""
     nics: list[str | None]
-    """Of each rank, where it is known and the same towards all others."""
+    """One per rank, where it is known and the same towards all others."""
     small_bytes: int | None
     """Size of the messages whose time is the latency."""
     large_bytes: int | None
     """Size of the messages whose rate is the bandwidth."""
     latency_s: Grid[float]
-    """Of one message, one way."""
+    """Time of one message, one way."""
     latency_interval_s: Grid[Interval]
-    """Of the median, from the order of its samples."""
+    """Interval of the median, from the order of its samples."""
     bandwidth_bytes_per_s: Grid[float]
     bandwidth_interval_bytes_per_s: Grid[Interval]
     failures: list[PairFailure]
@@ -340,7 +340,7 @@ def _one_way(layout: Layout, ranks: tuple[int, ...], nic: str | None, scopes: tu
 
 
 def _can_be_told(layout: Layout, whole_host: bool, scope: Scope, on_host: int) -> bool:
-    """Of two hosts either may be the slow one, and of two ranks inside a host too: that is a link between them."""
+    """Not with two hosts alone, or two ranks inside one: either may be the slow one, so it is the link between them."""
     if scope == "inside":
         return on_host > 2 and (not whole_host or len(layout.on_host) > 1)
     return not whole_host or len(layout.on_host) > 2

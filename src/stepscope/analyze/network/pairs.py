@@ -43,9 +43,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_ratio: float | None = None
     """Over the usual one of such pairs: 0.5 is half as much. None where the bandwidth is not what stands out."""
     pairs: list[Pair]
-    """Sources and targets that speak for it."""
+    """Sources and targets that support it."""
     evidence: int
-    """Measurements that speak for it; a pair may count twice, by its latency and by its bandwidth."""
+    """Measurements that support it; a pair may count twice, by its latency and by its bandwidth."""
     groups: list[list[int]] = []
     """Ranks that are near to each other, for `tiers`."""
     sentence: str

@@ -44,7 +44,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """The lowest rank given."""
     method: str
     resolution_s: float
-    """Of the coarsest clock among the ranks."""
+    """Unit of the coarsest clock among the ranks."""
     collectives: int
     """Matched synchronising ones that were looked at."""
     offsets: list[ClockOffset]
@@ -223,7 +223,7 @@ def shift(timeline: Timeline, offset_ns: int) -> Timeline:
 
 
 CONTRADICTED = 0.05
-"""Of the collectives: with more of them impossible, the ranks' times cannot be compared."""
+"""With more than this fraction of the collectives impossible, the ranks' times cannot be compared."""
 
 
 def choose_clocks(matching: Matching, clocks: Clocks) -> tuple[Literal["as recorded", "aligned", "durations"], str]:

@@ -23,7 +23,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """One collective call of one rank."""
 
     row: int
-    """Of the timeline: its (first) kernel, or the host event."""
+    """Row of the timeline: its (first) kernel, or the host event."""
     collective: str
     named_by: str
     note: str | None = None
@@ -96,7 +96,7 @@ def rate(moved_bytes: float | None, seconds: float | None) -> float | None:
 
 
 MOST_SIZES = 16
-"""Of one collective in one group: beyond it sizes are put together by powers of two."""
+"""Sizes of one collective in one group with rows of their own: more are put together by powers of two."""
 
 _NOT_RECORDED = "not recorded: all ranks with the call are taken for its members"
 
@@ -122,7 +122,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """Sum of the durations (of matched ones: of the median over the ranks), waiting included."""
     median_s: float
     wait_share: float | None
-    """Of all members' time in them."""
+    """Fraction of all members' time in them."""
     transfer_s: float | None
     """Median, from the last arrival to the end."""
     algbw_bytes_per_s: float | None
@@ -131,7 +131,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """The rates are over the whole duration and so lower bounds: waiting could not be taken out."""
     fastest_s: float
     slowest_s: float
-    """Of the time that the rates are over."""
+    """Shortest and longest of the times that the rates are over."""
     slowest_call: int
     slowest_step: int | None
 
@@ -286,7 +286,7 @@ def _make_row(part: Whole, entries: Entries, named: list[str], matching: Matchin
 
 
 def _median_rate(moved: Whole, timed_s: Floats) -> float | None:
-    """Of the single collectives' rates; those without a size or a time are left out."""
+    """Median of the single collectives' rates; those without a size or a time are left out."""
     known = (moved >= 0) & (timed_s > 0)
     return float(np.median(moved[known] / timed_s[known])) if known.any() else None
 

@@ -59,7 +59,7 @@ class MatchingSummary(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     """Matched: each is one call on every rank of its group that was given."""
     calls: int
-    """Of all ranks together, matched and unmatched."""
+    """Over all ranks, matched and unmatched."""
     matched_calls: int
     methods: dict[str, int]
     """Collectives by how they were matched."""
@@ -80,7 +80,7 @@ class Matching:
     rows: Any
     """Structured array (CALL_FIELDS); `group` and `dtype` point into the lists above."""
     rank: Whole
-    """Of each row: place in `ranks`."""
+    """By row: place in `ranks`."""
     member: Whole
     """Places in `rows`, run by run, by rank inside a run."""
     first: Whole
@@ -108,7 +108,7 @@ class Matching:
         return self.rows[column][self.member]
 
     def owner(self) -> Whole:
-        """Of each matched row: its collective."""
+        """By matched row: its collective."""
         return np.repeat(np.arange(len(self)), self.count)
 
     def only(self, keep: Mask, keep_unmatched: Mask) -> Matching:

@@ -121,7 +121,7 @@ def _add_messages(matching: Matching, arrival: Floats, duration: Floats, wait: F
 
 
 MOST_COLUMNS = 48
-"""Collectives with a column of their own; more of them are put together with their neighbours in time."""
+"""Collectives with a column of their own; more of them are put together with those next to them in time."""
 MOST_ROWS, SINGLE_ROWS, GROUP_ROWS = 32, 8, 24
 """Ranks with a row of their own. Of more ranks, those that kept others waiting longest have one, and groups of
 neighbouring ranks have the others."""
@@ -131,9 +131,9 @@ class MapColumn(msgspec.Struct, frozen=True, kw_only=True):
     """One collective, or several that follow each other."""
 
     collectives: dict[str, int]
-    """How many of each kind: one, except where neighbours were put together."""
+    """How many of each kind: one, except where several were put together."""
     size_bytes: int | None
-    """Of the single collective; None: not known, or several."""
+    """Size of the single collective; None: not known, or several."""
     group_size: int | None
     last_rank: int | None
     """The rank to whom most of the arrival skew is due; None: all came at the same time."""
@@ -143,7 +143,7 @@ class MapColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 class MapRow(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int]
-    """One rank, or the first and the last of a group of neighbours."""
+    """One rank, or the first and the last of a group of consecutive ranks."""
     wait_s: list[float | None]
     """By column: how long the rank waited for later ones (mean over a group); None: it took no part."""
     late_s: list[float | None]
@@ -160,7 +160,7 @@ class WaitingMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def map_waiting(matching: Matching, waiting: Waiting, step: int | None) -> WaitingMap | None:
-    """Of the matched synchronising collectives of one step, or of all; None where there are none."""
+    """The map of the matched synchronising collectives of one step, or of all; None where there are none."""
     told = waiting.last >= 0
     if step is not None:
         told &= matching.step == step

@@ -56,7 +56,7 @@ class BaseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def precision(self) -> str | None:
-        """Of a whole model."""
+        """Precision of a whole model."""
         return None
 
     def without_precision(self: SpecT) -> SpecT:

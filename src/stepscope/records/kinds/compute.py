@@ -172,7 +172,7 @@ class WorkloadObserved(ModelObserved, frozen=True, kw_only=True, tag="workload")
     traced_ranks: str | None = None
     """Ranks whose steps were recorded, where not all were."""
     model_flops: int | float | None = None
-    """Of one step over all ranks, as the plain model needs them."""
+    """Operations of one step over all ranks, as the out-of-the-box model needs them."""
     peak_flops: int | float | None = None
     """Per second, as the makers of all devices together promise."""
     peak_source: str | None = None
