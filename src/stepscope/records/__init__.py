@@ -21,11 +21,11 @@ from stepscope.records.case import (
 )
 from stepscope.records.codec import UNREADABLE, encode_document, find_unstorable, parse_document, parse_samples
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
-from stepscope.records.run import Communication, FileEntry, Plan, RankPlace, Run, RunKind
-from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_seal
-from stepscope.records.system import (
+from stepscope.records.run import (
+    Communication,
     Container,
     Cpu,
+    FileEntry,
     Git,
     Gpu,
     Host,
@@ -34,8 +34,13 @@ from stepscope.records.system import (
     Memory,
     Nic,
     NumaNode,
+    Plan,
+    RankPlace,
+    Run,
+    RunKind,
     System,
 )
+from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_seal
 
 __all__ = [
     "UNREADABLE",

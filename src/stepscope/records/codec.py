@@ -14,8 +14,7 @@ from stepscope.core.errors import BadInputError, NewerVersionError
 from stepscope.records import kinds
 from stepscope.records.case import Benchmark, Case, CaseResult, Failure, RankSamples, Sample
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
-from stepscope.records.run import Communication, Plan, Run
-from stepscope.records.system import System
+from stepscope.records.run import Communication, Plan, Run, System
 
 _PATTERN_PREFIX = "pattern_"
 _PEAK_CONFIG = "ceiling"

@@ -19,7 +19,6 @@ from stepscope.records import (
     CaseResult,
     Communication,
     Failure,
-    FileEntry,
     Notice,
     Plan,
     RankSamples,
@@ -34,6 +33,7 @@ from stepscope.records import (
 from stepscope.store import folder as layout
 from stepscope.store.folder import AppendFile
 from stepscope.store.reader import StoredRun
+from stepscope.store.verify import describe_run, hash_files
 
 
 def create_run(
@@ -234,46 +234,6 @@ def record_failure(folder: Path, failure: Failure) -> None:
         file.append(add_seal(encode_document(failure)))
     finally:
         file.close()
-
-
-def hash_files(folder: Path) -> dict[str, FileEntry]:
-    """Every file of evidence: all but run.json, the lock, and what ranks write of themselves while they end."""
-    entries = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.BEGUN_FILE}
-        of_the_run = name not in passing and not path.name.endswith(".tmp")
-        if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=digest)
-    return entries
-
-
-def describe_run(stored: StoredRun, *, finished_at: str, files: dict[str, FileEntry]) -> Run:
-    """The record of a run that is complete, from its other records."""
-    plan, system, failures = stored.plan, stored.system, stored.failures
-    if system is None:
-        raise CorruptRunError(f"{layout.SYSTEM_FILE} is missing", where=str(stored.folder / layout.SYSTEM_FILE))
-    states = [result.status for result in {result.case.key: result for result in stored.results}.values()]
-    return Run(
-        id=plan.run_id,
-        kind=plan.kind,
-        created_at=plan.created_at,
-        finished_at=finished_at,
-        tool_version=plan.tool_version,
-        verb=plan.verb,
-        command=plan.command,
-        launcher=plan.launcher,
-        world_size=plan.world_size,
-        system_fingerprint=system.fingerprint,
-        cases_ok=states.count("ok"),
-        cases_failed=states.count("failed"),
-        cases_skipped=states.count("skipped"),
-        resumed=sum(failure.kind == "interrupted" for failure in failures),
-        failures=failures,
-        files=files,
-    )
 
 
 def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseResult, Sequence[RankSamples]]:

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyze.critical import device, host, kinds, waits
-from stepscope.analyze.critical.device import find_event_waits
+from stepscope.analyze.critical import edges, kinds, waits
 from stepscope.analyze.critical.draft import Constants, Draft, EdgeBuffer, begin_draft
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.rows import StepRows, core
@@ -67,11 +66,11 @@ def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Co
     waits.add_queue_limits(draft)
     _add_device_edges(draft)
     draft.limit[rows.start_of[np.flatnonzero(meets & (rows.start_of >= 0))] + 1] = 0
-    costs = host.host_costs(draft)
-    host.add_handovers(draft, costs)
-    host.add_helpers(draft, np.isin(costs, (kinds.C_OPERATOR, kinds.C_LAUNCH_CALL, kinds.C_PYTHON)))
-    host.add_chains(draft, costs)
-    host.add_host_pace(draft, step)
+    costs = edges.host_costs(draft)
+    edges.add_handovers(draft, costs)
+    edges.add_helpers(draft, np.isin(costs, (kinds.C_OPERATOR, kinds.C_LAUNCH_CALL, kinds.C_PYTHON)))
+    edges.add_chains(draft, costs)
+    edges.add_host_pace(draft, step)
     if not rows.source:
         draft.edges.add(0, 1, [rows.window.length_ns], kind=kinds.WINDOW, cost=kinds.C_GAP)
     draft.counts["device_events"] = len(rows.devices)
@@ -81,16 +80,16 @@ def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Co
 
 
 def _add_device_edges(draft: Draft) -> None:
-    cost = device.work_costs(draft)
-    device.add_work(draft, cost)
-    ready = device.add_launches(draft)
-    ready = np.maximum(ready, device.add_stream_order(draft, cost))
-    device.add_borders(draft, ready)
-    ready = np.maximum(ready, device.add_events(draft, *find_event_waits(draft)))
-    before, after = device.find_default_stream_waits(draft)
-    ready = np.maximum(ready, device.add_events(draft, before, after, np.ones_like(before)))
-    before, after = device.find_close_ends(draft, ready)
-    device.add_events(draft, before, after, np.ones_like(before))
+    cost = edges.work_costs(draft)
+    edges.add_work(draft, cost)
+    ready = edges.add_launches(draft)
+    ready = np.maximum(ready, edges.add_stream_order(draft, cost))
+    edges.add_borders(draft, ready)
+    ready = np.maximum(ready, edges.add_events(draft, *edges.find_event_waits(draft)))
+    before, after = edges.find_default_stream_waits(draft)
+    ready = np.maximum(ready, edges.add_events(draft, before, after, np.ones_like(before)))
+    before, after = edges.find_close_ends(draft, ready)
+    edges.add_events(draft, before, after, np.ones_like(before))
 
 
 def _usable_matches(
@@ -142,7 +141,7 @@ def _assemble(
         for name, count in draft.counts.items():
             counts[name] = counts.get(name, 0) + count
     usual = np.array([_usual_delays(draft.constants) for draft in drafts])
-    edges = settle(columns, time, usual, borders=(source, source + 1), counts=counts)
+    settled = settle(columns, time, usual, borders=(source, source + 1), counts=counts)
     return StepGraph(
         timelines=[draft.timeline for draft in drafts],
         step=step,
@@ -153,7 +152,7 @@ def _assemble(
         node_time=time,
         node_rank=np.append(rank, np.zeros(len(more), np.int64)),
         node_row=np.append(row, np.full(len(more), -1)),
-        edges=edges,
+        edges=settled,
         constants=[draft.constants for draft in drafts],
         counts=counts,
     )

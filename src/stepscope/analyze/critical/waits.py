@@ -8,8 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.analyze.critical import kinds
-from stepscope.analyze.critical.device import last_recorded
 from stepscope.analyze.critical.draft import Draft, least, usual
+from stepscope.analyze.critical.edges import last_recorded
 from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.formats.classify import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC

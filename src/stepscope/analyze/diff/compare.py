@@ -29,7 +29,7 @@ from stepscope.analyze.diff.exposure import (
     noise_of_step,
     p_values,
 )
-from stepscope.analyze.diff.matching import Group, match_names, pair_renamed
+from stepscope.analyze.diff.names import Group, match_names, pair_renamed
 from stepscope.analyze.diff.records import (
     Contribution,
     NameChange,
