@@ -105,7 +105,7 @@ def test_page_says_the_answer_and_its_provenance() -> None:
         "bound by stragglers",
         "look at rank 3",
         "rank3.json",
-        "later than noise, throughout",
+        "significantly late throughout",
         "92.52 GB/s",
         "Critical path by name",
         "T2, T3 and T5",
