@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stepscope.core.errors import StepscopeError
 from stepscope.launch.hosts import Cluster
-from stepscope.launch.watchdog import Beat, log_path, read_beat, read_rank_failure
+from stepscope.launch.watchdog import Beat, describe_activity, log_path, read_beat, read_rank_failure
 from stepscope.records import Failure
 from stepscope.store import RANKS_FOLDER, StoredRun, record_failure, resolve_store, run_folders
 from stepscope.store.folder import FAILURES_FILE
@@ -81,8 +81,8 @@ class Evidence:
             first = min(limits, key=lambda rank: beats[rank].number)
             return Failure(
                 kind="rank_hung",
-                message=f"{_name_ranks(list(limits), self._cluster)} gave no sign of life for {limits[first]:.0f} s "
-                f"({_doing(beats[first], stored)})",
+                message=f"{_name_ranks(list(limits), self._cluster)} sent no heartbeat for {limits[first]:.0f} s "
+                f"(last seen in {describe_activity(beats[first], stored)})",
                 hint="a lost link or a host that stopped looks like this",
                 where=str(ranks_folder),
                 rank=first,
@@ -91,7 +91,8 @@ class Evidence:
         for rank, beat in beats.items():
             said = read_rank_failure(ranks_folder, rank)
             if said is not None:
-                message = f"{_name_ranks([rank], self._cluster)} failed in {beat.phase}: {said.message}"
+                who, activity = _name_ranks([rank], self._cluster), describe_activity(beat, stored)
+                message = f"{who} failed in {activity}: {said.message}"
                 return Failure(kind="rank_died", message=message, rank=rank, case=beat.case, stack=said.stack)
         return None
 
@@ -121,13 +122,6 @@ def find_open_run(store: Path, ranks: int, since_s: float) -> StoredRun | None:
         except StepscopeError:
             continue
     return max(found, key=lambda one: one[0])[1] if found else None
-
-
-def _doing(beat: Beat, stored: StoredRun) -> str:
-    if beat.case is None:
-        return f"last seen in {beat.phase}"
-    labels = {case.key: case.label for case in stored.plan.cases}
-    return f"last seen in {beat.phase} of {labels.get(beat.case, beat.case)}"
 
 
 def _name_ranks(ranks: Sequence[int], cluster: Cluster) -> str:
