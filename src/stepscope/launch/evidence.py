@@ -47,7 +47,10 @@ class Evidence:
         """Whether a rank has said that it is lost; cheap enough to ask every second."""
         if self._stored is None:
             self._stored = find_open_run(self._store, self._cluster.ranks, self._since_s)
-        return self._stored is not None and self._describe(self._stored) is not None
+        if self._stored is None:
+            return False
+        recorded = _changed_s(self._stored.folder / FAILURES_FILE) >= self._since_s
+        return recorded or self._describe(self._stored) is not None
 
     def complete_record(self) -> BrokenRun | None:
         """What ended the run, now also kept with it; call it when all ranks have ended.

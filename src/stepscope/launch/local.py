@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -22,22 +21,11 @@ from stepscope.core.errors import (
     LaunchError,
     MissingDependencyError,
     RankDiedError,
-    RankHungError,
 )
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
-from stepscope.launch.join import is_peer_disconnect
 from stepscope.launch.server import RankEvent
-from stepscope.launch.watchdog import (
-    JOINING,
-    STACK_SIGNAL,
-    Beat,
-    describe_activity,
-    failure_path,
-    log_path,
-    read_beat,
-    read_rank_failure,
-    start_child,
-)
+from stepscope.launch.watch import LAST_LINES, RankWatch, as_error, find_causes, last_lines, read_from
+from stepscope.launch.watchdog import describe_activity, log_path, read_beat, read_rank_failure, start_child
 from stepscope.records import Failure
 from stepscope.store import RANKS_FOLDER, StoredRun, record_failure
 
@@ -47,9 +35,6 @@ LOAD_EXTRA_S = 30.0
 """Before there are ranks torch is imported: this much longer than the hang limit is allowed."""
 SETTLE_S = 2.0
 """How long to wait for further ranks to end after one that only says that another one is gone."""
-STACK_WAIT_S = 5.0
-"""The most that ranks are waited for to write their stacks: on a busy machine that takes more than a second."""
-LAST_LINES = 20
 LAUNCHER_LOG = "launcher.log"
 
 
@@ -80,13 +65,10 @@ def launch_local(
             raise InterruptedRunError(
                 "stopped by the user; every finished case is kept", hint=f"continue with --resume {folder.name}"
             ) from None
-        except RankHungError:
-            record_failure(folder, supervisor.describe_hang())
-            raise
         finally:
             supervisor.stop_all()
     if not supervisor.all_succeeded:
-        failure = supervisor.describe_death(_read_from(ranks_folder / LAUNCHER_LOG, log_start))
+        failure = supervisor.describe_death(read_from(ranks_folder / LAUNCHER_LOG, log_start))
         record_failure(folder, failure)
         advice = [
             failure.hint,
@@ -149,16 +131,13 @@ class _Supervisor:
         self._server, self._events = server, server.stdout
         self._folder, self._ranks_folder = folder, folder / RANKS_FOLDER
         self._ranks = ranks
-        self._hang_limit_s = hang_limit_s
+        self._hang_limit_s, self._watch = hang_limit_s, RankWatch(folder, hang_limit_s)
         self._on_poll = on_poll
         self._unread = b""
         self._pids: dict[int, int] = {}
         self._exit_codes: dict[int, int] = {}
         """By rank, in the order in which they ended."""
-        self._beats: dict[int, Beat] = {}
-        """The last of each rank, also of one that has finished since."""
         self._started_s = self._looked_s = time.time()
-        self._hung: list[int] = []
 
     @property
     def all_succeeded(self) -> bool:
@@ -170,14 +149,9 @@ class _Supervisor:
             self._on_poll()
             late = self._late_ranks()
             if late:
-                self._hung = self._ask_for_stacks(late)
-                failure = self.describe_hang()
-                raise RankHungError(
-                    failure.message,
-                    hint=f"its stack is in {log_path(self._ranks_folder, self._hung[0])}; finished cases are kept: "
-                    f"continue with --resume {self._folder.name}, or allow more with --hang-timeout",
-                    where=f"rank {_join_numbers(self._hung)}",
-                )
+                failure = self._watch.describe_hang(self._watch.find_hung(late))
+                record_failure(self._folder, failure)
+                raise as_error(failure)
         deadline_s = time.monotonic() + SETTLE_S
         while not find_causes(self._ranks_folder, self._ranks, self._exit_codes)[0] and time.monotonic() < deadline_s:
             if not self._read_events(POLL_S):
@@ -211,51 +185,7 @@ class _Supervisor:
                 where=str(self._ranks_folder / LAUNCHER_LOG),
             )
         running = [rank for rank in self._pids if rank not in self._exit_codes]
-        self._beats |= {rank: beat for rank in running if (beat := read_beat(self._ranks_folder, rank)) is not None}
-        heard_s = {rank: self._beats[rank].at_s if rank in self._beats else self._started_s for rank in running}
-        late = [rank for rank in running if now_s - heard_s[rank] > self._hang_limit_s]
-        # In an exchange nobody beats, and the last one to come to it is the last to be late; while ranks join, those
-        # that wait for others do beat.
-        joining = all(rank in late or (rank in self._beats and self._beats[rank].phase in JOINING) for rank in running)
-        return late if len(late) == len(running) or joining else []
-
-    def _ask_for_stacks(self, late: Sequence[int]) -> list[int]:
-        """The ranks that do not wait for another one, of those that all stand still: their stack is not in a
-        collective."""
-        sizes = {rank: _size(log_path(self._ranks_folder, rank)) for rank in late}
-        for rank in late:
-            # Before its first heartbeat a rank cannot write its stack: the signal would end it.
-            if rank in self._beats:
-                with suppress(ProcessLookupError):
-                    os.kill(self._pids[rank], STACK_SIGNAL)
-        deadline_s = time.monotonic() + STACK_WAIT_S
-        dumps: dict[int, str] = {}
-        while time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-            # A dump that did not grow since the last look is whole.
-            before, dumps = dumps, {r: _read_from(log_path(self._ranks_folder, r), sizes[r]) for r in late}
-            if dumps == before and all(dumps.values()):
-                break
-        guilty = []
-        for rank, dump in dumps.items():
-            main_thread = dump.rpartition("Current thread")[2] or dump
-            if "torch/distributed" not in main_thread:
-                guilty.append(rank)
-        return guilty or list(late)
-
-    def describe_hang(self) -> Failure:
-        rank = self._hung[0]
-        beat = self._beats.get(rank)
-        lines = _last_lines(log_path(self._ranks_folder, rank), 60)
-        activity = f"last seen in {describe_activity(beat, StoredRun(self._folder))}" if beat else "it never joined"
-        return Failure(
-            kind="rank_hung",
-            message=f"rank {_join_numbers(self._hung)} sent no heartbeat for {self._hang_limit_s:.0f} s ({activity})",
-            rank=rank,
-            case=beat.case if beat else None,
-            last_lines=lines[-LAST_LINES:],
-            stack=[line for line in lines if "File " in line or "hread" in line],
-        )
+        return self._watch.find_late(running, self._started_s)
 
     def describe_death(self, launcher_output: str) -> Failure:
         return describe_death(self._folder, self._ranks, self._exit_codes, self._server.returncode, launcher_output)
@@ -270,23 +200,6 @@ class _Supervisor:
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
         self._events.close()
-
-
-def find_causes(ranks_folder: Path, ranks: int, exit_codes: dict[int, int]) -> tuple[list[int], list[int]]:
-    """The ranks that failed of themselves, and those that another one may have made fail; the likeliest first.
-
-    A rank ended by a signal explains the connection errors of its peers, not the reverse. One that left an error failed
-    of that, whatever ended its process afterwards. One that aborted and left none may have been made to by a library
-    that missed another rank.
-    """
-    # The first error comes first: what libraries say when another rank is gone has no fixed words.
-    order = sorted(range(ranks), key=lambda rank: _changed_s(failure_path(ranks_folder, rank)))
-    errors = {rank: failure for rank in order if (failure := read_rank_failure(ranks_folder, rank))}
-    signals = {rank: -code for rank, code in exit_codes.items() if code < 0 and rank not in errors}
-    killed = [rank for rank, number in signals.items() if number not in {signal.SIGTERM, signal.SIGABRT}]
-    original = [rank for rank, failure in errors.items() if not is_peer_disconnect(failure.message)]
-    aborted = [rank for rank, number in signals.items() if number == signal.SIGABRT]
-    return [*killed, *original], [*aborted, *errors, *(rank for rank, code in exit_codes.items() if code)]
 
 
 def describe_death(
@@ -310,18 +223,10 @@ def describe_death(
         rank=rank,
         case=beat.case if beat else None,
         exit_code=code,
-        last_lines=_last_lines(log_path(ranks_folder, rank), LAST_LINES),
+        last_lines=last_lines(log_path(ranks_folder, rank), LAST_LINES),
         stack=error.stack if error else [],
         hint=error.hint if error else None,
     )
-
-
-def _changed_s(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else math.inf
-
-
-def _join_numbers(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def _describe_exit(code: int | None) -> str:
@@ -333,19 +238,3 @@ def _describe_exit(code: int | None) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _read_from(path: Path, offset: int) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read().decode(errors="replace")
-
-
-def _last_lines(path: Path, count: int) -> list[str]:
-    return _read_from(path, max(0, _size(path) - 65536)).splitlines()[-count:]

@@ -121,10 +121,10 @@ def host_store(listener: socket.socket) -> object:
 
     if not dist.is_available():
         return None
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        LOOPBACK, port, None, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )  # type: ignore[call-arg]
+    store: object = dist.TCPStore(  # type: ignore[attr-defined]
+        LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store
 
 
 def run_worker(folder: Path, target: str, hang_limit_s: float) -> int:

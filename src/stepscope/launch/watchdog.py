@@ -20,8 +20,8 @@ import msgspec
 from stepscope.records import Failure, describe_exception, encode_document
 from stepscope.store import StoredRun
 
-JOINING = ("starting", "joining")
-"""Phases in which a rank that waits for others still beats."""
+TERMINATED = "terminated"
+"""The kind of failure that a rank notes when its launcher ends it."""
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads into its log."""
 

@@ -24,7 +24,7 @@ from stepscope.launch.watchdog import (
 from stepscope.store import RANKS_FOLDER
 
 BACKSTOP_S = 15.0
-"""A self-launched rank's own alarm rings this much after its supervisor's, which knows more."""
+"""A rank's own alarm rings this much after its supervisor's or companion's, which knows more."""
 
 
 class Session:
@@ -71,9 +71,7 @@ class RankSession(Session):
         self.hang_limit_s = hang_limit_s
         self._supervised = supervised
         self._has_failed = False
-        self.heartbeat = Heartbeat(
-            rank=self.context.rank, limit_s=hang_limit_s + (BACKSTOP_S if supervised else 0), log=sys.stderr
-        )
+        self.heartbeat = Heartbeat(rank=self.context.rank, limit_s=hang_limit_s + BACKSTOP_S, log=sys.stderr)
 
     def adopt_folder(self, folder: Path) -> None:
         """From now on evidence goes there. A host that does not share the folder keeps its ranks' words to itself."""
