@@ -285,7 +285,7 @@ def compare(
     >>> [row.verdict for row in stepscope.compare("latest", "latest").rows]
     ['not enough data']
     """
-    from stepscope.compare.verdict import compare_runs
+    from stepscope.compare.views import compare_runs
 
     return compare_runs(find_run(a, store=store), find_run(b, store=store), level=level, resolution=resolution)
 

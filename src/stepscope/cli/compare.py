@@ -17,7 +17,7 @@ from stepscope.store import StoredRun, find_run
 if TYPE_CHECKING:
     from stepscope.compare.views import Gains
 
-VIEWS = ("cases", "systems", "ootb-optimized")
+VIEWS = ("cases", "ootb-optimized")
 
 
 @click.command("compare")

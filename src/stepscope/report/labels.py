@@ -11,8 +11,7 @@ import msgspec
 
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.records import Case, CaseResult, Communication, Parameter, Scalar
-from stepscope.records.kinds import WorkloadSpec
-from stepscope.records.kinds.operators import ComputeSpec
+from stepscope.records.kinds import CallSpec, OperatorSpec, WorkloadSpec
 
 MODELS = frozenset({"ootb", "optimized"})
 """Implementations of whole models."""
@@ -61,7 +60,7 @@ _SETTINGS = frozenset({"dtype", "device"})
 def is_operator(case: Case) -> bool:
     """Whether it is one operator that its benchmark names, but no shape of it."""
     spec, benchmark = case.spec, case.benchmark
-    return isinstance(spec, ComputeSpec) and (spec.op, spec.direction) == (benchmark.model, benchmark.mode)
+    return isinstance(spec, OperatorSpec | CallSpec) and (spec.op, spec.direction) == (benchmark.model, benchmark.mode)
 
 
 def _facts(case: Case, hidden: frozenset[str]) -> Facts:
@@ -76,7 +75,11 @@ def _describe_family(family: Mapping[str, Case], hidden: frozenset[str]) -> Iter
     names = list(dict.fromkeys(name for one in facts.values() for name in one))
     differing = {name for name in names if len({repr(one.get(name, _ABSENT)) for one in facts.values()}) > 1}
     for key, case in family.items():
-        shape = case.spec.shape.keys() if isinstance(case.spec, ComputeSpec) and is_operator(case) else frozenset()
+        shape = (
+            case.spec.shape.keys()
+            if isinstance(case.spec, OperatorSpec | CallSpec) and is_operator(case)
+            else frozenset()
+        )
         shown = differing | find_unusual(case) | shape
         yield (
             key,
