@@ -157,18 +157,42 @@ def test_a_pipe_gets_whole_lines(measured: Path) -> None:
     assert "left out" not in done.stdout
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_bar_shows_count_and_clock_over_all_processes(tmp_path: Path, width: int) -> None:
-    """Labels are longer than the line; the first count stands there before anything was measured."""
-    words = [*MEASURED["ops"], "--processes", "2", "--quick"]
-    seen = on_terminal(width, [sys.executable, "-m", "stepscope", *words], tmp_path / "runs", both=True)
-    frames = re.findall(r"[━╸╺ ]{24}\S* +(\d+/\d+) +(\d+:\d\d:\d\d)", strip_escapes(seen.stdout))
-    counts = [count for count, _ in frames]
+def test_the_bar_counts_the_cases_of_all_processes(tmp_path: Path) -> None:
+    """The first count stands there before anything was measured."""
+    words = [*MEASURED["ops"], "--processes", "2"]
+    seen = on_terminal(80, [sys.executable, "-m", "stepscope", *words], tmp_path / "runs", both=True)
+    counts = assert_bars(seen.stdout, 80)
     assert counts[0] == "0/2"
     assert "1/2" in counts
-    for line in re.split(r"[\r\n]", strip_escapes(seen.stdout)):
-        if re.search(r"\d+:\d\d:\d\d", line) and "━" in line:
-            assert len(line) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bar_count_and_clock_always_show(tmp_path: Path, width: int) -> None:
+    """Also beside a label that is longer than the line."""
+    script = """
+import time
+from builders import make_case, make_result, make_samples
+from stepscope.measure.progress import open_progress
+case = make_case(**{f"parameter_{number}": number for number in range(20)})
+with open_progress() as progress:
+    for number in (1, 2):
+        progress.case_started(case, number, 2, note="process 1 of 2")
+        time.sleep(0.2)
+        progress.case_done(make_result(case), [make_samples(case, [1.0, 1.1])])
+"""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}){script}"]
+    seen = on_terminal(width, command, tmp_path / "runs", both=True)
+    assert {"0/2", "1/2"} <= set(assert_bars(seen.stdout, width))
+
+
+def assert_bars(text: str, width: int) -> list[str]:
+    """Counts in the order shown; each beside a bar and a clock, in a line that fits."""
+    lines = [line for line in re.split(r"[\r\n]", strip_escapes(text)) if "━" in line]
+    found = [re.search(r"[━╸╺]{24} +(\d+/\d+) +\d+:\d\d:\d\d", line) for line in lines]
+    assert lines
+    assert all(found), lines
+    assert max(map(len, lines)) <= width
+    return [one[1] for one in found if one is not None]
 
 
 def strip_escapes(text: str) -> str:
