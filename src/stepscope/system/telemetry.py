@@ -16,7 +16,7 @@ from stepscope.system.host import (
     ROOT,
     is_there,
     list_folder,
-    parse_cpu_list,
+    read_allowed_cpus,
     read_int,
     read_text,
     read_throttled_periods,
@@ -118,10 +118,8 @@ class CpuTelemetry(Telemetry):
 
 def _list_watched_cpus(root: Path) -> list[Path]:
     """Evenly spread over the processors this process may use, so that every socket is among them."""
-    lines = (read_text(root / "proc/self/status") or "").splitlines()
-    allowed = next((line.split(":", 1)[1] for line in lines if line.startswith("Cpus_allowed_list:")), "")
     folder = root / "sys/devices/system/cpu"
-    usable = [path for number in parse_cpu_list(allowed) if is_there(path := folder / f"cpu{number}")]
+    usable = [path for number in read_allowed_cpus(root) if is_there(path := folder / f"cpu{number}")]
     usable = usable or list_folder(folder, "cpu[0-9]*")
     step = max(1, -(-len(usable) // MAX_WATCHED_CPUS))
     return usable[::step]
