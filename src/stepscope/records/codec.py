@@ -259,9 +259,9 @@ def current_version(record_type: type[msgspec.Struct]) -> int:
 
 
 def parse_document(data: bytes, record_type: type[RecordT], *, where: str, hint: str = _HINT) -> RecordT:
-    """Raises BadInputError with the place and the rule broken, NewerVersionError for what the future wrote."""
+    """Raises BadInputError with the place and the rule broken, NewerVersionError for a newer format."""
     name, version = record_type.__struct_config__.tag, current_version(record_type)
-    with suppress(*UNREADABLE):  # which is told below, from the head of the document on
+    with suppress(*UNREADABLE):  # reported below, from the head of the document on
         record = msgspec.json.decode(data, type=record_type)
         fields: Any = record
         found: int = fields.schema_version
@@ -285,16 +285,16 @@ def parse_document(data: bytes, record_type: type[RecordT], *, where: str, hint:
     try:
         if header.schema_version == version:
             return msgspec.json.decode(data, type=record_type)
-        return msgspec.convert(_upgrade(msgspec.json.decode(data), str(name), version, where), record_type)
+        return msgspec.convert(_upgrade(msgspec.json.decode(data), str(name), version, where, hint), record_type)
     except UNREADABLE as error:
         raise _bad(f"this {name} breaks its format: {error}", where, hint) from error
 
 
-def _upgrade(content: dict[str, Any], name: str, version: int, where: str) -> dict[str, Any]:
+def _upgrade(content: dict[str, Any], name: str, version: int, where: str, hint: str) -> dict[str, Any]:
     while (found := content["schema_version"]) < version:
         step = UPGRADES.get((name, found))
         if step is None:
-            raise _bad(f"this {name} has format {found}, which no release wrote", where)
+            raise _bad(f"this {name} has format {found}, which no release wrote", where, hint)
         content = {**step(content), "schema_version": found + 1}
     return content
 
