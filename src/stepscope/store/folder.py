@@ -93,17 +93,21 @@ def require_plain_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder) as mine:  # file systems may give files another owner than the user
             reason = _find_odd(folder, os.fstat(mine.fileno()).st_uid)
     except OSError as error:
-        raise StoreNotWritableError(
-            f"cannot write into {folder}: {error.strerror}",
-            hint="copy the run to a place that is yours",
-            where=str(folder),
-        ) from error
+        raise _not_writable(folder, error) from error
     if reason is not None:
         raise UsageError(
             f"run {folder.name} is not written to: {reason}",
             hint="reading it is safe; to go on with it, copy its files to a store of your own",
             where=str(folder),
         )
+
+
+def _not_writable(folder: Path, error: OSError) -> StoreNotWritableError:
+    return StoreNotWritableError(
+        f"cannot write into {folder}: {error.strerror}",
+        hint="copy the run to a place that is yours",
+        where=str(folder),
+    )
 
 
 def _find_odd(folder: Path, owner: int) -> str | None:
@@ -151,11 +155,7 @@ def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise StoreNotWritableError(
-            f"cannot write into {folder}: {error.strerror}",
-            hint="copy the run to a place that is yours",
-            where=str(folder),
-        ) from error
+        raise _not_writable(folder, error) from error
     deadline = time.monotonic() + wait_s
     try:
         while True:
@@ -173,6 +173,14 @@ def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def cannot_write(path: Path, error: OSError) -> StoreWriteError:
+    return StoreWriteError(
+        f"cannot write {path.name}: {error.strerror}; every finished case is kept",
+        hint="make room (or fix the disk), then continue with --resume",
+        where=str(path),
+    )
 
 
 class AppendFile:
@@ -196,11 +204,7 @@ class AppendFile:
             os.fdatasync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, offset)
-            raise StoreWriteError(
-                f"cannot write {self.path.name}: {error.strerror}; every finished case is kept",
-                hint="make room (or fix the disk), then continue with --resume",
-                where=str(self.path),
-            ) from error
+            raise cannot_write(self.path, error) from error
         self.size += len(data)
         return offset
 
