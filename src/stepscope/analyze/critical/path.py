@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.draft import Constants
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
-from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks
+from stepscope.analyze.critical.model import build_graph
 from stepscope.analyze.critical.schedule import Checks, Schedule, StepGraph, check_graph, find_slack, path_edges, retime
 from stepscope.analyze.step.numbers import Whole, seconds
 from stepscope.core.units import format_share
@@ -99,23 +99,6 @@ class PathColumns(NamedTuple):
 def critical_path(timeline: Timeline, step: int | None = None, *, constants: Constants | None = None) -> CriticalPath:
     """The path of one rank's step, or of the whole trace."""
     return describe_path(build_graph(timeline, step, constants=constants))
-
-
-def critical_path_of_ranks(
-    timelines: Sequence[Timeline],
-    matches: Sequence[Sequence[tuple[int, int]]],
-    step: int | None = None,
-    *,
-    offsets_ns: Sequence[int] | None = None,
-    constants: Constants | None = None,
-) -> CriticalPath:
-    """Through all ranks: where one waited for another in a collective, the path changes rank.
-
-    `matches`: for each collective its members as (index of the timeline, row). `offsets_ns`: what to add to each rank's
-    times to have them on one clock.
-    """
-    graph = build_graph_of_ranks(timelines, matches, step=step, offsets_ns=offsets_ns, constants=constants)
-    return describe_path(graph)
 
 
 def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segments: bool = True) -> CriticalPath:
