@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -129,8 +131,6 @@ def _find_odd(folder: Path, owner: int) -> str | None:
 
 def is_locked(folder: Path) -> bool:
     """Whether some process is writing this run just now."""
-    import fcntl
-
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -149,9 +149,6 @@ def is_locked(folder: Path) -> bool:
 @contextmanager
 def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """The kernel drops the lock with the process, so a killed writer never leaves a stale one."""
-    import fcntl
-    import time
-
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
