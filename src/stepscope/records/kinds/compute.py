@@ -118,6 +118,12 @@ class UserModelSpec(BaseSpec, frozen=True, kw_only=True, tag="user_model"):
     function: str
     sha256: str
     precision: str | None = None
+    search: str | None = None
+    """The goal of the search that this case is a try of; None: it is no try."""
+
+    @property
+    def is_try(self) -> bool:
+        return self.search is not None
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
