@@ -305,7 +305,7 @@ def _plain(value: Parameter) -> str:
 
 
 def read_published_table(path: Path) -> list[Measurement]:
-    """A CSV with one row a size; the first row that does not keep the rules is named with its line."""
+    """A CSV with one row per size; the first row that does not keep the rules is named with its line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -356,7 +356,7 @@ def _whole(cells: Mapping[str, str], name: str, *, least: int) -> int:
 
 
 def group_curves(measurements: Iterable[Measurement]) -> list[CollectiveCurve]:
-    """One curve a setting, in the order they are first met.
+    """One curve per setting, in the order they are first met.
 
     A size that was measured more than once counts once, with the median of its times. Messages of no bytes (a barrier)
     are no points of a curve over sizes.

@@ -148,7 +148,7 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
             yield Sample(duration_s=duration, iterations=count, device_s=device, warmup=warmup)
 
     def seconds(self) -> list[float]:
-        """Wall seconds per iteration, one value a sample, warm-ups left out."""
+        """Wall seconds per iteration, one value per sample, warm-ups left out."""
         return [
             duration / count
             for duration, count, warmup in zip(self.duration_s, self.iterations, self.warmup, strict=True)
@@ -273,7 +273,7 @@ class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     count: float
-    """Launches an iteration."""
+    """Launches per iteration."""
     duration_s: float
     """Sum over all its launches in one iteration."""
 

@@ -104,7 +104,7 @@ def read_cpu(root: Path = ROOT) -> Cpu:
 
 
 def parse_cpuinfo(text: str) -> list[dict[str, str]]:
-    """One dictionary a logical processor; what comes after the last (`Hardware : …`) joins a block of its own."""
+    """One dictionary per logical processor; what comes after the last (`Hardware : …`) joins a block of its own."""
     entries = []
     for block in re.split(r"\n\s*\n", text):
         pairs = (line.split(":", 1) for line in block.splitlines() if ":" in line)

@@ -184,7 +184,7 @@ def _parse_dtype_check(result: ChildResult) -> DtypeCheck:
 def bfloat16_works() -> bool:
     """Whether a bfloat16 matmul on this CPU leaves the process alive, with the variables set now.
 
-    Costs the import of torch in a child process, once a process. False only after an illegal instruction: a type
+    Costs the import of torch in a child process, once per process. False only after an illegal instruction: a type
     that torch merely refuses tells so itself when it is used.
     """
     return not _parse_dtype_check(run_python_child(_DTYPES_SOURCE.format(dtypes=("bfloat16",)), {})).trapped

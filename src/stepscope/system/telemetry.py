@@ -54,7 +54,7 @@ class Telemetry:
         self._root = root
 
     def read(self, at: Moment) -> list[Reading]:
-        """One reading a device; `start` also sets the counts against which throttling is seen."""
+        """One reading per device; `start` also sets the counts against which throttling is seen."""
         return [Reading(device=self.device, at=at, load_1m=self._read_load())]
 
     def close(self) -> None:

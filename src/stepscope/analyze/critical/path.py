@@ -81,7 +81,7 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     slack: list[NameSlack]
     checks: Checks
     constants: list[Constants]
-    """Delays, one set a rank."""
+    """Delays, one set per rank."""
     notes: list[str]
     """What to know before believing it."""
 

@@ -352,7 +352,7 @@ def _owners(rows: Whole, record: Whole, annotation: Whole) -> Whole:
 
 
 def _join_pieces(calls: Any, owner: Whole) -> Any:
-    """One row a call, in order of start."""
+    """One row per call, in order of start."""
     if not len(calls):
         return calls
     order = np.lexsort((calls["row"], calls["start_ns"], owner))
