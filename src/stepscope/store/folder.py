@@ -1,4 +1,4 @@
-"""Names and places inside a store and a run folder; one place that knows them."""
+"""Names and places inside a store and a run folder, locks, and append-only files of lines."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _read_deaths(path: Path) -> dict[str, int]:
 
 
 def record_failure(folder: Path, failure: Failure) -> None:
-    """Keep why a run ended early beside its evidence; called by whoever survived."""
+    """Keep why a run ended early beside its evidence; called by a process that survived."""
     file = AppendFile(folder / layout.FAILURES_FILE)
     try:
         file.append(add_seal(encode_document(failure)))

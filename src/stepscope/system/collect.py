@@ -235,7 +235,7 @@ _CARRIERS = ("librccl", "libmscclpp", "libnccl", "libucc", "libmpi", "libccl")
 
 
 def describe_torch_library(backend: str) -> dict[str, str]:
-    """Name, version and file. NCCL's own functions may be served by RCCL or MSCCL++: the loaded file tells."""
+    """Name, version and file. NCCL's own functions may be served by RCCL or MSCCL++: the loaded file decides."""
     import torch
 
     if backend == "gloo":
@@ -275,7 +275,7 @@ def _ask_nccl_version(file: Path) -> str | None:
 
 
 def read_communication_settings() -> dict[str, str]:
-    """What the environment tells the library; secrets do not have such names."""
+    """Variables that configure the library; secrets do not have such names."""
     return {name: value for name, value in sorted(os.environ.items()) if SETTING.fullmatch(name)}
 
 

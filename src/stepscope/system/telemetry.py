@@ -1,4 +1,4 @@
-"""What a device tells of itself while it is measured: clocks, power, temperature and why it runs slower.
+"""What a device reports while it is measured: clocks, power, temperature and why it runs slower.
 
 A read costs well under 2 ms, so that it can stand between samples; what is slow to find is found on opening.
 """
@@ -47,7 +47,7 @@ _CPU_SENSORS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal"})
 
 class Telemetry:
     """Readings of one device. Open it before the measurement, close it after; nothing here ever raises for want
-    of a driver or a file: a field that nobody tells is None."""
+    of a driver or a file: a field that nothing reports is None."""
 
     def __init__(self, device: str, *, root: Path = ROOT) -> None:
         self.device = device

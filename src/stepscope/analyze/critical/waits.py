@@ -138,7 +138,7 @@ def _device_syncs(draft: Draft) -> HostWaits:
 
 
 def _stream_syncs(draft: Draft) -> HostWaits:
-    """The stream is that of the thread's last launch: whoever waits has just asked for something."""
+    """The stream is that of the thread's last launch: the wait is for what the thread launched last."""
     calls = _untold(draft, STREAM_SYNC)
     return _inferred(draft, calls, draft.hosts.start[calls])
 

@@ -304,7 +304,7 @@ def _measure(
     groups: list[ProcessGroup],
     splits: tuple[Whole, Whole],
 ) -> None:
-    """Fills sizes and bus bytes; whoever has none gets a reason instead."""
+    """Fills sizes and bus bytes; calls without one get a reason instead."""
     own_place = [_own_place(group, timeline.rank) for group in groups]
     columns = (calls["collective"], elements.put_in, elements.got, elements.dtype, *splits, calls["group"])
     facts = np.stack([*columns, elements.recorded], axis=1).astype(np.int64)
