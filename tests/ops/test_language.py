@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.bench.ops import language
-from stepscope.bench.ops.gemm import Bmm, Gemm, Mlp
+from stepscope.bench.ops.families.gemm import Bmm, Gemm, Mlp
 from stepscope.bench.ops.language import expand_shape, expand_table, parse_condition, write_shape
 from stepscope.bench.ops.operator import Operator, Parameter, Shape, Work
 from stepscope.core.errors import UsageError

@@ -12,7 +12,7 @@ from stepscope.bench.comms.patterns.registry import PATTERNS, make_case, read_op
 from stepscope.bench.comms.sweep import make_sweep
 from stepscope.bench.ops.cases import call_cases
 from stepscope.bench.ops.cases import make_cases as make_operator_cases
-from stepscope.bench.ops.ceilings import make_ceiling_cases
+from stepscope.bench.ops.measured_peaks import make_ceiling_cases
 from stepscope.bench.ops.suites import MICRO
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.own import make_own_case

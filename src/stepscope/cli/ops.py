@@ -298,8 +298,8 @@ def show_trace_run(run: StoredRun, table: Path | None) -> int:
 
 def require_call(target: str) -> None:
     """What no device could ever run is wrong use, not a case that is skipped."""
-    from stepscope.bench.ops.call_targets import require_target
     from stepscope.bench.ops.operator import UnsupportedError
+    from stepscope.traces.calls.torch_calls import require_target
 
     try:
         require_target(target)

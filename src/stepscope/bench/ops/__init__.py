@@ -2,11 +2,10 @@
 
 from stepscope.bench.ops.case_files import read_case_file
 from stepscope.bench.ops.cases import call_cases, cases_of_requests, make_cases, parse_shape
-from stepscope.bench.ops.ceilings import make_ceiling_cases
+from stepscope.bench.ops.catalogue import find_operator, operators, shape_sets
 from stepscope.bench.ops.language import expand_shape
+from stepscope.bench.ops.measured_peaks import make_ceiling_cases
 from stepscope.bench.ops.operator import DTYPE_BYTES, DTYPES, Operator, Parameter, Shape, Work
-from stepscope.bench.ops.registry import find_operator, operators
-from stepscope.bench.ops.shape_sets import shape_sets
 
 __all__ = [
     "DTYPES",

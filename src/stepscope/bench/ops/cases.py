@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from stepscope.bench.ops.caches import CACHES
-from stepscope.bench.ops.call import CallAny, make_call_shape
+from stepscope.bench.ops.build import CACHES
+from stepscope.bench.ops.catalogue import find_set, operators, shape_sets
+from stepscope.bench.ops.families.call import CallAny, make_call_shape
 from stepscope.bench.ops.language import MAX_CASES, CaseRequest, expand_shape, expand_table
 from stepscope.bench.ops.operator import DTYPES, Operator, Value
-from stepscope.bench.ops.registry import operators
-from stepscope.bench.ops.shape_sets import find_set, shape_sets
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
 from stepscope.records.kinds import CallSpec, OperatorSpec

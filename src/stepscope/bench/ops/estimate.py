@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepscope.bench.ops.operator_case import read_case
+from stepscope.bench.ops.build import read_case
 from stepscope.bench.ops.producer import MEMORY_SHARE
 from stepscope.core.units import format_bytes
 from stepscope.measure import MeasureSettings, free_memory_bytes, last_level_cache_bytes, open_device

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.bench.ops.arguments import write_json
-from stepscope.bench.ops.call import OPERATOR
-from stepscope.bench.ops.call_targets import ATEN
+from stepscope.bench.ops.families.call import OPERATOR
 from stepscope.bench.ops.language import CaseRequest
 from stepscope.bench.ops.trace_units import NO_WORK, find_units, is_recorded
-from stepscope.bench.ops.traced_arguments import (
+from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.classify import does_no_work
+from stepscope.records import Case
+from stepscope.traces.calls.arguments import write_json
+from stepscope.traces.calls.rebuild import make_call_arguments
+from stepscope.traces.calls.torch_calls import ATEN
+from stepscope.traces.calls.traced import (
     BoundCall,
     CannotRebuildError,
     Traced,
@@ -29,10 +33,6 @@ from stepscope.bench.ops.traced_arguments import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-from stepscope.bench.ops.traced_call import make_call_arguments
-from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.classify import does_no_work
-from stepscope.records import Case
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node

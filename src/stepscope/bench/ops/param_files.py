@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
-from stepscope.bench.ops.arguments import LARGEST_WHOLE, write_json
-from stepscope.bench.ops.call import OPERATOR
-from stepscope.bench.ops.call_targets import ATEN
+from stepscope.bench.ops.families.call import OPERATOR
 from stepscope.bench.ops.language import LARGEST_SIZE, MAX_CASES, CaseRequest
 from stepscope.core.errors import BadInputError
+from stepscope.traces.calls.arguments import LARGEST_WHOLE, write_json
+from stepscope.traces.calls.torch_calls import ATEN
 
 _TORCH_DTYPES = {
     "float": "float32",

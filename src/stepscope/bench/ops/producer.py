@@ -10,15 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.bench.ops.build import Built, build
-from stepscope.bench.ops.caches import CacheFlush, Rotation
-from stepscope.bench.ops.ceilings import CEILING_SETTINGS
-from stepscope.bench.ops.graphs import CaptureError, time_replays
+from stepscope.bench.ops.build import Built, CacheFlush, OperatorCase, Rotation, build, math_mode, read_case
 from stepscope.bench.ops.inputs import Arenas
-from stepscope.bench.ops.kernels import profile_kernels
-from stepscope.bench.ops.modes import math_mode
-from stepscope.bench.ops.operator_case import OperatorCase, read_case
-from stepscope.bench.ops.profiled import ProfiledCase, profile_in_child
+from stepscope.bench.ops.kernels import CaptureError, ProfiledCase, profile_in_child, profile_kernels, time_replays
+from stepscope.bench.ops.measured_peaks import CEILING_SETTINGS
 from stepscope.core.errors import first_line
 from stepscope.core.units import format_bytes
 from stepscope.launch.worker import Session

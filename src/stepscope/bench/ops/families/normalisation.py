@@ -10,8 +10,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from stepscope.bench.ops.families.pointwise import COLS, ROWS
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Work
-from stepscope.bench.ops.pointwise import COLS, ROWS
 from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, seeded_like
 from stepscope.run.producer import WrongResultError
 
@@ -351,14 +351,3 @@ class Dropout(Operator):
             raise WrongResultError(
                 f"{name} in {rule}: {int(wrong.sum())} of {wrong.numel()} elements are not what p={p} makes of them"
             )
-
-
-OPERATORS: tuple[type[Operator], ...] = (
-    BatchNorm,
-    LayerNorm,
-    RmsNorm,
-    GroupNorm,
-    Softmax,
-    CrossEntropy,
-    Dropout,
-)

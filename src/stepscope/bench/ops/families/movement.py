@@ -287,6 +287,3 @@ def _require_equal(name: str, result: torch.Tensor, expected: torch.Tensor) -> N
             f"{name} leaves {wrong} of {expected.numel()} bytes wrong",
             hint="report this with the system record: a library returns wrong numbers",
         )
-
-
-OPERATORS: tuple[type[Operator], ...] = (Transpose, Permute, Concat, Split, MemCopy, MemSet, Read)
