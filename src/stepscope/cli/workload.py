@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 import msgspec
 
-from stepscope.cli.comms import Ranks, find_ranks, run_ranks
+from stepscope.cli.comms import GPU_BACKENDS, Ranks, find_ranks, run_ranks
 from stepscope.cli.execute import Addition, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
     Duration,
     FiniteRange,
+    device_option,
     json_option,
     make_settings,
     measure_options,
@@ -36,7 +37,7 @@ LONG_S = 60.0
 """Whoever waits longer for requests is told so before."""
 
 _OPTIONS = (
-    click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
+    device_option,
     click.option(
         "--scale", type=click.Choice(["full", "tiny"]), default="full", show_default=True,
         help="`tiny` runs the same code with sizes for two CPU cores.",
@@ -264,6 +265,8 @@ def _find_ranks(ranks: int | None, backend: str | None, hang_timeout: float, how
         return None
     if backend == "fake":
         raise UsageError("models are not played", hint="--backend gloo on a CPU", where="--backend")
+    if backend is not None and backend not in GPU_BACKENDS and not _was_given("device"):
+        how["device"] = "cpu"  # the best device is for the backend that fits it
     chosen = backend or ("nccl" if how["device"].startswith("cuda") else "gloo")
     return find_ranks(
         {"ranks": ranks, "backend": chosen, "device": how["device"], "processes": how["processes"], "time_by": "host",

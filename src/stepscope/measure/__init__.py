@@ -6,12 +6,14 @@ from stepscope.measure.device import (
     CudaDevice,
     Device,
     FakeDevice,
+    best_device,
     device_kind,
     free_memory_bytes,
     give_back_memory,
     keep_freed_memory,
     last_level_cache_bytes,
     open_device,
+    require_device,
 )
 from stepscope.measure.instability import OF_TIMES, judge_times
 from stepscope.measure.loop import (
@@ -47,6 +49,7 @@ __all__ = [
     "Peers",
     "SilentProgress",
     "WallClock",
+    "best_device",
     "device_kind",
     "find_neighbours",
     "format_case_line",
@@ -61,4 +64,5 @@ __all__ = [
     "open_device",
     "open_progress",
     "read_cpu_use",
+    "require_device",
 ]

@@ -7,6 +7,7 @@ import gc
 import resource
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
@@ -150,6 +151,27 @@ def device_kind(name: str) -> str:
     if kind not in {"cpu", "cuda"} or (index and not index.isdecimal()) or (kind == "cpu" and index):
         raise UsageError(f"{name!r} is not a device", hint="write cpu, cuda or cuda:0", where="--device")
     return kind
+
+
+_ACCELERATOR_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
+"""Drivers of accelerators that torch calls cuda: of NVIDIA, on Tegra, of AMD, and under Windows."""
+
+
+def best_device() -> str:
+    """`cuda` where it works, else `cpu`. Where no driver is there, torch is not loaded to find out."""
+    if not any(Path(node).exists() for node in _ACCELERATOR_NODES):
+        return "cpu"
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def require_device(name: str) -> None:
+    """Refuse a device that is not there before a run is made, which would be left behind empty."""
+    if device_kind(name) != "cpu":
+        open_device(name)
 
 
 def open_device(name: str) -> CpuDevice | CudaDevice:

@@ -43,8 +43,9 @@ def operators() -> dict[str, Operator]:
 
 def _is_operator_of(kind: object, module: str) -> bool:
     """A class that the module itself defines; one whose own name begins with _ is the base or a variant of others."""
-    is_operator = isinstance(kind, type) and issubclass(kind, Operator) and kind.__module__ == module
-    return is_operator and not isabstract(kind) and not kind.__name__.startswith("_")
+    if not (isinstance(kind, type) and issubclass(kind, Operator)):
+        return False
+    return kind.__module__ == module and not isabstract(kind) and not kind.__name__.startswith("_")
 
 
 def find_operator(name: str) -> Operator:

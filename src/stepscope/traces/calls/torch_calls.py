@@ -189,15 +189,19 @@ def _find_aten(target: str) -> Any:
     overload = match[2] or ("default" if schema else None)
     if overload is None:
         return packet
-    if overload not in packet.overloads():
+    if overload not in _overloads(packet):
         raise UnsupportedCallError(
-            f"torch {torch.__version__} has no overload {overload} of aten::{match[1]}: {', '.join(packet.overloads())}"
+            f"torch {torch.__version__} has no overload {overload} of aten::{match[1]}: {', '.join(_overloads(packet))}"
         )
     found = getattr(packet, overload)
     _require_tensors(found)
     if schema:
         _require_schema(target, found)
     return found
+
+
+def _overloads(packet: Any) -> list[str]:
+    return list(packet.overloads())
 
 
 def _require_schema(target: str, overload: Any) -> None:
@@ -224,14 +228,14 @@ def _resolve(packet: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any,
     import torch
 
     name = packet._qualified_op_name
-    candidates = [(args, kwargs), *(_fold(getattr(packet, one), args, kwargs) for one in packet.overloads())]
+    candidates = [(args, kwargs), *(_fold(getattr(packet, one), args, kwargs) for one in _overloads(packet))]
     for some_args, some_kwargs in candidates:
         try:
             overload = torch._C._jit_resolve_packet(name, *some_args, **some_kwargs)
         except (RuntimeError, TypeError):
             continue
         return getattr(packet, overload or "default"), some_args, some_kwargs
-    raise UnsupportedCallError(f"no overload of {name} takes these arguments: {', '.join(packet.overloads())}")
+    raise UnsupportedCallError(f"no overload of {name} takes these arguments: {', '.join(_overloads(packet))}")
 
 
 def _fold(overload: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
