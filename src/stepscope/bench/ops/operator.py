@@ -17,6 +17,9 @@ Value = int | float | str
 Shape = Mapping[str, Any]
 """Every declared parameter with a value of its default's type; checked before an operator sees it."""
 
+Sizes = dict[str, tuple[int, ...]]
+"""Of tensors, by name."""
+
 Call = Callable[[], Any]
 """One iteration: returns a tensor, a sequence of tensors, or nothing where it works in place."""
 
@@ -103,9 +106,13 @@ class Operator(ABC):
         """How many numbers one result adds up in its own precision; the check allows for their rounding."""
         return 1
 
-    @abstractmethod
+    def sizes(self, shape: Shape) -> Sizes:
+        """Of the inputs, where all of them are random values that the operator only reads."""
+        raise NotImplementedError(f"{self.name} declares neither `sizes` nor `make_inputs`")
+
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         """Seeded inputs by name; called once for each set of inputs. What is overwritten must be `maker.own`ed."""
+        return {name: maker.values(*size) for name, size in self.sizes(shape).items()}
 
     @abstractmethod
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:

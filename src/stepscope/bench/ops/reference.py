@@ -27,6 +27,9 @@ RELATIVE_TOLERANCE = {
 tf32 near 3e-4; float8 inputs are exact in the reference, so only the bfloat16 output is rounded. Integers are exact."""
 
 
+WRONG_LIBRARY = "report this with the system record: a library returns wrong numbers"
+"""The hint of a WrongResultError."""
+
 ELEMENT_FACTOR = 8
 """No single element may be off by more than this many tolerances of its own size and the average one: a row that was
 never written hides in the norm of four thousand others."""
@@ -62,7 +65,7 @@ def check_close(
     if not off <= tolerance * scale + _underflow(result):
         raise WrongResultError(
             f"{name} in {rule} is off by {off / scale:.2e} relative to float64; {tolerance:.0e} is allowed",
-            hint="report this with the system record: a library returns wrong numbers",
+            hint=WRONG_LIBRARY,
         )
     _check_elements(name, wide, reference.detach().to(torch.float64), tolerance, _underflow(result))
 
@@ -81,7 +84,7 @@ def _check_elements(
         raise WrongResultError(
             f"{name}: {count} of {reference.numel()} elements are off by more than rounding, the first at {place}: "
             f"{float(result[place]):.6g} instead of {float(reference[place]):.6g}",
-            hint="report this with the system record: a library returns wrong numbers",
+            hint=WRONG_LIBRARY,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ from stepscope.bench.ops.operator import (
     Operator,
     Parameter,
     Shape,
+    Sizes,
     UnsupportedError,
     Work,
 )
-from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, check_backward, check_close, widen
+from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, WRONG_LIBRARY, check_backward, check_close, widen
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 _LAYOUT = Parameter(
     "layout", "", "nn", "how left and right lie in memory: n as multiplied, t transposed (a view turns them)", LAYOUTS
 )
-_ANY_LAYOUT = _LAYOUT._replace(meaning=f"{_LAYOUT.meaning}; float8 only as nt")
 _M = Parameter("m", "rows", 1024, "rows of the left matrix")
 _N = Parameter("n", "columns", 1024, "columns of the right matrix")
 _K = Parameter("k", "elements", 1024, "inner dimension")
@@ -40,9 +41,69 @@ INT8_ROWS_ABOVE = 16
 """What torch's products of short numbers ask of dimensions on a GPU: multiples of these, and more rows than this."""
 
 
-def _laid(maker: Maker, rows: int, columns: int, turned: bool) -> torch.Tensor:
-    """A (rows, columns) matrix; `turned` lies in memory as its transpose."""
-    return maker.values(columns, rows).t() if turned else maker.values(rows, columns)
+class _Product(Operator):
+    """Products of (m, k) and (k, n) matrices: a multiplication and an addition for each element of the inner
+    dimension."""
+
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    differentiable = ("left", "right")
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        batch, m, n, k, size = shape.get("batch", 1), shape["m"], shape["n"], shape["k"], DTYPE_BYTES[dtype]
+        if direction == "backward":
+            # Two products, dC·Bᵀ and Aᵀ·dC: dC, A and B read, dA and dB written. An addend's gradient is dC itself.
+            return Work(4 * batch * m * n * k, size * batch * (m * n + 2 * m * k + 2 * k * n))
+        # float8 products are written as bfloat16, those of int8 as int32.
+        written = {"float8_e4m3fn": 2, "int8": 4}.get(dtype, size) * m * n
+        addend = m * n if "addend" in self.differentiable else 0
+        return Work(2 * batch * m * n * k + addend, batch * (size * (m * k + k * n) + written) + size * addend)
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
+        return {
+            "left": self._laid(shape, maker, shape["m"], shape["k"], left_turned),
+            "right": self._laid(shape, maker, shape["k"], shape["n"], right_turned),
+        }
+
+    def _laid(self, shape: Shape, maker: Maker, rows: int, columns: int, turned: bool) -> torch.Tensor:
+        """One or more (rows, columns) matrices; what is `turned` lies in memory as its transpose."""
+        rows, columns = (columns, rows) if turned else (rows, columns)
+        if shape.get("batching") == "strided":
+            matrices = maker.values(rows, shape["batch"], columns).transpose(0, 1)
+        else:
+            matrices = maker.values(*([shape["batch"]] if "batch" in shape else []), rows, columns)
+        return matrices.transpose(-1, -2) if turned else matrices
+
+
+class Gemm(_Product):
+    name = "gemm"
+    summary = "torch.mm: (m, k) · (k, n) → (m, n); float8 by torch._scaled_mm into bfloat16, int8 into int32"
+    parameters = (_M, _N, _K, _LAYOUT._replace(meaning=f"{_LAYOUT.meaning}; float8 only as nt"))
+    dtypes = (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
+    tiny = {"m": 64, "n": 48, "k": 32, "layout": FLOAT8_LAYOUT}
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        _require_served(shape, maker.dtype_name, maker.device)
+        return super().make_inputs(shape, maker)
+
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """The bfloat16 values that float8 ones were rounded from."""
+        given = int(shape["m"] * shape["k"] + shape["k"] * shape["n"])
+        return DTYPE_BYTES["bfloat16"] * given if dtype == "float8_e4m3fn" else 0
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        left, right = inputs["left"], inputs["right"]
+        if left.dtype == torch.float8_e4m3fn:
+            one = torch.ones((), device=left.device)
+            return partial(torch._scaled_mm, left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return partial(torch._int_mm if left.dtype == torch.int8 else torch.mm, left, right)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        left, right = inputs["left"].double(), inputs["right"].double()
+        return lambda: left @ right
 
 
 def _require_served(shape: Shape, dtype: str, device: str) -> None:
@@ -62,89 +123,23 @@ def _require_served(shape: Shape, dtype: str, device: str) -> None:
         )
 
 
-def _output_bytes(dtype: str) -> int:
-    """float8 products are written as bfloat16, those of int8 as int32."""
-    return {"float8_e4m3fn": 2, "int8": 4}.get(dtype, DTYPE_BYTES[dtype])
-
-
-class Gemm(Operator):
-    name = "gemm"
-    summary = "torch.mm: (m, k) · (k, n) → (m, n); float8 by torch._scaled_mm into bfloat16, int8 into int32"
-    parameters = (_M, _N, _K, _ANY_LAYOUT)
-    dtypes = (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
-    unit = "TFLOP/s"
-    differentiable = ("left", "right")
-    tiny = {"m": 64, "n": 48, "k": 32, "layout": FLOAT8_LAYOUT}
-
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        m, n, k = shape["m"], shape["n"], shape["k"]
-        size, out = DTYPE_BYTES[dtype], _output_bytes(dtype)
-        if direction == "forward":
-            return Work(flops=2 * m * n * k, bytes=size * (m * k + k * n) + out * m * n)
-        # Two products, dC·Bᵀ and Aᵀ·dC: dC, A and B read, dA and dB written.
-        return Work(flops=4 * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        _require_served(shape, maker.dtype_name, maker.device)
-        m, n, k = shape["m"], shape["n"], shape["k"]
-        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
-        return {"left": _laid(maker, m, k, left_turned), "right": _laid(maker, k, n, right_turned)}
-
-    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
-        """The bfloat16 values that float8 ones were rounded from."""
-        given = int(shape["m"] * shape["k"] + shape["k"] * shape["n"])
-        return DTYPE_BYTES["bfloat16"] * given if dtype == "float8_e4m3fn" else 0
-
-    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
-        left, right = inputs["left"], inputs["right"]
-        if left.dtype == torch.float8_e4m3fn:
-            one = torch.ones((), device=left.device)
-            return lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        if left.dtype == torch.int8:
-            return lambda: torch._int_mm(left, right)
-        return lambda: torch.mm(left, right)
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        left, right = inputs["left"].double(), inputs["right"].double()
-        return lambda: left @ right
-
-
-class AddMm(Operator):
+class AddMm(_Product):
     name = "addmm"
     summary = "torch.addmm: (m, n) + (m, k) · (k, n) → (m, n)"
     parameters = (_M, _N, _K, _LAYOUT)
-    dtypes = MATRIX_FLOATS
-    unit = "TFLOP/s"
     differentiable = ("addend", "left", "right")
     tiny = {"m": 64, "n": 48, "k": 32}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        m, n, k = shape["m"], shape["n"], shape["k"]
-        size = DTYPE_BYTES[dtype]
-        if direction == "forward":
-            return Work(flops=2 * m * n * k + m * n, bytes=size * (m * k + k * n + 2 * m * n))
-        # The addend's gradient is the upstream itself: nothing is computed or moved for it.
-        return Work(flops=4 * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
-
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        m, n, k = shape["m"], shape["n"], shape["k"]
-        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
-        return {
-            "addend": maker.values(m, n),
-            "left": _laid(maker, m, k, left_turned),
-            "right": _laid(maker, k, n, right_turned),
-        }
+        return {"addend": maker.values(shape["m"], shape["n"]), **super().make_inputs(shape, maker)}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        addend, left, right = inputs["addend"], inputs["left"], inputs["right"]
-        return lambda: torch.addmm(addend, left, right)
+        return partial(torch.addmm, inputs["addend"], inputs["left"], inputs["right"])
 
 
-class Bmm(Operator):
+class Bmm(_Product):
     name = "bmm"
     summary = "torch.bmm: batch products (m, k) · (k, n), packed or strided as in attention"
     parameters = (
@@ -158,43 +153,17 @@ class Bmm(Operator):
             ("packed", "strided"),
         ),
     )  # fmt: skip
-    dtypes = MATRIX_FLOATS
-    unit = "TFLOP/s"
-    differentiable = ("left", "right")
     tiny = {"batch": 3, "m": 16, "n": 24, "k": 8}
-
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        batch, m, n, k = shape["batch"], shape["m"], shape["n"], shape["k"]
-        size = DTYPE_BYTES[dtype] * batch
-        if direction == "forward":
-            return Work(flops=2 * batch * m * n * k, bytes=size * (m * k + k * n + m * n))
-        return Work(flops=4 * batch * m * n * k, bytes=size * (m * n + 2 * m * k + 2 * k * n))
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        batch, m, n, k = shape["batch"], shape["m"], shape["n"], shape["k"]
-
-        def laid(rows: int, columns: int, turned: bool) -> torch.Tensor:
-            rows, columns = (columns, rows) if turned else (rows, columns)
-            if shape["batching"] == "strided":
-                matrices = maker.values(rows, batch, columns).transpose(0, 1)
-            else:
-                matrices = maker.values(batch, rows, columns)
-            return matrices.transpose(1, 2) if turned else matrices
-
-        left_turned, right_turned = (letter == "t" for letter in shape["layout"])
-        return {"left": laid(m, k, left_turned), "right": laid(k, n, right_turned)}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        left, right = inputs["left"], inputs["right"]
-        return lambda: torch.bmm(left, right)
+        return partial(torch.bmm, inputs["left"], inputs["right"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        left, right = inputs["left"], inputs["right"]
-        return lambda: torch.einsum("bmk,bkn->bmn", left, right)
+        return partial(torch.einsum, "bmk,bkn->bmn", inputs["left"], inputs["right"])
 
 
 class Linear(Operator):
@@ -211,24 +180,21 @@ class Linear(Operator):
     tiny = {"batch": 16, "in": 32, "out": 24}
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        batch, wide, out = shape["batch"], shape["in"], shape["out"]
-        size = DTYPE_BYTES[dtype]
-        if direction == "forward":
-            traffic = batch * wide + wide * out + out + batch * out
-            return Work(flops=2 * batch * wide * out + batch * out, bytes=size * traffic)
-        # Input and weight gradients are a product each; the bias gradient sums the upstream over the batch.
-        traffic = batch * out + 2 * batch * wide + 2 * wide * out + out
-        return Work(flops=4 * batch * wide * out + batch * out, bytes=size * traffic)
+        batch, wide, out, size = shape["batch"], shape["in"], shape["out"], DTYPE_BYTES[dtype]
+        # Backward, input and weight gradients are a product each; the bias gradient sums the upstream over the batch.
+        passes = 1 if direction == "forward" else 2
+        traffic = batch * out + passes * (batch * wide + wide * out) + out
+        return Work(flops=passes * 2 * batch * wide * out + batch * out, bytes=size * traffic)
 
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        batch, wide, out = shape["batch"], shape["in"], shape["out"]
-        return {"input": maker.values(batch, wide), "weight": maker.values(out, wide), "bias": maker.values(out)}
+    def sizes(self, shape: Shape) -> Sizes:
+        return {
+            "input": (shape["batch"], shape["in"]), "weight": (shape["out"], shape["in"]), "bias": (shape["out"],),
+        }  # fmt: skip
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         from torch.nn.functional import linear
 
-        tensor, weight, bias = inputs["input"], inputs["weight"], inputs["bias"]
-        return lambda: linear(tensor, weight, bias)
+        return partial(linear, inputs["input"], inputs["weight"], inputs["bias"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return lambda: inputs["input"] @ inputs["weight"].T + inputs["bias"]
@@ -263,14 +229,11 @@ class Mlp(Operator):
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         widths, batch, size = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype]
         weights = sum(wide * out for wide, out in pairwise(widths))
-        outputs, hidden, biases = sum(widths[1:]), sum(widths[1:-1]), sum(widths[1:])
-        if direction == "forward":
-            flops = 2 * batch * weights + batch * outputs + batch * hidden
-            return Work(flops=flops, bytes=size * (batch * widths[0] + weights + biases + batch * widths[-1]))
-        # Two products a layer, a bias sum a layer, and the mask of each ReLU; hidden outputs were kept and are read.
-        flops = 4 * batch * weights + batch * outputs + batch * hidden
-        traffic = batch * widths[-1] + 2 * batch * widths[0] + 2 * weights + biases + batch * hidden
-        return Work(flops=flops, bytes=size * traffic)
+        biases, hidden = sum(widths[1:]), sum(widths[1:-1])
+        # Backward, two products and a bias sum per layer, and the mask of each ReLU; hidden outputs are read again.
+        passes, kept = (1, 0) if direction == "forward" else (2, batch * hidden)
+        flops = passes * 2 * batch * weights + batch * biases + batch * hidden
+        return Work(flops, size * (passes * (batch * widths[0] + weights) + biases + batch * widths[-1] + kept))
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """Hidden outputs before and after ReLU, and the values that the scaled weights were made of."""
@@ -303,10 +266,8 @@ class Mlp(Operator):
         return stack
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        last = len(self.widths(shape)) - 2
-
         def stack() -> torch.Tensor:
-            value = inputs["input"]
+            value, last = inputs["input"], len(self.widths(shape)) - 2
             for layer in range(last + 1):
                 value = value @ inputs[f"weight{layer}"].T + inputs[f"bias{layer}"]
                 if layer < last:
@@ -488,7 +449,7 @@ def _require_near(name: str, result: torch.Tensor, reference: torch.Tensor, tole
     if not off <= tolerance * size:
         raise WrongResultError(
             f"{name} is off by {off / (size or 1.0):.2e} relative to float64; {tolerance:.0e} is allowed",
-            hint="report this with the system record: a library returns wrong numbers",
+            hint=WRONG_LIBRARY,
         )
 
 

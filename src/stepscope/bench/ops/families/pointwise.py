@@ -17,6 +17,7 @@ from stepscope.bench.ops.operator import (
     Operator,
     Parameter,
     Shape,
+    Sizes,
     UnsupportedError,
     Work,
 )
@@ -30,6 +31,26 @@ if TYPE_CHECKING:
 
 ROWS = Parameter("rows", "rows", 8192, "rows")
 COLS = Parameter("cols", "elements", 1024, "elements of a row")
+
+
+class RowOperator(Operator):
+    """A function of (rows, cols) whose backward reads the upstream and the kept input or output."""
+
+    differentiable = ("input",)
+
+    def flops_each(self, shape: Shape) -> tuple[int, int]:
+        """Of an element, forward and backward."""
+        raise NotImplementedError
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        elements, (forward, backward) = shape["rows"] * shape["cols"], self.flops_each(shape)
+        if direction == "forward":
+            return Work(forward * elements, DTYPE_BYTES[dtype] * 2 * elements)
+        return Work(backward * elements, DTYPE_BYTES[dtype] * 3 * elements)
+
+    def sizes(self, shape: Shape) -> Sizes:
+        return {"input": (shape["rows"], shape["cols"])}
+
 
 LEAKY_SLOPE = 0.01
 """Of leaky_relu below zero."""
@@ -50,7 +71,7 @@ _ACTIVATION_FLOPS = {
 """An element, forward and backward, as the usual formulas are written; what backward computes anew is counted again."""
 
 
-class Activation(Operator):
+class Activation(RowOperator):
     name = "activation"
     summary = "an activation function of (rows, cols), out of place"
     parameters = (
@@ -60,19 +81,10 @@ class Activation(Operator):
             "function", "", "relu", "which one; gelu_tanh is gelu approximated by tanh", tuple(_ACTIVATION_FLOPS)
         ),
     )
-    differentiable = ("input",)
     tiny = {"rows": 16, "cols": 24}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        elements, size = shape["rows"] * shape["cols"], DTYPE_BYTES[dtype]
-        forward, backward = _ACTIVATION_FLOPS[shape["function"]]
-        if direction == "forward":
-            return Work(forward * elements, size * 2 * elements)
-        # The upstream and the kept input or output read, the gradient written.
-        return Work(backward * elements, size * 3 * elements)
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"input": maker.values(shape["rows"], shape["cols"])}
+    def flops_each(self, shape: Shape) -> tuple[int, int]:
+        return _ACTIVATION_FLOPS[shape["function"]]
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -108,7 +120,7 @@ class Activation(Operator):
         return lambda: formulas[shape["function"]](inputs["input"])
 
 
-class Cast(Operator):
+class Cast(RowOperator):
     """Conversions are not counted as operations. The check asks for the nearest value, element by element."""
 
     name = "cast"
@@ -118,7 +130,6 @@ class Cast(Operator):
         COLS,
         Parameter("to", "", "bfloat16", "dtype of the copy; the case's own: a plain copy", FLOATS),
     )
-    differentiable = ("input",)
     tiny = {"rows": 16, "cols": 24}
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
@@ -126,9 +137,6 @@ class Cast(Operator):
             raise UnsupportedError(_PLAIN_COPY)
         # Backward converts the upstream the other way.
         return Work(0, (DTYPE_BYTES[dtype] + DTYPE_BYTES[shape["to"]]) * shape["rows"] * shape["cols"])
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"input": maker.values(shape["rows"], shape["cols"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
