@@ -23,7 +23,6 @@ from stepscope.bench.ops.from_trace import (
 )
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.trace_comparison import compare_with_trace, format_calls, format_comparison, store_trace
-from stepscope.bench.ops.trace_units import COMMUNICATION, HOST_COPY, NO_OPERATOR, NO_WORK, find_units
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.graph import Graph, Node
 from stepscope.formats.tensors import Arguments, parse_schema
@@ -41,6 +40,7 @@ from stepscope.traces.calls.traced import (
     read_graph_inputs,
     read_timeline_inputs,
 )
+from stepscope.traces.calls.units import COMMUNICATION, HOST_COPY, NO_OPERATOR, NO_WORK, find_units
 from stepscope.traces.finish import finish
 
 H200 = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "h200"

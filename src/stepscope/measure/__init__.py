@@ -25,9 +25,9 @@ from stepscope.measure.loop import (
     measure,
     no_garbage_collection,
 )
-from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
 from stepscope.measure.settings import QUICK, MeasureSettings
+from stepscope.measure.surroundings import CoRunningLoad, CpuUse, find_co_running_load, read_cpu_use
 
 __all__ = [
     "OF_TIMES",
@@ -35,6 +35,7 @@ __all__ = [
     "Alone",
     "BarProgress",
     "Clock",
+    "CoRunningLoad",
     "CpuDevice",
     "CpuUse",
     "CudaDevice",
@@ -45,13 +46,12 @@ __all__ = [
     "LineProgress",
     "MeasureSettings",
     "Measurement",
-    "Neighbours",
     "Peers",
     "SilentProgress",
     "WallClock",
     "best_device",
     "device_kind",
-    "find_neighbours",
+    "find_co_running_load",
     "format_case_line",
     "free_memory_bytes",
     "freeze_libraries",

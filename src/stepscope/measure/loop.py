@@ -19,8 +19,8 @@ import msgspec
 from stepscope.measure.clock import Clock
 from stepscope.measure.device import Device
 from stepscope.measure.instability import find_notices
-from stepscope.measure.neighbours import Neighbours
 from stepscope.measure.settings import MeasureSettings
+from stepscope.measure.surroundings import CoRunningLoad
 from stepscope.records import Notice, RankSamples
 from stepscope.stats import Summary, median_interval, quantile_sorted, summarize
 
@@ -97,7 +97,7 @@ class Measurement(msgspec.Struct, kw_only=True):
         case_key: str,
         *,
         rank: int = 0,
-        neighbours: Neighbours | None = None,
+        load: CoRunningLoad | None = None,
         probes_s: Sequence[float] = (),
         extra_s: dict[str, list[float]] | None = None,
     ) -> RankSamples:
@@ -109,9 +109,9 @@ class Measurement(msgspec.Struct, kw_only=True):
             iterations=self.iterations,
             warmup=[i < self.warmups for i in range(count)],
             device_s=self.device_s,
-            other_share=neighbours.share if neighbours else None,
-            host_cores=neighbours.cores if neighbours else None,
-            idle_cores=neighbours.idle_cores if neighbours else None,
+            other_share=load.share if load else None,
+            host_cores=load.cores if load else None,
+            idle_cores=load.idle_cores if load else None,
             host_share=self.host_share,
             extra_s=extra_s or {},
             probes_s=list(probes_s),

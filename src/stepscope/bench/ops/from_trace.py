@@ -16,7 +16,6 @@ import msgspec
 
 from stepscope.bench.ops.families.call import OPERATOR
 from stepscope.bench.ops.language import CaseRequest
-from stepscope.bench.ops.trace_units import NO_WORK, find_units, is_recorded
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.classify import does_no_work
 from stepscope.records import Case
@@ -33,6 +32,7 @@ from stepscope.traces.calls.traced import (
     read_graph_inputs,
     read_timeline_inputs,
 )
+from stepscope.traces.calls.units import NO_WORK, find_units, is_recorded
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node

@@ -179,3 +179,42 @@ def as_tensors(result: Any) -> list[torch.Tensor]:
 
 def differentiable_outputs(result: Any) -> list[torch.Tensor]:
     return [tensor for tensor in as_tensors(result) if tensor.requires_grad]
+
+
+def check_added_gradients(
+    operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, *, by_rows: bool
+) -> None:
+    """Compare gradients that are sums over repeated indices with those of the reference.
+
+    The upstream is −1 or 1, so that sums are exact in every dtype: thousands of additions to one row round in a short
+    float by more than its tolerance, though nothing is wrong. `by_rows`: a row goes to one place as a whole, so that
+    one number in it is enough and the others are 0, which keeps the sums small.
+    """
+    import torch
+
+    names = operator.gradient_names(shape)
+    wide = widen(inputs)
+    leaves = [inputs[name].detach().requires_grad_() for name in names]
+    wide_leaves = [wide[name].detach().requires_grad_() for name in names]
+    with torch.enable_grad():
+        (output,) = as_tensors(operator.bind(shape, {**inputs, **dict(zip(names, leaves, strict=True))})())
+        (reference,) = as_tensors(
+            operator.bind_reference(shape, {**wide, **dict(zip(names, wide_leaves, strict=True))})()
+        )
+    generator = torch.Generator(output.device).manual_seed(1)
+    upstream = torch.randint(2, output.shape, device=output.device, generator=generator) * 2 - 1
+    if by_rows:
+        column = torch.randint(output.shape[1], (len(output), 1), device=output.device, generator=generator)
+        upstream *= torch.zeros_like(upstream).scatter_(1, column, 1)
+    gradients = torch.autograd.grad(output, leaves, upstream.to(output.dtype))
+    expected = torch.autograd.grad(reference, wide_leaves, upstream.double())
+    for name, gradient, right in zip(names, gradients, expected, strict=True):
+        dense = gradient.double().to_dense() if gradient.is_sparse else gradient
+        check_close(f"{operator.name} backward ({name})", dense, right, dtype)
+
+
+def count_repeats(index: torch.Tensor) -> int:
+    """How many of the indices name a place that another one named before."""
+    import torch
+
+    return index.numel() - int(torch.unique(index).numel())

@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.bench.ops.families.indexing import check_added_gradients, count_repeats
 from stepscope.bench.ops.inputs import SEED
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
@@ -25,6 +24,7 @@ from stepscope.bench.ops.operator import (
     UnsupportedError,
     Work,
 )
+from stepscope.bench.ops.reference import check_added_gradients, count_repeats
 from stepscope.core.errors import BadInputError
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ class Transpose(_Move):
 
         turned = inputs["matrices"].transpose(1, 2)
         # What `contiguous` does, but also where a single row or column would make it return the view itself.
-        return partial(turned.clone, memory_format=torch.contiguous_format)
+        return partial(torch.clone, turned, memory_format=torch.contiguous_format)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -78,7 +78,7 @@ class Permute(_Move):
         import torch
 
         turned = inputs["tensor"].permute(*(int(digit) for digit in shape["order"]))
-        return partial(turned.clone, memory_format=torch.contiguous_format)
+        return partial(torch.clone, turned, memory_format=torch.contiguous_format)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -186,8 +186,10 @@ class MemCopy(Operator):
         return {"source": source, "destination": on_host}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
         pinned = shape["kind"].endswith("pinned")
-        return partial(inputs["destination"].copy_, inputs["source"], non_blocking=pinned)
+        return partial(torch.Tensor.copy_, inputs["destination"], inputs["source"], non_blocking=pinned)
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Byte for byte, after the destination was cleared."""
@@ -213,7 +215,9 @@ class MemSet(Operator):
         return {"destination": maker.empty(shape["size"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        return inputs["destination"].zero_
+        import torch
+
+        return partial(torch.zero_, inputs["destination"])
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Byte for byte, after the destination was filled with something else."""
