@@ -13,30 +13,12 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
-from stepscope.bench.ops.families.call import OPERATOR
+from stepscope.bench.ops.families.call import OPERATOR, make_shape
 from stepscope.bench.ops.language import LARGEST_SIZE, MAX_CASES, CaseRequest
+from stepscope.core.dtypes import dtype_name
 from stepscope.core.errors import BadInputError
-from stepscope.traces.calls.arguments import LARGEST_WHOLE, write_json
+from stepscope.traces.calls.arguments import ELEMENT_BYTES, LARGEST_WHOLE, write_json
 from stepscope.traces.calls.torch_calls import ATEN
-
-_TORCH_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "int": "int32",
-    "long": "int64",
-    "float16": "float16",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "float32": "float32",
-    "float64": "float64",
-    "uint8": "uint8",
-    "int8": "int8",
-    "int16": "int16",
-    "int32": "int32",
-    "int64": "int64",
-    "bool": "bool",
-}
-"""By PARAM's names."""
 
 _NUMBERS = frozenset({"int", "long", "float", "double"})
 _LISTS = frozenset({"genericlist", "tuple"})
@@ -104,13 +86,8 @@ class _ParamReader:
             # TorchScript's operators are built from their schema, or in older files from the types of arguments.
             schemas = [one for one in build.args if isinstance(one, str) and one.startswith(ATEN)]
             target, build = (schemas[0] if schemas else name), _Given([], {})
-        shape = {
-            "target": target,
-            "args": write_json(given.args),
-            "kwargs": write_json(given.kwargs),
-            "build": write_json(build.args),
-            "build_kwargs": write_json(build.kwargs),
-        }
+        texts = (write_json(one) for one in (given.args, given.kwargs, build.args, build.kwargs))
+        shape = make_shape(target, *texts)
         try:
             OPERATOR.check_shape(shape)
         except ValueError as error:
@@ -237,10 +214,10 @@ class _ParamReader:
             self.refuse(
                 "a tensor's shape is a list of whole numbers; −1 needs a __copy__, [a, b, c] a __range__", place
             )
-        dtype = table.get("dtype", "float")
-        if not isinstance(dtype, str) or dtype not in _TORCH_DTYPES:
-            self.refuse(f"a tensor's dtype is none of {', '.join(_TORCH_DTYPES)}", place)
-        tensor: dict[str, Any] = {"tensor": size, "dtype": _TORCH_DTYPES[dtype]}
+        dtype = dtype_name(str(table.get("dtype", "float")))
+        if dtype not in ELEMENT_BYTES:
+            self.refuse(f"a tensor's dtype is none of {', '.join(ELEMENT_BYTES)}", place)
+        tensor: dict[str, Any] = {"tensor": size, "dtype": dtype}
         if table.get("requires_grad") is False:
             tensor["grad"] = False
         return tensor

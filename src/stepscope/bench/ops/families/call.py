@@ -69,7 +69,7 @@ class CallAny(Operator):
         args, kwargs = _join(shape, "args", "kwargs")
         build, build_kwargs = _join(shape, "build", "build_kwargs")
         target = " ".join(str(shape["target"]).split())
-        return {"target": target, "args": args, "kwargs": kwargs, "build": build, "build_kwargs": build_kwargs}
+        return make_shape(target, args, kwargs, build, build_kwargs)
 
     def named_dtype(self, shape: Shape) -> str | None:
         """The dtype under which a case runs whose tensors all name theirs; None where the case's is used.
@@ -157,9 +157,15 @@ def _join(shape: Shape, by_place: str, by_name: str) -> tuple[str, str]:
     return args, write_json({**given, **more})
 
 
+def make_shape(
+    target: str, args: str, kwargs: str = "{}", build: str = "[]", build_kwargs: str = "{}"
+) -> dict[str, Any]:
+    return {"target": target, "args": args, "kwargs": kwargs, "build": build, "build_kwargs": build_kwargs}
+
+
 def make_call_shape(target: str, arguments: str = "", *, build: str = "", where: str = "--call") -> dict[str, Any]:
     """A case of `call` from what a person writes; both texts in the short form or as JSON."""
-    shape = {"target": target, "args": arguments, "kwargs": "{}", "build": build, "build_kwargs": "{}"}
+    shape = make_shape(target, arguments, build=build)
     try:
         if not target.startswith((ATEN, FUNCTION)):
             raise ValueError(f"{target[:40]!r} begins neither with aten:: nor with torch.")
