@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.bench.ops import cases as cases_module
+from stepscope.bench.ops import catalogue
 from stepscope.bench.ops.case_files import read_case_file
 from stepscope.bench.ops.cases import call_cases, cases_of_requests, make_cases, parse_shape
 from stepscope.bench.ops.families.call import OPERATOR as CALL
@@ -34,7 +35,8 @@ class Step(Gemm):
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Operator]:
     """A few operators, so that nothing here depends on how many there are."""
     few: dict[str, Operator] = {one.name: one for one in (Gemm(), Linear(), ForwardOnly(), Step(), CALL)}
-    monkeypatch.setattr(cases_module, "operators", lambda: few)
+    for module in (catalogue, cases_module):
+        monkeypatch.setattr(module, "operators", lambda: few)
     return few
 
 

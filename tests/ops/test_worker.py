@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.bench.ops import Operator, catalogue, find_operator, make_cases, make_ceiling_cases, operators
+from stepscope.bench.ops import Operator, catalogue, find_operator, make_cases, make_peak_cases, operators
 from stepscope.bench.ops.build import math_mode
-from stepscope.bench.ops.estimate import estimate_cases
 from stepscope.bench.ops.families.gemm import Gemm
 from stepscope.bench.ops.kernels import KERNELS_FILE, read_profiled
-from stepscope.bench.ops.producer import OperatorProducer
+from stepscope.bench.ops.producer import OperatorProducer, estimate_cases
 from stepscope.bench.ops.profiling import profile_cases
 from stepscope.core.errors import UsageError
 from stepscope.launch.worker import Session
@@ -244,7 +243,7 @@ def test_a_compiler_that_computes_wrongly_is_found(direction: str, monkeypatch: 
 
 
 def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> None:
-    ceilings = make_ceiling_cases(["float32", "float32"], "cpu")
+    ceilings = make_peak_cases(["float32", "float32"], "cpu")
     assert [case.benchmark.model for case in ceilings] == ["gemm", "read", "memset", "memcpy"]
     sizes = {"m": 64, "n": 64, "k": 64, "size": 1 << 16}
     small = [
@@ -264,7 +263,7 @@ def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> No
 
 
 def test_a_copy_moves_twice_its_size() -> None:
-    case = make_ceiling_cases([], "cpu")[-1]
+    case = make_peak_cases([], "cpu")[-1]
     operator = find_operator("memcpy")
     assert operator.work(case.parameters, "int8", "forward").bytes == 2 * case.parameters["size"]
 

@@ -266,9 +266,9 @@ def measure_cases(
     check = not no_check and trace is None
     listed = list(cases)
     if listed and ceilings:
-        from stepscope.bench.ops import make_ceiling_cases
+        from stepscope.bench.ops import make_peak_cases
 
-        listed = make_ceiling_cases([str(case.spec.dtype) for case in cases], device) + listed
+        listed = make_peak_cases([str(case.spec.dtype) for case in cases], device) + listed
     if dry_run:
         return show_plan(listed, device=device, settings=settings, check=check, trace=trace, as_json=as_json)
     job = None
@@ -364,7 +364,7 @@ def _write_table(run: StoredRun, table: Path) -> int:
 def show_plan(
     cases: Sequence[Case], *, device: str, settings: Any, check: bool, trace: TraceCases | None = None, as_json: bool
 ) -> int:
-    from stepscope.bench.ops.estimate import estimate_cases
+    from stepscope.bench.ops.producer import estimate_cases
 
     if not cases:
         raise UsageError("nothing to measure was named", hint="stepscope bench ops --help")

@@ -1,11 +1,13 @@
 """The measuring loop: plan, warm up, synchronise, time (the clock is injected), stop rule, write."""
 
-from stepscope.measure.clock import Clock, FakeClock, WallClock
 from stepscope.measure.device import (
+    Clock,
     CpuDevice,
     CudaDevice,
     Device,
+    FakeClock,
     FakeDevice,
+    WallClock,
     best_device,
     device_kind,
     free_memory_bytes,

@@ -27,7 +27,7 @@ from stepscope.measure import (
     judge_times,
     read_cpu_use,
 )
-from stepscope.measure.clock import Clock
+from stepscope.measure.device import Clock
 from stepscope.measure.instability import find_held_notices
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress
 from stepscope.measure.surroundings import NoProbe, SpeedProbe, open_probe

@@ -72,7 +72,7 @@ class OperatorCase(NamedTuple):
     direction: str
     cold: bool
     compiled: bool
-    is_ceiling: bool
+    measures_peak: bool
 
     @property
     def work(self) -> Work:
@@ -111,7 +111,7 @@ class OperatorCase(NamedTuple):
     def memory_bytes(self, rotation: Rotation, *, check: bool) -> int:
         return memory_bytes(
             self.operator, self.shape, dtype=self.dtype, direction=self.direction, sets=rotation.sets,
-            check=check and not self.is_ceiling,
+            check=check and not self.measures_peak,
         )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def read_case(case: Case) -> OperatorCase:
         direction=spec.direction,
         cold=spec.cache == "cold",
         compiled=spec.compile,
-        is_ceiling=spec.is_measured_peak,
+        measures_peak=spec.is_measured_peak,
     )
 
 

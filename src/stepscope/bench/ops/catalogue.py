@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 import msgspec
 
 from stepscope.bench.ops import families
-from stepscope.bench.ops.language import expand_shape, expand_table, parse_condition
+from stepscope.bench.ops.language import expand_shape, parse_condition
 from stepscope.bench.ops.operator import Operator, Value
 from stepscope.core.errors import UsageError, unknown_name
 
@@ -48,10 +48,10 @@ def _is_operator_of(kind: object, module: str) -> bool:
     return kind.__module__ == module and not isabstract(kind) and not kind.__name__.startswith("_")
 
 
-def find_operator(name: str) -> Operator:
+def find_operator(name: str, *, where: str = "--op") -> Operator:
     known = operators()
     if name not in known:
-        raise unknown_name("operator", name, known, where="--op")
+        raise unknown_name("operator", name, known, where=where)
     return known[name]
 
 
@@ -85,14 +85,9 @@ class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for one in self.shapes:
             entry = SetEntry(shape=one) if isinstance(one, str) else one
             conditions = [parse_condition(text, operator, where=where) for text in entry.where]
-            if isinstance(entry.shape, str):
-                shapes = expand_shape(
-                    entry.shape, operator, draws=self.draws, seed=self.seed, conditions=conditions, where=where
-                )
-            else:
-                shapes = expand_table(
-                    entry.shape, operator, draws=self.draws, seed=self.seed, conditions=conditions, where=where
-                )
+            shapes = expand_shape(
+                entry.shape, operator, draws=self.draws, seed=self.seed, conditions=conditions, where=where
+            )
             for shape in shapes:
                 found.setdefault(tuple(shape.values()), shape)
         return list(found.values())

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,7 +168,7 @@ def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device:
     gathered = _Gathered()
     for row, time_ns, group in zip(units.rows.tolist(), units.time_ns.tolist(), units.group.tolist(), strict=True):
         key, refusal = reader.key(row, group), units.refused.get(group)
-        gathered.add(key, time_ns, lambda row=row: reader.read(row), refusal, units.kernels.get(group, []))
+        gathered.add(key, time_ns, partial(reader.read, row), refusal, units.kernels.get(group, []))
     spans = timeline.steps
     window_s = sum(span.end_ns - span.start_ns for span in spans) / 1e9
     return TracedCalls(
@@ -189,7 +190,7 @@ def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
         refusal = NO_WORK if all(does_no_work(one.name) for one in graph.subtree(node)) else None
         _, shapes, types = node.inputs.texts()
         key = (node.name, node.op_schema, shapes, types, _numbers(node), node.tensor_range)
-        gathered.add(key, None, lambda node=node: _read_node(node, device), refusal, [])
+        gathered.add(key, None, partial(_read_node, node, device), refusal, [])
     return TracedCalls(sources=[], steps=max(1, len(graph.steps)), calls=gathered.calls())
 
 

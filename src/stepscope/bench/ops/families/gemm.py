@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import (
@@ -45,9 +45,9 @@ class _Product(Operator):
     """Products of (m, k) and (k, n) matrices: a multiplication and an addition for each element of the inner
     dimension."""
 
-    dtypes = MATRIX_FLOATS
+    dtypes: ClassVar[tuple[str, ...]] = MATRIX_FLOATS
     unit = "TFLOP/s"
-    differentiable = ("left", "right")
+    differentiable: ClassVar[tuple[str, ...]] = ("left", "right")
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         batch, m, n, k, size = shape.get("batch", 1), shape["m"], shape["n"], shape["k"], DTYPE_BYTES[dtype]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import permutations
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Sizes, UnsupportedError, Work
 from stepscope.bench.ops.reference import WRONG_LIBRARY
@@ -27,7 +27,7 @@ _SIZE = Parameter("size", "bytes", 1 << 26, "bytes in one call")
 class _Move(Operator):
     """Every input is read once and written once to another place; backward, where there is one, moves as much back."""
 
-    passes = ("forward",)
+    passes: ClassVar[tuple[str, ...]] = ("forward",)
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         return Work(flops=0, bytes=2 * DTYPE_BYTES[dtype] * sum(map(prod, self.sizes(shape).values())))
