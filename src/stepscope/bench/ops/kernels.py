@@ -21,7 +21,7 @@ from stepscope.bench.ops.operator import Call
 from stepscope.measure import Device
 from stepscope.records import KernelUse
 from stepscope.store import StoredRun
-from stepscope.store.journal import whole_lines
+from stepscope.store.folder import whole_lines
 
 if TYPE_CHECKING:
     import torch
