@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.ops.operator import Operator, Shape
@@ -135,22 +135,32 @@ def check_forward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.T
 
 def check_backward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> None:
     """Gradients of a seeded upstream against those of the reference."""
+    gradients, upstream = take_gradients(operator, operator.bind, shape, inputs)
+    expected, _ = take_gradients(operator, operator.bind_reference, shape, widen(inputs), lambda _: upstream)
+    _compare(f"{operator.name} backward", gradients, expected, dtype, terms=operator.added_terms(shape))
+
+
+def take_gradients(
+    operator: Operator,
+    bind: Callable[[Shape, Mapping[str, torch.Tensor]], Callable[[], Any]],
+    shape: Shape,
+    inputs: Mapping[str, torch.Tensor],
+    make_upstream: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None,
+) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+    """The gradients that an operator has, dense, and the upstream they come from: by default seeded_like its outputs.
+
+    `bind` is the operator's own, or that of its reference.
+    """
     import torch
 
-    names = operator.gradient_names(shape)
-    plain = {name: tensor.detach() for name, tensor in inputs.items()}
-    leaves = {name: plain[name].requires_grad_() for name in names}
-    wide = widen(plain)
-    wide_leaves = {name: wide[name].detach().requires_grad_() for name in names}
+    given = {name: tensor.detach() for name, tensor in inputs.items()}
+    leaves = [given[name].requires_grad_() for name in operator.gradient_names(shape)]
     with torch.enable_grad():
-        outputs = differentiable_outputs(operator.bind(shape, {**plain, **leaves})())
-        references = differentiable_outputs(operator.bind_reference(shape, {**wide, **wide_leaves})())
-    upstream = seeded_like(outputs)
-    gradients = torch.autograd.grad(outputs, tuple(leaves.values()), upstream)
-    expected = torch.autograd.grad(references, tuple(wide_leaves.values()), [one.double() for one in upstream])
-    _compare(f"{operator.name} backward", [one.to_dense() if one.is_sparse else one for one in gradients],
-             [one.to_dense() if one.is_sparse else one for one in expected], dtype,
-             terms=operator.added_terms(shape))  # fmt: skip
+        outputs = differentiable_outputs(bind(shape, given)())
+    upstream = (make_upstream or seeded_like)(outputs)
+    pushed = [one.to(output.dtype) for one, output in zip(upstream, outputs, strict=True)]
+    found = torch.autograd.grad(outputs, leaves, pushed)
+    return [one.double().to_dense() if one.is_sparse else one.detach() for one in found], upstream
 
 
 def _compare(
@@ -192,25 +202,19 @@ def check_added_gradients(
     """
     import torch
 
-    names = operator.gradient_names(shape)
-    wide = widen(inputs)
-    leaves = [inputs[name].detach().requires_grad_() for name in names]
-    wide_leaves = [wide[name].detach().requires_grad_() for name in names]
-    with torch.enable_grad():
-        (output,) = as_tensors(operator.bind(shape, {**inputs, **dict(zip(names, leaves, strict=True))})())
-        (reference,) = as_tensors(
-            operator.bind_reference(shape, {**wide, **dict(zip(names, wide_leaves, strict=True))})()
-        )
-    generator = torch.Generator(output.device).manual_seed(1)
-    upstream = torch.randint(2, output.shape, device=output.device, generator=generator) * 2 - 1
-    if by_rows:
-        column = torch.randint(output.shape[1], (len(output), 1), device=output.device, generator=generator)
-        upstream *= torch.zeros_like(upstream).scatter_(1, column, 1)
-    gradients = torch.autograd.grad(output, leaves, upstream.to(output.dtype))
-    expected = torch.autograd.grad(reference, wide_leaves, upstream.double())
-    for name, gradient, right in zip(names, gradients, expected, strict=True):
-        dense = gradient.double().to_dense() if gradient.is_sparse else gradient
-        check_close(f"{operator.name} backward ({name})", dense, right, dtype)
+    def make_upstream(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        (output,) = outputs
+        generator = torch.Generator(output.device).manual_seed(1)
+        upstream = torch.randint(2, output.shape, device=output.device, generator=generator) * 2 - 1
+        if by_rows:
+            column = torch.randint(output.shape[1], (len(output), 1), device=output.device, generator=generator)
+            upstream *= torch.zeros_like(upstream).scatter_(1, column, 1)
+        return [upstream]
+
+    gradients, upstream = take_gradients(operator, operator.bind, shape, inputs, make_upstream)
+    expected, _ = take_gradients(operator, operator.bind_reference, shape, widen(inputs), lambda _: upstream)
+    for name, gradient, right in zip(operator.gradient_names(shape), gradients, expected, strict=True):
+        check_close(f"{operator.name} backward ({name})", gradient, right, dtype)
 
 
 def count_repeats(index: torch.Tensor) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.bench.ops.inputs import Maker
@@ -13,8 +13,7 @@ from stepscope.bench.ops.reference import (
     RELATIVE_TOLERANCE,
     as_tensors,
     check_close,
-    differentiable_outputs,
-    seeded_like,
+    take_gradients,
     widen,
 )
 from stepscope.core.errors import UsageError, first_line
@@ -189,36 +188,28 @@ def _count_flops(plan: CallPlan) -> int:
         return 0
     if name == "Linear":
         outputs = [one for one in plan.build_args[1:2] if isinstance(one, int)]
-        return 2 * _elements(sizes[0]) * outputs[0] if sizes and outputs else 0
+        return 2 * math.prod(sizes[0]) * outputs[0] if sizes and outputs else 0
     if name in {"addmm", "baddbmm"}:
         sizes = sizes[1:]
     if len(sizes) < 2 or not sizes[0] or not sizes[1]:
         return 0
     left, right = sizes[0], sizes[1]
     if name == "linear":
-        return 2 * _elements(left) * (right[0] if len(right) > 1 else 1)
+        return 2 * math.prod(left) * (right[0] if len(right) > 1 else 1)
     columns = right[-1] if len(right) > 1 else 1
     rows = left[-2] if len(left) > 1 else 1
     batch = _broadcast(left[:-2], right[:-2])
     return 2 * batch * rows * left[-1] * columns
 
 
-def _elements(size: Sequence[int]) -> int:
-    count = 1
-    for one in size:
-        count *= one
-    return count
-
-
 def _broadcast(left: Sequence[int], right: Sequence[int]) -> int:
     longest = max(len(left), len(right))
     padded = [(1,) * (longest - len(one)) + tuple(one) for one in (left, right)]
-    return _elements([max(pair) for pair in zip(*padded, strict=True)])
+    return math.prod(map(max, zip(*padded, strict=True)))
 
 
 def _named_in_build(plan: CallPlan) -> list[str]:
-    given = [*plan.build_args, *plan.build_kwargs.values()]
-    return [str(one["dtype"]) for one in given if isinstance(one, dict) and one.keys() == {"dtype"}]
+    return [str(one["dtype"]) for one in plan.built_with() if isinstance(one, dict) and one.keys() == {"dtype"}]
 
 
 def _weights(plan: CallPlan, dtype: str) -> list[ModuleTensor]:
@@ -265,59 +256,29 @@ def check_call(
         return reason
     with torch.no_grad():
         results = _call(operator, shape, _copy(inputs))
-        rule = _loosest([dtype, *(_name(one) for one in (*inputs.values(), *results) if one.is_floating_point())])
+        names = [
+            str(one.dtype).removeprefix("torch.") for one in (*inputs.values(), *results) if one.is_floating_point()
+        ]
+        rule = _loosest([dtype, *names])
         if _differ(results, _call(operator, shape, _copy(inputs)), rule):
             return "two calls on the same inputs differ: its result is random or not deterministic"
-    try:
-        if direction == "forward":
-            return _check_forward(operator, shape, inputs, results, rule)
-        _check_backward(operator, shape, inputs, rule)
-    except _NoFloat64Error as error:
-        return str(error)
-    return None
-
-
-class _NoFloat64Error(Exception):
-    def __init__(self, error: RuntimeError) -> None:
-        super().__init__(f"torch does not make the same call in float64: {first_line(error)}")
-
-
-def _check_forward(
-    operator: Operator,
-    shape: Shape,
-    inputs: Mapping[str, torch.Tensor],
-    results: Sequence[torch.Tensor],
-    rule: str,
-) -> str | None:
-    import torch
-
-    if not any(one.is_floating_point() for one in results):
+    upstream: Sequence[torch.Tensor] = ()
+    if direction == "backward":
+        results, upstream = take_gradients(operator, operator.bind, shape, _copy(inputs))
+    elif not any(one.is_floating_point() for one in results):
         return "it gives no floats: whole numbers that come from floats may differ where there are ties"
-    with torch.no_grad(), _in_float64():
-        references = _call(operator, shape, widen(_copy(inputs)))
-    _compare(operator.name, results, references, rule)
-    return None
-
-
-def _check_backward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], rule: str) -> None:
-    names = operator.gradient_names(shape)
-    gradients, upstream = _gradients(operator, shape, _copy(inputs), names, None)
-    with _in_float64():
-        expected, _ = _gradients(operator, shape, widen(_copy(inputs)), names, upstream)
-    _compare(f"{operator.name} backward", gradients, expected, rule)
-
-
-@contextmanager
-def _in_float64() -> Iterator[None]:
-    """What torch cannot do here is a reason; that memory is short is none."""
-    import torch
-
     try:
-        yield
+        if direction == "backward":
+            expected, _ = take_gradients(operator, operator.bind, shape, widen(_copy(inputs)), lambda _: upstream)
+        else:
+            with torch.no_grad():
+                expected = _call(operator, shape, widen(_copy(inputs)))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise _NoFloat64Error(error) from error
+        return f"torch does not make the same call in float64: {first_line(error)}"
+    _compare(operator.name if direction == "forward" else f"{operator.name} backward", results, expected, rule)
+    return None
 
 
 def _why_incomparable(shape: Shape, inputs: Mapping[str, torch.Tensor]) -> str | None:
@@ -354,10 +315,6 @@ def _tensors(result: Any) -> list[torch.Tensor]:
         result = torch.tensor(result)
     dense = [one.to_dense() if one.layout != torch.strided else one for one in as_tensors(result)]
     return [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in dense]
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _loosest(names: Sequence[str]) -> str:
@@ -406,22 +363,3 @@ def _take_finite(name: str, result: torch.Tensor, reference: torch.Tensor) -> tu
         count = int((endless & ~alike).sum())
         raise WrongResultError(f"{name} is endless or no number in {count:,} places, but not as in float64")
     return shown[~endless], reference[~endless]
-
-
-def _gradients(
-    operator: Operator,
-    shape: Shape,
-    inputs: dict[str, torch.Tensor],
-    names: Sequence[str],
-    upstream: Sequence[torch.Tensor] | None,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    import torch
-
-    leaves = {name: inputs[name].requires_grad_() for name in names}
-    with torch.enable_grad():
-        outputs = differentiable_outputs(operator.bind(shape, inputs)())
-        if upstream is None:
-            upstream = seeded_like(outputs)
-        pushed = [one.to(output.dtype) for one, output in zip(upstream, outputs, strict=True)]
-        found = torch.autograd.grad(outputs, tuple(leaves.values()), pushed)
-    return [one.detach().to_dense() for one in found], list(upstream)
