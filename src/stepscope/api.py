@@ -47,7 +47,7 @@ def plan(
     *,
     name: str | None = None,
     settings: MeasureSettings | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     ranks: int = 1,
     backend: str | None = None,
     processes: int = 1,
@@ -56,7 +56,8 @@ def plan(
 ) -> Job:
     """What a run will measure: the cases, how long each, where, on how many ranks, in how many fresh processes.
 
-    `request` takes what the producer of the verb takes beside: `check`, `kernels`, `graph` for operators.
+    `device`: by default the one that the cases name. `request` takes what the producer of the verb takes beside:
+    `check`, `kernels`, `graph` for operators.
     """
     from stepscope.measure import MeasureSettings
     from stepscope.run.plan import Job
@@ -67,7 +68,7 @@ def plan(
     if not cases:
         raise UsageError("there are no cases to measure", hint="make some with bench_op or bench_collective")
     asked = {
-        "device": device,
+        "device": device or cases[0].spec.device or "cpu",
         "settings": msgspec.to_builtins(settings or MeasureSettings()),
         "processes": processes,
         **request,
@@ -146,23 +147,24 @@ def measure(
     body: Callable[[], object],
     *,
     settings: MeasureSettings | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     before_sample: Callable[[], object] | None = None,
 ) -> Measurement:
     """The samples of a callable: one call is one iteration, as many iterations per sample as the clock needs.
 
-    On a GPU the body may only launch; the loop synchronises around each sample.
+    On a GPU the body may only launch; the loop synchronises around each sample. `device`: by default `cuda` where it
+    works, else `cpu`.
 
     >>> stepscope.measure(lambda: a @ b).summary().median_s
     """
-    from stepscope.measure import MeasureSettings, WallClock, open_device
+    from stepscope.measure import MeasureSettings, WallClock, best_device, open_device
     from stepscope.measure import measure as run_loop
 
     return run_loop(
         body,
         settings=settings or MeasureSettings(),
         clock=WallClock(),
-        device=open_device(device),
+        device=open_device(device or best_device()),
         before_sample=before_sample,
     )
 
@@ -173,20 +175,22 @@ def bench_op(
     shape: str | Sequence[str] = (),
     dtype: str | Sequence[str] = "float32",
     direction: str | Sequence[str] = "forward",
-    device: str = "cpu",
+    device: str | None = None,
     cache: str | Sequence[str] = "warm",
     settings: MeasureSettings | None = None,
     processes: int = 1,
     store: str | Path | None = None,
     **request: Any,
 ) -> StoredRun:
-    """A run of one operator over its shapes, dtypes and passes.
+    """A run of one operator over its shapes, dtypes and passes, by default on `cuda` where it works, else on `cpu`.
 
     >>> run = stepscope.bench_op("gemm", shape="m=512,n=512,k=512", dtype=["float32", "bfloat16"])
     >>> [case.score() for case in run.cases()]
     """
     from stepscope.bench.ops import make_cases
+    from stepscope.measure import best_device
 
+    device = device or best_device()
     cases = make_cases(
         names=[name], shapes=_as_list(shape), dtypes=_as_list(dtype), directions=_as_list(direction), device=device,
         caches=_as_list(cache),

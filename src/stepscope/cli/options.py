@@ -79,6 +79,20 @@ def resume_option(function: F) -> F:
     )(function)
 
 
+def device_option(function: F) -> F:
+    return click.option(
+        "--device",
+        callback=lambda _context, _option, value: value or _best_device(),
+        help="Device to measure on: cpu, cuda or cuda:N [default: cuda where it works, else cpu].",
+    )(function)
+
+
+def _best_device() -> str:
+    from stepscope.measure import best_device
+
+    return best_device()
+
+
 class FiniteRange(click.FloatRange):
     """A number between bounds. NaN is between any two, and infinity above any: neither is one."""
 

@@ -6,12 +6,12 @@ element, by the formulas in the comments; what is done once a row, channel or gr
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Work
-from stepscope.bench.ops.pointwise import COLS, ROWS
+from stepscope.bench.ops.families.pointwise import COLS, ROWS, RowOperator
+from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
 from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, seeded_like
 from stepscope.run.producer import WrongResultError
 
@@ -49,12 +49,9 @@ class _Affine(Operator):
     forward_flops: ClassVar[int] = 8
     backward_flops: ClassVar[int]
 
-    @abstractmethod
-    def _sizes(self, shape: Shape) -> tuple[int, int]:
-        """Elements in all, and those of the weight."""
-
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        (elements, weights), size = self._sizes(shape), DTYPE_BYTES[dtype]
+        sizes, size = self.sizes(shape), DTYPE_BYTES[dtype]
+        elements, weights = prod(sizes["input"]), prod(sizes["weight"])
         vectors = len(self.differentiable) - 1
         if direction == "forward":
             return Work(self.forward_flops * elements, size * (2 * elements + vectors * weights))
@@ -68,16 +65,10 @@ class _ImageNorm(_Affine):
 
     backward_flops = 9
 
-    def _sizes(self, shape: Shape) -> tuple[int, int]:
-        return shape["batch"] * shape["channels"] * shape["height"] * shape["width"], shape["channels"]
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+    def sizes(self, shape: Shape) -> Sizes:
         channels = shape["channels"]
-        return {
-            "input": maker.values(shape["batch"], channels, shape["height"], shape["width"]),
-            "weight": maker.values(channels),
-            "bias": maker.values(channels),
-        }
+        images = (shape["batch"], channels, shape["height"], shape["width"])
+        return {"input": images, "weight": (channels,), "bias": (channels,)}
 
 
 class BatchNorm(_ImageNorm):
@@ -127,26 +118,22 @@ class GroupNorm(_ImageNorm):
         return lambda: _standardised(grouped, (2,)).view(tensor.shape) * weight + bias
 
 
-class LayerNorm(_Affine):
+class _RowNorm(_Affine):
+    parameters = (ROWS, COLS)
+    tiny = {"rows": 7, "cols": 24}
+
+    def sizes(self, shape: Shape) -> Sizes:
+        vectors = dict.fromkeys(self.differentiable[1:], (shape["cols"],))
+        return {"input": (shape["rows"], shape["cols"]), **vectors}
+
+
+class LayerNorm(_RowNorm):
     """Backward, 13 an element: standardised input 2, upstream times weight 1, gradients of weight and bias 3, sums of
     g = w·dy and of g·x̂ 3, and the input gradient r·(g − mean(g) − x̂·mean(g·x̂)) 4."""
 
     name = "layer_norm"
     summary = "torch.nn.functional.layer_norm over the columns of (rows, cols)"
-    parameters = (ROWS, COLS)
     backward_flops = 13
-    tiny = {"rows": 7, "cols": 24}
-
-    def _sizes(self, shape: Shape) -> tuple[int, int]:
-        return shape["rows"] * shape["cols"], shape["cols"]
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        cols = shape["cols"]
-        return {
-            "input": maker.values(shape["rows"], cols),
-            "weight": maker.values(cols),
-            "bias": maker.values(cols),
-        }
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         from torch.nn.functional import layer_norm
@@ -158,27 +145,19 @@ class LayerNorm(_Affine):
         return lambda: _standardised(inputs["input"], (1,)) * inputs["weight"] + inputs["bias"]
 
 
-class RmsNorm(_Affine):
+class RmsNorm(_RowNorm):
     """Forward, 4 an element: mean square 2, times its inverse root 1, weight 1. Backward, 9: normalised input 1,
     g = w·dy 1, gradient of the weight 2, sum of g·x̂ 2, and the input gradient r·(g − x̂·mean(g·x̂)) 3."""
 
     name = "rms_norm"
     summary = "torch.nn.functional.rms_norm over the columns of (rows, cols)"
-    parameters = (ROWS, COLS)
     differentiable = ("input", "weight")
     forward_flops = 4
     backward_flops = 9
-    tiny = {"rows": 7, "cols": 24}
-
-    def _sizes(self, shape: Shape) -> tuple[int, int]:
-        return shape["rows"] * shape["cols"], shape["cols"]
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """The normalised input; where torch has no fused kernel it is written, and backward keeps it."""
         return int(shape["rows"] * shape["cols"] * DTYPE_BYTES[dtype])
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"input": maker.values(shape["rows"], shape["cols"]), "weight": maker.values(shape["cols"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         from torch.nn.functional import rms_norm
@@ -191,24 +170,16 @@ class RmsNorm(_Affine):
         return lambda: tensor / (tensor.square().mean(1, keepdim=True) + EPSILON).sqrt() * weight
 
 
-class Softmax(Operator):
+class Softmax(RowOperator):
     """Forward, 5 an element: maximum, subtract, exp, sum, divide. Backward y·(dy − sum(dy·y)), 4 an element."""
 
     name = "softmax"
     summary = "torch.softmax over the columns of (rows, cols)"
     parameters = (ROWS, COLS)
-    differentiable = ("input",)
     tiny = {"rows": 7, "cols": 24}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        elements, size = shape["rows"] * shape["cols"], DTYPE_BYTES[dtype]
-        if direction == "forward":
-            return Work(flops=5 * elements, bytes=size * 2 * elements)
-        # The kept output and the upstream read, the gradient written.
-        return Work(flops=4 * elements, bytes=size * 3 * elements)
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"input": maker.values(shape["rows"], shape["cols"])}
+    def flops_each(self, shape: Shape) -> tuple[int, int]:
+        return 5, 4
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -272,7 +243,7 @@ class CrossEntropy(Operator):
         return formula
 
 
-class Dropout(Operator):
+class Dropout(RowOperator):
     """2 an element each way: the comparison with the drawn number, or the mask, and the scale. Drawing is not counted.
 
     Its output is random, so that no reference can be computed: the check asks whether about the right share was
@@ -286,7 +257,6 @@ class Dropout(Operator):
         COLS,
         Parameter("p", "probability", 0.1, "that an element is dropped"),
     )
-    differentiable = ("input",)
     tiny = {"rows": 32, "cols": 24}
 
     def check_shape(self, shape: Shape) -> None:
@@ -301,9 +271,6 @@ class Dropout(Operator):
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """The drawn numbers or the mask."""
         return int(shape["rows"] * shape["cols"] * DTYPE_BYTES[dtype])
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"input": maker.values(shape["rows"], shape["cols"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         from torch.nn.functional import dropout
@@ -351,14 +318,3 @@ class Dropout(Operator):
             raise WrongResultError(
                 f"{name} in {rule}: {int(wrong.sum())} of {wrong.numel()} elements are not what p={p} makes of them"
             )
-
-
-OPERATORS: tuple[type[Operator], ...] = (
-    BatchNorm,
-    LayerNorm,
-    RmsNorm,
-    GroupNorm,
-    Softmax,
-    CrossEntropy,
-    Dropout,
-)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stepscope.measure.neighbours import CpuUse, find_neighbours, read_cpu_use
+from stepscope.measure.surroundings import CpuUse, find_co_running_load, read_cpu_use
 
 START = CpuUse(idle_s=100, total_s=200, own_s=10, stolen_s=0)
 
@@ -18,7 +18,7 @@ def later(*, idle_s: float, own_s: float, stolen_s: float = 0.0) -> CpuUse:
 
 
 def told(after: CpuUse) -> str | None:
-    found = find_neighbours(START, after, 2)
+    found = find_co_running_load(START, after, 2)
     assert found is not None
     notice = found.as_notice()
     return notice.message if notice else None
@@ -30,7 +30,7 @@ def test_a_quiet_machine_is_no_notice() -> None:
 
 
 def test_others_are_counted_in_cores() -> None:
-    found = find_neighbours(START, later(idle_s=2, own_s=9), 2)
+    found = find_co_running_load(START, later(idle_s=2, own_s=9), 2)
     assert found is not None
     assert (found.other_cores, found.stolen_cores) == (pytest.approx(0.9), 0)
     assert told(later(idle_s=2, own_s=9)) == "other processes used 0.9 of 2 cores while this was measured"
@@ -42,7 +42,7 @@ def test_stolen_time_is_told_apart() -> None:
 
 
 def test_a_span_below_the_tick_tells_nothing() -> None:
-    assert find_neighbours(START, CpuUse(idle_s=100, total_s=200.04, own_s=10, stolen_s=0), 2) is None
+    assert find_co_running_load(START, CpuUse(idle_s=100, total_s=200.04, own_s=10, stolen_s=0), 2) is None
 
 
 def test_a_real_busy_process_is_seen() -> None:
@@ -51,7 +51,7 @@ def test_a_real_busy_process_is_seen() -> None:
         time.sleep(0.3)
         before = read_cpu_use()
         time.sleep(1.0)
-        found = find_neighbours(before, read_cpu_use(), os.cpu_count() or 1)
+        found = find_co_running_load(before, read_cpu_use(), os.cpu_count() or 1)
     finally:
         busy.kill()
         busy.wait()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import permutations
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, UnsupportedError, Work
+from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Sizes, UnsupportedError, Work
+from stepscope.bench.ops.reference import WRONG_LIBRARY
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
@@ -22,7 +24,16 @@ COPIES = ("d2d", "h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable")
 _SIZE = Parameter("size", "bytes", 1 << 26, "bytes in one call")
 
 
-class Transpose(Operator):
+class _Move(Operator):
+    """Every input is read once and written once to another place; backward, where there is one, moves as much back."""
+
+    passes: ClassVar[tuple[str, ...]] = ("forward",)
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        return Work(flops=0, bytes=2 * DTYPE_BYTES[dtype] * sum(map(prod, self.sizes(shape).values())))
+
+
+class Transpose(_Move):
     name = "transpose"
     summary = "batch matrices (m, n) copied as (n, m); its gradient is a view, so that there is no backward pass"
     parameters = (
@@ -30,30 +41,25 @@ class Transpose(Operator):
         Parameter("m", "rows", 512, "rows of a matrix"),
         Parameter("n", "columns", 512, "columns of a matrix"),
     )
-    passes = ("forward",)
     tiny = {"batch": 2, "m": 5, "n": 7}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        return Work(flops=0, bytes=2 * DTYPE_BYTES[dtype] * shape["batch"] * shape["m"] * shape["n"])
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"matrices": maker.values(shape["batch"], shape["m"], shape["n"])}
+    def sizes(self, shape: Shape) -> Sizes:
+        return {"matrices": (shape["batch"], shape["m"], shape["n"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
         turned = inputs["matrices"].transpose(1, 2)
         # What `contiguous` does, but also where a single row or column would make it return the view itself.
-        return lambda: turned.clone(memory_format=torch.contiguous_format)
+        return partial(torch.clone, turned, memory_format=torch.contiguous_format)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        matrices = inputs["matrices"]
-        return lambda: torch.einsum("bmn->bnm", matrices)
+        return partial(torch.einsum, "bmn->bnm", inputs["matrices"])
 
 
-class Permute(Operator):
+class Permute(_Move):
     name = "permute"
     summary = "an (a, b, c, d) tensor copied with its dimensions in another order; its gradient is a view"
     parameters = (
@@ -63,30 +69,25 @@ class Permute(Operator):
         Parameter("d", "elements", 64, "dimension 3"),
         Parameter("order", "", "0213", "which dimension of the input comes first, second, third, last", ORDERS),
     )
-    passes = ("forward",)
     tiny = {"a": 2, "b": 3, "c": 4, "d": 5}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        return Work(flops=0, bytes=2 * DTYPE_BYTES[dtype] * prod(shape[name] for name in "abcd"))
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"tensor": maker.values(*(shape[name] for name in "abcd"))}
+    def sizes(self, shape: Shape) -> Sizes:
+        return {"tensor": tuple(shape[name] for name in "abcd")}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
         turned = inputs["tensor"].permute(*(int(digit) for digit in shape["order"]))
-        return lambda: turned.clone(memory_format=torch.contiguous_format)
+        return partial(torch.clone, turned, memory_format=torch.contiguous_format)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        tensor = inputs["tensor"]
         target = "".join("abcd"[int(digit)] for digit in shape["order"])
-        return lambda: torch.einsum(f"abcd->{target}", tensor)
+        return partial(torch.einsum, f"abcd->{target}", inputs["tensor"])
 
 
-class Concat(Operator):
+class Concat(_Move):
     name = "concat"
     summary = "torch.cat of parts (batch, rows, columns) along the last dimension; its gradients are views"
     parameters = (
@@ -95,22 +96,17 @@ class Concat(Operator):
         Parameter("columns", "columns", 128, "columns of each part"),
         Parameter("parts", "tensors", 2, "tensors joined"),
     )
-    passes = ("forward",)
     tiny = {"batch": 2, "rows": 3, "columns": 5, "parts": 4}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        elements = shape["batch"] * shape["rows"] * shape["columns"] * shape["parts"]
-        return Work(flops=0, bytes=2 * DTYPE_BYTES[dtype] * elements)
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+    def sizes(self, shape: Shape) -> Sizes:
         size = (shape["batch"], shape["rows"], shape["columns"])
-        return {f"part{i}": maker.values(*size) for i in range(shape["parts"])}
+        return {f"part{i}": size for i in range(shape["parts"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
         parts = [inputs[f"part{i}"] for i in range(shape["parts"])]
-        return lambda: torch.cat(parts, dim=-1)
+        return partial(torch.cat, parts, dim=-1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -119,7 +115,7 @@ class Concat(Operator):
         return lambda: torch.stack(parts, dim=2).flatten(2)
 
 
-class Split(Operator):
+class Split(_Move):
     name = "split"
     summary = (
         "torch.split of (rows, columns) along the last dimension and a copy of each part: split alone moves nothing"
@@ -129,6 +125,7 @@ class Split(Operator):
         Parameter("columns", "columns", 1024, "columns of the whole; a multiple of `parts`"),
         Parameter("parts", "tensors", 2, "tensors made"),
     )
+    passes = ("forward", "backward")
     differentiable = ("whole",)
     tiny = {"rows": 3, "columns": 20, "parts": 4}
 
@@ -139,12 +136,8 @@ class Split(Operator):
                 "columns is a multiple of parts"
             )
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        # Backward joins the parts' gradients: the same traffic.
-        return Work(flops=0, bytes=2 * DTYPE_BYTES[dtype] * shape["rows"] * shape["columns"])
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"whole": maker.values(shape["rows"], shape["columns"])}
+    def sizes(self, shape: Shape) -> Sizes:
+        return {"whole": (shape["rows"], shape["columns"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -193,13 +186,10 @@ class MemCopy(Operator):
         return {"source": source, "destination": on_host}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        source, destination = inputs["source"], inputs["destination"]
-        waits = not shape["kind"].endswith("pinned")
+        import torch
 
-        def copy() -> None:
-            destination.copy_(source, non_blocking=not waits)
-
-        return copy
+        pinned = shape["kind"].endswith("pinned")
+        return partial(torch.Tensor.copy_, inputs["destination"], inputs["source"], non_blocking=pinned)
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Byte for byte, after the destination was cleared."""
@@ -225,12 +215,9 @@ class MemSet(Operator):
         return {"destination": maker.empty(shape["size"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        destination = inputs["destination"]
+        import torch
 
-        def clear() -> None:
-            destination.zero_()
-
-        return clear
+        return partial(torch.zero_, inputs["destination"])
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Byte for byte, after the destination was filled with something else."""
@@ -268,8 +255,7 @@ class Read(Operator):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        numbers = inputs["numbers"]
-        return lambda: torch.sum(numbers)
+        return partial(torch.sum, inputs["numbers"])
 
 
 def _wait(*tensors: torch.Tensor) -> None:
@@ -285,8 +271,5 @@ def _require_equal(name: str, result: torch.Tensor, expected: torch.Tensor) -> N
     if wrong:
         raise WrongResultError(
             f"{name} leaves {wrong} of {expected.numel()} bytes wrong",
-            hint="report this with the system record: a library returns wrong numbers",
+            hint=WRONG_LIBRARY,
         )
-
-
-OPERATORS: tuple[type[Operator], ...] = (Transpose, Permute, Concat, Split, MemCopy, MemSet, Read)

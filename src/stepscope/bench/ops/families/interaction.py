@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stepscope.bench.ops.indexing import check_added_gradients
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
+from stepscope.bench.ops.reference import check_added_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +153,3 @@ class DotInteraction(Operator):
             return torch.cat([features[:, 0], products.masked_select(below).view(len(features), -1)], dim=1)
 
         return interact
-
-
-OPERATORS: tuple[type[Operator], ...] = (TrilIndex, DotInteraction)

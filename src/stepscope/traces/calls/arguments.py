@@ -1,9 +1,6 @@
 """Arguments of any call as text: canonical JSON in records, a short form for people.
 
-A tensor is `{"tensor": [128, 64]}`, with `dtype` where it does not take the case's, `high` (and `low`) for whole
-numbers drawn below a bound, `"ramp": [factor, divisor]` where the i-th of them is factor · (i // divisor), `strides`
-(in elements) where it is not laid out row by row, `"host": true` where it stays on the host whatever the device of the
-case is, and `"grad": false` where no gradient is wanted.
+A tensor is `{"tensor": [128, 64]}`, with the fields of `TensorSpec` where they differ from their defaults.
 `{"dtype": "float16"}`, `{"device": "cuda"}` and `{"number": "-inf"}` stand for what JSON cannot say.
 """
 
@@ -12,13 +9,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, NoReturn
 
-ELEMENT_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+import msgspec
+
+from stepscope.core.dtypes import DTYPE_BYTES
+
+_DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+    "int64", "int32", "int16", "int8", "uint8", "bool",
+)  # fmt: skip
+ELEMENT_BYTES = {name: DTYPE_BYTES[name] for name in _DTYPES}
+"""Of the dtypes in which tensors can be made here."""
 FLOAT_NAMES = frozenset(name for name in ELEMENT_BYTES if "float" in name)
 DEFAULT_HIGH = 10
 """So many different whole numbers are drawn, from `low` on, where nothing is said."""
@@ -30,29 +33,45 @@ MAX_DIMENSIONS = 32
 LARGEST_WHOLE = 2**63
 
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-_KEYS = {
-    "tensor": {"tensor", "dtype", "high", "low", "grad", "strides", "ramp", "host"},
-    "dtype": {"dtype"},
-    "device": {"device"},
-    "number": {"number"},
-}
+_SPECIAL = ("tensor", "dtype", "device", "number")
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_TENSOR)]
 
 
-class TensorSpec(NamedTuple):
-    name: str
-    """Of the input: where it stands among the arguments."""
-    size: tuple[int, ...]
-    dtype: str | None
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tensor among the arguments: floats are normal numbers, whole numbers uniform."""
+
+    size: tuple[_Count, ...] = msgspec.field(name="tensor")
+    dtype: str | None = None
     """None: the case's."""
-    low: int
-    high: int
-    grad: bool
-    strides: tuple[int, ...] | None = None
+    low: int = 0
+    """Smallest whole number drawn."""
+    high: int | None = None
+    """Whole numbers are drawn below it; None: DEFAULT_HIGH above `low`."""
+    grad: bool = True
+    """Whether a gradient is wanted."""
+    strides: tuple[_Count, ...] | None = None
     """In elements; None: row by row."""
-    ramp: tuple[int, int] | None = None
-    """Factor and divisor of whole numbers that rise; None: they are drawn."""
+    ramp: tuple[_Count, _Count] | None = None
+    """Factor and divisor of whole numbers that rise: the i-th is factor · (i // divisor). None: they are drawn."""
     host: bool = False
     """Stays on the host: a kernel that expects a number there reads whatever is at its address."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in ELEMENT_BYTES:
+            raise ValueError(f"its dtype is none of {', '.join(ELEMENT_BYTES)}")
+        if len(self.size) > MAX_DIMENSIONS or math.prod(self.size) > LARGEST_TENSOR:
+            raise ValueError(f"it has more than {MAX_DIMENSIONS} dimensions or {LARGEST_TENSOR} elements")
+        if self.strides is not None and (len(self.strides) != len(self.size) or self.span > LARGEST_TENSOR):
+            raise ValueError("its strides are not one whole number for each of its dimensions")
+        if self.ramp is not None and not self.ramp[1]:
+            raise ValueError("its ramp is not a factor and a divisor above 0")
+        if not -LARGEST_WHOLE <= self.low < self.end < LARGEST_WHOLE:
+            raise ValueError("it is drawn from low to below high, but high is not above low")
+
+    @property
+    def end(self) -> int:
+        """Whole numbers are drawn below it."""
+        return self.low + DEFAULT_HIGH if self.high is None else self.high
 
     @property
     def elements(self) -> int:
@@ -64,20 +83,15 @@ class TensorSpec(NamedTuple):
     @property
     def span(self) -> int:
         """Elements from the first to the last."""
-        return reach(self.size, self.strides) if self.strides is not None else math.prod(self.size)
+        if self.strides is None or 0 in self.size:
+            return math.prod(self.size)
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.strides, strict=True))
 
     def bytes_in(self, dtype: str) -> int:
         return self.elements * ELEMENT_BYTES[self.dtype or dtype]
 
     def is_float(self, dtype: str) -> bool:
         return (self.dtype or dtype) in FLOAT_NAMES
-
-
-def reach(size: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last of a tensor that is laid out so."""
-    if 0 in size:
-        return 0
-    return 1 + sum((one - 1) * stride for one, stride in zip(size, strides, strict=True))
 
 
 def read_list(text: str, what: str) -> list[Any]:
@@ -128,56 +142,24 @@ def _check(value: Any, what: str, depth: int) -> None:
 
 
 def _check_object(value: dict[str, Any], what: str) -> None:
-    kind = next((key for key in _KEYS if key in value), None)
-    if kind is None or not value.keys() <= _KEYS[kind]:
+    kind = next((key for key in _SPECIAL if key in value), None)
+    if kind is None or (kind != "tensor" and len(value) > 1) or None in value.values():
         raise ValueError(f"{what} holds an object of {', '.join(map(repr, value))}: tensor, dtype, device or number")
     if kind == "tensor":
-        _check_tensor(value, what)
-    if kind == "number" and value["number"] not in _NUMBERS:
+        _read_spec(value, what)
+    elif kind == "number" and value["number"] not in _NUMBERS:
         raise ValueError(f"{what} holds a number that is not inf, -inf or nan")
-    if kind == "device" and not isinstance(value["device"], str):
+    elif kind == "device" and not isinstance(value["device"], str):
         raise ValueError(f"{what} holds a device that is not a text")
-    if "dtype" in value and value["dtype"] not in ELEMENT_BYTES:
+    elif kind == "dtype" and value["dtype"] not in ELEMENT_BYTES:
         raise ValueError(f"{what} holds a dtype that is none of {', '.join(ELEMENT_BYTES)}")
 
 
-def _check_tensor(value: dict[str, Any], what: str) -> None:
-    size = value["tensor"]
-    if (
-        not isinstance(size, list)
-        or len(size) > MAX_DIMENSIONS
-        or not all(_is_whole(one) and 0 <= one <= LARGEST_TENSOR for one in size)
-    ):
-        raise ValueError(f"{what} holds a tensor whose shape is not a list of whole numbers")
-    if math.prod(size) > LARGEST_TENSOR:
-        raise ValueError(f"{what} holds a tensor of more than {LARGEST_TENSOR} elements")
-    strides = value.get("strides", [0] * len(size))
-    if (
-        not isinstance(strides, list)
-        or len(strides) != len(size)
-        or not all(_is_whole(one) and 0 <= one <= LARGEST_TENSOR for one in strides)
-        or reach(size, strides) > LARGEST_TENSOR
-    ):
-        raise ValueError(f"{what} holds a tensor whose strides are not one whole number for each of its dimensions")
-    ramp = value.get("ramp", [0, 1])
-    if (
-        not isinstance(ramp, list)
-        or len(ramp) != 2
-        or not all(_is_whole(one) and 0 <= one <= LARGEST_TENSOR for one in ramp)
-        or not ramp[1]
-    ):
-        raise ValueError(f"{what} holds a tensor whose ramp is not a factor and a divisor above 0")
-    low = value.get("low", 0)
-    high = value.get("high", low + DEFAULT_HIGH if _is_whole(low) else low)
-    if not _is_whole(low) or not _is_whole(high) or not -LARGEST_WHOLE <= low < high < LARGEST_WHOLE:
-        raise ValueError(f"{what} holds a tensor drawn from low to below high where high is not above low")
-    for flag in ("grad", "host"):
-        if not isinstance(value.get(flag, True), bool):
-            raise ValueError(f"{what} holds a tensor whose {flag} is neither true nor false")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _read_spec(value: dict[str, Any], what: str) -> TensorSpec:
+    try:
+        return msgspec.convert(value, TensorSpec)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{what} holds a tensor that cannot be made: {error}") from None
 
 
 def write_json(value: Any) -> str:
@@ -185,23 +167,13 @@ def write_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
-def find_tensors(value: Any, name: str) -> Iterator[TensorSpec]:
-    """Every tensor in a checked value, named by its place below `name`."""
+def find_tensors(value: Any, name: str) -> Iterator[tuple[str, TensorSpec]]:
+    """Every tensor in a checked value, with its place below `name` as its own name."""
     if isinstance(value, list):
         for i, one in enumerate(value):
             yield from find_tensors(one, f"{name}.{i}")
     elif isinstance(value, dict) and "tensor" in value:
-        yield TensorSpec(
-            name=name,
-            size=tuple(value["tensor"]),
-            dtype=value.get("dtype"),
-            low=value.get("low", 0),
-            high=value.get("high", value.get("low", 0) + DEFAULT_HIGH),
-            grad=value.get("grad", True),
-            strides=tuple(value["strides"]) if "strides" in value else None,
-            ramp=(value["ramp"][0], value["ramp"][1]) if "ramp" in value else None,
-            host=value.get("host", False),
-        )
+        yield name, _read_spec(value, name)
 
 
 def fill(value: Any, name: str, tensors: Mapping[str, Any], special: Mapping[str, Any]) -> Any:
@@ -218,14 +190,14 @@ def fill(value: Any, name: str, tensors: Mapping[str, Any], special: Mapping[str
     return special[kind](value[kind])
 
 
-class Arguments(NamedTuple):
+class ArgumentTexts(NamedTuple):
     """Both as canonical JSON."""
 
     args: str
     kwargs: str
 
 
-def parse_arguments(text: str) -> Arguments:
+def parse_arguments(text: str) -> ArgumentTexts:
     """`float32[1024,64] int64[128]<1000 2 true dim=1` or a JSON list. Raises ValueError with the rule it breaks.
 
     `tensor[…]` takes the case's dtype. Words are texts, `torch.float16` is a dtype, `none` is nothing, and brackets
@@ -243,7 +215,7 @@ def parse_arguments(text: str) -> Arguments:
         args, kwargs = _Scanner(text).read_all()
         for name, value in [*((f"argument {i + 1}", one) for i, one in enumerate(args)), *kwargs.items()]:
             _check(value, name, 0)
-    return Arguments(write_json(args), write_json(kwargs))
+    return ArgumentTexts(write_json(args), write_json(kwargs))
 
 
 class _Scanner:

@@ -232,6 +232,3 @@ class Gru(_Layer):
     name = "gru"
     summary = "torch.gru: (steps, batch, in) through layers with bias, the first state given"
     kind = _GRU
-
-
-OPERATORS: tuple[type[Operator], ...] = (LstmCell, GruCell, Lstm, Gru)

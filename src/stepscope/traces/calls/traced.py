@@ -1,7 +1,7 @@
-"""Inputs of an operator as a trace recorded them, made into the arguments of a call that can be run again.
+"""The inputs of an operator's call as a trace recorded them, by the names of its schema.
 
 Timelines say sizes, dtypes, strides and scalars, but no overload and neither the dtypes of lists nor words; execution
-traces say those, but round scalars to six digits. Whatever neither says is a reason not to run the call.
+traces say those, but round scalars to six digits. Whatever neither says is a reason not to make the call.
 """
 
 from __future__ import annotations
@@ -55,10 +55,7 @@ class BoundCall(NamedTuple):
 
     def tensors(self) -> Iterator[TracedTensor]:
         """All of them, those inside lists included."""
-        return find_tensors([value for _, value in self.arguments])
-
-    def by_name(self) -> dict[str, Traced]:
-        return {argument.name: value for argument, value in self.arguments}
+        return flatten_tensors([value for _, value in self.arguments])
 
 
 def read_timeline_inputs(
@@ -81,9 +78,8 @@ def _read_input(kind: str, shape: Any, strides: Any, text: str | None) -> Traced
         if not shape:
             raise CannotRebuildError("a timeline does not hold long lists of tensors: record an execution trace too")
         layouts = strides if isinstance(strides, list) and len(strides) == len(shape) else [None] * len(shape)
-        return [
-            TracedTensor(tuple(one), None, _as_strides(one, layout)) for one, layout in zip(shape, layouts, strict=True)
-        ]
+        pairs = zip(shape, layouts, strict=True)
+        return [TracedTensor(tuple(one), None, _as_strides(one, layout)) for one, layout in pairs]
     if kind in ("Scalar", "ScalarList") and text:
         return parse_number(text)
     return NOT_RECORDED
@@ -209,9 +205,9 @@ def _read_default(argument: SchemaArgument) -> Traced:
     return value if isinstance(value, bool | int | float | str | list) else None
 
 
-def find_tensors(values: Sequence[Traced]) -> Iterator[TracedTensor]:
+def flatten_tensors(values: Sequence[Traced]) -> Iterator[TracedTensor]:
     for value in values:
         if isinstance(value, TracedTensor):
             yield value
         elif isinstance(value, list):
-            yield from find_tensors(value)
+            yield from flatten_tensors(value)

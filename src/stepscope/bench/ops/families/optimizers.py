@@ -157,6 +157,3 @@ def _two_steps(algorithm: str, parameter: torch.Tensor, gradient: torch.Tensor) 
                 parameter = parameter * (1 - LEARNING_RATE * WEIGHT_DECAY)
             parameter = parameter - LEARNING_RATE * unbiased / (spread + EPSILON)
     return parameter
-
-
-OPERATORS: tuple[type[Operator], ...] = (OptimizerStep,)

@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.bench.ops.indexing import check_added_gradients, count_repeats
 from stepscope.bench.ops.inputs import SEED
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
@@ -25,6 +24,7 @@ from stepscope.bench.ops.operator import (
     UnsupportedError,
     Work,
 )
+from stepscope.bench.ops.reference import check_added_gradients, count_repeats
 from stepscope.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -424,6 +424,3 @@ def _packed_table(rows: int, dim: int, maker: Maker) -> torch.Tensor:
     count = min(rows, PACKED_ROWS)
     packed: torch.Tensor = pack(torch.randn(count, dim, device=maker.device, generator=maker.generator))
     return packed.repeat(-(-rows // count), 1)[:rows]
-
-
-OPERATORS: tuple[type[Operator], ...] = (EmbeddingBag, EmbeddingBags)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.bench.ops.families.pointwise import COLS, ROWS
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
     Call,
@@ -18,7 +19,6 @@ from stepscope.bench.ops.operator import (
     UnsupportedError,
     Work,
 )
-from stepscope.bench.ops.pointwise import COLS, ROWS
 from stepscope.bench.ops.reference import check_backward, check_forward
 
 if TYPE_CHECKING:
@@ -334,6 +334,3 @@ def _gelu(value: float) -> float:
 def _spread(maker: Maker, size: tuple[int, int], bounds: Range) -> torch.Tensor:
     low, high = bounds
     return maker.uniform(*size) * (high - low) + low
-
-
-OPERATORS: tuple[type[Operator], ...] = (Elementwise,)

@@ -161,6 +161,3 @@ class Conv3d(_Convolution):
     )  # fmt: skip
     spatial = ("depth", "height", "width")
     tiny = {"batch": 2, "in": 2, "out": 4, "depth": 5, "height": 6, "width": 7}
-
-
-OPERATORS: tuple[type[Operator], ...] = (Conv1d, Conv2d, Conv3d)

@@ -267,6 +267,3 @@ class Rope(Operator):
             return torch.cat((turned.real, turned.imag), -1)
 
         return rotate
-
-
-OPERATORS: tuple[type[Operator], ...] = (Attention, Rope)

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Work
+from stepscope.bench.ops.operator import (
+    DTYPE_BYTES,
+    INDEX_BYTES,
+    Call,
+    Operator,
+    Parameter,
+    Shape,
+    Sizes,
+    Work,
+)
+from stepscope.bench.ops.reference import (
+    WRONG_LIBRARY,
+    check_added_gradients,
+    check_close,
+    count_repeats,
+    seeded_like,
+    widen,
+)
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
@@ -18,50 +36,9 @@ _DIM = Parameter("dim", "elements", 128, "width of a row")
 _COUNT = Parameter("count", "rows", 65_536, "rows picked, repeats allowed")
 
 
-def check_added_gradients(
-    operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, *, by_rows: bool
-) -> None:
-    """Compare gradients that are sums over repeated indices with those of the reference.
-
-    The upstream is −1 or 1, so that sums are exact in every dtype: thousands of additions to one row round in a short
-    float by more than its tolerance, though nothing is wrong. `by_rows`: a row goes to one place as a whole, so that
-    one number in it is enough and the others are 0, which keeps the sums small.
-    """
-    import torch
-
-    from stepscope.bench.ops.reference import as_tensors, check_close, widen
-
-    names = operator.gradient_names(shape)
-    wide = widen(inputs)
-    leaves = [inputs[name].detach().requires_grad_() for name in names]
-    wide_leaves = [wide[name].detach().requires_grad_() for name in names]
-    with torch.enable_grad():
-        (output,) = as_tensors(operator.bind(shape, {**inputs, **dict(zip(names, leaves, strict=True))})())
-        (reference,) = as_tensors(
-            operator.bind_reference(shape, {**wide, **dict(zip(names, wide_leaves, strict=True))})()
-        )
-    generator = torch.Generator(output.device).manual_seed(1)
-    upstream = torch.randint(2, output.shape, device=output.device, generator=generator) * 2 - 1
-    if by_rows:
-        column = torch.randint(output.shape[1], (len(output), 1), device=output.device, generator=generator)
-        upstream *= torch.zeros_like(upstream).scatter_(1, column, 1)
-    gradients = torch.autograd.grad(output, leaves, upstream.to(output.dtype))
-    expected = torch.autograd.grad(reference, wide_leaves, upstream.double())
-    for name, gradient, right in zip(names, gradients, expected, strict=True):
-        dense = gradient.double().to_dense() if gradient.is_sparse else gradient
-        check_close(f"{operator.name} backward ({name})", dense, right, dtype)
-
-
 def _whole(inputs: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """The named inputs as −1, 0 or 1: for checks of sums, which are then exact in every dtype."""
     return {name: tensor.sign() if name in names else tensor for name, tensor in inputs.items()}
-
-
-def count_repeats(index: torch.Tensor) -> int:
-    """How many of the indices name a place that another one named before."""
-    import torch
-
-    return index.numel() - int(torch.unique(index).numel())
 
 
 def _count_repeated_places(index: torch.Tensor) -> int:
@@ -75,6 +52,7 @@ class _Summed(Operator):
     """One whose gradient adds up where an index repeats."""
 
     by_rows: ClassVar[bool]
+    """Whether an index picks a whole row, and not a single element."""
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         if direction == "backward":
@@ -83,7 +61,39 @@ class _Summed(Operator):
             super().check(shape, inputs, dtype, direction)
 
 
-class Gather(_Summed):
+class _Pick(_Summed):
+    """Elements of a (rows, width) table picked by index."""
+
+    differentiable = ("table",)
+
+    def _width(self, shape: Shape) -> int:
+        return int(shape["dim" if self.by_rows else "columns"])
+
+    def _index_bytes(self, shape: Shape) -> int:
+        return INDEX_BYTES * int(shape["count"]) * (1 if self.by_rows else self._width(shape))
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        width, size, index = self._width(shape), DTYPE_BYTES[dtype], self._index_bytes(shape)
+        picked = shape["count"] * width
+        if direction == "forward":
+            return Work(flops=0, bytes=2 * size * picked + index)
+        # The table's gradient is cleared, then each element of the upstream is added to a place in it.
+        return Work(flops=picked, bytes=size * (shape["rows"] * width + 3 * picked) + index)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        if direction == "forward":
+            repeats = count_repeats if self.by_rows else _count_repeated_places
+            picked_by_each = self._width(shape) if self.by_rows else 1
+            return repeats(inputs["index"]) * picked_by_each * DTYPE_BYTES[dtype]
+        # What is added to was written when it was cleared.
+        return 2 * int(shape["count"]) * self._width(shape) * DTYPE_BYTES[dtype]
+
+    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
+        elements = (shape["rows"] + shape["count"]) * self._width(shape)
+        return int(DTYPE_BYTES[dtype] * elements) + self._index_bytes(shape)
+
+
+class Gather(_Pick):
     by_rows = False
     name = "gather"
     summary = "torch.gather along dim 0: each of (count, columns) elements from its own row of (rows, columns)"
@@ -92,26 +102,7 @@ class Gather(_Summed):
         Parameter("columns", "elements", 64, "width of the table and of the result"),
         Parameter("count", "rows", 65_536, "rows of the result"),
     )
-    differentiable = ("table",)
     tiny = {"rows": 50, "columns": 6, "count": 40}
-
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        picked, size = shape["count"] * shape["columns"], DTYPE_BYTES[dtype]
-        if direction == "forward":
-            return Work(flops=0, bytes=picked * (2 * size + INDEX_BYTES))
-        # The table's gradient is cleared, then each element of the upstream is added to a place in it.
-        table = shape["rows"] * shape["columns"]
-        return Work(flops=picked, bytes=size * (table + 3 * picked) + INDEX_BYTES * picked)
-
-    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
-        size = DTYPE_BYTES[dtype]
-        if direction == "forward":
-            return _count_repeated_places(inputs["index"]) * size
-        return int(2 * shape["count"] * shape["columns"] * size)  # what is added to was written when it was cleared
-
-    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
-        picked, table = shape["count"] * shape["columns"], shape["rows"] * shape["columns"]
-        return int(DTYPE_BYTES[dtype] * (table + picked) + INDEX_BYTES * picked)
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         rows, columns, count = shape["rows"], shape["columns"], shape["count"]
@@ -120,8 +111,7 @@ class Gather(_Summed):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        table, index = inputs["table"], inputs["index"]
-        return lambda: torch.gather(table, 0, index)
+        return partial(torch.gather, inputs["table"], 0, inputs["index"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -188,35 +178,20 @@ class Scatter(Operator):
         super().check(shape, _whole(inputs, ("base", "source")), dtype, direction)
 
 
-class _PickRows(_Summed):
+class _PickRows(_Pick):
     """Whole rows of a table, by index."""
 
     by_rows = True
     parameters = (_ROWS, _DIM, _COUNT)
-    differentiable = ("table",)
     tiny = {"rows": 50, "dim": 8, "count": 40}
-
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        picked, size = shape["count"] * shape["dim"], DTYPE_BYTES[dtype]
-        index = INDEX_BYTES * shape["count"]
-        if direction == "forward":
-            return Work(flops=0, bytes=2 * size * picked + index)
-        # The dense gradient is cleared, then each row of the upstream is added to a row of it.
-        return Work(flops=picked, bytes=size * (shape["rows"] * shape["dim"] + 3 * picked) + index)
-
-    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
-        row = shape["dim"] * DTYPE_BYTES[dtype]
-        if direction == "forward":
-            return int(count_repeats(inputs["index"]) * row)
-        return int(2 * shape["count"] * row)  # what is added to was written when it was cleared
-
-    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
-        elements = (shape["rows"] + shape["count"]) * shape["dim"]
-        return int(DTYPE_BYTES[dtype] * elements + INDEX_BYTES * shape["count"])
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         rows, dim, count = shape["rows"], shape["dim"], shape["count"]
         return {"table": maker.values(rows, dim), "index": maker.indices(rows, count)}
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        table, index = inputs["table"], inputs["index"]
+        return lambda: table[index]
 
 
 class IndexSelect(_PickRows):
@@ -226,12 +201,7 @@ class IndexSelect(_PickRows):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        table, index = inputs["table"], inputs["index"]
-        return lambda: torch.index_select(table, 0, index)
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        table, index = inputs["table"], inputs["index"]
-        return lambda: table[index]
+        return partial(torch.index_select, inputs["table"], 0, inputs["index"])
 
 
 class Embedding(_PickRows):
@@ -241,12 +211,7 @@ class Embedding(_PickRows):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         from torch.nn.functional import embedding
 
-        table, index = inputs["table"], inputs["index"]
-        return lambda: embedding(index, table)
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        table, index = inputs["table"], inputs["index"]
-        return lambda: table[index]
+        return partial(embedding, inputs["index"], inputs["table"])
 
 
 class IndexPut(Operator):
@@ -322,10 +287,31 @@ class _Ordered(Operator):
 
     differentiable = ("table",)
 
+    def _found(self, shape: Shape) -> int:
+        """Values that one row gives."""
+        return int(shape["columns"])
+
+    def _comparisons(self, shape: Shape) -> int:
+        """Of each element."""
+        raise NotImplementedError
+
+    def sizes(self, shape: Shape) -> Sizes:
+        return {"table": (shape["rows"], shape["columns"])}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        elements, found, size = shape["rows"] * shape["columns"], shape["rows"] * self._found(shape), DTYPE_BYTES[dtype]
+        if direction == "forward":
+            flops = elements * self._comparisons(shape)
+            return Work(flops=flops, bytes=size * (elements + found) + INDEX_BYTES * found)
+        # The gradient is cleared, then each element of the upstream is written to its place.
+        return Work(flops=0, bytes=size * (elements + 2 * found) + INDEX_BYTES * found)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        # Places that are written were written when they were cleared.
+        return 0 if direction == "forward" else int(shape["rows"]) * self._found(shape) * DTYPE_BYTES[dtype]
+
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         import torch
-
-        from stepscope.bench.ops.reference import check_close, seeded_like, widen
 
         table = inputs["table"].detach()
         with torch.no_grad():
@@ -336,7 +322,7 @@ class _Ordered(Operator):
         if not torch.equal(table.gather(1, index), values) or int(seen.sum()) != index.numel():
             raise WrongResultError(
                 f"{self.name} gives indices that do not point at its values, once each",
-                hint="report this with the system record: a library returns wrong numbers",
+                hint=WRONG_LIBRARY,
             )
         if direction == "backward":
             leaf = table.detach().requires_grad_()
@@ -348,9 +334,6 @@ class _Ordered(Operator):
             expected[torch.arange(len(table), device=table.device)[:, None], places] = upstream.double()
             check_close(f"{self.name} backward", gradient, expected, dtype)
 
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        return {"table": maker.values(shape["rows"], shape["columns"])}
-
 
 class Sort(_Ordered):
     name = "sort"
@@ -361,23 +344,13 @@ class Sort(_Ordered):
     )
     tiny = {"rows": 5, "columns": 20}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        elements, size = shape["rows"] * shape["columns"], DTYPE_BYTES[dtype]
-        if direction == "forward":
-            rounds = (shape["columns"] - 1).bit_length()
-            return Work(flops=elements * rounds, bytes=elements * (2 * size + INDEX_BYTES))
-        # The gradient is cleared, then each element of the upstream is written to its place.
-        return Work(flops=0, bytes=elements * (3 * size + INDEX_BYTES))
-
-    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
-        # Every place was written when it was cleared.
-        return 0 if direction == "forward" else int(shape["rows"] * shape["columns"] * DTYPE_BYTES[dtype])
+    def _comparisons(self, shape: Shape) -> int:
+        return int(shape["columns"] - 1).bit_length()
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        table = inputs["table"]
-        return lambda: torch.sort(table, dim=1)
+        return partial(torch.sort, inputs["table"], dim=1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Values alone."""
@@ -401,22 +374,16 @@ class TopK(_Ordered):
         if shape["k"] > shape["columns"]:
             raise ValueError(f"k={shape['k']} is more than columns={shape['columns']}: k is at most columns")
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        elements, found, size = shape["rows"] * shape["columns"], shape["rows"] * shape["k"], DTYPE_BYTES[dtype]
-        if direction == "forward":
-            return Work(flops=elements, bytes=size * (elements + found) + INDEX_BYTES * found)
-        # The gradient is cleared, then each element of the upstream is written to its place.
-        return Work(flops=0, bytes=size * (elements + 2 * found) + INDEX_BYTES * found)
+    def _found(self, shape: Shape) -> int:
+        return int(shape["k"])
 
-    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
-        # Places that are written were written when they were cleared.
-        return 0 if direction == "forward" else int(shape["rows"] * shape["k"] * DTYPE_BYTES[dtype])
+    def _comparisons(self, shape: Shape) -> int:
+        return 1
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        table, k = inputs["table"], shape["k"]
-        return lambda: torch.topk(table, k, dim=1)
+        return partial(torch.topk, inputs["table"], shape["k"], dim=1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Values alone."""
@@ -424,6 +391,3 @@ class TopK(_Ordered):
 
         table, k = inputs["table"], shape["k"]
         return lambda: torch.sort(table, dim=1, descending=True).values[:, :k]
-
-
-OPERATORS: tuple[type[Operator], ...] = (Gather, Scatter, IndexSelect, IndexPut, Embedding, Sort, TopK)
