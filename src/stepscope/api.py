@@ -62,8 +62,9 @@ def plan(
 
     `verb`: what measures, `ops`, `comms` or `workload`. `cases`: what is measured. `name`: part of the run's id.
     `device`: by default the one that the cases name. `settings`: when a case has been sampled long enough. `ranks`,
-    `backend`: how many ranks are started, and what they communicate with. `processes`: how many fresh processes measure each case. `hang_timeout_s`: how long a rank may
-    send no heartbeat. `request`: further options of the verb, for example `check`, `kernels` and `graph` of `ops`.
+    `backend`: how many ranks are started, and what they communicate with. `processes`: how many fresh processes measure
+    each case. `hang_timeout_s`: how long a rank may send no heartbeat. `request`: further options of the verb, for
+    example `check`, `kernels` and `graph` of `ops`.
 
     >>> from stepscope.bench.ops import make_cases
     >>> shape = dict(shapes=["m=16,n=16,k=16"], dtypes=["float32"], directions=["forward"], device="cpu")
