@@ -28,7 +28,7 @@ from stepscope.cli.options import (
 from stepscope.cli.output import LAST_WORD_S, emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
-from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
+from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec, ProcessGroupSpec
 from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
@@ -95,6 +95,8 @@ def world_options(function: Any) -> Any:
 @click.option("--in-turn", is_flag=True, help="One group at a time, instead of all at once.")
 @click.option("--trace", "traced", metavar="SIZES",
               help="After timing, record these of --sizes (or all) with the profiler, one trace per rank.")  # fmt: skip
+@click.option("--init-only", is_flag=True,
+              help="Measure no collective, but how long the ranks take to become a process group.")  # fmt: skip
 @click.option("--per-rank", is_flag=True, help="Also show each rank's average time, and the total.")
 @click.option("--list", "listing", is_flag=True, help="List the operations.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
@@ -124,6 +126,11 @@ def comms(
     if listing:
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
+    if choices["init_only"]:
+        job = plan_process_groups(ranks, choices)
+        return list_cases(job.cases, as_json=as_json) if dry_run else run_ranks(
+            job, ranks, store=store, resume=resume, as_json=as_json
+        )
     exact_splits = read_split_bytes(choices, ranks.world_size)
     points = [round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes")
     require_memory(min(points), ranks.device)
@@ -136,9 +143,7 @@ def comms(
     for reason in left_out:
         narrate(f"left out: {reason}")
     if dry_run:
-        listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
-        emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
-        return ExitCode.DONE
+        return list_cases(cases, as_json=as_json)
     named = list(dict.fromkeys(case.benchmark.model for case in cases))
     request = {**make_request(ranks, choices), "collectives": named, "per_rank": choices["per_rank"]}
     if choices["traced"] is not None:
@@ -146,6 +151,38 @@ def comms(
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+
+
+def list_cases(cases: Sequence[Case], *, as_json: bool) -> int:
+    """What `--dry-run` shows."""
+    listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
+    emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
+    return ExitCode.DONE
+
+
+OF_COLLECTIVES = (
+    "collectives", "sizes", "dtypes", "reductions", "roots", "placement", "form", "pattern", "src_ranks", "dst_ranks",
+    "window", "skew", "splits", "split_bytes", "mode", "depth", "coalesce", "wire", "groups", "mesh", "axis", "in_turn",
+    "traced", "time_by",
+)  # fmt: skip
+"""Options that say what to do with a group once it is there."""
+
+
+def plan_process_groups(ranks: Ranks, choices: dict[str, Any]) -> Job:
+    from stepscope.bench.comms.process_group import make_process_group_cases
+
+    context = click.get_current_context()
+    named = [name for name in OF_COLLECTIVES if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if named:
+        (option,) = [one.opts[0] for one in context.command.params if one.name == named[0]]
+        raise UsageError(f"--init-only measures no collective: {option} has no meaning", where=option)
+    if ranks.backend == "mpi":
+        raise UsageError(
+            "MPI is initialised once in the life of a process", hint="use --backend gloo or nccl", where="--init-only"
+        )
+    cases = make_process_group_cases(backend=ranks.backend, world_size=ranks.world_size, device=ranks.device)
+    request = {**make_request(ranks, choices), "init_only": True, "per_rank": choices["per_rank"]}
+    return Job("comms", "process-group", cases, request, ranks.launcher, ranks.world_size)
 
 
 def explain_run(run: StoredRun) -> Addition:
@@ -156,8 +193,19 @@ def explain_run(run: StoredRun) -> Addition:
 
     if "bisect" in run.plan.request:
         return explain_bisection(run)
-    explain = {PatternSpec: add_steps, PairSpec: explain_pairs, OverlapSpec: add_overlaps}
+    explain = {
+        PatternSpec: add_steps, PairSpec: explain_pairs, OverlapSpec: add_overlaps,
+        ProcessGroupSpec: explain_process_groups,
+    }  # fmt: skip
     return explain.get(type(run.plan.cases[0].spec), explain_parts)(run)
+
+
+def explain_process_groups(run: StoredRun) -> Addition:
+    """Each phase on its slowest rank and on every rank, and what it took the first time."""
+    from stepscope.report.process_group_table import format_process_groups, read_process_groups
+
+    views = read_process_groups(run.cases())
+    return Addition({"process_groups": views}, format_process_groups(views))
 
 
 def explain_parts(run: StoredRun) -> Addition:

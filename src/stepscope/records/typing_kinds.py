@@ -186,7 +186,7 @@ _OBSERVED: dict[str, Any] = {
     str(struct.__struct_config__.tag): struct
     for struct in (
         kinds.OperatorObserved, kinds.CallObserved, kinds.CollectiveObserved, kinds.PointToPointObserved,
-        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.WorkloadObserved,
-        kinds.UserModelObserved, kinds.OtherObserved,
+        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.ProcessGroupObserved,
+        kinds.WorkloadObserved, kinds.UserModelObserved, kinds.OtherObserved,
     )
 }  # fmt: skip

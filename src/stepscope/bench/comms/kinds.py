@@ -7,7 +7,7 @@ from stepscope.bench.comms.pairs import PairTrial
 from stepscope.bench.comms.trial import Room, Trial
 from stepscope.core.errors import UsageError
 from stepscope.records import Case
-from stepscope.records.kinds import CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
+from stepscope.records.kinds import CollectiveSpec, OverlapSpec, PairSpec, PatternSpec, ProcessGroupSpec
 
 
 def make_trial(case: Case, room: Room) -> Trial:
@@ -28,4 +28,8 @@ def make_trial(case: Case, room: Room) -> Trial:
         from stepscope.bench.comms.patterns.trial import PatternTrial
 
         return PatternTrial(case, room)
+    if isinstance(spec, ProcessGroupSpec):
+        from stepscope.bench.comms.process_group import ProcessGroupTrial
+
+        return ProcessGroupTrial(case, room)
     raise UsageError(f"{case.label} is no case of communication", hint="stepscope bench comms --list")

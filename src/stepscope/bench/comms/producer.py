@@ -29,7 +29,7 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Failure, describe_exception
-from stepscope.records.kinds import CollectiveObserved, ExchangeObserved
+from stepscope.records.kinds import CollectiveObserved, ExchangeObserved, ProcessGroupObserved
 from stepscope.run.control import Alone, Control
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
 from stepscope.run.ranks import CaseSkipped
@@ -52,6 +52,8 @@ class CommunicationRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace: list[int] = []
     """Sizes in bytes of the cases that are recorded by the profiler after they were timed."""
     bisect: BisectionRequest | None = None
+    init_only: bool = False
+    """Whether the cases form process groups, so that none may exist beside."""
 
 
 def read_request(request: Mapping[str, Any]) -> CommunicationRequest:
@@ -70,6 +72,10 @@ class RankFacts(msgspec.Struct, kw_only=True):
 def open_world(session: Session) -> World:
     """As the backend asked for needs it."""
     backend = session.request["backend"]
+    if session.request.get("init_only"):
+        from stepscope.bench.comms.process_group import open_forming_world
+
+        return open_forming_world(session)
     if backend == "fake":
         from stepscope.bench.comms.fake_group import FakeWorld
 
@@ -277,6 +283,9 @@ def _merge_facts(everybody: Sequence[Facts]) -> Facts:
             for name in ("error_max", "error_l2", "error_bound")
         }
         observed = msgspec.structs.replace(observed, **largest)
+    if isinstance(observed, ProcessGroupObserved):
+        cold = [facts.observed.cold for facts in everybody if isinstance(facts.observed, ProcessGroupObserved)]
+        observed = msgspec.structs.replace(observed, cold={name: max(one[name] for one in cold) for name in cold[0]})
     return msgspec.structs.replace(everybody[0], observed=observed)
 
 

@@ -8,8 +8,10 @@ from stepscope.records.kinds.communication import (
     COMM,
     COMMUNICATION_OWNER,
     COMPUTE,
+    LATER_PHASES,
     MODES,
     POINT_TO_POINT,
+    SETUP_PHASES,
     TOGETHER,
     WORLD,
     CollectiveObserved,
@@ -27,6 +29,8 @@ from stepscope.records.kinds.communication import (
     PatternStep,
     PointToPointObserved,
     PointToPointSpec,
+    ProcessGroupObserved,
+    ProcessGroupSpec,
 )
 from stepscope.records.kinds.operators import CALL, CallObserved, CallSpec, OperatorObserved, OperatorSpec
 from stepscope.records.kinds.other import OtherObserved, OtherSpec
@@ -40,12 +44,12 @@ from stepscope.records.kinds.workloads import (
 )
 
 Spec = (
-    OperatorSpec | CallSpec | CollectiveSpec | PointToPointSpec | PairSpec | OverlapSpec | PatternSpec | WorkloadSpec
-    | UserModelSpec | OtherSpec
+    OperatorSpec | CallSpec | CollectiveSpec | PointToPointSpec | PairSpec | OverlapSpec | PatternSpec
+    | ProcessGroupSpec | WorkloadSpec | UserModelSpec | OtherSpec
 )  # fmt: skip
 Observed = (
     OperatorObserved | CallObserved | CollectiveObserved | PointToPointObserved | PairObserved | OverlapObserved
-    | PatternObserved | WorkloadObserved | UserModelObserved | OtherObserved
+    | PatternObserved | ProcessGroupObserved | WorkloadObserved | UserModelObserved | OtherObserved
 )  # fmt: skip
 
 __all__ = [
@@ -53,8 +57,10 @@ __all__ = [
     "COMM",
     "COMMUNICATION_OWNER",
     "COMPUTE",
+    "LATER_PHASES",
     "MODES",
     "POINT_TO_POINT",
+    "SETUP_PHASES",
     "TOGETHER",
     "WORLD",
     "BaseObserved",
@@ -84,6 +90,8 @@ __all__ = [
     "PatternStep",
     "PointToPointObserved",
     "PointToPointSpec",
+    "ProcessGroupObserved",
+    "ProcessGroupSpec",
     "Scalar",
     "Serving",
     "Spec",
