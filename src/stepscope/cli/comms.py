@@ -28,7 +28,14 @@ from stepscope.cli.options import (
 from stepscope.cli.output import LAST_WORD_S, emit, narrate
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
-from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec, ProcessGroupSpec
+from stepscope.records.kinds import (
+    CollectiveObserved,
+    CollectiveSpec,
+    OverlapSpec,
+    PairSpec,
+    PatternSpec,
+    ProcessGroupSpec,
+)
 from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
@@ -128,8 +135,10 @@ def comms(
     ranks = find_ranks(choices)
     if choices["init_only"]:
         job = plan_process_groups(ranks, choices)
-        return list_cases(job.cases, as_json=as_json) if dry_run else run_ranks(
-            job, ranks, store=store, resume=resume, as_json=as_json
+        return (
+            list_cases(job.cases, as_json=as_json)
+            if dry_run
+            else run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
         )
     exact_splits = read_split_bytes(choices, ranks.world_size)
     points = [round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes")

@@ -193,6 +193,7 @@ def add_steps(run: StoredRun) -> Addition:
     for content, measured in zip(listed, cases, strict=True):
         view = read_pattern(measured)
         content["steps"] = view.steps if view is not None else []
+        content["lookups"] = view.lookups if view is not None else []
     return Addition({"cases": listed}, format_pattern_table(cases))
 
 

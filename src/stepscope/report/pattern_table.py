@@ -16,7 +16,7 @@ import msgspec
 
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
 from stepscope.records import RankSamples
-from stepscope.records.kinds import PatternObserved, PatternSpec, PatternStep
+from stepscope.records.kinds import PatternLookup, PatternObserved, PatternSpec, PatternStep
 from stepscope.report.text import align
 from stepscope.stats import median, quantile_sorted
 from stepscope.store import MeasuredCase
@@ -49,6 +49,17 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     busbw_bytes_per_s: float | None
 
 
+class LookupView(msgspec.Struct, frozen=True, kw_only=True):
+    """Lookups in embedding tables, on the rank that has most."""
+
+    name: str
+    tables: int
+    rows: int
+    moved_bytes: int
+    median_s: float
+    bytes_per_s: float | None
+
+
 class PatternView(msgspec.Struct, frozen=True, kw_only=True):
     """One case."""
 
@@ -63,6 +74,7 @@ class PatternView(msgspec.Struct, frozen=True, kw_only=True):
     busbw_bytes_per_s: float | None
     wrong: int | None
     steps: list[StepView]
+    lookups: list[LookupView]
 
 
 def by_iteration(samples: Sequence[RankSamples], name: str, fold: Callable[[Sequence[float]], float]) -> list[float]:
@@ -93,7 +105,16 @@ def read_pattern(measured: MeasuredCase) -> PatternView | None:
         busbw_bytes_per_s=_rate(moved, step_s),
         wrong=observed.wrong,
         steps=[view for step in observed.sequence if (view := _view_step(measured, step, step_s)) is not None],
+        lookups=[view for one in observed.lookups if (view := _view_lookup(measured, one)) is not None],
     )
+
+
+def _view_lookup(measured: MeasuredCase, lookup: PatternLookup) -> LookupView | None:
+    median_s = median(by_iteration(measured.samples, f"{STEP}{lookup.name}", max))
+    if median_s is None:
+        return None
+    rate = _rate(lookup.moved_bytes, median_s)
+    return LookupView(**msgspec.structs.asdict(lookup), median_s=median_s, bytes_per_s=rate)
 
 
 def _view_step(measured: MeasuredCase, step: PatternStep, whole_s: float) -> StepView | None:
@@ -138,7 +159,12 @@ def _format_pattern(view: PatternView) -> list[str]:
     for step in view.steps:
         parts[step.part].append(step)
     rows = align([TITLES, *(_format_part(name, steps) for name, steps in parts.items())], [False] * 2 + [True] * 8)
-    return [*head, f"# {rows[0]}", *(f"  {row}" for row in rows[1:])]
+    foot = [
+        f"# {one.name}: {one.tables} tables of {one.rows:,} rows on the busiest rank, {format_bytes(one.moved_bytes)} "
+        f"in {format_duration(one.median_s)}" + (f", {format_bandwidth(one.bytes_per_s)}" if one.bytes_per_s else "")
+        for one in view.lookups
+    ]
+    return [*head, f"# {rows[0]}", *(f"  {row}" for row in rows[1:]), *foot]
 
 
 def _format_part(name: str, steps: Sequence[StepView]) -> list[str]:

@@ -16,6 +16,8 @@ from stepscope.records import Benchmark, Case
 from stepscope.records.kinds import COMMUNICATION_OWNER, POINT_TO_POINT, WORLD, CollectiveSpec, PointToPointSpec
 
 LARGEST_SIZE_BYTES = 2**44
+OBJECT_DTYPE = "uint8"
+"""Pickled objects travel as bytes."""
 
 
 def make_benchmark(model: str, backend: str, world_size: int, description: str) -> Benchmark:
@@ -47,6 +49,10 @@ def make_cases(
     operation = find_operation(collective)
     if dtype not in DTYPE_BYTES:
         raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--dtype")
+    if operation.objects:
+        if dtype not in {"float32", OBJECT_DTYPE}:
+            raise UsageError(f"{operation.name} has no dtype", hint="leave --dtype out", where="--dtype")
+        dtype = OBJECT_DTYPE
     points = [0] if operation.name == "barrier" else sizes
     for size in () if operation.name == "barrier" else points:
         require_size(size, dtype)
@@ -99,6 +105,8 @@ def require_sense(operation: Operation, options: CollectiveSpec, members: int) -
         (options.pattern is not None and name != "send_recv", "--pattern", f"{name} has no patterns"),
         (options.pattern is not None and options.pattern not in PATTERNS, "--pattern",
          f"patterns are {', '.join(PATTERNS)}"),
+        (operation.objects and options.mode != "blocking", "--mode", f"{name} waits for its result"),
+        (operation.objects and options.coalesce > 1, "--coalesce", f"{name} pickles whole objects"),
         (options.window > 1 and name != "send_recv", "--window", f"{name} has no window"),
         (options.window > 1 and options.pattern == "ping_pong", "--window", "a ping-pong has one message a turn"),
         (options.skew is not None and not operation.uneven, "--skew", f"{name} has equal pieces"),

@@ -5,11 +5,12 @@ Shipped for dry runs (`--backend fake`) and tests.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from stepscope.bench.comms.data import make_values
-from stepscope.bench.comms.group import Bound, Call, Group, Waitable, World
+from stepscope.bench.comms.group import Bound, Call, Group, ObjectCall, Waitable, World
 from stepscope.run.control import Alone
 
 T = TypeVar("T")
@@ -60,16 +61,21 @@ class FakeGroup:
             call.output[place : place + segment.elements] = make_values(recipe, *segment, device)
             place += segment.elements
 
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        return list(pickle.loads(pickle.dumps(call.expected)))
+
 
 Harm = Callable[[Any, int], None]
-"""(result, number of the call): changes what the library delivered."""
+"""(result, number of the call): changes what the library delivered, a tensor or a list of objects."""
 
 
 def flip_element(place: int = 0, *, only_call: int | None = None) -> Harm:
     """Changes one element of every result, or of one call's only."""
 
     def harm(result: Any, number: int) -> None:
-        if result.numel() and only_call in {None, number}:
+        if isinstance(result, list):
+            result[:1] = [None] if result else []
+        elif result.numel() and only_call in {None, number}:
             at = place % result.numel()
             result[at] = result[at] == 0
 
@@ -113,3 +119,9 @@ class SpoiledGroup:
             return [Done()]
 
         return bound._replace(run=run, start=start)
+
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        received = self._group.exchange_objects(call)
+        self._harm(received, self._calls)
+        self._calls += 1
+        return received

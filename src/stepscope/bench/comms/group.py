@@ -48,6 +48,17 @@ class Call(NamedTuple):
     """What the members put in just now, for a group that plays them."""
 
 
+class ObjectCall(NamedTuple):
+    """One exchange of Python objects."""
+
+    name: str
+    given: list[Any]
+    """One object per receiver where the root scatters, else one; none on members that only receive."""
+    root: int
+    expected: list[Any]
+    """For a group that plays the others."""
+
+
 class Bound(NamedTuple):
     """A call ready to be made as often as wanted."""
 
@@ -67,6 +78,9 @@ class Group(Protocol):
 
     def bind(self, calls: Sequence[Call]) -> Bound:
         """Several calls are made as one, coalesced where the backend can. Raises UnsupportedCallError."""
+
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        """What this member gets; empty where that is nothing."""
 
 
 class World(Control, Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.bench.comms.collective_trial import CollectiveTrial
+from stepscope.bench.comms.operations import find_operation
 from stepscope.bench.comms.pairs import PairTrial
 from stepscope.bench.comms.trial import Room, Trial
 from stepscope.core.errors import UsageError
@@ -20,6 +21,10 @@ def make_trial(case: Case, room: Room) -> Trial:
         from stepscope.bench.comms.wire import WireTrial
 
         return WireTrial(case, room)
+    if isinstance(spec, CollectiveSpec) and find_operation(spec.operation).objects:
+        from stepscope.bench.comms.objects import ObjectTrial
+
+        return ObjectTrial(case, room)
     if isinstance(spec, CollectiveSpec):
         return CollectiveTrial(case, room)
     if isinstance(spec, PairSpec):

@@ -11,6 +11,7 @@ from stepscope.bench.comms.group import (
     Bound,
     Call,
     Message,
+    ObjectCall,
     Then,
     UnsupportedCallError,
     Waitable,
@@ -284,6 +285,17 @@ class MpiGroup:
             raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
 
         return Bound(run, start)
+
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        """mpi4py pickles too, by its methods with small letters."""
+        comm, root, given = self._comm, call.root, call.given[0] if call.given else None
+        if call.name == "all_gather_object":
+            return list(comm.allgather(given))
+        if call.name == "gather_object":
+            return list(comm.gather(given, root=root) or ())
+        if call.name == "broadcast_object_list":
+            return [comm.bcast(given, root=root)]
+        return [comm.scatter(call.given or None, root=root)]
 
 
 class _Request:

@@ -81,6 +81,8 @@ class Operation(NamedTuple):
     both_placements: bool = False
     pairs: bool = False
     """Members send to single others; needs at least two."""
+    objects: bool = False
+    """Members exchange Python objects; elements are bytes of them, pickled."""
     judge: Callable[[Shape], int] = lambda shape: 0
     """The member whose times decide when there are enough samples: one that is done last."""
 
@@ -314,6 +316,13 @@ _BUILT_IN = (
     Operation("incast", "all others send to the root at once", plan_incast, rooted=True, pairs=True, judge=_root),
     Operation("multicast", "the root sends to all others at once", plan_multicast, rooted=True, pairs=True,
               judge=_far_end),
+    Operation("all_gather_object", "every rank ends with all ranks' Python objects", plan_all_gather, objects=True),
+    Operation("gather_object", "the root ends with all ranks' Python objects", plan_gather, rooted=True, objects=True,
+              judge=_root),
+    Operation("broadcast_object_list", "every rank ends with the root's Python object", plan_broadcast, rooted=True,
+              objects=True, judge=_far_end),
+    Operation("scatter_object_list", "every rank ends with one of the root's Python objects", plan_scatter, rooted=True,
+              objects=True, judge=_far_end),
 )  # fmt: skip
 
 

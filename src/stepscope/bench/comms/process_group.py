@@ -103,7 +103,7 @@ class TorchForming:
         key = self._next_key()
         if self.rank == source:
             self._messages.set(key, pickle.dumps(value))
-        received: T = pickle.loads(self._messages.get(key))  # noqa: S301 - from a rank of this run
+        received: T = pickle.loads(self._messages.get(key))
         return received
 
     def gather_values(self, value: T) -> list[T] | None:
@@ -111,7 +111,7 @@ class TorchForming:
         self._messages.set(f"{key}/{self.rank}", pickle.dumps(value))
         if self.rank:
             return None
-        return [pickle.loads(self._messages.get(f"{key}/{rank}")) for rank in range(self.size)]  # noqa: S301
+        return [pickle.loads(self._messages.get(f"{key}/{rank}")) for rank in range(self.size)]
 
     def send_value(self, value: int, to: int) -> None:
         self._messages.set(f"{self._next_message(self.rank, to)}", str(value))

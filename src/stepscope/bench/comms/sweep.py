@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from stepscope.bench.comms.cases import make_cases
+from stepscope.bench.comms.cases import OBJECT_DTYPE, make_cases
 from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
 from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import operations
@@ -57,7 +57,8 @@ def make_sweep(
     refusals: dict[str, UsageError] = {}
     for name in names.values:
         own_reductions, own_roots = _own_values(name, reducing, rooted)
-        own_types = types.values[:1] if name == "barrier" else types.values
+        has_no_dtype = name == "barrier" or (types.every and is_of_objects(name))
+        own_types = [OBJECT_DTYPE if is_of_objects(name) else types.values[0]] if has_no_dtype else types.values
         for dtype, reduction, root in product(own_types, own_reductions, own_roots):
             try:
                 if pattern == ALL and name != "send_recv":
@@ -74,6 +75,11 @@ def make_sweep(
     if not cases and refusals:
         raise next(iter(refusals.values()))
     return Sweep(cases, list(refusals))
+
+
+def is_of_objects(name: str) -> bool:
+    found = operations().get(name)
+    return found is not None and found.objects
 
 
 def _list_messages(pattern: str | None, window: int, world_size: int, common: dict[str, Any]) -> list[dict[str, Any]]:

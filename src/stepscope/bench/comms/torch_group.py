@@ -11,6 +11,7 @@ from stepscope.bench.comms.group import (
     Bound,
     Call,
     Message,
+    ObjectCall,
     Then,
     UnsupportedCallError,
     Waitable,
@@ -219,6 +220,24 @@ class TorchGroup:
             raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
 
         return bind_in_turn([self._messages([message]) for message in turns])._replace(start=start)
+
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        size, root, dist, group = len(self.ranks), self.ranks[call.root], self._dist, self._handle
+        is_root = self.me == call.root
+        if call.name == "all_gather_object":
+            everybody: list[Any] = [None] * size
+            dist.all_gather_object(everybody, call.given[0], group=group)
+            return everybody
+        if call.name == "gather_object":
+            gathered: list[Any] | None = [None] * size if is_root else None
+            dist.gather_object(call.given[0], gathered, dst=root, group=group)
+            return gathered or []
+        received: list[Any] = list(call.given) if is_root and call.name == "broadcast_object_list" else [None]
+        if call.name == "broadcast_object_list":
+            dist.broadcast_object_list(received, src=root, group=group)
+        else:
+            dist.scatter_object_list(received, list(call.given) if is_root else None, src=root, group=group)
+        return received
 
 
 def _do_nothing() -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -87,31 +87,37 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     notices: list[Notice] = []
 
 
-class Trial(Protocol):
-    judge: int
+def idle() -> None:
+    """The body of a rank that only keeps step."""
+
+
+class Trial:
+    """A case on this rank. What is set here is usual."""
+
+    judge: int = 0
     """The rank whose times decide when there are enough samples."""
-    active: bool
+    active: bool = True
     """Whether this rank takes part; the others only keep step."""
-    iterations: int
+    iterations: int = 1
     """Calls of `body` that make one sample."""
-    operations: int
+    operations: int = 1
     """What one call of `body` does so many of, one after the other: the case's time is that of one."""
     device: Device
-    synchronises: bool
+    synchronises: bool = False
     """Whether a call of `body` leaves all active ranks in step."""
-    burst: int
+    burst: int = 1
     """The most calls that may follow each other directly where it does."""
-    places: int
+    places: int = 1
     """In memory, which samples use in turn: a sample before those that are timed and one behind them leave their
     results alone, and are checked as well. 1: each sample uses the memory of the one before."""
+    body: Callable[[], object]
 
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
+        return 0
 
     def open(self) -> None:
         """Allocate and bind; raises UnsupportedCallError."""
-
-    def body(self) -> object: ...
 
     def refresh(self) -> None:
         """Outside the timed region: fresh inputs, spoiled outputs, in all places."""
@@ -119,23 +125,24 @@ class Trial(Protocol):
     def count_wrong(self) -> int | None:
         """Wrong elements that the samples since `refresh` left, each in its own place; None where nothing can be
         checked."""
+        return None
 
-    def facts(self) -> Facts: ...
+    def facts(self) -> Facts:
+        raise NotImplementedError
 
     def further_s(self) -> dict[str, list[float]]:
         """Times of parts by name, one value for each call of `body` since `forget`."""
+        return {}
 
     def own_s(self) -> list[float] | None:
         """The case's own times, one for each call of `body` since `forget`, where that does more than what counts."""
+        return None
 
     def forget(self) -> None:
         """Drop what was recorded so far: it was a rehearsal."""
 
-    def close(self) -> None: ...
-
-
-def idle() -> None:
-    """The body of a rank that only keeps step."""
+    def close(self) -> None:
+        return
 
 
 class Rotation:
@@ -159,19 +166,6 @@ class Rotation:
     def used(self) -> int:
         """Places that samples have used since the last start."""
         return self._made // self._calls_per_sample
-
-
-class WithoutParts:
-    """For trials whose only times are the loop's."""
-
-    def further_s(self) -> dict[str, list[float]]:
-        return {}
-
-    def own_s(self) -> list[float] | None:
-        return None
-
-    def forget(self) -> None:
-        return
 
 
 class WaitingDevice:

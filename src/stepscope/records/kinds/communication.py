@@ -114,7 +114,7 @@ class ProcessGroupSpec(BaseSpec, frozen=True, kw_only=True, tag="process_group")
 
     device: str = "cpu"
     eager: bool = False
-    """Whether the library connects while the group is created (torch's `device_id`), and not in the first collective."""
+    """Whether the library connects while the group is created (torch's `device_id`), not in the first collective."""
 
 
 class ExchangeObserved(BaseObserved, frozen=True, kw_only=True):
@@ -221,17 +221,33 @@ class PatternStep(msgspec.Struct, frozen=True, kw_only=True):
     bus_bytes: int
 
 
+class PatternLookup(msgspec.Struct, frozen=True, kw_only=True):
+    """Lookups in embedding tables, on the rank that has most."""
+
+    name: str
+    """The step: its times are called `step:NAME`."""
+    tables: int
+    rows: int
+    """Per table."""
+    moved_bytes: int
+    """Rows and indices that are read, and sums that are written."""
+
+
 class PatternObserved(ExchangeObserved, frozen=True, kw_only=True, tag="pattern"):
     steps: int | None = None
     """Communications of one step of the job."""
     busiest_rank_bytes: int | float | None = None
     sequence: list[PatternStep] = []
     composed: str | None = None
+    lookups: list[PatternLookup] = []
 
     def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
         if field == "sequence":
             steps = (f"{one.name}:{one.operation}:{one.size_bytes}:{one.bus_bytes}" for one in self.sequence)
             return {"sequence": " ".join(steps)} if self.steps is not None else {}
+        if field == "lookups":
+            return {f"{one.name}_{name}": getattr(one, name) for one in self.lookups
+                    for name in ("tables", "rows", "moved_bytes")}  # fmt: skip
         return super().name_facts("bytes" if field == "busiest_rank_bytes" else field, value)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.layouts import Layout
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
+from stepscope.bench.comms.patterns.lookups import Lookups
 from stepscope.core.errors import UsageError
 
 Pieces = tuple[tuple[int, ...], ...]
@@ -37,6 +38,8 @@ class Step(NamedTuple):
     dtype: str = "float32"
     flops: float = 0.0
     """Of a step that computes; 0: only a point that others wait for."""
+    lookups: Lookups | None = None
+    """Of a step that computes: embedding tables in which it looks rows up."""
 
     @property
     def part(self) -> str:
@@ -75,9 +78,16 @@ class Step(NamedTuple):
         return self.plan().bus * DTYPE_BYTES[self.dtype] if self.communicates else 0.0
 
 
-def compute(name: str, ranks: Iterable[int], *, after: Iterable[str] = (), flops: float = 0.0) -> Step:
+def compute(
+    name: str,
+    ranks: Iterable[int],
+    *,
+    after: Iterable[str] = (),
+    flops: float = 0.0,
+    lookups: Lookups | None = None,
+) -> Step:
     """Every rank for itself."""
-    return Step(name, tuple((rank,) for rank in ranks), tuple(after), flops=flops)
+    return Step(name, tuple((rank,) for rank in ranks), tuple(after), flops=flops, lookups=lookups)
 
 
 def collective(

@@ -12,20 +12,21 @@ from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Bound, Waitable
 from stepscope.bench.comms.patterns import busy
+from stepscope.bench.comms.patterns.lookups import EmbeddingTables
 from stepscope.bench.comms.patterns.program import make_program
 from stepscope.bench.comms.patterns.registry import read_case
 from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes
 from stepscope.bench.comms.trial import Facts, Room, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Score
-from stepscope.records.kinds import PatternObserved, PatternStep
+from stepscope.records.kinds import PatternLookup, PatternObserved, PatternStep
 
 STEP, WAIT = "step:", "wait:"
 """Further times of a case are called so, followed by the step's name: from its start to its end as this rank saw it,
 and how long of that the rank stood waiting for it."""
 
 Moments = tuple[Any, Any, Any]
-"""Of one step: started, waited for, done."""
+"""Of one step: started, waited for (None: it computes), done."""
 
 
 def describe_sequence(steps: list[Step]) -> list[PatternStep]:
@@ -64,6 +65,11 @@ class PatternTrial:
         self.judge = 0
         self.active = bool(self._program)
         self._exchanges = self._make_exchanges(case.key)
+        self._tables = {
+            step.name: EmbeddingTables(step.lookups, room.world.rank)
+            for step in self._steps
+            if step.lookups is not None and step.group_of(room.world.rank) is not None
+        }
         self._watch = Stopwatch(room.device)
         self._begun: dict[str, Any] = {}
         self._taken: list[dict[str, Moments]] = []
@@ -71,7 +77,7 @@ class PatternTrial:
         self._current: dict[str, Moments] = {}
         self._seconds: dict[str, list[float]] = {
             f"{kind}{name}": [] for name in self._exchanges for kind in (STEP, WAIT)
-        }
+        } | {f"{STEP}{name}": [] for name in self._tables}
         self._wrong: dict[str, int] = {}
         self._composed: dict[str, str] = {}
         self.body: Callable[[], object] = idle
@@ -101,6 +107,7 @@ class PatternTrial:
         """What values are made from is needed by one step at a time only."""
         making = [self._making_bytes(step) for step in self._steps if step.name in self._exchanges]
         kept = sum(exchange.needed_bytes() for exchange in self._exchanges.values()) - sum(making)
+        kept += sum(tables.needed_bytes() for tables in self._tables.values())
         return kept + max(making, default=0) + busy.needed_bytes(self._find_flops(), self._room.device.name)
 
     def _making_bytes(self, step: Step) -> int:
@@ -123,8 +130,12 @@ class PatternTrial:
                 actions.append(partial(self._start, step.name, bounds[step.name], going))
             elif kind == "wait":
                 actions.append(partial(self._wait, step.name, going))
-            elif step.flops:
-                actions.append(work[step.flops])
+            else:
+                if step.flops:
+                    actions.append(work[step.flops])
+                if step.name in self._tables:
+                    look_up = self._tables[step.name].open(self._room.device.name)
+                    actions.append(partial(self._look_up, step.name, look_up))
         self.body = partial(self._do, actions)
 
     def _find_flops(self) -> set[float]:
@@ -147,8 +158,15 @@ class PatternTrial:
             work.wait()
         self._current[name] = (self._begun[name], before, self._watch.now())
 
+    def _look_up(self, name: str, look_up: Callable[[], None]) -> None:
+        before = self._watch.now()
+        look_up()
+        self._current[name] = (before, None, self._watch.now())
+
     def refresh(self) -> None:
         self._settle()
+        for tables in self._tables.values():
+            tables.refresh()
         for exchange in self._exchanges.values():
             exchange.refresh()
 
@@ -157,11 +175,13 @@ class PatternTrial:
         for moments in self._taken:
             for name, (start, waiting, stop) in moments.items():
                 self._seconds[f"{STEP}{name}"].append(self._watch.between_s(start, stop))
-                self._seconds[f"{WAIT}{name}"].append(self._watch.between_s(waiting, stop))
+                if waiting is not None:
+                    self._seconds[f"{WAIT}{name}"].append(self._watch.between_s(waiting, stop))
         self._taken.clear()
 
     def count_wrong(self) -> int | None:
-        counts = {name: exchange.count_wrong() for name, exchange in self._exchanges.items()}
+        parts: dict[str, Exchange | EmbeddingTables] = {**self._exchanges, **self._tables}
+        counts = {name: part.count_wrong() for name, part in parts.items()}
         known = {name: count for name, count in counts.items() if count is not None}
         for name, count in known.items():
             if count:
@@ -176,9 +196,21 @@ class PatternTrial:
             busiest_rank_bytes=round(moved),
             sequence=sequence,
             composed="; ".join(dict.fromkeys(self._composed.values())) or None,
+            lookups=self._describe_lookups(),
         )
         score = Score(unit="GB/s", work=moved) if moved else None
         return Facts(score=score, observed=observed, notices=self._find_notices())
+
+    def _describe_lookups(self) -> list[PatternLookup]:
+        """Those of the busiest rank, which every rank can tell."""
+        return [
+            PatternLookup(
+                name=step.name, tables=max(step.lookups.tables), rows=step.lookups.rows,
+                moved_bytes=max(step.lookups.list_moved_bytes()),
+            )
+            for step in self._steps
+            if step.lookups is not None
+        ]  # fmt: skip
 
     def _find_notices(self) -> list[Notice]:
         if not self._wrong:
@@ -199,6 +231,6 @@ class PatternTrial:
             values.clear()
 
     def close(self) -> None:
-        for exchange in self._exchanges.values():
-            exchange.close()
+        for part in (*self._exchanges.values(), *self._tables.values()):
+            part.close()
         self.body = idle
