@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.bench.comms.cases import make_cases
-from stepscope.bench.comms.layouts import parse_layout
+from stepscope.bench.comms.cases import make_cases, read_options
+from stepscope.bench.comms.layouts import deal, deal_matrix, parse_layout, parse_matrix, skewed_weights
 from stepscope.bench.comms.operations import PATTERNS, Shape, Traffic, find_operation, operations
-from stepscope.bench.comms.options import read_options
-from stepscope.bench.comms.splits import deal, deal_matrix, parse_matrix, skewed_weights
 from stepscope.core.errors import UsageError
 
 CONTRACT = [
     "all_reduce", "reduce", "broadcast", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "all_to_all",
     "all_to_allv", "gather", "scatter", "barrier", "send_recv", "incast", "multicast",
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list",
 ]  # fmt: skip
 
 

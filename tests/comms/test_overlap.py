@@ -14,10 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
-from stepscope.bench.comms.kinds import make_trial
-from stepscope.bench.comms.overlap import OverlapTrial, make_overlap_cases, parse_beside
+from stepscope.bench.comms.overlap import (
+    LONGEST_HOLD_S,
+    CpuStage,
+    CudaStage,
+    OverlapTrial,
+    choose_hold,
+    make_overlap_cases,
+    parse_beside,
+)
+from stepscope.bench.comms.producer import make_trial
 from stepscope.bench.comms.side_tasks import ComputeTask, CopyTask, Task, make_kernel, parse_compute
-from stepscope.bench.comms.stages import LONGEST_HOLD_S, CpuStage, CudaStage, choose_hold
 from stepscope.bench.comms.trial import Room, Steps
 from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat

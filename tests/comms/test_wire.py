@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stepscope.bench.comms.encodings import BLOCK, ENCODINGS, Coder, Encoding, bound_error, find_encoding
 from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import Bound, Call, UnsupportedCallError
-from stepscope.bench.comms.kinds import make_trial
+from stepscope.bench.comms.producer import make_trial
 from stepscope.bench.comms.trial import Room
 from stepscope.bench.comms.wire import Laps, WireTrial, make_normals, require_wire_sense
 from stepscope.core.errors import UsageError

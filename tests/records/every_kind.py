@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepscope.bench.comms.cases import make_cases
+from stepscope.bench.comms.cases import make_cases, make_sweep
 from stepscope.bench.comms.overlap import make_overlap_cases
 from stepscope.bench.comms.pairs import make_pair_cases
 from stepscope.bench.comms.patterns.registry import PATTERNS, make_case, read_options
-from stepscope.bench.comms.sweep import make_sweep
+from stepscope.bench.comms.process_group import make_process_group_cases
 from stepscope.bench.ops.cases import call_cases
 from stepscope.bench.ops.cases import make_cases as make_operator_cases
 from stepscope.bench.ops.ceilings import make_ceiling_cases
@@ -81,6 +81,8 @@ def list_communication() -> Iterator[Case]:
         unusual = read_options(pattern, PATTERN_OPTIONS.get(pattern.name, {"flops": "2.5"}))
         yield make_case(pattern, unusual, overlap=False, backend="nccl", world_size=8, device="cuda")
     yield from make_pair_cases(ranks=[0, 2, 3], sizes=[8, 1 << 20], **WORLD)
+    yield from make_process_group_cases(backend="gloo", world_size=4, device="cpu")
+    yield from make_process_group_cases(backend="nccl", world_size=4, device="cuda")
 
 
 def list_models() -> Iterator[Case]:

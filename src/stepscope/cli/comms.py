@@ -127,7 +127,7 @@ def comms(
 
     Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
     """
-    from stepscope.bench.comms.sweep import make_sweep
+    from stepscope.bench.comms.cases import make_sweep
     from stepscope.core.units import parse_range
 
     if listing:
@@ -329,8 +329,8 @@ def require_world(backend: str, device: str) -> None:
 
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     """Fields of a CollectiveSpec, from the command line."""
-    from stepscope.bench.comms.options import DEFAULT_DEPTH
-    from stepscope.bench.comms.splits import read_matrix
+    from stepscope.bench.comms.cases import DEFAULT_DEPTH
+    from stepscope.bench.comms.layouts import read_matrix
 
     names = ("placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
     options = {name: choices[name] for name in names}
@@ -375,9 +375,9 @@ def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
 
 def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[float]] | None:
     """What --split-bytes says, which is also the size of the message."""
+    from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.data import DTYPE_BYTES
-    from stepscope.bench.comms.splits import read_matrix, require_whole_elements
-    from stepscope.bench.comms.sweep import read_axis
+    from stepscope.bench.comms.layouts import read_matrix, require_whole_elements
 
     given = choices["split_bytes"]
     if given is None:

@@ -63,9 +63,9 @@ def overlap(
     """
     if show is not None:
         return show_overlaps(show, store=store, as_json=as_json)
+    from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.data import DTYPE_BYTES
     from stepscope.bench.comms.overlap import make_overlap_cases
-    from stepscope.bench.comms.sweep import read_axis
 
     require_sense(choices)
     ranks = find_ranks(choices)
@@ -91,9 +91,9 @@ def overlap(
 
 def read_wanted(collectives: tuple[str, ...], sizes: str, choices: dict[str, Any]) -> list[dict[str, Any]]:
     """What runs beside what: every combination, or the pairs that were named."""
+    from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.operations import operations
     from stepscope.bench.comms.overlap import parse_pair
-    from stepscope.bench.comms.sweep import read_axis
     from stepscope.core.units import parse_range
 
     if not choices["pairs"]:

@@ -84,7 +84,7 @@ def _find_fields(benchmark: Benchmark, parameters: dict[str, Parameter]) -> dict
 
 
 def _find_communication(model: str, parameters: dict[str, Parameter]) -> dict[str, Any]:
-    if model in {"overlap", "pair"}:
+    if model in {"overlap", "pair", "process_group"}:
         return {**parameters, "kind": model}
     if model.startswith(_PATTERN_PREFIX):
         stated: dict[str, Any] = {name: parameters.pop(name) for name in ("overlap", "device") if name in parameters}

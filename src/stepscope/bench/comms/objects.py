@@ -9,19 +9,16 @@ from __future__ import annotations
 import pickle
 import random
 import time
-import zlib
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from stepscope.bench.comms.cases import make_shape, read_options
+from stepscope.bench.comms.exchange import make_seed, note_rounding
 from stepscope.bench.comms.group import ObjectCall
-from stepscope.bench.comms.layouts import parse_layout
-from stepscope.bench.comms.options import make_shape, read_options
-from stepscope.bench.comms.trial import Facts, Room, idle
-from stepscope.measure import Device
-from stepscope.records import Case, Notice, Score
-from stepscope.records.kinds import WORLD, CollectiveObserved
+from stepscope.bench.comms.trial import Facts, Room, Trial, idle
+from stepscope.records import Case, Score
+from stepscope.records.kinds import CollectiveObserved
 
 SERIALISE, EXCHANGE, DESERIALISE = "serialise", "exchange", "deserialise"
 PERIOD = 4099
@@ -59,30 +56,22 @@ def plan_object(size_bytes: int) -> tuple[int, int]:
     return count, rest
 
 
-class ObjectTrial:
-    iterations = operations = burst = places = 1
-    synchronises = False
-
+class ObjectTrial(Trial):
     def __init__(self, case: Case, room: Room) -> None:
+        super().__init__(room, (SERIALISE, EXCHANGE, DESERIALISE))
         self.operation, self.options = read_options(case)
-        self.device: Device = room.device
-        groups = [room.group(ranks) for ranks in parse_layout(self.options.groups, room.world.size)]
-        chosen = groups if self.options.group is None else [groups[self.options.group]]
-        largest = max(chosen, key=lambda group: len(group.ranks))
-        self._group = next((group for group in chosen if group.me is not None), largest)
-        self._groups_at_once, self._members = len(chosen), len(largest.ranks)
+        self._chosen = room.choose_groups(self.options.groups, self.options.group)
+        self._group, ranks = self._chosen.mine, self._chosen.largest.ranks
         self.active = self._group.me is not None
-        self.judge = largest.ranks[self.operation.judge(make_shape(self.options, self._members))]
+        self._largest = self.operation.plan(make_shape(self.options, len(ranks)))
         self._traffic = self.operation.plan(make_shape(self.options, len(self._group.ranks)))
-        self._seed = zlib.crc32(f"{case.key}/{self._group.ranks}".encode()) & 0xFFFF
-        self._turn = 0
+        self.judge = ranks[self.operation.judge(make_shape(self.options, len(ranks)))]
+        self._seed, self._turn = make_seed(case, self._group), 0
         self._calls: list[ObjectCall] = []
         self._pickled: list[list[bytes]] = []
         """What this member unpickles, for each set of objects."""
         self._received: list[Any] = []
-        self._times_s: dict[str, list[float]] = {SERIALISE: [], EXCHANGE: [], DESERIALISE: []}
         self._own_s: list[float] = []
-        self.body: Callable[[], object] = idle
 
     def needed_bytes(self) -> int:
         me = self._group.me
@@ -122,9 +111,9 @@ class ObjectTrial:
         moments_s.append(time.perf_counter())
         own_s, serialise_s, deserialise_s = (after - before for before, after in pairwise(moments_s))
         self._own_s.append(own_s)
-        self._times_s[SERIALISE].append(serialise_s)
-        self._times_s[EXCHANGE].append(max(0.0, own_s - serialise_s - deserialise_s))
-        self._times_s[DESERIALISE].append(deserialise_s)
+        self.times_s[SERIALISE].append(serialise_s)
+        self.times_s[EXCHANGE].append(max(0.0, own_s - serialise_s - deserialise_s))
+        self.times_s[DESERIALISE].append(deserialise_s)
 
     def refresh(self) -> None:
         self._turn, self._received = 1 - self._turn, []
@@ -138,30 +127,23 @@ class ObjectTrial:
         return missing + sum(got != wanted for got, wanted in zip(self._received, expected, strict=False))
 
     def facts(self) -> Facts:
-        traffic = self.operation.plan(make_shape(self.options, self._members))
-        pickled = count_pickled(*plan_object(traffic.contribution))
-        size_bytes, factor = traffic.size // traffic.contribution * pickled, traffic.bus / traffic.size
-        notices = []
-        if size_bytes != self.options.size_bytes:
-            asked, got = f"{self.options.size_bytes:,} bytes", f"{size_bytes:,}"
-            message = f"{asked} are not the size of {traffic.size // traffic.contribution} equal pickled objects: {got}"
-            notices.append(Notice(kind="rounded", message=f"{message} were measured"))
+        traffic, pickled = self._largest, count_pickled(*plan_object(self._largest.contribution))
+        objects = traffic.size // traffic.contribution
+        size_bytes, factor = objects * pickled, traffic.bus / traffic.size
         observed = CollectiveObserved(
-            size_bytes=size_bytes, count=pickled, bus_factor=factor, members=self._members,
-            groups=self._groups_at_once if self.options.groups != WORLD else None,
+            size_bytes=size_bytes, count=pickled, bus_factor=factor, members=len(self._chosen.largest.ranks),
+            groups=self._chosen.at_once,
         )  # fmt: skip
+        reason = f"are not the size of {objects} equal pickled objects: {{}} were measured"
+        notices = note_rounding(self.options.size_bytes, size_bytes, reason)
         return Facts(score=Score(unit="GB/s", work=size_bytes * factor), observed=observed, notices=notices)
-
-    def further_s(self) -> dict[str, list[float]]:
-        return self._times_s
 
     def own_s(self) -> list[float]:
         return self._own_s
 
     def forget(self) -> None:
-        self._own_s = []
-        for values in self._times_s.values():
-            values.clear()
+        super().forget()
+        self._own_s.clear()
 
     def close(self) -> None:
         self._calls, self._pickled, self._received, self.body = [], [], [], idle

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from itertools import accumulate
 from typing import NamedTuple
 
-from stepscope.bench.comms.splits import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
+from stepscope.bench.comms.layouts import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
 from stepscope.core.collectives import bus_factor
 from stepscope.core.errors import UsageError, unknown_name
 

@@ -20,10 +20,9 @@ from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import Group, UnsupportedCallError, World
 from stepscope.bench.comms.operations import Shape, find_operation
 from stepscope.bench.comms.torch_group import TorchGroup
-from stepscope.bench.comms.trial import Facts, Room
+from stepscope.bench.comms.trial import Facts, Room, Trial
 from stepscope.launch.join import open_store, require_backend
 from stepscope.launch.worker import Session
-from stepscope.measure import Device
 from stepscope.records import Case
 from stepscope.records.kinds import LATER_PHASES, SETUP_PHASES, ProcessGroupObserved, ProcessGroupSpec
 from stepscope.run.control import GROUP_EXTRA_S
@@ -180,35 +179,26 @@ def open_forming_world(session: Session) -> FormingWorld:
     return FakeForming(session.world_size) if backend == "fake" else TorchForming(session, backend)
 
 
-class ProcessGroupTrial:
+class ProcessGroupTrial(Trial):
     """One sample forms the group once. The case's time is that until the first collective is done."""
 
-    iterations = operations = burst = places = 1
-    judge, active, synchronises = 0, True, False
-
     def __init__(self, case: Case, room: Room) -> None:
+        super().__init__(room, (*SETUP_PHASES, *LATER_PHASES))
         assert isinstance(case.spec, ProcessGroupSpec)
         self._world: Any = room.world
-        self.device: Device = room.device
         self._eager, self._seed = case.spec.eager, zlib.crc32(case.key.encode()) & 0xFFFF
-        self._times_s: dict[str, list[float]] = {name: [] for name in (*SETUP_PHASES, *LATER_PHASES)}
         self._cold_s: dict[str, float] = {}
         self._wrong = 0
-
-    def needed_bytes(self) -> int:
-        return 0
-
-    def open(self) -> None:
-        return
+        self.body = self._form
 
     def _time(self, phase: str, action: Callable[[], T]) -> T:
-        begin_ns = time.perf_counter_ns()
+        begin_s = time.perf_counter()
         found = action()
         self.device.synchronize()
-        self._times_s[phase].append((time.perf_counter_ns() - begin_ns) * 1e-9)
+        self.times_s[phase].append(time.perf_counter() - begin_s)
         return found
 
-    def body(self) -> None:
+    def _form(self) -> None:
         world = self._world
         device_id = None
         if self._eager:
@@ -242,18 +232,11 @@ class ProcessGroupTrial:
     def facts(self) -> Facts:
         return Facts(observed=ProcessGroupObserved(members=self._world.size, cold=self._cold_s))
 
-    def further_s(self) -> dict[str, list[float]]:
-        return self._times_s
-
     def own_s(self) -> list[float]:
         """What prepares a sample, and the end of the group, are no part of the time until the ranks can work."""
-        return [sum(phases) for phases in zip(*(self._times_s[name] for name in SETUP_PHASES), strict=True)]
+        return [sum(phases) for phases in zip(*(self.times_s[name] for name in SETUP_PHASES), strict=True)]
 
     def forget(self) -> None:
         """The rehearsal was the processes' first time."""
-        self._cold_s = {name: values[0] for name, values in self._times_s.items() if values}
-        for values in self._times_s.values():
-            values.clear()
-
-    def close(self) -> None:
-        return
+        self._cold_s = {name: values[0] for name, values in self.times_s.items() if values}
+        super().forget()

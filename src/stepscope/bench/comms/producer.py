@@ -1,4 +1,4 @@
-"""Measures collectives, messages, overlaps and patterns on any number of ranks."""
+"""Measures collectives, messages, overlaps, patterns and process groups on any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepscope.bench.comms.bisection import BisectionRequest, next_round
+from stepscope.bench.comms.exchange import CollectiveTrial
+from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import UnsupportedCallError, World
-from stepscope.bench.comms.kinds import make_trial
+from stepscope.bench.comms.mpi_group import MpiWorld
+from stepscope.bench.comms.objects import ObjectTrial
+from stepscope.bench.comms.operations import find_operation
+from stepscope.bench.comms.overlap import OverlapTrial
+from stepscope.bench.comms.pairs import PairTrial
+from stepscope.bench.comms.patterns.trial import PatternTrial
+from stepscope.bench.comms.process_group import ProcessGroupTrial, open_forming_world
+from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.bench.comms.trial import Check, Facts, Room, Steps, Traces, Trial
-from stepscope.core.errors import first_line
+from stepscope.bench.comms.wire import WireTrial
+from stepscope.core.errors import UsageError, first_line
 from stepscope.core.units import format_bytes
 from stepscope.launch.join import is_peer_disconnect
 from stepscope.launch.worker import Session
@@ -29,12 +39,44 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Failure, describe_exception
-from stepscope.records.kinds import CollectiveObserved, ExchangeObserved, ProcessGroupObserved
+from stepscope.records.kinds import (
+    CollectiveObserved,
+    CollectiveSpec,
+    ExchangeObserved,
+    OverlapSpec,
+    PairSpec,
+    PatternSpec,
+    PointToPointSpec,
+    ProcessGroupObserved,
+    ProcessGroupSpec,
+    Spec,
+)
 from stepscope.run.control import Alone, Control
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
 from stepscope.run.ranks import CaseSkipped
 from stepscope.run.recorded import record_steps
 from stepscope.store import MeasuredCase
+
+TRIALS: dict[type[Spec], Callable[[Case, Room], Trial]] = {
+    CollectiveSpec: CollectiveTrial,
+    PointToPointSpec: CollectiveTrial,
+    PairSpec: PairTrial,
+    OverlapSpec: OverlapTrial,
+    PatternSpec: PatternTrial,
+    ProcessGroupSpec: ProcessGroupTrial,
+}
+
+
+def make_trial(case: Case, room: Room) -> Trial:
+    spec = case.spec
+    if isinstance(spec, CollectiveSpec) and spec.wire is not None:
+        return WireTrial(case, room)
+    if isinstance(spec, CollectiveSpec) and find_operation(spec.operation).objects:
+        return ObjectTrial(case, room)
+    if type(spec) not in TRIALS:
+        raise UsageError(f"{case.label} is no case of communication", hint="stepscope bench comms --list")
+    return TRIALS[type(spec)](case, room)
+
 
 MEMORY_SHARE = 0.8
 T = TypeVar("T")
@@ -73,19 +115,11 @@ def open_world(session: Session) -> World:
     """As the backend asked for needs it."""
     backend = session.request["backend"]
     if session.request.get("init_only"):
-        from stepscope.bench.comms.process_group import open_forming_world
-
         return open_forming_world(session)
     if backend == "fake":
-        from stepscope.bench.comms.fake_group import FakeWorld
-
         return FakeWorld(session.world_size)
     if backend == "mpi":
-        from stepscope.bench.comms.mpi_group import MpiWorld
-
         return MpiWorld(session.context)
-    from stepscope.bench.comms.torch_group import TorchWorld
-
     return TorchWorld(session, backend)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from stepscope.bench.comms.group import Group, Waitable, World
+from stepscope.bench.comms.layouts import parse_layout
 from stepscope.launch.watchdog import Heartbeat, NoHeartbeat
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Observed, Score
+from stepscope.records.kinds import WORLD
 
 T = TypeVar("T")
 Check = Literal["all", "sample", "off"]
@@ -46,6 +48,17 @@ class Traces(NamedTuple):
         return case.spec.size_bytes in self.sizes
 
 
+class Chosen(NamedTuple):
+    """Groups of a case, as one rank sees them."""
+
+    mine: Group
+    """On a rank that is in none of them, the largest."""
+    largest: Group
+    """What is said of the case is said of it."""
+    at_once: int | None
+    """How many; None: the whole world is one."""
+
+
 class Room:
     """What trials share in one process: the world, its groups, the device."""
 
@@ -74,6 +87,14 @@ class Room:
         if key not in self._groups:
             self._groups[key] = self.world.join(key[0], fresh=number > 0)
         return self._groups[key]
+
+    def choose_groups(self, layout: str, only: int | None = None, *, number: int = 0) -> Chosen:
+        """Groups that act at the same time; `only` one of them, in turn."""
+        groups = [self.group(ranks, number) for ranks in parse_layout(layout, self.world.size)]
+        chosen = groups if only is None else [groups[only]]
+        largest = max(chosen, key=lambda group: len(group.ranks))
+        mine = next((group for group in chosen if group.me is not None), largest)
+        return Chosen(mine, largest, len(chosen) if layout != WORLD else None)
 
     def forget_groups(self) -> None:
         self._groups.clear()
@@ -110,7 +131,12 @@ class Trial:
     places: int = 1
     """In memory, which samples use in turn: a sample before those that are timed and one behind them leave their
     results alone, and are checked as well. 1: each sample uses the memory of the one before."""
-    body: Callable[[], object]
+    body: Callable[[], object] = staticmethod(idle)
+
+    def __init__(self, room: Room, parts: Iterable[str] = ()) -> None:
+        self.room, self.device = room, room.device
+        self.times_s: dict[str, list[float]] = {name: [] for name in parts}
+        """Times of parts by name, one value for each call of `body` since `forget`."""
 
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
@@ -130,9 +156,12 @@ class Trial:
     def facts(self) -> Facts:
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """Marks on a device's time line become times: called between samples, when the device has passed them."""
+
     def further_s(self) -> dict[str, list[float]]:
-        """Times of parts by name, one value for each call of `body` since `forget`."""
-        return {}
+        self.settle()
+        return self.times_s
 
     def own_s(self) -> list[float] | None:
         """The case's own times, one for each call of `body` since `forget`, where that does more than what counts."""
@@ -140,6 +169,8 @@ class Trial:
 
     def forget(self) -> None:
         """Drop what was recorded so far: it was a rehearsal."""
+        for values in self.times_s.values():
+            values.clear()
 
     def close(self) -> None:
         return

@@ -9,48 +9,28 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepscope.bench.comms.cases import read_options, require_wire_sense
 from stepscope.bench.comms.data import PERIOD, tile
 from stepscope.bench.comms.encodings import Coder, bound_error, find_encoding
-from stepscope.bench.comms.group import Call, Group, UnsupportedCallError
-from stepscope.bench.comms.layouts import parse_layout
+from stepscope.bench.comms.exchange import make_seed, note_rounding
+from stepscope.bench.comms.group import Call, UnsupportedCallError
 from stepscope.bench.comms.operations import Shape, find_operation
-from stepscope.bench.comms.options import read_options
-from stepscope.bench.comms.trial import Facts, Room, idle
-from stepscope.core.errors import UsageError
+from stepscope.bench.comms.trial import Facts, Room, Trial, idle
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Score
-from stepscope.records.kinds import CollectiveObserved, CollectiveSpec
+from stepscope.records import Case, Score
+from stepscope.records.kinds import CollectiveObserved
 
 if TYPE_CHECKING:
     import torch
 
-OPERATIONS = ("all_reduce", "reduce", "all_to_all")
 QUANTISE, EXCHANGE, DEQUANTISE = "quantise", "exchange", "dequantise"
 FLOAT_BYTES = 4
 ADDING = 2.0**-23
 """What one addition in float32 may be off, relative to the values, with room to spare."""
-
-
-def require_wire_sense(operation: str, options: CollectiveSpec, wire: str) -> None:
-    """What has no quantised form is refused, never measured as something else."""
-    find_encoding(wire)
-    rules = [
-        (operation not in OPERATIONS, "--wire", f"{operation} has no quantised form: {', '.join(OPERATIONS)} have"),
-        (options.dtype != "float32", "--dtype", "what is quantised is float32"),
-        (options.reduction != "sum", "--reduction", "quantised pieces are added, nothing else"),
-        (options.mode != "blocking", "--mode", "a quantised collective is several steps, each of which waits"),
-        (options.coalesce > 1, "--coalesce", "quantised pieces travel as one call a step"),
-        (options.placement == "in_place", "--placement", "the result of a quantised collective has its own place"),
-        (options.form != "tensor", "--form", "quantised pieces travel as one tensor"),
-    ]
-    for broken, where, message in rules:
-        if broken:
-            raise UsageError(message, hint="leave --wire or the other option out", where=where)
 
 
 # Data: random numbers, since whole ones would pass some encodings unharmed
@@ -78,8 +58,7 @@ class Laps:
     def __init__(self, device: Device, names: tuple[str, ...]) -> None:
         self._device, self._names = device, names
         self._marks: list[tuple[str, Any]] = []
-        self.times_s: dict[str, list[float]] = {}
-        self.forget()
+        self.times_s: dict[str, list[float]] = {name: [] for name in names}
 
     def _mark(self) -> Any:
         return self._device.mark() if self._device.has_events else time.perf_counter_ns()
@@ -108,7 +87,8 @@ class Laps:
 
     def forget(self) -> None:
         self._marks = []
-        self.times_s = {name: [] for name in self._names}
+        for values in self.times_s.values():
+            values.clear()
 
 
 class Data(NamedTuple):
@@ -122,31 +102,24 @@ class Data(NamedTuple):
     """How far off each element of the result may be."""
 
 
-class WireTrial:
-    operations = burst = places = 1
-    iterations = 1
-
+class WireTrial(Trial):
     def __init__(self, case: Case, room: Room) -> None:
+        super().__init__(room)
         self.operation, self.options = read_options(case)
         self.encoding = find_encoding(str(self.options.wire))
         require_wire_sense(self.operation.name, self.options, self.encoding.name)
         if room.world.backend == "fake":
             raise UnsupportedCallError("the fake backend plays no quantised collectives", hint="--backend gloo")
-        groups = [room.group(ranks) for ranks in parse_layout(self.options.groups, room.world.size)]
-        chosen = groups if self.options.group is None else [groups[self.options.group]]
-        largest = max(chosen, key=lambda group: len(group.ranks))
-        self._group: Group = next((group for group in chosen if group.me is not None), largest)
-        self._largest = len(largest.ranks)
-        self.judge = largest.ranks[self.options.root]
+        chosen = room.choose_groups(self.options.groups, self.options.group)
+        self._group, self._largest = chosen.mine, len(chosen.largest.ranks)
+        self.judge = chosen.largest.ranks[self.options.root]
         self.active = self._group.me is not None
-        self.device: Device = room.device
         self._members = len(self._group.ranks)
-        self.synchronises = False  # every call is a lap: none can be left out
-        self._seed = zlib.crc32(f"{case.key}/{self._group.ranks}".encode()) & 0xFFFF
+        self._seed = make_seed(case, self._group)
         self._laps = Laps(room.device, (QUANTISE, EXCHANGE, DEQUANTISE))
+        self.times_s = self._laps.times_s
         self._errors: dict[str, float] = {}
         self._data: Data | None = None
-        self.body: Callable[[], object] = idle
 
     @property
     def _adds(self) -> bool:
@@ -313,23 +286,12 @@ class WireTrial:
             error_l2=self._errors.get("error_l2"),
             error_bound=self._errors.get("error_bound"),
         )
-        return Facts(
-            score=Score(unit="GB/s", work=bus_bytes), observed=observed, notices=self._find_notices(size_bytes)
-        )
+        reason = f"do not divide evenly among {members} ranks: {{}} were measured"
+        notices = note_rounding(self.options.size_bytes, size_bytes, reason)
+        return Facts(score=Score(unit="GB/s", work=bus_bytes), observed=observed, notices=notices)
 
-    def _find_notices(self, size_bytes: int) -> list[Notice]:
-        if size_bytes == self.options.size_bytes:
-            return []
-        asked, got = f"{self.options.size_bytes:,} bytes", f"{size_bytes:,}"
-        message = f"{asked} do not divide evenly among {self._largest} ranks: {got} were measured"
-        return [Notice(kind="rounded", message=message)]
-
-    def further_s(self) -> dict[str, list[float]]:
+    def settle(self) -> None:
         self._laps.settle()
-        return self._laps.times_s
-
-    def own_s(self) -> list[float] | None:
-        return None
 
     def forget(self) -> None:
         self._laps.forget()

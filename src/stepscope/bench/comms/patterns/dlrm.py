@@ -8,10 +8,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from stepscope.bench.comms.patterns.buckets import fill_buckets
-from stepscope.bench.comms.patterns.lookups import Lookups
-from stepscope.bench.comms.patterns.options import PatternOptions, everybody
-from stepscope.bench.comms.patterns.sequence import Step, collective, compute, exchange, transpose
+from stepscope.bench.comms.patterns.data_parallel import fill_buckets
+from stepscope.bench.comms.patterns.sequence import (
+    PatternOptions,
+    Step,
+    collective,
+    compute,
+    everybody,
+    exchange,
+    transpose,
+)
+from stepscope.bench.comms.patterns.work import Lookups
 from stepscope.core.errors import UsageError
 
 FP32_BYTES = 4

@@ -1,6 +1,6 @@
 """One step of a job as data: what is communicated and computed, by whom, and what has to be done before. No torch.
 
-A sequence is the same list on every rank. A rank carries out the steps it is in; `program.py` says when.
+A sequence is the same list on every rank. A rank carries out the steps it is in, when its program says.
 """
 
 from __future__ import annotations
@@ -8,13 +8,60 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.layouts import Layout
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
-from stepscope.bench.comms.patterns.lookups import Lookups
-from stepscope.core.errors import UsageError
+from stepscope.bench.comms.patterns.work import Lookups
+from stepscope.core.errors import UsageError, unknown_name
+
+Flops = Annotated[
+    float, Meta(ge=0, description="Floating-point operations of every computing step (matrix products); 0: none.")
+]
+Scale = Annotated[float, Meta(gt=0, le=1, description="Share of the model's sizes, for small machines.")]
+
+
+class PatternOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of one pattern. `Meta.description` is what `--list` says of a field."""
+
+    flops: Flops = 0.0
+
+
+def require_dtypes(*dtypes: str) -> None:
+    for dtype in dtypes:
+        if dtype not in DTYPE_BYTES:
+            raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--set dtype=…")
+
+
+def require_ranks(pattern: str, world_size: int, least: int, reason: str) -> None:
+    if world_size < least:
+        raise UsageError(
+            f"{pattern} needs {least} ranks or more, and there {'is 1' if world_size == 1 else f'are {world_size}'}: "
+            f"{reason}",
+            hint=f"--ranks {least}",
+            where="--ranks",
+        )
+
+
+def everybody(world_size: int) -> Layout:
+    return (tuple(range(world_size)),)
+
+
+def lines_of(degree: int | None, world_size: int, *, where: str) -> Layout:
+    """Neighbouring ranks, `degree` to a group; None: all ranks in one."""
+    if degree is not None and world_size % degree:
+        raise UsageError(
+            f"{world_size} ranks do not divide into groups of {degree}",
+            hint="choose a degree that divides the number of ranks",
+            where=where,
+        )
+    width = degree or world_size
+    return tuple(tuple(range(first, first + width)) for first in range(0, world_size, width))
+
 
 Pieces = tuple[tuple[int, ...], ...]
 """Elements from each member to each."""
@@ -201,3 +248,57 @@ def busiest_rank_bytes(steps: Sequence[Step], world_size: int) -> float:
             for rank, moved in zip(group, by_member, strict=True):
                 totals[rank] += moved * width
     return max(totals)
+
+
+class Action(NamedTuple):
+    kind: Literal["start", "wait", "compute"]
+    step: Step
+
+
+def make_program(steps: Sequence[Step], rank: int, *, overlap: bool = True) -> list[Action]:
+    """Everything this rank does in one step of the job, in order.
+
+    With overlap a communication is started as soon as what it comes after is done, and waited for when the next step
+    needs it, or at the end. Without, each is waited for at once; as all ranks then follow one order, no two can wait
+    for each other.
+    """
+    mine = [step for step in order_steps(steps) if step.group_of(rank) is not None]
+    return _overlap(mine) if overlap else _one_at_a_time(mine)
+
+
+def _one_at_a_time(steps: Sequence[Step]) -> list[Action]:
+    actions = []
+    for step in steps:
+        actions += [Action("start", step), Action("wait", step)] if step.communicates else [Action("compute", step)]
+    return actions
+
+
+def _overlap(steps: Sequence[Step]) -> list[Action]:
+    """Steps that other ranks alone are in hold nobody up here: what comes from them arrives by messages."""
+    names = {step.name for step in steps}
+    needs = {step.name: [name for name in step.after if name in names] for step in steps}
+    actions: list[Action] = []
+    done: set[str] = set()
+    going: dict[str, Step] = {}
+    pending = list(steps)
+    while pending:
+        ready = [step for step in pending if done.issuperset(needs[step.name])]
+        # Communication first: it goes on by itself while this rank computes.
+        startable = [step for step in ready if step.communicates]
+        if startable:
+            actions += [Action("start", step) for step in startable]
+            going.update((step.name, step) for step in startable)
+            pending = [step for step in pending if step.name not in going]
+        elif ready:
+            actions.append(Action("compute", ready[0]))
+            done.add(ready[0].name)
+            pending.remove(ready[0])
+        else:
+            following = next(
+                step for step in pending if all(name in done or name in going for name in needs[step.name])
+            )
+            for name in needs[following.name]:
+                if name in going:
+                    actions.append(Action("wait", going.pop(name)))
+                    done.add(name)
+    return actions + [Action("wait", step) for step in going.values()]

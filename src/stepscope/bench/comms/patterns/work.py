@@ -1,17 +1,55 @@
-"""Lookups in embedding tables, as a rank with its share of the tables does them for the examples of all ranks."""
+"""What ranks compute in a step: matmuls of a stated size, and lookups in embedding tables."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
-FLOAT_BYTES = INDEX_BYTES = 8
+DOUBLE_BYTES = INDEX_BYTES = 8
 VALUE_BYTES = 4
+LARGEST_EDGE = {"cpu": 256, "cuda": 2048}
+"""Small enough that several of them make up a step evenly, large enough that a device is busy."""
+
+
+class Matmuls(NamedTuple):
+    """`repeats` matmuls of two square matrices."""
+
+    edge: int
+    repeats: int
+
+
+def plan_matmuls(flops: float, device: str) -> Matmuls:
+    """As many operations as asked for, to within the last matmul."""
+    largest = LARGEST_EDGE["cuda" if device.startswith("cuda") else "cpu"]
+    edge = max(1, min(largest, round((flops / 2) ** (1 / 3))))
+    return Matmuls(edge, max(1, round(flops / (2 * edge**3))))
+
+
+def matmul_bytes(sizes: Iterable[float], device: str) -> int:
+    edges = {plan_matmuls(flops, device).edge for flops in sizes}
+    return sum(3 * edge * edge * VALUE_BYTES for edge in edges)
+
+
+def make_matmuls(flops: float, device: str) -> Callable[[], None]:
+    """Every call does the same, into the same memory."""
+    import torch
+
+    edge, repeats = plan_matmuls(flops, device)
+    left, right = (torch.ones(edge, edge, device=device) for _ in range(2))
+    into = torch.empty(edge, edge, device=device)
+
+    def work() -> None:
+        for _ in range(repeats):
+            torch.mm(left, right, out=into)
+
+    return work
+
+
 CHECKED_BAGS = 64
 """Of each table: enough to see that the lookup ran and ran right, few enough for float64."""
 
@@ -85,7 +123,7 @@ class EmbeddingTables:
     def needed_bytes(self) -> int:
         tables = len(self._bags) * self._lookups.rows * self._lookups.width * VALUE_BYTES
         indices = sum(sum(bags) + len(bags) for bags in self._bags) * INDEX_BYTES
-        drawing = (2 * self._lookups.rows + 2 * max(map(sum, self._bags), default=0)) * FLOAT_BYTES
+        drawing = (2 * self._lookups.rows + 2 * max(map(sum, self._bags), default=0)) * DOUBLE_BYTES
         return tables + 2 * indices + self._lookups.list_moved_bytes()[self._rank] + drawing
 
     def open(self, device: str) -> Callable[[], None]:
