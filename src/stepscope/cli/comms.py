@@ -7,6 +7,8 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit, narrate
+from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.records.kinds import (
@@ -445,22 +447,37 @@ def run_as_rank(
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
     from stepscope.launch import detect_rank_context, rank_session
+    from stepscope.launch.companion import Termination, companion
     from stepscope.records import describe_exception
+    from stepscope.run.producer import find_producer
     from stepscope.run.rank import run_rank
     from stepscope.store import record_failure
 
     if job is None:
         raise UsageError("under a launcher every rank needs the whole command", hint="name again what to measure")
-    rank = detect_rank_context().rank
+    context = detect_rank_context()
+    rank, ending = context.rank, Termination() if context.world_size > 1 else None
     folder = open_job(job, store=store, resume=resume, verb=verb).folder if rank == 0 else None
-    try:
-        asked = {**job.request, "cases": describe_cases(job.cases)}
-        with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
-            run_rank(session)
-    except Exception as error:
-        if folder is not None:
-            record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))
-        raise
+    beside: AbstractContextManager[None] = nullcontext()
+    if folder is not None and context.world_size > 1:
+        beside = companion(folder, context.world_size, hang_limit_s, partial(print_error, as_json=as_json))
+    with beside:
+        try:
+            # Loading takes seconds, in which this rank sends no heartbeat.
+            find_producer(job.verb)
+            if job.request.get("backend") not in BACKENDS_WITHOUT_TORCH:
+                import torch  # noqa: F401
+            asked = {**job.request, "cases": describe_cases(job.cases)}
+            with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
+                if ending is not None:
+                    ending.session = session
+                run_rank(session)
+        except Exception as error:
+            if ending is not None:
+                ending.reports = True
+            if folder is not None:
+                record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))
+            raise
     if folder is None:
         return ExitCode.DONE
     addition = explain_run(StoredRun(folder)) if verb == "comms" else None

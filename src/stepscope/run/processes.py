@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.core.errors import StepscopeError
-from stepscope.launch.watchdog import die_with_parent
+from stepscope.launch.watchdog import start_child
 from stepscope.records import CaseResult, Notice, RankSamples, System
 from stepscope.run.rank import AnyProgress
 from stepscope.store import (
@@ -116,9 +116,8 @@ def run_process(child: StoredRun, side: Side, *, progress: AnyProgress, name: st
             progress.case_done(case.result, case.samples)
 
     with (child.folder / LOG_FILE).open("ab") as log:
-        process = subprocess.Popen(
+        process = start_child(
             command, env={**os.environ, **side.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - only calls prctl
         )  # fmt: skip
         try:
             while process.poll() is None:

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import msgspec
 
-from stepscope.core.errors import RankDiedError, StepscopeError
+from stepscope.core.errors import StepscopeError
 from stepscope.launch.join import describe_place
+from stepscope.launch.watch import as_error, describe_lost_rank
 from stepscope.launch.worker import Session
 from stepscope.measure import (
     OF_TIMES,
@@ -43,13 +44,13 @@ from stepscope.records import (
     Reading,
     System,
 )
-from stepscope.records.result import ReadingMoment
+from stepscope.records.case import ReadingMoment
 from stepscope.run.clocks import ClockOffset, compare_clocks, find_arrivals, name_clock
 from stepscope.run.producer import Prepared, Producer, RankOutcome, Timing, find_producer
-from stepscope.run.ranks import KEPT, BarrierPeers, Ranks, Refusal, describe_refusal
+from stepscope.run.ranks import BarrierPeers, Ranks, Refusal, describe_refusal
 from stepscope.store import MeasuredCase, RunWriter, StoredRun, utc_now
 from stepscope.system import collect_system, merge_systems, open_telemetry
-from stepscope.system.communication import read_communication_settings
+from stepscope.system.collect import read_communication_settings
 
 ARRIVAL = "arrival"
 CRASH_LIMIT = 2
@@ -289,7 +290,7 @@ class Lead:
         lost = self._ranks.explain_loss(error)
         if lost is None:
             self._writer.note_death()
-            raise RankDiedError("another rank exited without leaving an error", hint=KEPT) from error
+            raise as_error(describe_lost_rank(self._writer.folder, self._ranks.size)) from error
         self._writer.append(refuse(case, describe_refusal(lost), started_at, 0.0), [])
         raise lost from error
 
