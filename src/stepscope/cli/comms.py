@@ -54,17 +54,19 @@ def world_options(function: Any) -> Any:
     """Who takes part and how they are watched; the same for every verb that needs ranks."""
     options = [
         click.option("--backend", default="gloo", show_default=True,
-                     help="gloo, nccl, ucc, xccl as torch was built; mpi (mpi4py, by mpirun); fake (moves nothing)."),
+                     help="Communication library: gloo, nccl, ucc or xccl as torch was built; mpi (under mpirun); "
+                     "fake (one process, moves nothing)."),
         click.option("--ranks", type=click.IntRange(1),
-                     help="Start this many ranks here; not under torchrun, mpirun, srun."),
-        click.option("--device", help="cpu, or cuda (one device a rank) [default: what the backend needs]."),
+                     help="Number of ranks to start on this machine; not under torchrun, mpirun or srun."),
+        click.option("--device",
+                     help="Device of the buffers: cpu, or cuda (one per rank) [default: what the backend needs]."),
         click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host", show_default=True,
-                     help="Whose clock gives a case its time; both are kept where the device has one."),
+                     help="Clock that gives a case its time; both times are stored where the device has a clock."),
         click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
-                     help="Which iterations' results are compared, outside the timed region: every one; the 1st, 2nd, "
+                     help="Iterations whose results are compared, outside the timed region: every one; the 1st, 2nd, "
                      "4th, 8th … and one more; none."),
         click.option("--hang-timeout", type=Duration(), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s", show_default=True,
-                     help="End the run when a rank gives no sign of life for so long."),
+                     help="Abort if a rank sends no heartbeat for this long."),
     ]  # fmt: skip
     for option in reversed(options):
         function = option(function)
@@ -73,39 +75,63 @@ def world_options(function: Any) -> Any:
 
 @click.command("comms")
 @click.option("--collective", "collectives", multiple=True, metavar="NAME",
-              help="For example all_reduce; a list, repeatable, or all (that take the other options).")  # fmt: skip
+              help="Operation, for example all_reduce; a list, repeatable, or all.")  # fmt: skip
 @click.option("--sizes", default="1K:1M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
 @click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
-              help="float64 … float8_e4m3fn, integers, bool; a list, repeatable, or all.")  # fmt: skip
+              help="Data type: float64 … float8_e4m3fn, integers, bool; a list, repeatable, or all.")  # fmt: skip
 @click.option("--reduction", "reductions", multiple=True, default=["sum"], show_default=True, metavar="NAME",
-              help="sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
+              help="Reduction operator: sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
 @click.option("--root", "roots", multiple=True, default=["0"], show_default=True, metavar="MEMBER",
-              help="Member of the group; a list, repeatable, or all.")  # fmt: skip
-@click.option("--placement", type=click.Choice(PLACEMENTS), help="[default: what is usual for the operation]")
+              help="Root rank within the group; a list, repeatable, or all.")  # fmt: skip
+@click.option(
+    "--placement",
+    type=click.Choice(PLACEMENTS),
+    help="Whether results replace the input [default: as usual for the operation].",
+)
 @click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
-              help="Pieces in one tensor or as a list of tensors.")  # fmt: skip
-@click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong, all.")
+              help="Whether pieces lie in one tensor or in a list of tensors.")  # fmt: skip
+@click.option(
+    "--pattern",
+    help="Message pattern of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong, or all.",
+)
 @click.option("--src-ranks", metavar="RANKS", help="Sending ranks of send_recv, for example 0,2; with --dst-ranks.")
 @click.option("--dst-ranks", metavar="RANKS", help="Receiving ranks of send_recv, one for each of --src-ranks.")
-@click.option("--window", type=click.IntRange(1), default=1, show_default=True, help="Messages of send_recv in a row.")
-@click.option("--skew", type=FiniteRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Messages of send_recv that follow each other.",
+)
+@click.option(
+    "--skew", type=FiniteRange(0), help="Piece i of operations with uneven pieces is proportional to (i+1)^-SKEW."
+)
 @click.option("--splits", metavar="LIST|FILE",
-              help="Pieces of uneven operations in proportion: 3,1, or a matrix with one line per sender.")  # fmt: skip
+              help="Proportions of uneven pieces: 3,1, or a matrix with one line per sender.")  # fmt: skip
 @click.option("--split-bytes", metavar="LIST|FILE",
-              help="The same as exact sizes, for example 64K,4K, in place of --sizes.")  # fmt: skip
-@click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True)
-@click.option("--depth", type=click.IntRange(1), help="Outstanding calls of --mode nonblocking [default: 4].")
+              help="Exact sizes of uneven pieces, for example 64K,4K, in place of --sizes.")  # fmt: skip
+@click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True,
+              help="How calls are made: waited for, several outstanding, or replayed from a CUDA graph.")  # fmt: skip
+@click.option("--depth", type=click.IntRange(1), help="Outstanding calls with --mode nonblocking [default: 4].")
 @click.option("--coalesce", type=click.IntRange(1), default=1, show_default=True,
-              help="Cut each message into so many calls made as one.")  # fmt: skip
-@click.option("--wire", help="Send float32 as fp16, bf16, fp8, int8, int4 or int2: all_reduce, reduce, all_to_all.")
-@click.option("--groups", default="world", show_default=True, help="world, split:N or colours:0,0,1,1.")
-@click.option("--mesh", help="Axes and sizes, for example dp=2,tp=4; with --axis.")
-@click.option("--axis", help="The groups are the lines of the mesh along this axis.")
-@click.option("--in-turn", is_flag=True, help="One group at a time, instead of all at once.")
+              help="Number of calls that each message is cut into; they are made as one.")  # fmt: skip
+@click.option(
+    "--wire",
+    help="Quantise float32 to fp16, bf16, fp8, int8, int4 or int2 on the wire; all_reduce, reduce, all_to_all.",
+)
+@click.option(
+    "--groups",
+    default="world",
+    show_default=True,
+    help="Groups of ranks that act together: world, split:N or colours:0,0,1,1.",
+)
+@click.option("--mesh", help="Mesh of ranks with the sizes of its axes, for example dp=2,tp=4; with --axis.")
+@click.option("--axis", help="Axis of the mesh along which the groups lie.")
+@click.option("--in-turn", is_flag=True, help="Measure one group at a time, instead of all at once.")
 @click.option("--trace", "traced", metavar="SIZES",
               help="After timing, record these of --sizes (or all) with the profiler, one trace per rank.")  # fmt: skip
 @click.option("--init-only", is_flag=True,
-              help="Measure no collective, but how long the ranks take to become a process group.")  # fmt: skip
+              help="Measure how long the ranks take to become a process group, and no collective.")  # fmt: skip
 @click.option("--per-rank", is_flag=True, help="Also show each rank's average time, and the total.")
 @click.option("--list", "listing", is_flag=True, help="List the operations.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
@@ -136,12 +162,10 @@ def comms(
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
     if choices["init_only"]:
-        job = plan_process_groups(ranks, choices)
-        return (
-            list_cases(job.cases, as_json=as_json)
-            if dry_run
-            else run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
-        )
+        forming = plan_process_groups(ranks, choices)
+        if dry_run:
+            return list_cases(forming.cases, as_json=as_json)
+        return run_ranks(forming, ranks, store=store, resume=resume, as_json=as_json)
     exact_splits = read_split_bytes(choices, ranks.world_size)
     points = [round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes")
     require_memory(min(points), ranks.device)
@@ -415,7 +439,7 @@ def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
 
 LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
           "iterations", "warmup")  # fmt: skip
-"""Of the choices: those that `make_settings` understands."""
+"""Choices that `make_settings` understands."""
 
 
 def run_ranks(
@@ -445,7 +469,7 @@ def run_as_rank(
     as_json: bool,
     verb: str = "comms",
 ) -> int:
-    """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
+    """This process is one rank of an outer launcher; rank 0 keeps the run and prints."""
     from stepscope.launch import detect_rank_context, rank_session
     from stepscope.launch.companion import Termination, companion
     from stepscope.records import describe_exception

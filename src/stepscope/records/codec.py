@@ -187,8 +187,7 @@ _OBSERVED: dict[str, Any] = {
     for struct in (
         kinds.OperatorObserved, kinds.CallObserved, kinds.CollectiveObserved, kinds.PointToPointObserved,
         kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.ProcessGroupObserved,
-        kinds.WorkloadObserved,
-        kinds.UserModelObserved, kinds.OtherObserved,
+        kinds.WorkloadObserved, kinds.UserModelObserved, kinds.OtherObserved,
     )
 }  # fmt: skip
 

@@ -105,7 +105,7 @@ def read_pattern(measured: MeasuredCase) -> PatternView | None:
         busbw_bytes_per_s=_rate(moved, step_s),
         wrong=observed.wrong,
         steps=[view for step in observed.sequence if (view := _view_step(measured, step, step_s)) is not None],
-        lookups=[view for one in observed.lookups if (view := _view_lookup(measured, one)) is not None],
+        lookups=[lookup for one in observed.lookups if (lookup := _view_lookup(measured, one)) is not None],
     )
 
 

@@ -26,7 +26,7 @@ DEFAULT_THRESHOLD = 1.4
 _FEWEST = 6
 """With fewer ranks every two of them are measured together: halves would be pairs anyway."""
 _PIECES = 4
-"""Of the first round: with two slow ranks at least half of the pieces are good, and show what is usual."""
+"""Subsets of the first round: with two slow ranks at least half of the pieces are good, and show what is usual."""
 
 Subset = tuple[int, ...]
 
@@ -225,17 +225,17 @@ class Bisection:
             self._record_part(group, slow)
 
     def _find_usual(self, asked: Sequence[_Test], results: Sequence[float]) -> float | None:
-        """The fastest beside a control; without a control, the fastest so far. None: the control was held up.
+        """The fastest beside a control; without a control, the fastest so far. None: the control was contended.
 
-        A control that is slow in the next round too was not held up: then everything is slower now than it was.
+        A control that is slow in the next round too was not contended: then everything is slower now than it was.
         """
         fastest = self._fastest[len(asked[0].subset)]
         controls = results[len(self._running) :]
         if not controls:
             return fastest
-        held_up = min(controls) >= self._threshold * fastest and not self._doubted
-        self._doubted = held_up
-        return None if held_up else min(results)
+        contended = min(controls) >= self._threshold * fastest and not self._doubted
+        self._doubted = contended
+        return None if contended else min(results)
 
     def _record_part(self, group: _Group, slow: bool) -> None:
         """Where no half of a slow group is slow, the whole is measured once more."""

@@ -1,4 +1,4 @@
-"""Groups that are not there: one process that plays a whole world, and a group that spoils what others carry.
+"""Fake process groups: one process in the place of a whole world, and a group that spoils what others carry.
 
 Shipped for dry runs (`--backend fake`) and tests.
 """

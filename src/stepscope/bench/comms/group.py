@@ -45,7 +45,7 @@ class Call(NamedTuple):
     tag: int = 0
     """Tells outstanding messages between two ranks apart."""
     recipe: Callable[[], Recipe] | None = None
-    """What the members put in just now, for a group that plays them."""
+    """What the members put in just now, for a fake process group."""
 
 
 class ObjectCall(NamedTuple):
@@ -56,7 +56,7 @@ class ObjectCall(NamedTuple):
     """One object per receiver where the root scatters, else one; none on members that only receive."""
     root: int
     expected: list[Any]
-    """For a group that plays the others."""
+    """What this member must get; a fake process group delivers it."""
 
 
 class Bound(NamedTuple):
@@ -67,12 +67,12 @@ class Bound(NamedTuple):
     start: Callable[[], Sequence[Waitable]]
     """Returns at once; the result is there when all that it returns has been waited for."""
     composed: str | None = None
-    """Of what the operation was made, where the backend lacks it."""
+    """What the operation was composed of, where the backend lacks it."""
 
 
 class Group(Protocol):
     ranks: tuple[int, ...]
-    """Of the world, by member."""
+    """Ranks of the world, by member."""
     me: int | None
     """Which member this rank is; None: it is not one."""
 

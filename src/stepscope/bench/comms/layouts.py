@@ -86,7 +86,7 @@ def split_mesh(axes: dict[str, int], axis: str, world_size: int) -> Layout:
 
 
 DEFAULT_SKEW = 0.5
-"""Of the uneven operations, where nothing else is asked for."""
+"""Skew of the uneven operations, where nothing else is asked for."""
 
 MAX_PROPORTION = 1e100
 """Sums and quotients of proportions stay numbers."""

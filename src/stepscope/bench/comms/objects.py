@@ -124,7 +124,7 @@ class ObjectTrial(Trial):
             return None
         expected = self._calls[self._turn].expected
         missing = abs(len(expected) - len(self._received))
-        return missing + sum(got != wanted for got, wanted in zip(self._received, expected, strict=False))
+        return missing + sum(bool(got != wanted) for got, wanted in zip(self._received, expected, strict=False))
 
     def facts(self) -> Facts:
         traffic, pickled = self._largest, count_pickled(*plan_object(self._largest.contribution))

@@ -1,6 +1,6 @@
 """What each operation is: how large its parts are, and where each element of a result comes from. No torch.
 
-Inputs, expected results and checks all follow from `Traffic`, and so does a group that only plays the operation.
+Inputs, expected results and checks all follow from `Traffic`, and so does what a fake process group delivers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     members: int
     elements: int
-    """Of the table's size, as asked; operations of equal pieces round it."""
+    """Elements of the table's size, as asked; operations with equal pieces round it."""
     root: int = 0
     skew: float | None = None
     matrix: Sequence[Sequence[float]] | None = None

@@ -33,12 +33,12 @@ class Stage(Protocol):
     """How long the start waits until everything is queued; the same on all ranks, or some would begin late."""
     issue_s: float
     """The longest that queueing took since it was set to 0."""
-    dry: int
-    """Stretches whose start came before everything was queued; their times contain launches."""
-    untold: bool
+    starved: int
+    """Segments whose start came before everything was queued; their times contain launches."""
+    unreported: bool
     """Whether some work could not tell when it was over: its time ends when waiting for it returned."""
 
-    def play(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[Task]) -> list[float]:
         """Start all of them in this order; seconds from the common start to the end of each.
 
         A task that computes in the calling thread comes last: those before it are under way by then.
@@ -50,16 +50,16 @@ class CpuStage:
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
-        self.hold_s, self.issue_s, self.dry, self.untold = 0.0, 0.0, 0, False
+        self.hold_s, self.issue_s, self.starved, self.unreported = 0.0, 0.0, 0, False
 
-    def play(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[Task]) -> list[float]:
         now_ns = self._now_ns
         started: list[tuple[int, list[_Ending]]] = []
         start_ns = now_ns()
         for task in tasks:
             endings = [_Ending(work, now_ns) for work in task.start()]
             started.append((now_ns(), endings))
-        self.untold |= any(not ending.tells for _, endings in started for ending in endings)
+        self.unreported |= any(not ending.tells for _, endings in started for ending in endings)
         # Without anything to wait for, a task was over when its start returned.
         ends = [max([ending.wait() for ending in endings], default=at_ns) for at_ns, endings in started]
         return [(end_ns - start_ns) * 1e-9 for end_ns in ends]
@@ -106,9 +106,9 @@ class CudaStage:
         self._device, self._cuda = device, cuda
         self._base = cuda.current_stream()
         self._lanes: list[Any] = []
-        self.hold_s, self.issue_s, self.dry, self.untold = FIRST_HOLD_S, 0.0, 0, False
+        self.hold_s, self.issue_s, self.starved, self.unreported = FIRST_HOLD_S, 0.0, 0, False
 
-    def play(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[Task]) -> list[float]:
         cuda, lanes = self._cuda, self._find_lanes(len(tasks))
         begin, ends = cuda.Event(enable_timing=True), [cuda.Event(enable_timing=True) for _ in tasks]
         issue_ns = time.perf_counter_ns()
@@ -122,7 +122,7 @@ class CudaStage:
             end.record(lane)
             if works:
                 waiting.append((lane, works, end))
-        self.dry += bool(begin.query())
+        self.starved += bool(begin.query())
         self.issue_s = max(self.issue_s, (time.perf_counter_ns() - issue_ns) * 1e-9)
         for lane, works, end in waiting:
             with cuda.stream(lane):
@@ -157,8 +157,8 @@ PLACES = 2
 REHEARSALS = 5
 SHORTEST_S = 1e-9
 MOST_KERNELS, MOST_QUEUED_KERNELS = 10_000, 256
-"""Of one stretch; on a device with a queue, what surely fits into it together with the collective."""
-TOLD_DRY_SHARE = 0.1
+"""Kernels per segment; on a device with a queue, what surely fits into it together with the collective."""
+NOTED_STARVED_FRACTION = 0.1
 
 
 # Cases
@@ -248,7 +248,7 @@ def _require_collective(name: str, where: str) -> str:
 
 
 class Traffic(NamedTuple):
-    """Of one collective on its largest group."""
+    """What one collective moves, on its largest group."""
 
     name: str
     size_bytes: int
@@ -283,7 +283,7 @@ class OverlapTrial(Trial):
         if self.options.compute is not None:
             self._compute = ComputeTask(parse_compute(self.options.compute), room.device.name)
             self._compute.repeat = self.options.repeat or 1
-            # It computes in the calling thread, so it comes last: see `Stage.play`.
+            # It computes in the calling thread, so it comes last: see `Stage.run`.
             self._sides.append(Side(COMPUTE, [self._compute]))
         self._stage = open_stage(room.device)
         self._cycles, self._rehearsed = 0, False
@@ -335,32 +335,32 @@ class OverlapTrial(Trial):
         if not self._rehearsed:  # by the worker's rehearsal: once all ranks have agreed to take part
             self._rehearsed = True
             self._rehearse()
-        stretches = len(self._sides) + 1
-        for place in range(stretches):
-            self._play((self._cycles + place) % stretches)
+        segments = len(self._sides) + 1
+        for place in range(segments):
+            self._run_segment((self._cycles + place) % segments)
         self._cycles += 1
 
-    def _play(self, stretch: int) -> None:
+    def _run_segment(self, segment: int) -> None:
         """One side alone, or all of them; all ranks begin it at the same moment."""
         self.room.world.barrier()
-        if stretch < len(self._sides):
-            side = self._sides[stretch]
-            (took_s,) = self._stage.play([side.alone(self._cycles)])
+        if segment < len(self._sides):
+            side = self._sides[segment]
+            (took_s,) = self._stage.run([side.alone(self._cycles)])
             self.times_s[side.name].append(took_s)
             return
-        ends_s = self._play_all(self._cycles)
+        ends_s = self._run_all(self._cycles)
         for side, end_s in zip(self._sides, ends_s, strict=True):
             self.times_s[f"{side.name}_beside"].append(end_s)
         self.times_s[TOGETHER].append(max(ends_s))
 
-    def _play_all(self, cycle: int) -> list[float]:
-        return self._stage.play([side.beside(cycle) for side in self._sides])
+    def _run_all(self, cycle: int) -> list[float]:
+        return self._stage.run([side.beside(cycle) for side in self._sides])
 
     def _rehearse(self) -> None:
         """Everything once (what is set up on a first call is no part of any time), then how many kernels, how long to
         hold; every rank does the same steps and uses the same numbers."""
         for place in range(PLACES):
-            self._play_all(place)
+            self._run_all(place)
         if self._compute is not None and self.options.repeat is None:
             longest_s = max(self._time_alone(side.tasks[0]) for side in self._sides if side.traffic is not None)
             for _ in range(2):  # a first guess from one kernel, a second from many
@@ -369,7 +369,7 @@ class OverlapTrial(Trial):
         self._stage.issue_s = 0.0
         for cycle in range(REHEARSALS):
             self.room.world.barrier()
-            self._play_all(cycle)
+            self._run_all(cycle)
         everybody = self.room.world.gather_values(self._stage.issue_s)
         slowest_s = self.room.world.broadcast_value(None if everybody is None else max(everybody))
         self._stage.hold_s = choose_hold(slowest_s) if self.room.device.has_events else 0.0
@@ -385,7 +385,7 @@ class OverlapTrial(Trial):
         times = []
         for _ in range(REHEARSALS):
             self.room.world.barrier()
-            times += self._stage.play([task])
+            times += self._stage.run([task])
         return min(times)
 
     def _agree(self, value: int) -> int:
@@ -421,13 +421,13 @@ class OverlapTrial(Trial):
         return Facts(score=score, observed=observed, notices=self._find_notices())
 
     def _find_notices(self) -> list[Notice]:
-        notices, played = [], max(1, self._cycles * (len(self._sides) + 1))
-        if self._stage.dry > TOLD_DRY_SHARE * played:
-            message = f"in {self._stage.dry} of {played} stretches the device began before all was queued"
+        notices, segments_run = [], max(1, self._cycles * (len(self._sides) + 1))
+        if self._stage.starved > NOTED_STARVED_FRACTION * segments_run:
+            message = f"in {self._stage.starved} of {segments_run} segments the device began before all was queued"
             notices.append(Notice(kind="late_launch", message=message, hint="use larger kernels, or fewer: --repeat N"))
-        if self._stage.untold and self._compute is not None:
+        if self._stage.unreported and self._compute is not None:
             message = (
-                f"{self.room.world.backend} does not tell when all of this is over: what ran beside the kernels ends "
+                f"{self.room.world.backend} does not report when all of this is over: what ran beside the kernels ends "
                 "no earlier than they do, and its slow-down may be less than it says"
             )
             notices.append(Notice(kind="end_by_waiting", message=message))
@@ -438,7 +438,7 @@ class OverlapTrial(Trial):
 
     def forget(self) -> None:
         super().forget()
-        self._cycles = self._stage.dry = 0
+        self._cycles = self._stage.starved = 0
 
     def close(self) -> None:
         for task in self._tasks:

@@ -21,7 +21,7 @@ from stepscope.records.kinds import PairObserved, PairSpec
 MODEL = "pair"
 SUMMARY = "messages from one rank to another"
 LARGEST_LATENCY_BYTES = 1 << 10
-"""Up to this size a pair plays ping-pong; above it sends a window of messages one way."""
+"""Up to this size a pair is measured by ping-pong; above it by a window of messages one way."""
 WINDOW = 8
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
@@ -31,7 +31,7 @@ def make_pair_cases(
 ) -> list[Case]:
     """Every ordered pair of these ranks at every size; all pairs at one size before the next.
 
-    A rank's pairs are spread over the whole time: a slow spell of the machine must not look like a slow rank.
+    A rank's pairs are spread over the whole time: a slow phase of the machine must not look like a slow rank.
     """
     chosen, points = list(ranks), list(sizes)
     for size in points:
@@ -50,7 +50,7 @@ def make_pair_cases(
 
 
 def plan_pair(source: int, target: int, shape: Shape) -> Traffic:
-    """Of the whole world: everybody but the two is idle."""
+    """Traffic of the whole world, in which all but the two ranks are idle."""
     there_and_back = shape.pattern == "ping_pong"
     partners: list[tuple[int | None, int | None]] = [(None, None)] * shape.members
     partners[source] = (target, target if there_and_back else None)

@@ -22,11 +22,11 @@ from stepscope.bench.comms.operations import Shape, find_operation
 from stepscope.bench.comms.torch_group import TorchGroup
 from stepscope.bench.comms.trial import Facts, Room, Trial
 from stepscope.launch.join import open_store, require_backend
-from stepscope.launch.worker import Session
+from stepscope.launch.worker import BACKSTOP_S, Session
 from stepscope.records import Case
 from stepscope.records.kinds import LATER_PHASES, SETUP_PHASES, ProcessGroupObserved, ProcessGroupSpec
 from stepscope.run.control import GROUP_EXTRA_S
-from stepscope.system.communication import describe_torch_library
+from stepscope.system.collect import describe_torch_library
 
 T = TypeVar("T")
 MODEL = "process_group"
@@ -82,7 +82,8 @@ class TorchForming:
         self._context, limit_s = session.context, session.hang_limit_s
         self.rank, self.size, self.backend = self._context.rank, self._context.world_size, backend
         self._timeout = timedelta(seconds=limit_s + GROUP_EXTRA_S)
-        self._messages = open_store(self._context, limit_s, lambda: session.heartbeat.beat("joining"))
+        join_limit_s = limit_s + BACKSTOP_S if self._context.launcher == "self" else limit_s
+        self._messages = open_store(self._context, join_limit_s, lambda: session.heartbeat.beat("joining"))
         self._messages.set_timeout(self._timeout)
         self._round = self._turn = 0
         self._port, self._listener = 0, -1

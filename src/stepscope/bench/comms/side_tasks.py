@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMPUTE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 INDEX_BYTES = 8
 CHECKED_ROWS = 64
-"""Of a kernel's result: enough to see that it ran and ran right, few enough for float64."""
+"""Rows of a kernel's result that are compared: enough to see that it ran and ran right, few enough for float64."""
 SEED = 20_260
 
 
@@ -99,7 +99,7 @@ def parse_compute(text: str, *, where: str = "--compute") -> ComputeSpec:
 
 
 class Work(NamedTuple):
-    """Of one kernel."""
+    """What one run of a kernel does."""
 
     flops: int
     moved_bytes: int

@@ -41,7 +41,7 @@ class Traces(NamedTuple):
     """Which cases are recorded by the profiler after they were timed, and where."""
 
     folder: Path
-    """Of the run; on a rank that does not see it, what is recorded is thrown away."""
+    """The run folder; on a rank that does not see it, what is recorded is thrown away."""
     sizes: frozenset[int]
 
     def take(self, case: Case) -> bool:

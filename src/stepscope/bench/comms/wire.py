@@ -92,7 +92,7 @@ class Laps:
 
 
 class Data(NamedTuple):
-    """Of one rank, one row a piece."""
+    """One rank's data, one row per piece."""
 
     input: torch.Tensor
     result: torch.Tensor
@@ -109,7 +109,7 @@ class WireTrial(Trial):
         self.encoding = find_encoding(str(self.options.wire))
         require_wire_sense(self.operation.name, self.options, self.encoding.name)
         if room.world.backend == "fake":
-            raise UnsupportedCallError("the fake backend plays no quantised collectives", hint="--backend gloo")
+            raise UnsupportedCallError("quantised collectives cannot run on the fake backend", hint="--backend gloo")
         chosen = room.choose_groups(self.options.groups, self.options.group)
         self._group, self._largest = chosen.mine, len(chosen.largest.ranks)
         self.judge = chosen.largest.ranks[self.options.root]

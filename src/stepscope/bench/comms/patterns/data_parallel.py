@@ -109,15 +109,19 @@ def shrink(elements: int, scale: float) -> int:
     return max(1, round(elements * scale))
 
 
-ModelName = Annotated[str, Meta(description="resnet50, vgg16, bert-base, bert-large or gpt2.")]
+ModelName = Annotated[
+    str, Meta(description="Model whose parameters are taken: resnet50, vgg16, bert-base, bert-large or gpt2.")
+]
 
 
 class DdpOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelName = "resnet50"
     scale: Scale = 1.0
-    bucket_mib: Annotated[float, Meta(ge=0, description="A bucket is full at so many MiB.")] = 25.0
-    first_bucket_mib: Annotated[float, Meta(ge=0, description="The first one earlier, so that sending begins.")] = 1.0
-    dtype: Annotated[str, Meta(description="Of the gradients.")] = "float32"
+    bucket_mib: Annotated[float, Meta(ge=0, description="Size in MiB at which a bucket is full.")] = 25.0
+    first_bucket_mib: Annotated[
+        float, Meta(ge=0, description="Size in MiB at which the first bucket is full, so that sending begins early.")
+    ] = 1.0
+    dtype: Annotated[str, Meta(description="Data type of the gradients.")] = "float32"
 
 
 def build_ddp(options: DdpOptions, world_size: int) -> list[Step]:
@@ -147,11 +151,13 @@ def build_ddp(options: DdpOptions, world_size: int) -> list[Step]:
 
 
 class FsdpOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    layers: Annotated[int, Meta(ge=1, description="Transformer layers, each a unit of sharding.")] = 4
-    hidden: Annotated[int, Meta(ge=1, description="Width: a layer has 12·hidden² + 13·hidden parameters.")] = 256
-    prefetch: Annotated[int, Meta(ge=0, description="Layers gathered ahead of the one in use.")] = 1
-    dtype: Annotated[str, Meta(description="Of gathered parameters.")] = "bfloat16"
-    reduce_dtype: Annotated[str, Meta(description="Of scattered gradients.")] = "float32"
+    layers: Annotated[int, Meta(ge=1, description="Number of transformer layers, each a unit of sharding.")] = 4
+    hidden: Annotated[int, Meta(ge=1, description="Width of a layer, which has 12·hidden² + 13·hidden parameters.")] = (
+        256
+    )
+    prefetch: Annotated[int, Meta(ge=0, description="Number of layers gathered ahead of the one in use.")] = 1
+    dtype: Annotated[str, Meta(description="Data type of gathered parameters.")] = "bfloat16"
+    reduce_dtype: Annotated[str, Meta(description="Data type of scattered gradients.")] = "float32"
 
 
 def build_fsdp(options: FsdpOptions, world_size: int) -> list[Step]:
@@ -191,9 +197,11 @@ def build_fsdp(options: FsdpOptions, world_size: int) -> list[Step]:
 class ServerOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelName = "resnet50"
     scale: Scale = 1.0
-    servers: Annotated[int, Meta(ge=1, description="Ranks, the last ones, that keep parameters and do not work.")] = 1
+    servers: Annotated[
+        int, Meta(ge=1, description="Number of ranks, the last ones, that keep parameters and do not compute.")
+    ] = 1
     shards: Annotated[int, Meta(ge=1, description="Equal pieces of the parameters, dealt to the servers in turn.")] = 8
-    dtype: Annotated[str, Meta(description="Of gradients and parameters.")] = "float32"
+    dtype: Annotated[str, Meta(description="Data type of gradients and parameters.")] = "float32"
 
 
 def build_ps(options: ServerOptions, world_size: int) -> list[Step]:

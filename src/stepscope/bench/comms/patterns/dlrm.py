@@ -28,38 +28,42 @@ Widths = tuple[Annotated[int, Meta(ge=1)], ...]
 class DlrmOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The defaults are DLRM's for the Criteo Kaggle data."""
 
-    batch: Annotated[int, Meta(ge=1, description="Examples a rank.")] = 128
-    tables: Annotated[int, Meta(ge=1, description="Embedding tables; the first (tables mod ranks) get one more.")] = 26
+    batch: Annotated[int, Meta(ge=1, description="Examples per rank.")] = 128
+    tables: Annotated[
+        int, Meta(ge=1, description="Number of embedding tables; the first (tables mod ranks) get one more.")
+    ] = 26
     shards: Annotated[
         tuple[Annotated[int, Meta(ge=0)], ...],
         Meta(description="Tables of each rank, in place of an even split: 5,3,2,2."),
     ] = ()
     embedding: Annotated[int, Meta(ge=1, description="Width of an embedding.")] = 16
-    lookups: Annotated[int, Meta(ge=1, description="Rows looked up for an example and table.")] = 1
-    random_lookups: Annotated[bool, Meta(description="1 to `lookups` rows, drawn with `seed`.")] = False
+    lookups: Annotated[int, Meta(ge=1, description="Pooling factor: rows looked up per example and table.")] = 1
+    random_lookups: Annotated[bool, Meta(description="Whether bags have 1 to `lookups` rows, drawn with `seed`.")] = (
+        False
+    )
     seed: Annotated[int, Meta(ge=0, description="Random seed of lookups.")] = 0
     rows: Annotated[
         int, Meta(ge=0, description="Rows per table: lookups are real embedding_bag calls; 0: they take no time.")
     ] = 0
     distribution: Annotated[
-        Literal["uniform", "zipf"], Meta(description="Which rows are looked up: all alike, or some far more often.")
+        Literal["uniform", "zipf"], Meta(description="Distribution of the rows that are looked up.")
     ] = "uniform"
     exponent: Annotated[
-        float, Meta(gt=0, description="Of zipf: the i-th most wanted row is wanted as i^-exponent.")
+        float, Meta(gt=0, description="Exponent of zipf: the i-th most wanted row is wanted as i^-exponent.")
     ] = 1.05
-    bottom: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers before.")] = (
+    bottom: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers before the interaction.")] = (
         13, 512, 256, 64, 16,
     )  # fmt: skip
-    top: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers behind.")] = (
+    top: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers after the interaction.")] = (
         512, 256, 1,
     )  # fmt: skip
     interaction: Annotated[
         Literal["dot", "dot_self", "cat", "projected"],
-        Meta(description="How embeddings meet; sets the first top width."),
+        Meta(description="How embeddings are combined; sets the first top width."),
     ] = "dot"
     projection: Annotated[int, Meta(ge=1, description="Width of the projected interaction.")] = 32
     bucket_mib: Annotated[
-        float, Meta(ge=0, description="Put dense gradients together up to so many MiB; 0: one all_reduce a matrix.")
+        float, Meta(ge=0, description="Size in MiB up to which dense gradients share an all_reduce; 0: one per matrix.")
     ] = 0.0
 
 

@@ -27,19 +27,19 @@ from stepscope.bench.comms.patterns.sequence import (
 from stepscope.core.errors import UsageError
 
 HALVES = ("attention", "mlp")
-"""Of a transformer layer; each ends with a sum over the ranks."""
+"""Halves of a transformer layer; each ends with a sum over the ranks."""
 
 
 class TensorOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    layers: Annotated[int, Meta(ge=1, description="Transformer layers.")] = 4
+    layers: Annotated[int, Meta(ge=1, description="Number of transformer layers.")] = 4
     hidden: Annotated[int, Meta(ge=1, description="Width of the activations.")] = 256
-    sequence: Annotated[int, Meta(ge=1, description="Tokens of an example.")] = 128
-    batch: Annotated[int, Meta(ge=1, description="Examples.")] = 4
+    sequence: Annotated[int, Meta(ge=1, description="Tokens per example.")] = 128
+    batch: Annotated[int, Meta(ge=1, description="Examples per step.")] = 4
     degree: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Ranks that share a layer; several such groups work side by side. Usually all."),
+        Meta(description="Ranks that share a layer; several such groups work side by side. Usually all ranks."),
     ] = None
-    dtype: Annotated[str, Meta(description="Of the activations.")] = "bfloat16"
+    dtype: Annotated[str, Meta(description="Data type of the activations.")] = "bfloat16"
 
 
 class SequenceOptions(TensorOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,15 +133,15 @@ def _activation(options: TensorOptions) -> int:
 
 
 FORWARD_COST, BACKWARD_COST = 1, 2
-"""Of one micro-batch in a stage, for putting the steps of all stages into one order."""
+"""Relative times of one micro-batch in a stage, for putting the steps of all stages into one order."""
 
 
 class PipelineOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    micro_batches: Annotated[int, Meta(ge=1, description="Of one step of the job.")] = 8
-    batch: Annotated[int, Meta(ge=1, description="Examples of a micro-batch.")] = 1
-    sequence: Annotated[int, Meta(ge=1, description="Tokens of an example.")] = 128
+    micro_batches: Annotated[int, Meta(ge=1, description="Micro-batches per step of the job.")] = 8
+    batch: Annotated[int, Meta(ge=1, description="Examples per micro-batch.")] = 1
+    sequence: Annotated[int, Meta(ge=1, description="Tokens per example.")] = 128
     hidden: Annotated[int, Meta(ge=1, description="Width of the activations.")] = 256
-    dtype: Annotated[str, Meta(description="Of activations and their gradients.")] = "bfloat16"
+    dtype: Annotated[str, Meta(description="Data type of activations and their gradients.")] = "bfloat16"
 
 
 class Work(NamedTuple):
@@ -166,7 +166,7 @@ def plan_stage(stage: int, stages: int, micro_batches: int) -> list[Work]:
 
 
 def order_work(plans: Sequence[Sequence[Work]]) -> list[Work]:
-    """Of all stages, by the moment at which each would be done."""
+    """The work of all stages, by the moment at which each piece would be done."""
     done: dict[Work, int] = {}
     free, position = [0] * len(plans), [0] * len(plans)
     while len(done) < sum(map(len, plans)):
@@ -222,15 +222,17 @@ def _name_message(work: Work) -> str:
 
 
 class ExpertOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    layers: Annotated[int, Meta(ge=1, description="Layers with experts.")] = 2
-    tokens: Annotated[int, Meta(ge=1, description="Tokens of a rank.")] = 512
+    layers: Annotated[int, Meta(ge=1, description="Number of layers with experts.")] = 2
+    tokens: Annotated[int, Meta(ge=1, description="Tokens per rank.")] = 512
     hidden: Annotated[int, Meta(ge=1, description="Width of a token.")] = 256
-    experts_per_rank: Annotated[int, Meta(ge=1, description="Experts that live on a rank.")] = 2
-    top_k: Annotated[int, Meta(ge=1, description="Experts a token is sent to.")] = 2
-    skew: Annotated[float, Meta(ge=0, description="The i-th most wanted expert is wanted as (i+1)^-skew.")] = 0.5
-    seed: Annotated[int, Meta(ge=0, description="Of the routing.")] = 0
-    backward: Annotated[bool, Meta(description="Gradients travel the same ways.")] = True
-    dtype: Annotated[str, Meta(description="Of the tokens.")] = "bfloat16"
+    experts_per_rank: Annotated[int, Meta(ge=1, description="Experts per rank.")] = 2
+    top_k: Annotated[int, Meta(ge=1, description="Experts that each token is sent to.")] = 2
+    skew: Annotated[
+        float, Meta(ge=0, description="Skew of the routing: the i-th most wanted expert is wanted as (i+1)^-skew.")
+    ] = 0.5
+    seed: Annotated[int, Meta(ge=0, description="Random seed of the routing.")] = 0
+    backward: Annotated[bool, Meta(description="Whether gradients travel the same ways.")] = True
+    dtype: Annotated[str, Meta(description="Data type of the tokens.")] = "bfloat16"
 
 
 def route(options: ExpertOptions, world_size: int, layer: int) -> Pieces:

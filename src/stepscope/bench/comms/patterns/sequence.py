@@ -20,9 +20,9 @@ from stepscope.bench.comms.patterns.work import Lookups
 from stepscope.core.errors import UsageError, unknown_name
 
 Flops = Annotated[
-    float, Meta(ge=0, description="Floating-point operations of every computing step (matrix products); 0: none.")
+    float, Meta(ge=0, description="Floating-point operations of every computing step (matmuls); 0: none.")
 ]
-Scale = Annotated[float, Meta(gt=0, le=1, description="Share of the model's sizes, for small machines.")]
+Scale = Annotated[float, Meta(gt=0, le=1, description="Factor on the model's sizes, for small machines.")]
 
 
 class PatternOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,14 +79,14 @@ class Step(NamedTuple):
     operation: str | None = None
     """None: the rank computes."""
     shape: Shape | None = None
-    """Of one group."""
+    """The shape in one group."""
     pieces: Pieces | None = None
-    """Of an all_to_allv, in place of a shape."""
+    """What an all_to_allv sends, in place of a shape."""
     dtype: str = "float32"
     flops: float = 0.0
-    """Of a step that computes; 0: only a point that others wait for."""
+    """Operations of a computing step; 0: only a point that others wait for."""
     lookups: Lookups | None = None
-    """Of a step that computes: embedding tables in which it looks rows up."""
+    """Embedding tables in which a computing step looks rows up."""
 
     @property
     def part(self) -> str:
@@ -238,7 +238,7 @@ def order_steps(steps: Sequence[Step]) -> list[Step]:
 
 
 def busiest_rank_bytes(steps: Sequence[Step], world_size: int) -> float:
-    """Of the rank that moves most in all steps. Of messages a rank moves its own; of collectives, bus bytes."""
+    """What the rank moves that moves most in all steps: its own messages, and bus bytes of collectives."""
     totals = [0.0] * world_size
     for step in (step for step in steps if step.communicates):
         traffic, width = step.plan(), DTYPE_BYTES[step.dtype]

@@ -24,7 +24,7 @@ STEP, WAIT = "step:", "wait:"
 and how long of that the rank stood waiting for it."""
 
 Moments = tuple[Any, Any, Any]
-"""Of one step: started, waited for (None: it computes), done."""
+"""Moments of one step: started, waited for (None: it computes), done."""
 
 
 def describe_sequence(steps: list[Step]) -> list[PatternStep]:
@@ -66,11 +66,10 @@ class PatternTrial(Trial):
         self._watch = Stopwatch(room.device)
         self._begun: dict[str, Any] = {}
         self._taken: list[dict[str, Moments]] = []
-        """Of each step, one entry a call of `body`, until they are known as seconds."""
+        """Moments of each step, one entry per call of `body`, until they are known as seconds."""
         self._current: dict[str, Moments] = {}
-        self.times_s = {f"{kind}{name}": [] for name in self._exchanges for kind in (STEP, WAIT)} | {
-            f"{STEP}{name}": [] for name in self._tables
-        }
+        parts = [f"{kind}{name}" for name in self._exchanges for kind in (STEP, WAIT)]
+        self.times_s = {name: [] for name in (*parts, *(f"{STEP}{name}" for name in self._tables))}
         self._wrong: dict[str, int] = {}
         self._composed: dict[str, str] = {}
 
@@ -103,7 +102,7 @@ class PatternTrial(Trial):
         return kept + max(making, default=0) + matmul_bytes(self._find_flops(), self.room.device.name)
 
     def _making_bytes(self, step: Step) -> int:
-        """Of `Exchange.needed_bytes`, what is free again when the step's values are made."""
+        """The part of `Exchange.needed_bytes` that is free again when the step's values are made."""
         group, traffic = step.group_of(self.room.world.rank), self._exchanges[step.name].traffic
         assert group is not None
         me = group.index(self.room.world.rank)
@@ -131,7 +130,7 @@ class PatternTrial(Trial):
         self.body = partial(self._do, actions)
 
     def _find_flops(self) -> set[float]:
-        """Of the steps that have work to do here: one set of matrices serves all of a size."""
+        """Operations of the steps that compute here: one set of matrices serves all of a size."""
         return {action.step.flops for action in self._program if action.step.flops}
 
     def _do(self, actions: list[Callable[[], object]]) -> None:
@@ -215,6 +214,8 @@ class PatternTrial(Trial):
         super().forget()
 
     def close(self) -> None:
-        for part in (*self._exchanges.values(), *self._tables.values()):
-            part.close()
+        for exchange in self._exchanges.values():
+            exchange.close()
+        for tables in self._tables.values():
+            tables.close()
         self.body = idle

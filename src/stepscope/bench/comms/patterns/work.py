@@ -51,7 +51,7 @@ def make_matmuls(flops: float, device: str) -> Callable[[], None]:
 
 
 CHECKED_BAGS = 64
-"""Of each table: enough to see that the lookup ran and ran right, few enough for float64."""
+"""Bags of each table that are compared: enough to see that the lookup ran and ran right, few enough for float64."""
 
 
 class Lookups(NamedTuple):
