@@ -18,6 +18,7 @@ import pytest
 from cli_process import Answer, Stepscope, stepscope_in
 from test_bench_ops import start, wait_for_cases
 
+from stepscope.bench.comms import operations
 from stepscope.bench.comms.bisection import BisectionRequest, replay_search
 from stepscope.launch.watchdog import read_beat
 from stepscope.store import StoredRun, run_folders, verify_run
@@ -94,10 +95,9 @@ def test_the_table_is_in_the_manner_of_nccl_tests_and_fresh_processes_keep_what_
 
 def test_the_operations_can_be_listed_and_played(here: Stepscope) -> None:
     listed = here("bench", "comms", "--list", "--json").data["operations"]
-    names = [one["name"] for one in listed]
-    assert len(names) == 19
+    assert [one["name"] for one in listed] == list(operations())
     planned = here("bench", "comms", "--collective", "all", "--sizes", "4K,16K", "--ranks", "8", "--dry-run", "--json")
-    assert len(planned.data["cases"]) == 37  # a barrier has one size
+    assert len(planned.data["cases"]) == 2 * len(operations()) - 1  # a barrier has one size
     played = here("bench", "comms", "--collective", "all_gather", "--sizes", "4K", "--ranks", "8",
                        "--backend", "fake", *FAST)  # fmt: skip
     assert played.code == 0
@@ -498,13 +498,11 @@ def test_ranks_with_other_sizes_are_told_apart(store: Path) -> None:
 
 
 def test_every_operation_over_mpi(store: Path) -> None:
-    from stepscope.bench.comms import operations
-
     names = [word for name in operations() for word in ("--collective", name)]
     launcher = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
     command = ("bench", "comms", *names, "--backend", "mpi")
     data = launched(store, launcher, "--sizes", "40,4K", "--check", "all", "--max-time", "30ms", command=command)
-    assert len(data["cases"]) == 37
+    assert len(data["cases"]) == 2 * len(operations()) - 1
     for case in data["cases"]:
         assert case["status"] == "ok", case["failure"]
         assert case["wrong"] == (None if case["benchmark"].startswith("barrier/") else 0), "nothing to compare"

@@ -21,6 +21,11 @@ from stepscope.records import Case
 
 NCCL_OUTPUTS = Path(__file__).parents[1] / "store" / "nccl_outputs"
 WORLD = {"backend": "gloo", "world_size": 4, "device": "cpu"}
+OPERATIONS = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "all_to_all",
+    "all_to_allv", "gather", "scatter", "barrier", "send_recv", "incast", "multicast", "all_gather_object",
+    "gather_object", "broadcast_object_list", "scatter_object_list",
+)  # fmt: skip
 COLLECTIVES: tuple[dict[str, object], ...] = (
     {"collective": "all_reduce"},
     {"collective": "all_reduce", "dtype": "float16", "reduction": "max", "placement": "out_of_place"},
@@ -66,7 +71,7 @@ def list_communication() -> Iterator[Case]:
     for options in COLLECTIVES:
         yield from make_cases(**{"sizes": [1024, 4096], "dtype": "float32", **WORLD, **options})  # type: ignore[arg-type]
     yield from make_sweep(
-        collectives=["all"], sizes=[1 << 12], dtypes=["float32", "int8"], reductions=["all"], roots=["all"], **WORLD
+        collectives=OPERATIONS, sizes=[1 << 12], dtypes=["float32", "int8"], reductions=["all"], roots=["all"], **WORLD
     ).cases
     yield from make_sweep(collectives=["send_recv"], sizes=[64], dtypes=["float32"], pattern="all", **WORLD).cases
     yield from make_overlap_cases(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from stepscope.bench.comms.data import Recipe
-from stepscope.bench.comms.operations import Operation, Traffic
+from stepscope.bench.comms.operations import Operation, Traffic, find_operation
 from stepscope.core.errors import StepscopeError
 from stepscope.run.control import Control
 
@@ -109,6 +109,22 @@ def bind_in_turn(parts: Sequence[Bound], composed: str | None = None) -> Bound:
         return [work for part in parts for work in part.start()]
 
     return Bound(run, start, composed)
+
+
+def bind_call(group: Any, call: Call, backend: str) -> Bound:
+    """By the group's method of the operation's name, else composed of what the operation is made of."""
+    name, made_of = call.operation.name, call.operation.made_of
+    binder: Callable[[Call], Bound] | None = getattr(group, f"_{name}", None)
+    if binder is not None:
+        return binder(call)
+    if not made_of:
+        raise UnsupportedCallError(f"{backend} has no {name}")
+    parts = [bind_call(group, call._replace(operation=find_operation(step)), backend) for step in made_of]
+
+    def start() -> Sequence[Waitable]:
+        raise UnsupportedCallError(f"{name} is several steps, each of which waits: it has no non-blocking mode")
+
+    return bind_in_turn(parts, ", then ".join(made_of))._replace(start=start)
 
 
 def before(action: Callable[[], Any], bound: Bound, composed: str | None = None) -> Bound:

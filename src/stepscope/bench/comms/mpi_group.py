@@ -16,6 +16,7 @@ from stepscope.bench.comms.group import (
     UnsupportedCallError,
     Waitable,
     before,
+    bind_call,
     list_messages,
 )
 from stepscope.core.errors import MissingDependencyError, UsageError
@@ -121,11 +122,7 @@ class MpiGroup:
     def _bind_one(self, call: Call) -> Bound:
         if call.input.device.type != "cpu":
             raise UnsupportedCallError("the mpi backend carries host memory only", hint="--device cpu")
-        name = call.operation.name
-        binder: Callable[[Call], Bound] | None = getattr(self, f"_{name}", None)
-        if binder is None:
-            raise UnsupportedCallError(f"the mpi backend has no {name}")
-        return binder(call)
+        return bind_call(self, call, "the mpi backend")
 
     def _pair(
         self, blocking: Callable[..., Any], starting: Callable[..., Any], *arguments: Any, **options: Any

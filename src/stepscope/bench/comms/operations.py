@@ -83,6 +83,8 @@ class Operation(NamedTuple):
     """Members send to single others; needs at least two."""
     objects: bool = False
     """Members exchange Python objects; elements are bytes of them, pickled."""
+    made_of: tuple[str, ...] = ()
+    """Operations on the same buffers, one after the other, that give the result where the backend has no such call."""
     judge: Callable[[Shape], int] = lambda shape: 0
     """The member whose times decide when there are enough samples: one that is done last."""
 

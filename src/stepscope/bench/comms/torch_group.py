@@ -16,6 +16,7 @@ from stepscope.bench.comms.group import (
     UnsupportedCallError,
     Waitable,
     before,
+    bind_call,
     bind_in_turn,
     list_messages,
 )
@@ -49,26 +50,7 @@ class TorchGroup:
         self.me = ranks.index(rank) if rank in ranks else None
 
     def bind(self, calls: Sequence[Call]) -> Bound:
-        binders: dict[str, Callable[[Call], Bound]] = {
-            "all_reduce": self._all_reduce,
-            "reduce": self._reduce,
-            "broadcast": self._broadcast,
-            "all_gather": self._all_gather,
-            "all_gatherv": self._all_gatherv,
-            "reduce_scatter": self._reduce_scatter,
-            "reduce_scatterv": self._reduce_scatterv,
-            "all_to_all": self._all_to_all,
-            "all_to_allv": self._all_to_all,
-            "gather": self._gather,
-            "scatter": self._scatter,
-            "barrier": self._barrier,
-            "send_recv": self._send_recv,
-            "incast": self._send_recv,
-            "multicast": self._send_recv,
-        }
-        if calls[0].operation.name not in binders:
-            raise UnsupportedCallError(f"torch.distributed has no {calls[0].operation.name}")
-        parts = [binders[call.operation.name](call) for call in calls]
+        parts = [bind_call(self, call, "torch.distributed") for call in calls]
         return parts[0] if len(parts) == 1 else self._coalesce(calls, parts)
 
     def _coalesce(self, calls: Sequence[Call], parts: Sequence[Bound]) -> Bound:
@@ -181,6 +163,8 @@ class TorchGroup:
             return bound._replace(composed="the tensor form") if call.form == "list" else bound
         return self._collective(self._dist.all_to_all_single, call.output, call.input)
 
+    _all_to_allv = _all_to_all
+
     def _gather(self, call: Call) -> Bound:
         pieces = _cut(call.output, call.traffic.inputs) if self.me == call.root else None
         return self._collective(self._dist.gather, call.input, pieces, dst=self.ranks[call.root])
@@ -211,6 +195,8 @@ class TorchGroup:
         assert self.me is not None
         messages = list_messages(call, self.me)
         return self._ping_pong(call, messages) if call.pattern == "ping_pong" else self._messages(messages)
+
+    _incast = _multicast = _send_recv
 
     def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
         """The openers send first, the others answer."""
