@@ -33,7 +33,7 @@ def variants(ranks: int) -> list[Case]:
         *((name, {"dtype": dtype}) for dtype in DTYPES for name in ("all_reduce", "all_gather")),
         *(("send_recv", {"pattern": pattern}) for pattern in PATTERNS if pattern != "ring"),
         *(("send_recv", {"pattern": pattern, "window": 5}) for pattern in PATTERNS if pattern != "ping_pong"),
-        *((name, {"mode": "nonblocking", "depth": 3}) for name, one in operations().items() if not one.objects),
+        *((name, {"mode": "nonblocking", "depth": 3}) for name in operations() if name not in WAITING),
         *((name, {"coalesce": 3}) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")),
         *((name, {"root": 1}) for name, one in operations().items() if one.rooted),
         ("all_to_allv", {"skew": 2.0}),
@@ -61,6 +61,8 @@ def variants(ranks: int) -> list[Case]:
 
 
 DTYPES = [dtype for dtype in DTYPE_BYTES if dtype != "float32"]
+WAITING = {one.name for one in operations().values() if one.objects or one.made_of}
+"""Operations without a non-blocking mode."""
 LACKING = {"int16", "float8_e4m3fn", "float8_e5m2"}
 """dtypes that gloo does not move or reduce."""
 

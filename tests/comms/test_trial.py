@@ -65,7 +65,7 @@ def try_out(case: Case, world: Any = None, check: Check = "all") -> RankMeasurem
 @pytest.mark.parametrize("mode", ["blocking", "nonblocking"])
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_every_operation_is_right_in_a_played_world(name: str, mode: str, ranks: int) -> None:
-    if operations()[name].objects and mode == "nonblocking":
+    if (operations()[name].objects or operations()[name].made_of) and mode == "nonblocking":
         with pytest.raises(UsageError, match="waits for its result"):
             cases_of(name, ranks=ranks, mode=mode, depth=3)
         return
