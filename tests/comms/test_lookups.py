@@ -7,8 +7,8 @@ import torch
 from test_trial import try_out
 
 from stepscope.bench.comms.fake_group import FakeWorld
+from stepscope.bench.comms.kernels import EmbeddingTables, Lookups, draw_rows
 from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options
-from stepscope.bench.comms.patterns.work import EmbeddingTables, Lookups, draw_rows
 from stepscope.records.kinds import PatternObserved
 
 SMALL = Lookups(

@@ -8,9 +8,10 @@ import pytest
 from comms_runs import cases_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spoiled import SpoiledWorld, flip_element
 from test_trial import QuietHeartbeat, try_out
 
-from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.objects import DESERIALISE, EXCHANGE, SERIALISE, ObjectTrial, make_object, plan_object
 from stepscope.bench.comms.operations import operations
 from stepscope.bench.comms.trial import Room

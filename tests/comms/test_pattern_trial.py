@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 from comms_runs import RankMeasurement, fold_ranks, measure_cases
+from spoiled import SpoiledWorld, flip_element
 
-from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import World
+from stepscope.bench.comms.kernels import make_matmuls, matmul_bytes, plan_matmuls
 from stepscope.bench.comms.patterns import PATTERNS
 from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options
 from stepscope.bench.comms.patterns.trial import STEP, WAIT, PatternTrial, describe_sequence
-from stepscope.bench.comms.patterns.work import make_matmuls, matmul_bytes, plan_matmuls
 from stepscope.bench.comms.producer import make_trial
 from stepscope.bench.comms.trial import Room
 from stepscope.launch import Heartbeat

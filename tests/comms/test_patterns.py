@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.bench.comms.kernels import plan_matmuls
 from stepscope.bench.comms.patterns import PATTERNS, Action, Step, find_pattern, make_program, require_sound
 from stepscope.bench.comms.patterns.data_parallel import MODELS, fill_buckets, find_sizes, transformer_block
 from stepscope.bench.comms.patterns.dlrm import DlrmOptions, split_tables
 from stepscope.bench.comms.patterns.model_parallel import ExpertOptions, order_work, plan_stage, route
 from stepscope.bench.comms.patterns.registry import make_case, read_case, read_options, read_settings
 from stepscope.bench.comms.patterns.sequence import busiest_rank_bytes, collective, compute, message
-from stepscope.bench.comms.patterns.work import plan_matmuls
 from stepscope.core.errors import UsageError
 
 

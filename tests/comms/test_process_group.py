@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch.distributed as dist
 from comms_runs import BRIEF, fold_ranks
+from spoiled import SpoiledGroup, flip_element
 from test_trial import QuietHeartbeat, try_out
 
 from stepscope.bench.comms import process_group
-from stepscope.bench.comms.fake_group import SpoiledGroup, flip_element
 from stepscope.bench.comms.group import Group
 from stepscope.bench.comms.process_group import (
     FakeForming,

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 from comms_runs import BRIEF, RankMeasurement, cases_of, fold_ranks
+from spoiled import SpoiledWorld, flip_element
 
 from stepscope.bench.comms.exchange import CollectiveTrial
-from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import UnsupportedCallError
 from stepscope.bench.comms.operations import operations
 from stepscope.bench.comms.producer import make_trial

@@ -8,7 +8,7 @@ pairs instead. At least two ranks must be good: nothing else tells what is usual
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -79,7 +79,7 @@ class _Group(NamedTuple):
 class Bisection:
     """Step by step: measure what `next_subsets` asks for, hand the times to `record`, until nothing is asked for.
 
-    `bisect_ranks` is this loop. Whoever can measure disjoint subsets at the same time runs it round by round.
+    Whoever can measure disjoint subsets at the same time does so with those of one round.
     """
 
     def __init__(self, ranks: Sequence[int], *, threshold: float = DEFAULT_THRESHOLD) -> None:
@@ -313,20 +313,6 @@ def _all_pairs(ranks: Subset) -> list[list[Subset]]:
     return rounds
 
 
-def plan_bisection(ranks: Sequence[int], *, threshold: float = DEFAULT_THRESHOLD) -> Bisection:
-    return Bisection(ranks, threshold=threshold)
-
-
-def bisect_ranks(
-    measure: Callable[[Sequence[int]], float], ranks: Sequence[int], *, threshold: float = DEFAULT_THRESHOLD
-) -> BisectionVerdict:
-    """The whole search, one subset after the other; `measure` gives the seconds of a collective over these ranks."""
-    search = plan_bisection(ranks, threshold=threshold)
-    while subsets := search.next_subsets():
-        search.record([measure(subset) for subset in subsets])
-    return search.verdict()
-
-
 class BisectionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the subsets run, and when one is slow."""
 
@@ -354,7 +340,7 @@ def next_round(
 
 def replay_search(request: BisectionRequest, measured: Sequence[MeasuredCase], world_size: int) -> Bisection:
     """The search as it stands: every round is recorded again, so that nothing but the run has to be kept."""
-    search = plan_bisection(range(world_size), threshold=request.threshold)
+    search = Bisection(range(world_size), threshold=request.threshold)
     for case in measured:
         times = []
         for subset in search.next_subsets():

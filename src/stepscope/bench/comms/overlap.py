@@ -14,9 +14,10 @@ from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Group, Waitable
+from stepscope.bench.comms.kernels import parse_compute
 from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import Operation, Shape, find_operation
-from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task, parse_compute
+from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task
 from stepscope.bench.comms.trial import Facts, Room, Trial
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.units import parse_size

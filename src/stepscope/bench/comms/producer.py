@@ -243,10 +243,10 @@ class CommunicationProducer(Producer):
             counts = [count * trial.operations for count in measurement.iterations]
             measurement = msgspec.structs.replace(measurement, iterations=counts)
         place = self._record(case, trial)
-        knows = self.room.world.rank == trial.judge or trial.active
-        found = RankFacts(
-            facts=_add_trace(trial.facts(), place) if knows else None, wrong=steps.wrong, checked=steps.checked
-        )
+        facts = trial.facts() if self.room.world.rank == trial.judge or trial.active else None
+        if facts is not None:
+            facts = msgspec.structs.replace(facts, observed=facts.observed | ExchangeObserved(trace=place))
+        found = RankFacts(facts=facts, wrong=steps.wrong, checked=steps.checked)
         return measurement, ExtraMeasurements(extra_s=parts_s if trial.active else {}, facts=found)
 
     def _record(self, case: Case, trial: Trial) -> str | None:
@@ -282,19 +282,17 @@ class CommunicationProducer(Producer):
         return folded
 
 
-def _add_trace(facts: Facts, place: str | None) -> Facts:
-    return msgspec.structs.replace(facts, observed=facts.observed | ExchangeObserved(trace=place))
-
-
 def fold_facts(case: Case, ranks: Sequence[tuple[int, RankFacts]], library: Mapping[str, str]) -> Folded:
     """The first rank's facts, with what only others know, and what the checks of all ranks found."""
     facts = _merge_facts([one.facts for _, one in ranks if one.facts is not None])
     wrong, checked = sum(one.wrong for _, one in ranks), max(one.checked for _, one in ranks)
     failure = None
     if wrong:
+        numbers = [str(rank) for rank, found in ranks if found.wrong]
+        where = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
         failure = Failure(
             kind="wrong_result",
-            message=f"{wrong} elements are not what {case.benchmark.model} must give, on {_name_wrong_ranks(ranks)}",
+            message=f"{wrong} elements are not what {case.benchmark.model} must give, on {where}",
             hint="the communication library or the network corrupts data: repeat with another backend",
         )
     name = " ".join(library.get(part, "") for part in ("name", "version")).strip()
@@ -321,8 +319,3 @@ def _merge_facts(everybody: Sequence[Facts]) -> Facts:
         cold = [facts.observed.cold for facts in everybody if isinstance(facts.observed, ProcessGroupObserved)]
         observed = msgspec.structs.replace(observed, cold={name: max(one[name] for one in cold) for name in cold[0]})
     return msgspec.structs.replace(everybody[0], observed=observed)
-
-
-def _name_wrong_ranks(ranks: Sequence[tuple[int, RankFacts]]) -> str:
-    numbers = [str(rank) for rank, found in ranks if found.wrong]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"

@@ -235,6 +235,18 @@ class WaitingDevice:
         return self._device.allocations()
 
 
+class Stopwatch:
+    """Moments of a rank: on the device's time line where it has one, else on the host's clock."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.now: Callable[[], Any] = device.mark if device.has_events else time.perf_counter_ns
+
+    def between_s(self, start: Any, stop: Any) -> float:
+        """Only after the device has been waited for."""
+        return self._device.elapsed_s(start, stop) if self._device.has_events else (stop - start) * 1e-9
+
+
 class Steps:
     """How the ranks walk through the loop together, checking on the way.
 

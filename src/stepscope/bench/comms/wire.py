@@ -8,9 +8,9 @@ quantisation a rank and one of the sum.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.bench.comms.cases import read_options, require_wire_sense
@@ -19,7 +19,7 @@ from stepscope.bench.comms.encodings import Coder, bound_error, find_encoding
 from stepscope.bench.comms.exchange import make_seed, note_rounding
 from stepscope.bench.comms.group import Call, UnsupportedCallError
 from stepscope.bench.comms.operations import Shape, find_operation
-from stepscope.bench.comms.trial import Facts, Room, Trial, idle
+from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
 from stepscope.measure import Device
 from stepscope.records import Case, Score
 from stepscope.records.kinds import CollectiveObserved
@@ -53,42 +53,33 @@ def _normal_table(seed: int, member: int) -> torch.Tensor:
 
 
 class Laps:
-    """Times of named parts, one value a call: by the device's clock where it has one, else by the host's."""
+    """Times of named parts, one value per call."""
 
-    def __init__(self, device: Device, names: tuple[str, ...]) -> None:
-        self._device, self._names = device, names
+    def __init__(self, device: Device, times_s: dict[str, list[float]]) -> None:
+        self._watch, self._times_s = Stopwatch(device), times_s
         self._marks: list[tuple[str, Any]] = []
-        self.times_s: dict[str, list[float]] = {name: [] for name in names}
-
-    def _mark(self) -> Any:
-        return self._device.mark() if self._device.has_events else time.perf_counter_ns()
 
     def begin(self) -> None:
         self.settle()
-        self._marks.append(("", self._mark()))
+        self._marks.append(("", self._watch.now()))
 
     def end(self, name: str) -> None:
         """What was done since the last mark was `name`; a part may come several times."""
-        self._marks.append((name, self._mark()))
+        self._marks.append((name, self._watch.now()))
 
     def settle(self) -> None:
         """Marks become times; on a device that has come to the end of the call."""
         if not self._marks:
             return
-        took_s = dict.fromkeys(self._names, 0.0)
-        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
-            took_s[name] += self._elapsed_s(before, after)
+        took_s = dict.fromkeys(self._times_s, 0.0)
+        for (_, before), (name, after) in pairwise(self._marks):
+            took_s[name] += self._watch.between_s(before, after)
         for name, value in took_s.items():
-            self.times_s[name].append(value)
+            self._times_s[name].append(value)
         self._marks = []
-
-    def _elapsed_s(self, before: Any, after: Any) -> float:
-        return self._device.elapsed_s(before, after) if self._device.has_events else (after - before) * 1e-9
 
     def forget(self) -> None:
         self._marks = []
-        for values in self.times_s.values():
-            values.clear()
 
 
 class Data(NamedTuple):
@@ -104,7 +95,7 @@ class Data(NamedTuple):
 
 class WireTrial(Trial):
     def __init__(self, case: Case, room: Room) -> None:
-        super().__init__(room)
+        super().__init__(room, (QUANTISE, EXCHANGE, DEQUANTISE))
         self.operation, self.options = read_options(case)
         self.encoding = find_encoding(str(self.options.wire))
         require_wire_sense(self.operation.name, self.options, self.encoding.name)
@@ -116,8 +107,7 @@ class WireTrial(Trial):
         self.active = self._group.me is not None
         self._members = len(self._group.ranks)
         self._seed = make_seed(case, self._group)
-        self._laps = Laps(room.device, (QUANTISE, EXCHANGE, DEQUANTISE))
-        self.times_s = self._laps.times_s
+        self._laps = Laps(room.device, self.times_s)
         self._errors: dict[str, float] = {}
         self._data: Data | None = None
 
@@ -294,6 +284,7 @@ class WireTrial(Trial):
         self._laps.settle()
 
     def forget(self) -> None:
+        super().forget()
         self._laps.forget()
 
     def close(self) -> None:

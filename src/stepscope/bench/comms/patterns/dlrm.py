@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from stepscope.bench.comms.kernels import Lookups
 from stepscope.bench.comms.patterns.data_parallel import fill_buckets
 from stepscope.bench.comms.patterns.sequence import (
     PatternOptions,
@@ -18,7 +19,6 @@ from stepscope.bench.comms.patterns.sequence import (
     exchange,
     transpose,
 )
-from stepscope.bench.comms.patterns.work import Lookups
 from stepscope.core.errors import UsageError
 
 FP32_BYTES = 4

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from stepscope.bench.comms.data import DTYPE_BYTES
+from stepscope.bench.comms.kernels import Lookups
 from stepscope.bench.comms.layouts import Layout
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
-from stepscope.bench.comms.patterns.work import Lookups
 from stepscope.core.errors import UsageError, unknown_name
 
 Flops = Annotated[

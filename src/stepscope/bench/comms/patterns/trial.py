@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -11,11 +10,10 @@ from typing import Any
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Bound, Waitable
+from stepscope.bench.comms.kernels import EmbeddingTables, make_matmuls, matmul_bytes
 from stepscope.bench.comms.patterns.registry import read_case
 from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes, make_program
-from stepscope.bench.comms.patterns.work import EmbeddingTables, make_matmuls, matmul_bytes
-from stepscope.bench.comms.trial import Facts, Room, Trial, idle
-from stepscope.measure import Device
+from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
 from stepscope.records import Case, Notice, Score
 from stepscope.records.kinds import PatternLookup, PatternObserved, PatternStep
 
@@ -36,18 +34,6 @@ def describe_sequence(steps: list[Step]) -> list[PatternStep]:
         for step in steps
         if step.communicates
     ]
-
-
-class Stopwatch:
-    """Moments of a rank: on the device's time line where it has one, else on the host's clock."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.now: Callable[[], Any] = device.mark if device.has_events else time.perf_counter_ns
-
-    def between_s(self, start: Any, stop: Any) -> float:
-        """Only after the device has been waited for."""
-        return self._device.elapsed_s(start, stop) if self._device.has_events else (stop - start) * 1e-9
 
 
 class PatternTrial(Trial):
