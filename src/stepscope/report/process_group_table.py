@@ -8,7 +8,7 @@ import msgspec
 
 from stepscope.core.units import format_duration
 from stepscope.records.kinds import LATER_PHASES, SETUP_PHASES, ProcessGroupObserved
-from stepscope.report.text import align, plain
+from stepscope.report.table import NONE, Column, format_table
 from stepscope.stats import median
 from stepscope.store import MeasuredCase
 
@@ -56,21 +56,24 @@ def _read_phases(measured: MeasuredCase, observed: ProcessGroupObserved) -> list
     return phases
 
 
-def format_process_groups(views: Sequence[ProcessGroupView]) -> str:
+def format_process_groups(views: Sequence[ProcessGroupView], *, width: int | None = None) -> str:
     """`#` lines: one table per case, one row per phase, one column per rank."""
     blocks = []
     for view in views:
-        ranks = sorted({rank for phase in view.phases for rank in phase.rank_median_s})
-        rows = [["phase", "slowest", "first time", *(f"rank {rank}" for rank in ranks)]]
-        rows += [
-            [
-                phase.name.replace("_", " "),
-                format_duration(phase.median_s),
-                format_duration(phase.cold_s) if phase.cold_s is not None else "-",
-                *(format_duration(phase.rank_median_s[rank]) if rank in phase.rank_median_s else "-" for rank in ranks),
-            ]
-            for phase in view.phases
+        columns: list[Column[PhaseView]] = [
+            Column("phase", lambda one: one.name.replace("_", " "), role="case"),
+            Column("slowest", lambda one: format_duration(one.median_s), numeric=True),
+            Column("first time", lambda one: _show(one.cold_s), numeric=True),
+            *(_rank_column(rank) for rank in sorted({rank for one in view.phases for rank in one.rank_median_s})),
         ]
-        head = f"# {plain(view.label)}: median per phase; the first three are the case's time"
-        blocks.append("\n".join([head, *(f"# {line}" for line in align(rows, [False] + [True] * (len(ranks) + 2)))]))
+        head = f"# {view.label}: median per phase; the first three are the case's time"
+        blocks.append("\n".join([head, *format_table(columns, view.phases, width=width)]))
     return "\n#\n".join(blocks)
+
+
+def _rank_column(rank: int) -> Column[PhaseView]:
+    return Column(f"rank {rank}", lambda one: _show(one.rank_median_s.get(rank)), numeric=True, drop=1)
+
+
+def _show(seconds: float | None) -> str:
+    return NONE if seconds is None else format_duration(seconds)
