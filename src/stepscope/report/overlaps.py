@@ -389,7 +389,8 @@ def _format_pattern(view: PatternView, width: int | None) -> list[str]:
         *format_table(PARTS, [_Part(name, steps) for name, steps in parts.items()], width=width),
         *(
             f"# {one.name}: {one.tables} tables of {one.rows:,} rows on the busiest rank, "
-            f"{format_bytes(one.moved_bytes)} in {format_duration(one.median_s)}, {_show(one.bytes_per_s, format_bandwidth)}"
+            f"{format_bytes(one.moved_bytes)} in {format_duration(one.median_s)}, "
+            f"{_show(one.bytes_per_s, format_bandwidth)}"
             for one in view.lookups
         ),
     ]
