@@ -85,7 +85,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One file of the table."""
 
     model: str
-    owner: str
+    domain: str
     task: str
     """`module:Class` of the out-of-the-box implementation, below `stepscope.bench.workloads.models`."""
     optimized: str
@@ -106,7 +106,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             mode=declared.mode,
             config=declared.config,
             version=declared.version,
-            owner=self.owner,
+            owner=self.domain,
             description=declared.description,
         )
 
