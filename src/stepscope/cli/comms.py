@@ -7,6 +7,8 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit, narrate
+from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
@@ -163,14 +165,13 @@ def explain_run(run: StoredRun) -> Addition:
 def explain_parts(run: StoredRun) -> Addition:
     """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
     from stepscope.core.units import format_bytes, format_duration, format_significant
-    from stepscope.report.message_table import format_message_table, read_message_figures
-    from stepscope.report.rank_averages import format_rank_averages
+    from stepscope.report.communication import format_message_table, format_rank_averages, read_message_figures
 
     figures = read_message_figures(run.cases())
     traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]
-    lines = [format_message_table(figures)] if figures else []
+    lines = [format_message_table(figures, width=terminal_width())] if figures else []
     lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced if place]
-    lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
+    lines += [format_rank_averages(run.cases(), width=terminal_width())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
         parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
         if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):
@@ -388,22 +389,37 @@ def run_as_rank(
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
     from stepscope.launch import detect_rank_context, rank_session
+    from stepscope.launch.companion import Termination, companion
     from stepscope.records import describe_exception
+    from stepscope.run.producer import find_producer
     from stepscope.run.rank import run_rank
     from stepscope.store import record_failure
 
     if job is None:
         raise UsageError("under a launcher every rank needs the whole command", hint="name again what to measure")
-    rank = detect_rank_context().rank
+    context = detect_rank_context()
+    rank, ending = context.rank, Termination() if context.world_size > 1 else None
     folder = open_job(job, store=store, resume=resume, verb=verb).folder if rank == 0 else None
-    try:
-        asked = {**job.request, "cases": describe_cases(job.cases)}
-        with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
-            run_rank(session)
-    except Exception as error:
-        if folder is not None:
-            record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))
-        raise
+    beside: AbstractContextManager[None] = nullcontext()
+    if folder is not None and context.world_size > 1:
+        beside = companion(folder, context.world_size, hang_limit_s, partial(print_error, as_json=as_json))
+    with beside:
+        try:
+            # Loading takes seconds, in which this rank sends no heartbeat.
+            find_producer(job.verb)
+            if job.request.get("backend") not in BACKENDS_WITHOUT_TORCH:
+                import torch  # noqa: F401
+            asked = {**job.request, "cases": describe_cases(job.cases)}
+            with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
+                if ending is not None:
+                    ending.session = session
+                run_rank(session)
+        except Exception as error:
+            if ending is not None:
+                ending.reports = True
+            if folder is not None:
+                record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))
+            raise
     if folder is None:
         return ExitCode.DONE
     addition = explain_run(StoredRun(folder)) if verb == "comms" else None

@@ -10,7 +10,7 @@ from stepscope.bench.workloads.catalogue import PRECISIONS, SUITE, Declared, Dec
 from stepscope.bench.workloads.protocol import Mode, Optimized, Precision, Task
 from stepscope.core.errors import UsageError
 from stepscope.records import Benchmark, Case
-from stepscope.records.benchmark import Implementation
+from stepscope.records.case import Implementation
 from stepscope.records.kinds import WorkloadSpec
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("ootb", "optimized")

@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.bench.workloads.protocol import PRECISIONS, Mode, Precision
 from stepscope.records import Benchmark, LatencyTarget
-from stepscope.records.benchmark import Implementation
+from stepscope.records.case import Implementation
 
 if TYPE_CHECKING:
     from stepscope.bench.workloads.protocol import Optimized, Task
