@@ -157,7 +157,7 @@ def test_optimized_implementations_are_shared_in_all_ways(measured: Measured) ->
         assert case.score() is None
         if asked.spec.parallel == "sharded":
             assert "own tables as one" in case.result.facts["changes"]
-            assert "lookups as a product" not in case.result.facts["changes"]
+            assert "lookups as a matmul" not in case.result.facts["changes"]
 
 
 @pytest.mark.parametrize(
