@@ -1,4 +1,8 @@
-"""Records to JSON and back: versions checked, older ones upgraded step by step, newer ones refused; JSON Schemas."""
+"""Records to JSON and back: versions checked, older ones upgraded step by step, newer ones refused; JSON Schemas.
+
+In format 2 parameters and facts were plain names and values. This is the only place that finds the kind of a case from
+its names. What no kind says exactly is kept as `other`: whatever was stored can be read, and has the key that it had.
+"""
 
 from __future__ import annotations
 
