@@ -10,9 +10,8 @@ from stepscope.bench.comms.overlap import make_overlap_cases
 from stepscope.bench.comms.pairs import make_pair_cases
 from stepscope.bench.comms.patterns.registry import PATTERNS, make_case, read_options
 from stepscope.bench.comms.sweep import make_sweep
-from stepscope.bench.ops.cases import call_cases
+from stepscope.bench.ops.cases import call_cases, make_peak_cases
 from stepscope.bench.ops.cases import make_cases as make_operator_cases
-from stepscope.bench.ops.ceilings import make_ceiling_cases
 from stepscope.bench.ops.suites import MICRO
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.user import make_user_case
@@ -57,7 +56,7 @@ def list_operators() -> Iterator[Case]:
     )
     yield from call_cases("torch.softmax", "float32[16,32] dim=1", device="cpu", directions=["backward"])
     yield from call_cases("torch.nn.Linear", "[4,8]", device="cpu", build="8 3 bias=false", caches=["cold"])
-    yield from make_ceiling_cases(["float32", "bfloat16"], "cpu")
+    yield from make_peak_cases(["float32", "bfloat16"], "cpu")
     for row in MICRO:
         yield from row.cases(dtype="float32", device="cuda", compiled=row.published)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stepscope.measure.clock import Clock
+    from stepscope.measure.device import Clock
 
     Batch = Mapping[str, torch.Tensor]
 

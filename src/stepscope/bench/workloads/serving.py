@@ -18,7 +18,7 @@ from stepscope.stats import quantile_sorted
 
 if TYPE_CHECKING:
     from stepscope.bench.workloads.generation import Generates
-    from stepscope.measure.clock import Clock
+    from stepscope.measure.device import Clock
     from stepscope.records import LatencyTarget
 
 POINTS = (50, 95, 99)
