@@ -29,7 +29,7 @@ SHORTEST_TEXT = 12
 
 def format_job(job: JobReport, answer: Answer, width: int = WIDTH) -> str:
     """At most 60 lines for one rank and a few more for several; no line is wider than `width` places."""
-    head, sections = list(_answer(job, answer, width)), list(make_sections(job))
+    head, sections = list(_answer(job, answer, width)), list(make_sections(job, for_summary=True))
     rows = max((part.rows for one in sections for part in one.summary if isinstance(part, Brief)), default=0)
     body = _body(sections, rows, width)
     while len(job.ranks) == 1 and rows > LEAST_ROWS and len(head) + len(body) + 2 > MOST_LINES:
