@@ -12,11 +12,10 @@ from stepscope.cli.options import json_option
 from stepscope.cli.output import emit, narrate, terminal_width
 from stepscope.cli.trace_diff import diff
 from stepscope.cli.trace_files import convert, link
-from stepscope.cli.trace_memory import show_memory
 from stepscope.cli.trace_options import Progress, engine_options, open_traces, source_argument, step_options
 from stepscope.cli.trace_path import critical_path
 from stepscope.cli.trace_record import record
-from stepscope.cli.trace_sums import show_sums
+from stepscope.cli.trace_summaries import show_memory, show_sums
 from stepscope.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def _answer(job: JobReport, answer: Answer, width: int) -> Iterator[str]:
     yield from _wrap(f"{name_source(job)}: {what}", width, "# ", "# ")
 
 
-def format_summary(section: Section, rows: int, width: int = WIDTH) -> Iterator[str]:
+def format_summary(section: Section, rows: int = MOST_LINES, width: int = WIDTH) -> Iterator[str]:
     """What a section shows in a terminal, with no more rows of a table than these."""
     for part in section.summary:
         if isinstance(part, str):
