@@ -292,7 +292,7 @@ class _Ordered(Operator):
         return int(shape["columns"])
 
     def _comparisons(self, shape: Shape) -> int:
-        """Of each element."""
+        """Comparisons per element."""
         raise NotImplementedError
 
     def sizes(self, shape: Shape) -> Sizes:
