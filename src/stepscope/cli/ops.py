@@ -89,7 +89,7 @@ def ops_options(function: Any) -> Any:
     help="Arguments that build the module of --call torch.nn.NAME, such as '64 32 bias=false'.",
 )
 @click.option("--from-trace", "trace_path", type=click.Path(path_type=Path), metavar="PATH",
-              help="Measure a trace's operators with their shapes: timeline, execution trace, or a folder.")  # fmt: skip
+              help="Measure the operators of a trace: timeline, execution trace, or a folder of both.")  # fmt: skip
 @click.option(
     "--trace-rank", type=click.IntRange(0), help="Rank of the recording that --from-trace reads [default: the first]."
 )
