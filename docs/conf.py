@@ -23,9 +23,9 @@ html_title = "Stepscope"
 html_static_path: list[str] = []
 html_theme_options = {
     "show_toc_level": 2,
+    "show_nav_level": 2,
     "navigation_with_keys": True,
     "secondary_sidebar_items": ["page-toc"],
-    "show_nav_level": 2,
 }
 html_show_sourcelink = False
 autodoc_typehints = "none"

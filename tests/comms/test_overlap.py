@@ -25,12 +25,12 @@ from stepscope.measure import CpuDevice, FakeClock, WallClock, measure
 from stepscope.records import Case, CaseResult, RankSamples, Scalar
 from stepscope.records.codec import make_observed
 from stepscope.records.kinds import CollectiveSpec
-from stepscope.report.overlap_table import (
+from stepscope.report.overlaps import (
+    by_iteration,
     estimate,
     format_overlap_table,
     overlap_efficiency,
     read_overlap,
-    slowest_by_cycle,
 )
 from stepscope.store import MeasuredCase
 
@@ -112,8 +112,8 @@ BY_HAND = [
 
 def test_a_cycle_is_as_long_as_on_its_slowest_rank() -> None:
     samples = measured_by_hand(BY_HAND, processes=2).samples
-    assert slowest_by_cycle(samples, "together") == [4.0, 3.0, 4.0, 3.0]
-    assert slowest_by_cycle(samples, "nothing") == []
+    assert by_iteration(samples, "together", max) == [4.0, 3.0, 4.0, 3.0]
+    assert by_iteration(samples, "nothing", max) == []
 
 
 def test_efficiency_and_slowdowns_are_paired_by_cycle() -> None:

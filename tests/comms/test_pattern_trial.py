@@ -21,8 +21,8 @@ from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.measure.loop import Measurement
 from stepscope.records import Case
 from stepscope.records.kinds import CollectiveSpec
-from stepscope.report import pattern_table
-from stepscope.report.pattern_table import format_pattern_table, read_pattern
+from stepscope.report import overlaps
+from stepscope.report.overlaps import format_pattern_table, read_pattern
 from stepscope.store import MeasuredCase
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -174,7 +174,7 @@ def measured_case(name: str, times: dict[int, dict[str, list[float]]], duration_
 
 
 def test_readers_know_the_names_that_producers_write() -> None:
-    assert (pattern_table.STEP, pattern_table.WAIT) == (STEP, WAIT)
+    assert (overlaps.STEP, overlaps.WAIT) == (STEP, WAIT)
     pattern = find_pattern("dlrm")
     steps = pattern.make_steps(pattern.options(), 4)
     planned = describe_sequence(steps)

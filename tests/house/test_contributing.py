@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_recipes import TRAIN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -31,9 +32,7 @@ def apply_addition(section: str, copy: Path) -> set[str]:
     for language, how, name, body in BLOCK.findall(section):
         path = copy / name
         if language == "diff":
-            done = subprocess.run(
-                ["git", "apply", "--unidiff-zero"], input=body, cwd=copy, capture_output=True, text=True, check=False
-            )
+            done = subprocess.run(["git", "apply"], input=body, cwd=copy, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"the patch does not apply:\n{body}\n{done.stderr}"
             touched |= set(re.findall(r"^\+\+\+ b/(\S+)", body, flags=re.MULTILINE))
         elif how == "append":
@@ -48,7 +47,7 @@ def apply_addition(section: str, copy: Path) -> set[str]:
 
 
 def test_every_addition_is_tried() -> None:
-    assert set(SECTIONS) == set(MOST_FILES)
+    assert SECTIONS.keys() - {"Rules"} == MOST_FILES.keys()
 
 
 @pytest.mark.ranks
@@ -57,6 +56,7 @@ def test_an_addition_works_and_touches_few_files(addition: str, tmp_path: Path) 
     """Commands in a `console` block are run; lines below a command must appear in what it prints, in that order."""
     section = SECTIONS[addition]
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "train.py").write_text(TRAIN)
     touched = apply_addition(section, tmp_path)
     assert 1 <= len(touched) <= MOST_FILES[addition], sorted(touched)
     commands = [body for language, _, _, body in BLOCK.findall(section) if language == "console"]

@@ -27,7 +27,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error
+from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
@@ -165,14 +165,13 @@ def explain_run(run: StoredRun) -> Addition:
 def explain_parts(run: StoredRun) -> Addition:
     """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
     from stepscope.core.units import format_bytes, format_duration, format_significant
-    from stepscope.report.message_table import format_message_table, read_message_figures
-    from stepscope.report.rank_averages import format_rank_averages
+    from stepscope.report.communication import format_message_table, format_rank_averages, read_message_figures
 
     figures = read_message_figures(run.cases())
     traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]
-    lines = [format_message_table(figures)] if figures else []
+    lines = [format_message_table(figures, width=terminal_width())] if figures else []
     lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced if place]
-    lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
+    lines += [format_rank_averages(run.cases(), width=terminal_width())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
         parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
         if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):

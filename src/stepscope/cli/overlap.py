@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records.kinds import OverlapSpec
 from stepscope.run.plan import Job
@@ -131,11 +131,11 @@ def require_sense(choices: dict[str, Any]) -> None:
 
 def add_overlaps(run: StoredRun) -> Addition:
     """What is derived from the cycles of a run."""
-    from stepscope.report.overlap_table import format_overlap_table, read_overlap
+    from stepscope.report.overlaps import format_overlap_table, read_overlap
 
     cases = run.cases()
     views = [view for case in cases if (view := read_overlap(case)) is not None]
-    return Addition({"overlaps": views}, format_overlap_table(cases))
+    return Addition({"overlaps": views}, format_overlap_table(cases, width=terminal_width()))
 
 
 def show_overlaps(name: str, *, store: Path, as_json: bool) -> int:

@@ -9,7 +9,7 @@ import click
 
 from stepscope.cli.execute import open_job, run_stored
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.workload import make_request, workload_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_duration
@@ -64,7 +64,7 @@ def describe_workload(one: Workload) -> dict[str, Any]:
 
 
 def format_list(found: list[Workload]) -> str:
-    from stepscope.report.text import align
+    from stepscope.report.table import align
 
     rows = [["ID", "v", "owner", "precisions", "batch", "limit"]]
     for one in found:
@@ -77,7 +77,9 @@ def format_list(found: list[Workload]) -> str:
         rows.append(
             [one.benchmark.id, str(declared.version), one.model.owner, precisions, str(declared.batch_size), limit]
         )
-    return "\n".join(line.rstrip() for line in align(rows, [False, True, False, False, True, False]))
+    return "\n".join(
+        line.rstrip() for line in align(rows, [False, True, False, False, True, False], width=terminal_width())
+    )
 
 
 @click.command("proxy")

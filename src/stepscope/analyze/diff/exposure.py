@@ -343,7 +343,7 @@ NO_OPERATOR = "(no operator)"
 
 
 class Identity(NamedTuple):
-    """What tells one row of a table from another."""
+    """What distinguishes one row of a table from another."""
 
     share: str
     category: str

@@ -18,7 +18,7 @@ from stepscope.store import MeasuredCase
 """The benchmark's model of a case that measured one ordered pair of ranks."""
 
 SMALL_BYTES = 16 << 10
-"""Where only one size was measured: up to this its time tells latency, above it bandwidth."""
+"""Where only one size was measured: up to this its time is the latency, above it gives the bandwidth."""
 
 Pair = tuple[int, int]
 """Source and target, as ranks."""

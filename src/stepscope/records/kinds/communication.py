@@ -87,7 +87,7 @@ class OverlapSpec(BaseSpec, frozen=True, kw_only=True, tag="overlap"):
     dtype: str = "float32"
     device: str = "cpu"
     repeat: int | None = None
-    """Kernels per repetition; None: as many as take about as long as the longest collective."""
+    """Kernels launched in a row; None: as many as take about as long as the longest collective."""
     groups: str = WORLD
     beside: list[str] = []
 
@@ -187,7 +187,7 @@ class OverlapObserved(ExchangeObserved, frozen=True, kw_only=True, tag="overlap"
     members: int | None = None
     sides: list[OverlapSide] = []
     repeat: int | None = None
-    """Kernels per repetition."""
+    """Kernels launched in a row."""
     compute_flops: int | float | None = None
     compute_bytes: int | float | None = None
 

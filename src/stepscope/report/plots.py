@@ -1,18 +1,15 @@
-"""Plots as inline SVG: small, without scripts, coloured by the page's style sheet so that they follow its theme.
-
-Every function returns markup in which all text is escaped.
-"""
+"""Plots of reports as inline SVG: distributions, samples over time, sweeps, rooflines. All text in them is escaped."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from itertools import chain
 from typing import NamedTuple
 
 from stepscope.core.units import format_bytes, format_duration, format_significant
-from stepscope.report.axes import Axis, decade_values, linear_axis, log_axis, size_ticks, time_ticks
-from stepscope.report.samples import Histogram, SampleSeries, even_positions
-from stepscope.report.svg_parts import (
+from stepscope.report.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -21,12 +18,30 @@ from stepscope.report.svg_parts import (
     RIGHT,
     TOP,
     WIDTH,
-    draw_grid_line,
+    Axis,
+    Tick,
+    decade_values,
+    draw_axis_below,
+    draw_axis_left,
     draw_text,
-    draw_tick_below,
+    linear_axis,
+    log_axis,
+    shorten,
+    size_ticks,
+    time_ticks,
     wrap_svg,
 )
-from stepscope.report.sweeps import SweepPoint, SweepSeries
+from stepscope.report.labels import format_byte_rate, format_flop_rate, format_percent
+from stepscope.report.series import (
+    Histogram,
+    Roofline,
+    RooflinePoint,
+    SampleSeries,
+    SweepPoint,
+    SweepSeries,
+    drawable,
+    even_positions,
+)
 from stepscope.stats import Summary
 
 
@@ -62,7 +77,8 @@ def draw_distribution(histogram: Histogram, summary: Summary, series: SampleSeri
     anchor, shift = ("start", 5) if median < WIDTH * 0.6 else ("end", -5)
     label = f"median {format_duration(summary.median_s)}"
     parts.append(draw_text(median + shift, TOP + 2, label, "strong", anchor))
-    parts += [_beyond(histogram, x, floor), _time_axis_below(x, floor + strip)]
+    ticks, scale = time_ticks(x)
+    parts += [_beyond(histogram, x, floor), draw_axis_below(x, floor + strip, ticks, scale.unit)]
     return wrap_svg("distribution", name, parts)
 
 
@@ -107,17 +123,6 @@ def _beyond(histogram: Histogram, x: Axis, floor: float) -> str:
     return "".join(parts)
 
 
-def _time_axis_below(x: Axis, y: float) -> str:
-    ticks, scale = time_ticks(x)
-    parts = [f'<path class="axis" d="M{x.start:.1f} {y}H{x.end:.1f}"/>']
-    for number, tick in enumerate(ticks):
-        place = x.place(tick.value)
-        unit = f" {scale.unit}" if number == len(ticks) - 1 else ""
-        parts.append(f'<path class="axis" d="M{place:.1f} {y}v4"/>')
-        parts.append(draw_text(place, y + 16, tick.text + unit, "", "middle"))
-    return "".join(parts)
-
-
 def draw_timeline(series: SampleSeries, summary: Summary | None, name: str) -> str:
     """Samples in the order taken, warm-ups in another colour; far values stand at the upper edge, hollow."""
     y = _timeline_axis(series)
@@ -130,7 +135,9 @@ def draw_timeline(series: SampleSeries, summary: Summary | None, name: str) -> s
             above[mark].append((place, TOP - 4))
         else:
             inside[mark].append((place, y.place(value)))
-    parts = [_time_axis_left(y), _process_borders(series, x)]
+    ticks, scale = time_ticks(y, wanted=4)
+    edges = Axis(0, 1, LEFT, WIDTH - RIGHT)
+    parts = [draw_axis_left(edges, y, ticks, scale.unit), _process_borders(series, x)]
     if summary is not None:
         parts.append(f'<path class="median" d="M{LEFT} {y.place(summary.median_s):.1f}H{WIDTH - RIGHT}"/>')
     parts += [_dots(inside[False], "dot"), _dots(inside[True], "dot warm")]
@@ -150,17 +157,6 @@ def _timeline_axis(series: SampleSeries) -> Axis:
     reach = usual + 2 * (usual - low)
     high = max(value for value in ordered if value <= reach) if usual > low else ordered[-1]
     return linear_axis(low, high, HEIGHT - BOTTOM, TOP, margin=0.08)
-
-
-def _time_axis_left(y: Axis) -> str:
-    ticks, scale = time_ticks(y, wanted=4)
-    parts = []
-    for number, tick in enumerate(ticks):
-        place = y.place(tick.value)
-        parts.append(f'<path class="grid" d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}"/>')
-        unit = f" {scale.unit}" if number == len(ticks) - 1 else ""
-        parts.append(draw_text(LEFT - 5, place + 4, tick.text + unit, "", "end"))
-    return "".join(parts)
 
 
 def _process_borders(series: SampleSeries, x: Axis) -> str:
@@ -206,7 +202,8 @@ def draw_sweep(lines: Sequence[SweepSeries], quantity: SweepQuantity, name: str)
     left = 58
     x = log_axis([point.size_bytes for line in drawn for point, _ in line], left, WIDTH - RIGHT)
     y = log_axis([value for line in drawn for _, value in line], HEIGHT - BOTTOM, TOP)
-    parts = [_log_axes(x, y, quantity)]
+    grid = [Tick(value, shorten(quantity.format(value))) for value in decade_values(y)]
+    parts = [draw_axis_left(x, y, grid), draw_axis_below(x, y.start, size_ticks(x))]
     for number, line in enumerate(drawn):
         places = [(x.place(point.size_bytes), y.place(value)) for point, value in line]
         path = "L".join(f"{px:.1f} {py:.1f}" for px, py in places)
@@ -217,16 +214,168 @@ def draw_sweep(lines: Sequence[SweepSeries], quantity: SweepQuantity, name: str)
     return wrap_svg("sweep", name, parts)
 
 
-def _log_axes(x: Axis, y: Axis, quantity: SweepQuantity) -> str:
-    parts = []
-    for value in decade_values(y):
-        parts.append(draw_grid_line(x, y.place(value), quantity.format(value)))
-    parts.append(f'<path class="axis" d="M{x.start:.1f} {y.start:.1f}H{x.end:.1f}"/>')
-    parts += [draw_tick_below(tick, x, y.start) for tick in size_ticks(x)]
-    return "".join(parts)
-
-
 def _dots(points: Iterable[tuple[float, float]], kind: str) -> str:
     """Lines of no length with round ends: one element for all dots, each drawn once."""
     places = dict.fromkeys(f"M{px:.1f} {py:.1f}h0" for px, py in points)
     return f'<path class="{kind}" d="{"".join(places)}"/>' if places else ""
+
+
+# The roofline: what a device was measured to do at best, and where its cases stand below that
+
+SLANTED = ("copy", "read")
+"""The bandwidths that have a roof; what is written alone computes nothing."""
+
+_LEFT, _BOTTOM = 80, 40
+_PLOT_HEIGHT, _LINE_HEIGHT = 250, 12
+_RIDGE_ROOM = (1 / 16, 8)
+"""How far the axis reaches beyond the ridges, so that slanted and level roofs are seen, and room is for their names."""
+
+
+class Place(NamedTuple):
+    """In the plot's values."""
+
+    intensity: float
+    flops_per_s: float
+
+
+class Roof(NamedTuple):
+    start: Place
+    end: Place
+    label: str
+    kind: str
+
+
+class RooflinePlot(NamedTuple):
+    markup: str
+    colours: dict[str, str]
+    """Dtype → class of its colour."""
+    drawn: int
+
+
+def draw_roofline(roofline: Roofline, name: str) -> RooflinePlot | None:
+    """None where nothing that has a roof was measured."""
+    matrix, slopes = _roof_values(roofline)
+    if not matrix and not slopes:
+        return None
+    points = [roofline.points[i] for i in even_positions(len(roofline.points), MAX_DRAWN_POINTS)]
+    colours = assign_colours(chain(matrix, (point.dtype for point in points)))
+    x, y = choose_axes(roofline, top=TOP)
+    slanted, level = slanted_roofs(roofline, x), level_roofs(roofline, x, colours)
+    names = _stack_names(level, y)
+    # Roofs that lie close have their names one above the other: the plot moves down to make room.
+    lack = max(0.0, _LINE_HEIGHT - min(names, default=math.inf))
+    y = y._replace(start=y.start + lack, end=y.end + lack)
+    parts = [_axes(x, y)]
+    parts += [_line(roof, x, y) for roof in (*slanted, *level)]
+    parts.append(_name_slanted(slanted, x, y))
+    parts += [draw_text(x.end, at + lack, roof.label, "name", "end") for roof, at in zip(level, names, strict=True)]
+    parts += [_point(point, x, y, colours[point.dtype]) for point in points]
+    return RooflinePlot(wrap_svg("roofline", name, parts, height=y.start + _BOTTOM), colours, len(points))
+
+
+def _roof_values(roofline: Roofline) -> tuple[dict[str, float], dict[str, float]]:
+    """Matmul rates by dtype and bandwidths by name, as far as they have roofs."""
+    matrix = {dtype: value for dtype, value in roofline.matrix_flops_per_s.items() if drawable(value)}
+    rates = roofline.bytes_per_s
+    return matrix, {name: rates[name] for name in SLANTED if name in rates and drawable(rates[name])}
+
+
+def choose_axes(roofline: Roofline, *, top: float) -> tuple[Axis, Axis]:
+    """Both logarithmic; every point, ridge and roof is inside."""
+    matrix, slopes = _roof_values(roofline)
+    ridges = [peak / slope for peak in matrix.values() for slope in slopes.values()]
+    across = [point.intensity for point in roofline.points]
+    across += [ridge * room for ridge in ridges for room in _RIDGE_ROOM]
+    x = log_axis(across or [0.1, 100.0], _LEFT, WIDTH - RIGHT)
+    upward = [point.flops_per_s for point in roofline.points] + list(matrix.values())
+    upward += [slope * x.low for slope in slopes.values()]
+    if not matrix:
+        upward += [slope * x.high for slope in slopes.values()]
+    return x, log_axis(upward, top + _PLOT_HEIGHT, top)
+
+
+def slanted_roofs(roofline: Roofline, x: Axis) -> list[Roof]:
+    """From the left edge up to the highest matmul rate; rate = bandwidth × intensity. The lowest comes first."""
+    matrix, slopes = _roof_values(roofline)
+    roofs = []
+    for name, slope in sorted(slopes.items(), key=lambda item: item[1]):
+        last = max(matrix.values()) / slope if matrix else x.high
+        start, end = Place(x.low, slope * x.low), Place(last, slope * last)
+        roofs.append(Roof(start, end, f"{name} {format_byte_rate(slope)}", f"memory {name}"))
+    return roofs
+
+
+def level_roofs(roofline: Roofline, x: Axis, colours: dict[str, str]) -> list[Roof]:
+    """From the steepest slanted roof to the right edge. The lowest comes first."""
+    matrix, slopes = _roof_values(roofline)
+    roofs = []
+    for dtype, peak in sorted(matrix.items(), key=lambda item: item[1]):
+        first = peak / max(slopes.values()) if slopes else x.low
+        label = f"{dtype} {format_flop_rate(peak)}"
+        roofs.append(Roof(Place(first, peak), Place(x.high, peak), label, colours[dtype]))
+    return roofs
+
+
+def assign_colours(dtypes: Iterable[str]) -> dict[str, str]:
+    """The page's series colours in order; those beyond the last share a grey."""
+    names = dict.fromkeys(dtypes)
+    return {dtype: f"s{number}" if number < MAX_SERIES else "rest" for number, dtype in enumerate(names)}
+
+
+def _axes(x: Axis, y: Axis) -> str:
+    rates = [Tick(value, shorten(format_flop_rate(value))) for value in decade_values(y)]
+    intensities = [Tick(value, f"{value:g}") for value in decade_values(x)]
+    title = draw_text((x.start + x.end) / 2, y.start + 33, "flop per byte", "", "middle")
+    return draw_axis_left(x, y, rates) + draw_axis_below(x, y.start, intensities) + title
+
+
+def _line(roof: Roof, x: Axis, y: Axis) -> str:
+    (x1, y1), (x2, y2) = ((x.place(at.intensity), y.place(at.flops_per_s)) for at in (roof.start, roof.end))
+    return f'<path class="roof {roof.kind}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+
+
+def _point(point: RooflinePoint, x: Axis, y: Axis, colour: str) -> str:
+    """Leads to its case. Keyboards reach that through the table, without a stop at each point."""
+    kind = colour if point.cache == "cold" else f"{colour} hollow"
+    place = f'cx="{x.place(point.intensity):.1f}" cy="{y.place(point.flops_per_s):.1f}"'
+    return (
+        f'<a href="#{escape(point.anchor)}" tabindex="-1"><circle class="{kind}" {place} r="3">'
+        f"<title>{escape(describe_point(point))}</title></circle></a>"
+    )
+
+
+def describe_point(point: RooflinePoint) -> str:
+    facts = [
+        format_flop_rate(point.flops_per_s),
+        format_byte_rate(point.bytes_per_s),
+        f"{format_significant(point.intensity, 3)} flop per byte",
+        format_duration(point.median_s),
+    ]
+    if point.compute_share is not None:
+        facts.append(f"{format_percent(point.compute_share)} of matmul peak")
+    if point.memory_share is not None:
+        facts.append(f"{format_percent(point.memory_share)} of copy bandwidth")
+    return f"{point.label} ({point.dtype or 'no dtype'}, {point.cache} cache): {', '.join(facts)}"
+
+
+def _name_slanted(roofs: Sequence[Roof], x: Axis, y: Axis) -> str:
+    """Along the lines: above the upper one, below the lower."""
+    parts = []
+    for number, roof in enumerate(roofs):
+        (x1, y1), (x2, y2) = ((x.place(at.intensity), y.place(at.flops_per_s)) for at in (roof.start, roof.end))
+        turn = math.degrees(math.atan2(y2 - y1, x2 - x1))
+        away = -5.0 if number == len(roofs) - 1 else 13.0
+        across, down = math.sin(math.radians(turn)), math.cos(math.radians(turn))
+        start = 0.3  # Past the few flop per byte at which most operators that move data crowd.
+        at_x, at_y = x1 + (x2 - x1) * start - away * across, y1 + (y2 - y1) * start + away * down
+        parts.append(draw_text(at_x, at_y, roof.label, "name", "start", turn=turn))
+    return "".join(parts)
+
+
+def _stack_names(roofs: Sequence[Roof], y: Axis) -> list[float]:
+    """Heights of the level roofs' names: above the line, and higher where one would cover the last."""
+    heights: list[float] = []
+    for roof in roofs:
+        last = heights[-1] if heights else math.inf
+        heights.append(min(y.place(roof.end.flops_per_s) - 4, last - _LINE_HEIGHT))
+    return heights

@@ -1,16 +1,18 @@
-"""Samples as plots need them: in the order they were taken, and counted in bins. Both are bounded in size."""
+"""What plots need of cases: samples as taken and in bins, sweeps over message sizes, rooflines. All bounded in size."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from stepscope.records import RankSamples
 from stepscope.stats import quantile_sorted
+from stepscope.store import Ceilings
 from stepscope.store.view import MeasuredCase
 
 MAX_SERIES_POINTS = 2000
@@ -119,3 +121,122 @@ def count_bins(ordered: Sequence[float]) -> Histogram:
     for value in inside:
         counts[min(bins - 1, int((value - low) / (high - low) * bins))] += 1
     return Histogram(low_s=low, high_s=high, counts=counts, below=below, above=above)
+
+
+# Cases of one benchmark that differ in message size, as lines to plot
+
+
+class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
+    size_bytes: float
+    median_s: float
+    ci_low_s: float
+    ci_high_s: float
+    algbw_bytes_per_s: float | None
+    busbw_bytes_per_s: float | None
+
+
+class SweepSeries(msgspec.Struct, frozen=True, kw_only=True):
+    label: str
+    """What sets this line apart; empty where the benchmark has only one."""
+    points: list[SweepPoint]
+    """By growing size."""
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    benchmark: str
+    series: list[SweepSeries]
+
+
+class SweepInput(NamedTuple):
+    benchmark: str
+    label: str
+    point: SweepPoint
+
+
+def find_sweeps(inputs: Iterable[SweepInput]) -> list[Sweep]:
+    """Lines of at least two sizes; a single point is already in the table. Sizes and times of zero have no place
+    on logarithmic axes and are left out."""
+    grouped: dict[str, dict[str, list[SweepPoint]]] = {}
+    for benchmark, label, point in inputs:
+        if point.size_bytes > 0 and point.ci_low_s > 0:
+            grouped.setdefault(benchmark, {}).setdefault(label, []).append(point)
+    sweeps = []
+    for benchmark, lines in grouped.items():
+        series = [
+            SweepSeries(label=label, points=sorted(points, key=lambda point: point.size_bytes))
+            for label, points in lines.items()
+            if len({point.size_bytes for point in points}) > 1
+        ]
+        if series:
+            sweeps.append(Sweep(benchmark=benchmark, series=series))
+    return sweeps
+
+
+# Measured peaks of one device with its cases
+
+LEAST, MOST = 1e-30, 1e30
+"""What lies beyond is no measurement and would push all others to the edge of a logarithmic axis."""
+
+
+class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured case with floating-point work."""
+
+    anchor: str
+    """Anchor of the case on the page."""
+    label: str
+    operator: str
+    dtype: str
+    cache: str
+    """`warm` or `cold`."""
+    intensity: float
+    """Flop per byte of compulsory traffic."""
+    median_s: float
+    flops_per_s: float
+    bytes_per_s: float
+    compute_share: float | None
+    memory_share: float | None
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run measured on one device. Peaks of another run are never used."""
+
+    run_id: str
+    device: str
+    matrix_flops_per_s: dict[str, float]
+    """By dtype."""
+    bytes_per_s: dict[str, float]
+    """`read`, `write`, `copy`."""
+    points: list[RooflinePoint]
+    """Measured peaks are not among them: they are the roofs."""
+
+
+class RooflineInput(NamedTuple):
+    run: int
+    """Its place among the runs: two runs may bear one name."""
+    device: str
+    point: RooflinePoint
+
+
+def find_rooflines(
+    run_ids: Sequence[str], ceilings: Sequence[Mapping[str, Ceilings]], inputs: Iterable[RooflineInput]
+) -> list[Roofline]:
+    """One per run and device with measured peaks; `ceilings` in the order of the runs."""
+    points: dict[tuple[int, str], list[RooflinePoint]] = {}
+    for run, device, point in inputs:
+        if drawable(point.intensity) and drawable(point.flops_per_s):
+            points.setdefault((run, device), []).append(point)
+    return [
+        Roofline(
+            run_id=run_ids[run],
+            device=device,
+            matrix_flops_per_s=measured.matrix_flops_per_s,
+            bytes_per_s=measured.bytes_per_s,
+            points=points.get((run, device), []),
+        )
+        for run, devices in enumerate(ceilings)
+        for device, measured in devices.items()
+    ]
+
+
+def drawable(value: float) -> bool:
+    return LEAST < value < MOST
