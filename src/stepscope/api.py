@@ -51,7 +51,7 @@ def plan(
     *,
     name: str | None = None,
     settings: MeasureSettings | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     ranks: int = 1,
     backend: str | None = None,
     processes: int = 1,
@@ -61,9 +61,10 @@ def plan(
     """What a run would measure; nothing is measured yet.
 
     `verb`: what measures, `ops`, `comms` or `workload`. `cases`: what is measured. `name`: part of the run's id.
-    `settings`: when a case has been sampled long enough. `ranks`, `backend`: how many ranks are started, and what they
-    communicate with. `processes`: how many fresh processes measure each case. `hang_timeout_s`: how long a rank may
-    send no heartbeat. `request`: further options of the verb, for example `check`, `kernels` and `graph` of `ops`.
+    `device`: by default the one that the cases name. `settings`: when a case has been sampled long enough. `ranks`,
+    `backend`: how many ranks are started, and what they communicate with. `processes`: how many fresh processes measure
+    each case. `hang_timeout_s`: how long a rank may send no heartbeat. `request`: further options of the verb, for
+    example `check`, `kernels` and `graph` of `ops`.
 
     >>> from stepscope.bench.ops import make_cases
     >>> shape = dict(shapes=["m=16,n=16,k=16"], dtypes=["float32"], directions=["forward"], device="cpu")
@@ -80,7 +81,7 @@ def plan(
     if not cases:
         raise UsageError("there are no cases to measure", hint="make some with bench_op or bench_collective")
     asked = {
-        "device": device,
+        "device": device or cases[0].spec.device or "cpu",
         "settings": msgspec.to_builtins(settings or MeasureSettings()),
         "processes": processes,
         **request,
@@ -175,27 +176,27 @@ def measure(
     body: Callable[[], object],
     *,
     settings: MeasureSettings | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     before_sample: Callable[[], object] | None = None,
 ) -> Measurement:
     """The samples of a callable; one call is one iteration, and each sample has as many as the clock needs.
 
     `body`: what is timed; on a GPU it may only launch, since the loop synchronises around each sample. `settings`:
-    when it has been sampled long enough. `device`: `cpu`, `cuda` or `cuda:N`. `before_sample`: called before each
-    sample, not timed.
+    when it has been sampled long enough. `device`: by default `cuda` where it works, else `cpu`.
+    `before_sample`: called before each sample, not timed.
 
     >>> samples = stepscope.measure(lambda: sum(range(1000)), settings=stepscope.measure.QUICK)
     >>> 0 < samples.summary().median_s < 1
     True
     """
-    from stepscope.measure import MeasureSettings, WallClock, open_device
+    from stepscope.measure import MeasureSettings, WallClock, best_device, open_device
     from stepscope.measure import measure as run_loop
 
     return run_loop(
         body,
         settings=settings or MeasureSettings(),
         clock=WallClock(),
-        device=open_device(device),
+        device=open_device(device or best_device()),
         before_sample=before_sample,
     )
 
@@ -206,14 +207,14 @@ def bench_op(
     shape: str | Sequence[str] = (),
     dtype: str | Sequence[str] = "float32",
     direction: str | Sequence[str] = "forward",
-    device: str = "cpu",
+    device: str | None = None,
     cache: str | Sequence[str] = "warm",
     settings: MeasureSettings | None = None,
     processes: int = 1,
     store: str | Path | None = None,
     **request: Any,
 ) -> StoredRun:
-    """A finished run of one operator over its shapes, dtypes and passes.
+    """A finished run of one operator over its shapes, dtypes and passes, by default on `cuda` where it works.
 
     `name`: as `stepscope bench ops --list` shows. `shape`, `dtype`, `direction`, `cache`: one or several; every
     combination is a case. `settings`, `processes`, `store`: as for `plan` and `run`. `request`: further options.
@@ -223,7 +224,9 @@ def bench_op(
     ['ok']
     """
     from stepscope.bench.ops import make_cases
+    from stepscope.measure import best_device
 
+    device = device or best_device()
     cases = make_cases(
         names=[name], shapes=_as_list(shape), dtypes=_as_list(dtype), directions=_as_list(direction), device=device,
         caches=_as_list(cache),

@@ -32,9 +32,7 @@ def apply_addition(section: str, copy: Path) -> set[str]:
     for language, how, name, body in BLOCK.findall(section):
         path = copy / name
         if language == "diff":
-            done = subprocess.run(
-                ["git", "apply"], input=body, cwd=copy, capture_output=True, text=True, check=False
-            )
+            done = subprocess.run(["git", "apply"], input=body, cwd=copy, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"the patch does not apply:\n{body}\n{done.stderr}"
             touched |= set(re.findall(r"^\+\+\+ b/(\S+)", body, flags=re.MULTILINE))
         elif how == "append":

@@ -105,14 +105,14 @@ def _request(**more: object) -> dict[str, object]:
 
 
 def operator_job() -> Job:
-    from stepscope.bench.ops import make_cases, make_ceiling_cases
+    from stepscope.bench.ops import make_cases, make_peak_cases
 
     def cases(name: str, shape: str, directions: tuple[str, ...]) -> list[Case]:
         return make_cases(names=[name], shapes=[shape], dtypes=["float32"], directions=directions, device="cpu")
 
     both = ("forward", "backward")
     chosen = [
-        *make_ceiling_cases(["float32"], "cpu"),
+        *make_peak_cases(["float32"], "cpu"),
         *cases("gemm", "m=512,n=512,k=512", ("forward",)),
         *cases("linear", "batch=256,in=512,out=512", both),
         *cases("embedding_bag", "rows=100000,dim=64,pooling=20,batch=256", ("forward",)),

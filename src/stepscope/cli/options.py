@@ -13,8 +13,6 @@ import msgspec
 
 from stepscope.core.errors import UsageError
 from stepscope.core.units import parse_duration, parse_share
-from stepscope.run.plan import NEWEST
-from stepscope.store import resolve_store
 
 if TYPE_CHECKING:
     FloatParameter = click.ParamType[float]
@@ -52,17 +50,25 @@ def _load_metrics(context: click.Context, _option: click.Parameter, paths: tuple
         context.call_on_close(partial(forget_metrics, names))
 
 
+def _find_store(_context: click.Context, _option: click.Parameter, value: Path | None) -> Path:
+    from stepscope.store import resolve_store
+
+    return resolve_store(value)
+
+
 def store_option(function: F) -> F:
     return click.option(
         "--store",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        callback=lambda _context, _option, value: resolve_store(value),
+        callback=_find_store,
         help="Folder of stored runs [default: $STEPSCOPE_STORE, else ./stepscope-runs].",
     )(function)
 
 
 def resume_option(function: F) -> F:
+    from stepscope.run.plan import NEWEST  # with it come records and the store, which other verbs do without
+
     return click.option(
         "--resume",
         is_flag=False,
@@ -71,6 +77,20 @@ def resume_option(function: F) -> F:
         metavar="[RUN]",
         help="Continue an interrupted run; without RUN, the newest one with the same cases, or else start a new one.",
     )(function)
+
+
+def device_option(function: F) -> F:
+    return click.option(
+        "--device",
+        callback=lambda _context, _option, value: value or _best_device(),
+        help="Device to measure on: cpu, cuda or cuda:N [default: cuda where it works, else cpu].",
+    )(function)
+
+
+def _best_device() -> str:
+    from stepscope.measure import best_device
+
+    return best_device()
 
 
 class FiniteRange(click.FloatRange):

@@ -224,7 +224,7 @@ class StoredRun:
         return MeasuredCase(result, self.samples(result))
 
     def check_records(self) -> None:
-        """Read every record but the samples: whoever shows a part of a run vouches for the whole of it."""
+        """Read every record but the samples: what is shown of a run is shown only if the whole of it can be read."""
         _ = self.run, self.plan, self.system, self.communication, self.results, self.failures
 
     @cached_property

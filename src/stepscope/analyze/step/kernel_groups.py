@@ -1,0 +1,362 @@
+"""Which modules, phases and annotations kernels come from, and times by such groups."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from stepscope.analyze.step.device_work import LONG_AGO
+from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.view import TraceView
+from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+    from stepscope.analyze.step.numbers import Mask
+    from stepscope.formats.timeline import Integers
+
+_LARGEST_BITS = 62
+COVERED = 0.8
+"""Share of the time that the smallest set of groups has to cover."""
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations of one group."""
+
+    name: str
+    count: int
+    total_s: float
+    """Sum of durations: more than the time passed, where several run at once."""
+    share: float
+    """Of the sum of all groups."""
+    mean_s: float
+    median_s: float
+    p95_s: float
+    min_s: float
+    max_s: float
+    std_s: float | None
+    """Of the sample; None for a single one."""
+
+
+class TimesTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups, longest total first."""
+
+    rows: list[Times]
+    covering: int
+    """So many of the first rows cover 80 % of the time, and no smaller set does."""
+
+
+class GroupStatistics(NamedTuple):
+    """One entry a group, in nanoseconds."""
+
+    count: Any
+    total: Any
+    mean: Numbers
+    median: Numbers
+    p95: Numbers
+    least: Any
+    most: Any
+    deviation: Numbers
+
+
+def _by_group_and_length(group: Any, durations: Any, count: int) -> Any:
+    """The durations, group by group, in each the shortest first."""
+    import numpy as np
+
+    bits = int(durations.max()).bit_length()
+    if int(durations.min()) < 0 or bits + count.bit_length() > _LARGEST_BITS:
+        return durations[np.lexsort((durations, group))]
+    # Both in one number: numbers sort several times faster than places of numbers.
+    together = group.astype(np.int64)
+    together <<= bits
+    together |= durations
+    together.sort()
+    together &= (1 << bits) - 1
+    return together
+
+
+def summarise_groups(group: Any, durations: Any, count: int) -> GroupStatistics:
+    """`group` holds numbers below `count`, and every one of them occurs."""
+    import numpy as np
+
+    ordered = _by_group_and_length(group, durations, count)
+    counts = np.bincount(group, minlength=count)
+    last = np.cumsum(counts)
+    first = last - counts
+    totals = np.add.reduceat(ordered, first)
+    means = totals / np.maximum(counts, 1)
+    squares = np.bincount(group, weights=(durations - means[group]) ** 2, minlength=count)
+    return GroupStatistics(
+        count=counts,
+        total=totals,
+        mean=means,
+        median=_quantile(ordered, first, counts, 0.5),
+        p95=_quantile(ordered, first, counts, 0.95),
+        least=ordered[first],
+        most=ordered[last - 1],
+        deviation=np.sqrt(squares / np.maximum(counts - 1, 1)),
+    )
+
+
+def _quantile(ordered: Any, first: Any, counts: Any, q: float) -> Numbers:
+    """Linear between order statistics, as in `stepscope.stats`."""
+    import numpy as np
+
+    position = q * (counts - 1)
+    below = np.floor(position).astype(np.int64)
+    low, high = ordered[first + below], ordered[first + np.minimum(below + 1, counts - 1)]
+    values: Numbers = low + (high - low) * (position - below)
+    return values
+
+
+def tabulate(names: Sequence[str], group: Any, durations: Any) -> TimesTable:
+    """A row a name; `group` says for each duration which of the names it has. Names without any are left out."""
+    import numpy as np
+
+    if not len(durations):
+        return TimesTable(rows=[], covering=0)
+    used = np.bincount(group, minlength=len(names)) > 0
+    if not used.all():
+        place = np.cumsum(used) - 1
+        group, names = place[group], [name for name, is_used in zip(names, used.tolist(), strict=True) if is_used]
+    found = summarise_groups(group, durations, len(names))
+    whole = int(found.total.sum())
+    order = np.argsort(-found.total, kind="stable")
+    columns = [values[order].tolist() for values in found]
+    rows = [
+        Times(
+            name=names[place],
+            count=count,
+            total_s=seconds(total),
+            share=share_of(total, whole),
+            mean_s=seconds(mean),
+            median_s=seconds(median),
+            p95_s=seconds(p95),
+            min_s=seconds(least),
+            max_s=seconds(most),
+            std_s=seconds(deviation) if count > 1 else None,
+        )
+        for place, count, total, mean, median, p95, least, most, deviation in zip(order.tolist(), *columns, strict=True)
+    ]
+    reached = np.cumsum(found.total[order])
+    return TimesTable(rows=rows, covering=min(int(np.searchsorted(reached, COVERED * whole)) + 1, len(rows)))
+
+
+PHASES = ("forward", "backward", "optimizer", "other")
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
+
+ENGINE = "autograd::engine"
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step\b")
+_OUTSIDE = re.compile(r"Optimizer\.zero_grad\b|enumerate\(DataLoader\)")
+_WORDS = re.compile(r"\b(forward|backward|optimi[sz]er)\b", re.IGNORECASE)
+_MODULE = "nn.Module: "
+_STEP = re.compile(r"ProfilerStep\s*#?\d+$")
+_LOOK_BACK = 64
+"""Device annotations that may have begun and ended inside the one that encloses a kernel."""
+
+
+def find_phases(trace: TraceView, rows: Integers) -> Integers:
+    """For device rows an index into PHASES.
+
+    Backward: launched under an operator that autograd's engine ran, or on a thread that runs nothing else. Optimizer:
+    under `Optimizer.step`. Forward: the rest that was launched before the last backward work of its step, or in a step
+    without any. Where no operators are recorded, annotations that use these words decide.
+    """
+    import numpy as np
+
+    launch = trace.parent[rows]
+    known = launch >= 0
+    backward = known & (trace.enclosing(launch, _is_backward(trace)) >= 0)
+    for thread in _engine_threads(trace):
+        backward |= known & (trace.thread[launch] == thread)
+    optimizer = ~backward & (trace.enclosing(launch, _is_named(trace, _OPTIMIZER_STEP)) >= 0)
+    outside = trace.enclosing(launch, _is_named(trace, _OUTSIDE)) >= 0
+    phase = np.full(len(rows), OTHER, np.int64)
+    phase[known & ~outside & _before_backward(trace, rows, backward)] = FORWARD
+    phase[optimizer] = OPTIMIZER
+    phase[backward] = BACKWARD
+    _name_unexplained(trace, rows, phase)
+    return phase
+
+
+def _before_backward(trace: TraceView, rows: Integers, backward: Mask) -> Mask:
+    import numpy as np
+
+    step = trace.step[rows] - min(int(trace.step.min()), 0) if len(rows) else rows
+    called = np.where(trace.parent[rows] >= 0, trace.start[trace.parent[rows]], trace.start[rows])
+    last = np.full(int(step.max()) + 1 if len(rows) else 0, LONG_AGO)
+    np.maximum.at(last, step[backward], called[backward])
+    early: Mask = (called < last[step]) | (last[step] == LONG_AGO)
+    return early
+
+
+def _is_backward(trace: TraceView) -> Mask:
+    return trace.keep("is backward", lambda: _find_backward(trace))
+
+
+def _find_backward(trace: TraceView) -> Mask:
+    import numpy as np
+
+    operators = trace.rows(OPERATOR)
+    mask = np.zeros(len(trace.start), bool)
+    mask[operators[trace.column("forward_thread")[operators] > 0]] = True
+    mask[trace.named(operators, lambda name: name.startswith(ENGINE))] = True
+    return mask
+
+
+def _engine_threads(trace: TraceView) -> list[int]:
+    """Threads that autograd's engine made for itself: the name says so, or most of what runs there is the engine's."""
+    return trace.keep("engine threads", lambda: _find_engine_threads(trace))
+
+
+def _find_engine_threads(trace: TraceView) -> list[int]:
+    import numpy as np
+
+    operators = trace.rows(OPERATOR)
+    top = operators[trace.enclosing(trace.parent[operators], trace.is_kind(OPERATOR)) == MISSING]
+    top = top[trace.thread[top] >= 0]
+    by_engine = trace.named(top, lambda name: name.startswith(ENGINE))
+    count = len(trace.timeline.threads)
+    mine, all_of_it = (np.bincount(trace.thread[rows], minlength=count).tolist() for rows in (by_engine, top))
+    return [
+        number
+        for number, thread in enumerate(trace.timeline.threads)
+        if number != trace.main_thread and ("autograd" in thread.name or 2 * mine[number] > all_of_it[number])
+    ]
+
+
+def _is_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:
+    """Annotations and operators whose name begins like this (older profilers wrote some annotations as operators)."""
+    return trace.keep(("named", pattern), lambda: _find_named(trace, pattern))
+
+
+def _find_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:
+    import numpy as np
+
+    mask = np.zeros(len(trace.start), bool)
+    mask[trace.named(trace.rows(ANNOTATION, OPERATOR), pattern.match)] = True
+    return mask
+
+
+def _name_unexplained(trace: TraceView, rows: Integers, phase: Integers) -> None:
+    """Annotations' words for work that no operator launched."""
+    import numpy as np
+
+    bare = np.flatnonzero(trace.enclosing(trace.parent[rows], trace.is_kind(OPERATOR)) == MISSING)
+    if not len(bare):
+        return
+    annotation = find_annotations(trace, rows[bare])
+    for code in {int(code) for code in trace.name[annotation[annotation >= 0]]}:
+        found = _WORDS.search(trace.text(code))
+        if found and not _OUTSIDE.match(trace.text(code)):
+            word = PHASES.index("optimizer" if found[1].lower().startswith("opt") else found[1].lower())
+            phase[bare[(annotation >= 0) & (trace.name[annotation] == code)]] = word
+
+
+def find_annotations(trace: TraceView, rows: Integers) -> Integers:
+    """For device rows the row of the innermost annotation they were launched in, steps left out; −1: none.
+
+    Work that another thread launched belongs to what the main thread was in then: it waits there for that thread.
+    Work without a launch belongs to the annotation on its own stream that encloses it.
+    """
+    import numpy as np
+
+    wanted = trace.keep("is annotation", lambda: _find_annotation_rows(trace))
+    launch = trace.parent[rows]
+    found = trace.enclosing(launch, wanted)
+    elsewhere = np.flatnonzero((found == MISSING) & (launch >= 0) & (trace.thread[launch] != trace.main_thread))
+    if len(elsewhere):
+        around = trace.innermost(trace.main_thread, trace.start[launch[elsewhere]])
+        found[elsewhere] = trace.enclosing(around, wanted)
+    orphans = np.flatnonzero(launch == MISSING)
+    if len(orphans):
+        found[orphans] = _device_annotations(trace, rows[orphans])
+    return found
+
+
+def _find_annotation_rows(trace: TraceView) -> Mask:
+    """Annotations that are no steps."""
+    import numpy as np
+
+    rows = trace.rows(ANNOTATION)
+    mask = np.zeros(len(trace.start), bool)
+    mask[rows] = True
+    mask[trace.named(rows, lambda name: _is_step_name(trace, name))] = False
+    return mask
+
+
+def _is_step_name(trace: TraceView, name: str) -> bool:
+    marker = trace.timeline.step_marker.removeprefix("annotation ")
+    return bool(_STEP.match(name)) or name.startswith(marker)
+
+
+def _device_annotations(trace: TraceView, rows: Integers) -> Integers:
+    import numpy as np
+
+    found = np.full(len(rows), MISSING, np.int64)
+    annotations = trace.rows(DEVICE_ANNOTATION)
+    annotations = annotations[np.argsort(trace.start[annotations], kind="stable")]
+    steps = trace.named(annotations, lambda name: _is_step_name(trace, name))
+    annotations = annotations[~np.isin(annotations, steps)]
+    device, stream = trace.column("device"), trace.column("stream")
+    places = np.column_stack((device[annotations], stream[annotations]))
+    for one, other in {(int(a), int(b)) for a, b in places}:
+        mine = annotations[(places[:, 0] == one) & (places[:, 1] == other)]
+        here = np.flatnonzero((device[rows] == one) & (stream[rows] == other))
+        place = trace.start[mine].searchsorted(trace.start[rows[here]], side="right") - 1
+        for _ in range(_LOOK_BACK):
+            inside = (place >= 0) & (trace.end[mine[place]] >= trace.end[rows[here]])
+            found[here[inside]] = mine[place[inside]]
+            here, place = here[~inside & (place > 0)], place[~inside & (place > 0)] - 1
+            if not len(here):
+                break
+    return found
+
+
+def find_modules(trace: TraceView, rows: Integers) -> Integers | None:
+    """For device rows the row of the innermost `nn.Module` they were launched in; −1: none. None: no modules recorded.
+
+    Backward work belongs to the module of the forward operator that has its sequence number.
+    """
+    import numpy as np
+
+    modules = trace.named(trace.rows(PYTHON, ANNOTATION), lambda name: name.startswith(_MODULE))
+    if not len(modules):
+        return None
+    wanted = np.zeros(len(trace.start), bool)
+    wanted[modules] = True
+    found = trace.enclosing(trace.parent[rows], wanted)
+    missing = np.flatnonzero(found == MISSING)
+    forward = _forward_operators(trace, trace.parent[rows[missing]])
+    found[missing] = trace.enclosing(forward, wanted)
+    return found
+
+
+def _forward_operators(trace: TraceView, launch: Integers) -> Integers:
+    """For launches in the backward pass the forward operator whose gradient they compute; −1: not known."""
+    import numpy as np
+
+    sequence, forward_thread = trace.column("sequence"), trace.column("forward_thread")
+    operators = trace.rows(OPERATOR)
+    numbered = operators[(sequence[operators] >= 0) & (forward_thread[operators] <= 0)]
+    numbered = numbered[~_is_backward(trace)[numbered]]
+    # Of several with one number the last to begin made the node of the graph.
+    numbered = numbered[np.lexsort((trace.start[numbered], sequence[numbered]))]
+    found = np.full(len(launch), MISSING, np.int64)
+    if not len(numbered):
+        return found
+    has_pair = np.zeros(len(trace.start), bool)
+    has_pair[operators[(sequence[operators] >= 0) & (forward_thread[operators] > 0)]] = True
+    backward = trace.enclosing(launch, has_pair)
+    wanted = np.where(backward >= 0, sequence[backward], MISSING)
+    place = sequence[numbered].searchsorted(wanted, side="right") - 1
+    matches = (backward >= 0) & (place >= 0) & (sequence[numbered[place]] == wanted)
+    found[matches] = numbered[place[matches]]
+    return found
