@@ -91,7 +91,8 @@ class _Drawn:
 
     @property
     def is_constant(self) -> bool:
-        return len(set(self.cells)) == 1 and (self.role in {"benchmark", "setting"} or self.cells[0].strip() == NONE)
+        says_nothing = self.cells[:1] == [NONE] and (self.role == "case" or self.drop > 0)
+        return len(set(self.cells)) == 1 and (self.role in {"benchmark", "setting"} or says_nothing)
 
 
 def format_table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None) -> list[str]:
