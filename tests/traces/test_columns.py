@@ -28,7 +28,7 @@ HANDED_OVER: dict[str, Callable[[int, int], bool]] = {
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65])
 def test_a_trace_around_every_doubling(name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time with more than three decimals is handed over; the columns begin with room for eight rows."""
-    monkeypatch.setattr(columns, "FIRST_CELLS", 4096)  # pages, below which maps do not grow
+    monkeypatch.setattr(columns, "FIRST_CELLS", 8)
     path = tmp_path / "t.json"
     events = [
         {"ph": "X", "cat": "cpu_op", "name": f"op{row % 5}", "pid": 1, "tid": 1, "ts": row, "dur": 1.5,
