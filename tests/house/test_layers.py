@@ -137,6 +137,11 @@ def is_network(path: Path) -> bool:
     return path.is_relative_to(MODELS) and path.stem not in PLAIN_MODEL_FILES
 
 
+def is_compiled(path: Path) -> bool:
+    """Loops that numba compiles; imported inside functions."""
+    return path.parent.name == "native" or path.stem in ("compiled", "json_text")
+
+
 def names_network(name: str) -> bool:
     """Whether an import is of a file that needs torch at its top: classes of layers have it as their base."""
     path = SOURCE.joinpath(*name.split(".")[1:]).with_suffix(".py")
@@ -169,7 +174,7 @@ def test_heavy_libraries_are_imported_where_they_are_used() -> None:
     wrong = []
     for path, name, inside, place in every_import():
         library, room = name.split(".")[0], room_of(path)
-        if library in HEAVY and path.parent.name != "native" and not is_network(path):
+        if library in HEAVY and not is_compiled(path) and not is_network(path):
             if not inside and library != "numpy":
                 wrong.append(f"{place} at the top of the module")
             if room in PLAIN:
@@ -221,11 +226,15 @@ def test_numpy_at_the_top_is_for_readers_alone() -> None:
 
 
 def test_compiled_loops_are_loaded_where_they_run() -> None:
-    """Folders named native import numpy and numba at their top; so nobody else may import them at theirs."""
+    """They import numpy and numba at their top; so nobody else may import them at theirs."""
+    compiled = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in MODULES if is_compiled(path)
+    }
+    assert len(compiled) > 2
     at_top = [
         place
         for path, name, inside, place in every_import()
-        if name.startswith("stepscope.") and ".native" in name and not inside and path.parent.name != "native"
+        if name in compiled and not inside and not is_compiled(path)
     ]
     assert not at_top
 

@@ -16,7 +16,7 @@ from stepscope.bench.ops.ceilings import make_ceiling_cases
 from stepscope.bench.ops.suites import MICRO
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.own import make_own_case
-from stepscope.formats.nccl_tests.importing import prepare_import
+from stepscope.formats.nccl_import import prepare_import
 from stepscope.records import Case
 
 NCCL_OUTPUTS = Path(__file__).parents[1] / "store" / "nccl_outputs"

@@ -28,10 +28,8 @@ from nccl_writing import (
 from builders import case_of
 from stepscope.compare.verdict import compare_cases, describe_comparison
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.nccl_tests.importing import find_operation, import_nccl_tests, parse_nccl_output, prepare_import
-from stepscope.formats.nccl_tests.json_file import parse_nccl_json
-from stepscope.formats.nccl_tests.output import OPERATIONS, NcclOutput, format_version_code
-from stepscope.formats.nccl_tests.text import parse_nccl_text
+from stepscope.formats.nccl_import import find_operation, import_nccl_tests, parse_nccl_output, prepare_import
+from stepscope.formats.nccl_tests import OPERATIONS, NcclOutput, format_version_code, parse_nccl_json, parse_nccl_text
 from stepscope.records import Benchmark
 from stepscope.store import (
     StoredRun,

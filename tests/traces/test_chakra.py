@@ -37,7 +37,7 @@ from stepscope.formats.chakra import (
 )
 from stepscope.formats.execution_trace import parse_execution_trace
 from stepscope.formats.tensors import Tensor
-from stepscope.traces.chakra.encode import (
+from stepscope.traces.chakra_encode import (
     CTRL_DEPS,
     DATA_DEPS,
     DURATION,
@@ -59,7 +59,7 @@ from stepscope.traces.chakra.encode import (
     text_field,
     with_length,
 )
-from stepscope.traces.chakra.graphs import chakra_of_graph, graph_of_chakra
+from stepscope.traces.chakra_graphs import chakra_of_graph, graph_of_chakra
 
 
 def small_trace() -> ChakraTrace:

@@ -36,13 +36,12 @@ from stepscope.formats.timeline import (
     Timeline,
     TimelineBuilder,
 )
-from stepscope.traces.chakra import encode
-from stepscope.traces.chakra.convert import Conversion, convert
-from stepscope.traces.chakra.graphs import comm_type, graph_of_chakra
-from stepscope.traces.data_dependencies import data_dependencies, data_edges
+from stepscope.traces import chakra_encode as encode
+from stepscope.traces.chakra_convert import Conversion, convert
+from stepscope.traces.chakra_graphs import comm_type, graph_of_chakra
 from stepscope.traces.finish import finish
 from stepscope.traces.link import link
-from stepscope.traces.operator_work import count_operations
+from stepscope.traces.operators import count_operations, data_dependencies, data_edges
 from stepscope.traces.read import read_timeline
 
 

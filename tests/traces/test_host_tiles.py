@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.formats.timeline import OPERATOR, PYTHON, TimelineBuilder
-from stepscope.traces.chakra.schedule import HostTiles, cut_host_time
+from stepscope.traces.chakra_schedule import HostTiles, cut_host_time
 from stepscope.traces.finish import finish
 
 

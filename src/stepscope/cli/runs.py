@@ -17,9 +17,9 @@ from stepscope.cli.options import json_option, metrics_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, write_text
 from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
-from stepscope.core.escapes import escape_line
-from stepscope.formats.nccl_tests.importing import VERB as IMPORT_VERB
-from stepscope.formats.nccl_tests.importing import prepare_import, write_import
+from stepscope.core.units import escape_line
+from stepscope.formats.nccl_import import VERB as IMPORT_VERB
+from stepscope.formats.nccl_import import prepare_import, write_import
 from stepscope.store import (
     Damage,
     KernelRow,

@@ -46,7 +46,6 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 _HERE = Path(__file__).parent
 _SOURCES = [
-    *sorted((_HERE / "native").glob("*.py")),
     *sorted((_HERE / "readers" / "kineto").glob("*.py")),
     *(_HERE / name for name in ("timeline.py", "nesting.py")),
 ]
@@ -72,7 +71,7 @@ def is_made(function: str) -> bool:
 
 @cache
 def load(module: str, function: str, arguments: str) -> Callable[..., int]:
-    """A function of a module in the folder native that gives a whole number.
+    """A function of a module in the package of the Kineto reader that gives a whole number.
 
     `arguments` has a letter for each: i for a whole number, p for the address of 64-bit numbers, q of 32-bit ones.
     """
@@ -115,7 +114,7 @@ def _make(module: str, function: str, arguments: str, llvm: Any) -> _Code:
 
     CPointer: Any = types.CPointer  # noqa: N806 - numba has no annotations
     forms = {"i": types.int64, "p": CPointer(types.int64), "q": CPointer(types.int32)}
-    python = getattr(import_module(f"stepscope.formats.native.{module}"), function)
+    python = getattr(import_module(f"stepscope.formats.readers.kineto.{module}"), function)
     made = cfunc(types.int64(*(forms[letter] for letter in arguments)), error_model="numpy")(
         getattr(python, "py_func", python)
     )

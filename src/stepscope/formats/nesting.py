@@ -52,7 +52,7 @@ def fill_parents(
         columns = [np.ascontiguousarray(column, np.int64) for column in (order, thread, start, end)]
         sizes = np.array([len(order), len(parent)])
         columns += [parent, np.zeros(len(order) + 1, np.int64), sizes]
-        return load("kineto_scan", "walk_stack_at", "ppppqpp")(*(column.ctypes.data for column in columns))
+        return load("compiled", "walk_stack_at", "ppppqpp")(*(column.ctypes.data for column in columns))
     listed = [-1] * len(parent)
     crossing = walk_stack(order.tolist(), thread.tolist(), start.tolist(), end.tolist(), listed, [0] * (len(order) + 1))
     parent[rows] = [listed[row] for row in rows.tolist()]

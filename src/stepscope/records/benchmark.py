@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.core.escapes import escape_line
+from stepscope.core.units import escape_line
 from stepscope.records.kinds import Parameter, Spec
 
 Implementation = Literal["ootb", "optimized", "micro"]

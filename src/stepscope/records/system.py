@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stepscope.core.escapes import escape_line
+from stepscope.core.units import escape_line
 from stepscope.records.seal import SCHEMA_VERSION
 
 CORE_LIBRARIES = frozenset({"torch", "cuda", "cudnn", "nccl", "hip", "rocm"})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from stepscope.core.errors import unknown_name
-from stepscope.core.escapes import escape_controls, escape_json
+from stepscope.core.units import escape_controls, escape_json
 from stepscope.report.data import render_csv, render_json
 from stepscope.report.html import render_html
 from stepscope.report.markdown import render_markdown

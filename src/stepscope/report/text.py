@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.core.escapes import escape_line
+from stepscope.core.units import escape_line
 from stepscope.records import Notice
 from stepscope.report.columns import Column, choose_columns, explain
 from stepscope.report.heatmap import (

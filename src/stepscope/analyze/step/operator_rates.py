@@ -13,7 +13,7 @@ from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
-from stepscope.traces.operator_work import count_operations
+from stepscope.traces.operators import count_operations
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Integers

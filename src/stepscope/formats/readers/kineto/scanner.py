@@ -375,7 +375,7 @@ class _Scanner:
             self._take(text)
         work[at.ODD] = 0
         start = self._bytes.ctypes.data
-        reached = load("kineto_scan", "scan", "iii")(work.ctypes.data, start + begin, start + len(text)) - start
+        reached = load("compiled", "scan", "iii")(work.ctypes.data, start + begin, start + len(text)) - start
         # Neighbours are decoded together.
         for row, records in groupby(self._odd[: work[at.ODD]].tolist(), itemgetter(2)):
             bounds = list(records)

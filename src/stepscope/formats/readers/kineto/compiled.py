@@ -20,7 +20,8 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from stepscope.formats.machine_code import part
-from stepscope.formats.native.json_text import (
+from stepscope.formats.nesting import walk_stack
+from stepscope.formats.readers.kineto.json_text import (
     BRACE,
     BRACE_END,
     BRACKET,
@@ -53,7 +54,6 @@ from stepscope.formats.native.json_text import (
     value_end,
     word_at,
 )
-from stepscope.formats.nesting import walk_stack
 from stepscope.formats.readers.kineto.scanner import (
     ARGS,
     ARGUMENTS_TEXT,

@@ -47,11 +47,11 @@ from stepscope.formats.timeline import (
     RowEdges,
     Timeline,
 )
-from stepscope.traces.chakra.encode import Encoder, Parts
-from stepscope.traces.chakra.graphs import SIZE_CONVENTION, Communication, CommunicationReader
-from stepscope.traces.chakra.schedule import HostTiles, ScheduledNodes, Sources, cut_host_time, schedule
+from stepscope.traces.chakra_encode import Encoder, Parts
+from stepscope.traces.chakra_graphs import SIZE_CONVENTION, Communication, CommunicationReader
+from stepscope.traces.chakra_schedule import HostTiles, ScheduledNodes, Sources, cut_host_time, schedule
 from stepscope.traces.link import Link
-from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
+from stepscope.traces.operators import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
 

@@ -15,8 +15,8 @@ from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.graph import Node, wrong_arguments
 from stepscope.formats.tensors import Arguments
 from stepscope.formats.timeline import ANNOTATION, OPERATOR, RUNTIME, Integers, Timeline
-from stepscope.traces.chakra.graphs import Communication
-from stepscope.traces.chakra.schedule import HostTiles, ScheduledNodes
+from stepscope.traces.chakra_graphs import Communication
+from stepscope.traces.chakra_schedule import HostTiles, ScheduledNodes
 from stepscope.traces.link import Link
 
 ID, TYPE, START, DURATION = b"\x08", b"\x18", b"\x30", b"\x38"

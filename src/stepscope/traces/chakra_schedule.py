@@ -13,8 +13,8 @@ import numpy as np
 
 from stepscope.formats.nesting import climb, nest
 from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
-from stepscope.traces.data_dependencies import data_edges
 from stepscope.traces.link import Link
+from stepscope.traces.operators import data_edges
 
 
 class HostTiles(NamedTuple):

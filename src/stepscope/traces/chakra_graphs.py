@@ -34,8 +34,8 @@ from stepscope.formats.graph import (
 from stepscope.formats.nesting import climb
 from stepscope.formats.tensors import NO_ARGUMENTS, Arguments
 from stepscope.formats.timeline import MISSING, Integers, Timeline
-from stepscope.traces.data_dependencies import data_dependencies
 from stepscope.traces.link import Link
+from stepscope.traces.operators import data_dependencies
 
 SIZE_CONVENTION = "bytes that one rank puts in"
 

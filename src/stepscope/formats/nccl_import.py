@@ -14,9 +14,16 @@ import msgspec
 from stepscope.core.dtypes import dtype_name
 from stepscope.core.errors import BadInputError, UsageError, unknown_name
 from stepscope.core.units import format_bandwidth, format_duration
-from stepscope.formats.nccl_tests.json_file import parse_nccl_json
-from stepscope.formats.nccl_tests.output import FOREIGN_HINT, OPERATIONS, NcclOutput, NcclRank, NcclRow, Operation
-from stepscope.formats.nccl_tests.text import parse_nccl_text
+from stepscope.formats.nccl_tests import (
+    FOREIGN_HINT,
+    OPERATIONS,
+    NcclOutput,
+    NcclRank,
+    NcclRow,
+    Operation,
+    parse_nccl_json,
+    parse_nccl_text,
+)
 from stepscope.records import (
     Benchmark,
     Case,
