@@ -301,7 +301,7 @@ def _groups_of(said: Mapping[str, Any], warnings: list[str]) -> tuple[ProcessGro
 def chakra_of_graph(graph: Graph) -> ChakraTrace:
     """A graph without a timeline as Chakra nodes: calls, arguments, order on each thread, data dependencies; no times.
 
-    Times and device work need a timeline: see `chakra_convert`.
+    Times and device work need a timeline: see the module chakra_convert.
     """
     waits = _waits(graph)
     nodes = [_chakra_node(graph, node, waits.get(node.id, ())) for node in graph.nodes]
@@ -363,8 +363,8 @@ def _chakra_node(graph: Graph, node: Node, waits: tuple[int, ...]) -> ChakraNode
         data_deps=waits,
         start_us=((node.start_ns or 0) + 500) // 1000,
         duration_us=((node.duration_ns or 0) + 500) // 1000,
-        inputs=_texts_of(graph, node, node.inputs),
-        outputs=_texts_of(graph, node, node.outputs),
+        inputs=texts_of(node, node.inputs, graph.where),
+        outputs=texts_of(node, node.outputs, graph.where),
         attributes=attributes,
     )
 
@@ -375,9 +375,10 @@ def _can_be_written(name: str, value: Any) -> bool:
     return isinstance(value, bool | int | float | str | bytes) or (isinstance(value, list) and bool(value))
 
 
-def _texts_of(graph: Graph, node: Node, arguments: Arguments) -> TextArguments | None:
+def texts_of(node: Node, arguments: Arguments, where: str = "") -> TextArguments | None:
+    """None for a side without arguments; BadInputError where they cannot be read."""
     try:
         texts = arguments.texts()
     except ValueError as error:
-        raise wrong_arguments(node, error, graph.where) from error
+        raise wrong_arguments(node, error, where) from error
     return TextArguments(*texts) if len(texts[2]) > 2 else None
