@@ -137,6 +137,7 @@ MOST_DEVICE_NUMBER = (1 << 31) - 1
 MOST_DEVICES = 128
 MOST_STREAMS = 1024
 """Numbers of streams of one rank, whatever their devices."""
+MOST_THREADS = 4096
 
 
 def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
@@ -172,14 +173,20 @@ def _kinds(timeline: Timeline) -> Array:
 
 
 def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
-    """Devices and streams beyond any machine's are damage; analyses take time for each, so they become unknown."""
+    """Devices, streams and threads beyond any machine's are damage; analyses take time for each: so they are unknown."""
     repairs = {}
     impossible = (core["device"] > MOST_DEVICE_NUMBER) | (core["device"] < MISSING)
     if impossible.any():
         core["device"] = np.where(impossible, MISSING, core["device"])
         repairs["device numbers below 0 or beyond 32 bits: the device is unknown"] = int(impossible.sum())
-    rows = np.flatnonzero(np.isin(core["kind"], (*DEVICE_KINDS, SYNC)))
-    for name, most in (("device", MOST_DEVICES), ("stream", MOST_STREAMS)):
+    on_device = np.flatnonzero(np.isin(core["kind"], (*DEVICE_KINDS, SYNC)))
+    on_host = np.flatnonzero(core["thread"] >= 0)
+    limits = (
+        ("device", MOST_DEVICES, on_device),
+        ("stream", MOST_STREAMS, on_device),
+        ("thread", MOST_THREADS, on_host),
+    )
+    for name, most, rows in limits:
         numbers, places, counts = np.unique(core[name][rows], return_inverse=True, return_counts=True)
         if len(numbers) > most:
             left_out = np.argsort(-counts, kind="stable")[most:]
