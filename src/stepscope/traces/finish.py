@@ -173,7 +173,7 @@ def _kinds(timeline: Timeline) -> Array:
 
 
 def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
-    """Devices, streams and threads beyond any machine's are damage; analyses take time for each: so they are unknown."""
+    """Devices, streams and threads beyond any machine's are damage; analyses take time for each: these are unknown."""
     repairs = {}
     impossible = (core["device"] > MOST_DEVICE_NUMBER) | (core["device"] < MISSING)
     if impossible.any():
