@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import os
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
+
+from stepscope.core.files import write_file_atomically
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -150,9 +151,7 @@ def _write(path: Path, code: _Code) -> None:
     """Whole or not at all; where nothing can be kept, the next process makes it again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            content = msgspec.msgpack.encode(code)
-            file.write(_checksum(content) + content)
-        Path(file.name).replace(path)
+        content = msgspec.msgpack.encode(code)
+        write_file_atomically(path, _checksum(content) + content)
     except OSError:
         return

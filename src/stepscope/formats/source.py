@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
+from stepscope.core.files import NotRegularError, open_regular
 from stepscope.core.units import format_bytes
 
 LONGEST_TEXT = 4096
@@ -119,7 +119,7 @@ class Source:
 
 def open_bytes(path: Path) -> BinaryIO:
     """The unpacked content as a stream."""
-    file = open_regular(path)
+    file = open_trace(path)
     magic = file.read(4)
     file.seek(0)
     if magic.startswith(GZIP):
@@ -129,24 +129,16 @@ def open_bytes(path: Path) -> BinaryIO:
     return file
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Pipes and devices are refused before they are opened: they may never answer, or never end."""
+def open_trace(path: Path) -> BinaryIO:
+    """The file as it lies on the disk. Pipes and devices are refused: they may never answer, or never end."""
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode):
-            return path.open("rb")
+        return open_regular(path)
+    except NotRegularError as error:
+        hint = "folders are read with read_traces" if path.is_dir() else "write the content to a file first"
+        raise BadInputError(error.strerror, hint=hint, where=str(path)) from error
     except OSError as error:
-        raise BadInputError(
-            f"cannot be read: {error.strerror}",
-            hint="give a trace file; folders are read with read_traces",
-            where=str(path),
-        ) from error
-    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
-    raise BadInputError(
-        f"is {kind}, not a file",
-        hint="folders are read with read_traces" if stat.S_ISDIR(mode) else "write the content to a file first",
-        where=str(path),
-    )
+        hint = "give a trace file; folders are read with read_traces"
+        raise BadInputError(f"cannot be read: {error.strerror}", hint=hint, where=str(path)) from error
 
 
 def _read_some(stream: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
@@ -321,7 +313,7 @@ def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def is_packed(path: Path) -> bool:
-    with open_regular(path) as file:
+    with open_trace(path) as file:
         return file.read(4).startswith((GZIP, ZSTD))
 
 

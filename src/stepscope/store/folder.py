@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stepscope.core.errors import CorruptRunError, RunBusyError, StoreNotWritableError, UsageError
+from stepscope.core.files import NotRegularError, open_regular
 
 STORE_VARIABLE = "STEPSCOPE_STORE"
 DEFAULT_STORE = "stepscope-runs"
@@ -73,21 +74,16 @@ def read_evidence(path: Path, *, where: str, offset: int = 0, length: int | None
     refused, and a length is believed only as far as the file reaches.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(min(offset, size))
+            return file.read() if length is None else file.read(min(length, max(0, size - offset)))
     except FileNotFoundError:
         return None
+    except NotRegularError as error:
+        raise CorruptRunError(f"{path.name} is not a regular file", where=where) from error
     except OSError as error:
         raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise CorruptRunError(f"{path.name} is not a regular file", where=where)
-    with open(descriptor, "rb", buffering=0) as file:
-        try:
-            file.seek(min(offset, found.st_size))
-            return file.readall() if length is None else file.read(min(length, max(0, found.st_size - offset)))
-        except OSError as error:
-            raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
 
 
 def require_plain_folder(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import re
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.core.files import hash_file
 from stepscope.formats.chakra import looks_like_chakra
 from stepscope.formats.classify import find_classifier
 from stepscope.formats.memory import looks_like_memory
@@ -201,11 +201,6 @@ def _write_table(path: Path, columns: Mapping[str, Any]) -> int:
     except pl.exceptions.PolarsError as error:
         raise OSError(str(error)) from error
     return zlib.crc32(path.read_bytes())
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify_cache(path: Path) -> tuple[str, str]:
