@@ -12,8 +12,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from stepscope.core.errors import StoreWriteError
 
@@ -29,7 +29,7 @@ class NotRegularError(OSError):
     """Something else than a regular file; says what."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A regular file, to read. A FIFO would wait for ever and a device has no end: NotRegularError; else OSError."""
     _require_regular(os.stat(path).st_mode)  # opening a device may already do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

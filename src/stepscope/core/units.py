@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 from stepscope.core.errors import UsageError
@@ -164,24 +165,26 @@ _BREAKS = "\u0085\u2028\u2029"
 _DIRECTIONS = "\u061c\u200e\u200f" + "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 """Marks that change the direction of the text behind them."""
 
-_CONTROLS = {
-    code: chr(code).encode("unicode_escape").decode()
-    for code in [*range(0x20), *range(0x7F, 0xA0), *map(ord, _BREAKS + _DIRECTIONS), *range(0xD800, 0xE000)]
-}
-_IN_TEXT = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in _LINE_PARTS}
-_IN_JSON = {code: f"\\u{code:04x}" for code in _IN_TEXT if code >= 0x7F}
+
+@cache
+def _escapes(kept: str, *, in_json: bool = False) -> dict[int, str]:
+    """How characters that could move or colour something are written, but for those kept; made when first asked for."""
+    codes = [*range(0x20), *range(0x7F, 0xA0), *map(ord, _BREAKS + _DIRECTIONS), *range(0xD800, 0xE000)]
+    if in_json:
+        return {code: f"\\u{code:04x}" for code in codes if code >= 0x7F}
+    return {code: chr(code).encode("unicode_escape").decode() for code in codes if chr(code) not in kept}
 
 
 def escape_controls(text: str) -> str:
     """Control characters as `\\x1b`; line breaks and tabs stay, as text of several lines has them."""
-    return text.translate(_IN_TEXT)
+    return text.translate(_escapes(_LINE_PARTS))
 
 
 def escape_line(text: str) -> str:
     """The same for what must stay one line, a name or a cell: line breaks and tabs are escaped too."""
-    return text.translate(_CONTROLS)
+    return text.translate(_escapes(""))
 
 
 def escape_json(text: str) -> str:
     """The same JSON without control characters in its strings: encoders leave those above 127 as they are."""
-    return text.translate(_IN_JSON)
+    return text.translate(_escapes("", in_json=True))

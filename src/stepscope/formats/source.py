@@ -135,7 +135,7 @@ def open_trace(path: Path) -> BinaryIO:
         return open_regular(path)
     except NotRegularError as error:
         hint = "folders are read with read_traces" if path.is_dir() else "write the content to a file first"
-        raise BadInputError(error.strerror, hint=hint, where=str(path)) from error
+        raise BadInputError(str(error.strerror), hint=hint, where=str(path)) from error
     except OSError as error:
         hint = "give a trace file; folders are read with read_traces"
         raise BadInputError(f"cannot be read: {error.strerror}", hint=hint, where=str(path)) from error

@@ -187,7 +187,10 @@ def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
         ("thread", MOST_THREADS, on_host),
     )
     for name, most, rows in limits:
-        numbers, places, counts = np.unique(core[name][rows], return_inverse=True, return_counts=True)
+        used = core[name][rows]
+        if not len(rows) or int(used.max()) - int(used.min()) < most:
+            continue  # the usual case, told without sorting
+        numbers, places, counts = np.unique(used, return_inverse=True, return_counts=True)
         if len(numbers) > most:
             left_out = np.argsort(-counts, kind="stable")[most:]
             unknown = rows[np.isin(places, left_out)]
