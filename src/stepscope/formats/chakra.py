@@ -22,49 +22,18 @@ from stepscope.formats.source import Source, gc_paused, read_bounded, read_head
 
 INVALID, METADATA, MEMORY_LOAD, MEMORY_STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(8)
 NODE_TYPES = (
-    "INVALID_NODE",
-    "METADATA_NODE",
-    "MEM_LOAD_NODE",
-    "MEM_STORE_NODE",
-    "COMP_NODE",
-    "COMM_SEND_NODE",
-    "COMM_RECV_NODE",
-    "COMM_COLL_NODE",
-    "STORAGE_NODE",
-    "BATCH_NODE",
-    "CHECKPOINT_NODE",
-)
-
+    "INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL", "STORAGE", "BATCH",
+    "CHECKPOINT",
+)  # fmt: skip
+"""Without the `_NODE` that each ends in."""
 COLLECTIVE_TYPES = (
-    "ALL_REDUCE",
-    "REDUCE",
-    "ALL_GATHER",
-    "GATHER",
-    "SCATTER",
-    "BROADCAST",
-    "ALL_TO_ALL",
-    "REDUCE_SCATTER",
-    "REDUCE_SCATTER_BLOCK",
-    "BARRIER",
-)
-
+    "ALL_REDUCE", "REDUCE", "ALL_GATHER", "GATHER", "SCATTER", "BROADCAST", "ALL_TO_ALL", "REDUCE_SCATTER",
+    "REDUCE_SCATTER_BLOCK", "BARRIER",
+)  # fmt: skip
 SCALARS = (
-    ("double", "TYPE_DOUBLE"),
-    ("float", "TYPE_FLOAT"),
-    ("int32", "TYPE_INT32"),
-    ("int64", "TYPE_INT64"),
-    ("uint32", "TYPE_UINT32"),
-    ("uint64", "TYPE_UINT64"),
-    ("sint32", "TYPE_SINT32"),
-    ("sint64", "TYPE_SINT64"),
-    ("fixed32", "TYPE_FIXED32"),
-    ("fixed64", "TYPE_FIXED64"),
-    ("sfixed32", "TYPE_SFIXED32"),
-    ("sfixed64", "TYPE_SFIXED64"),
-    ("bool", "TYPE_BOOL"),
-    ("string", "TYPE_STRING"),
-    ("bytes", "TYPE_BYTES"),
-)
+    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
+    "sfixed64", "bool", "string", "bytes",
+)  # fmt: skip
 """Kinds of an attribute in the order of their field numbers: a value from 3 on, its list one further."""
 
 ATTRIBUTE_FIELDS = {
@@ -129,7 +98,8 @@ def _describe(descriptor_pb2: Any) -> Any:
     field(attribute, "name", 1, "TYPE_STRING")
     field(attribute, "doc_string", 2, "TYPE_STRING")
     attribute.oneof_decl.add(name="value")
-    for place, (scalar, kind) in enumerate(SCALARS):
+    for place, scalar in enumerate(SCALARS):
+        kind = f"TYPE_{scalar.upper()}"
         of_list = f"{scalar.capitalize()}List"
         field(attribute, f"{scalar}_val", 3 + 2 * place, kind, choice=0)
         field(attribute, f"{scalar}_list", 4 + 2 * place, "TYPE_MESSAGE", of=of_list, choice=0)
@@ -141,7 +111,7 @@ def _describe(descriptor_pb2: Any) -> Any:
 
     types = file.enum_type.add(name="NodeType")
     for number, name in enumerate(NODE_TYPES):
-        types.value.add(name=name, number=number)
+        types.value.add(name=f"{name}_NODE", number=number)
     arguments = file.message_type.add(name="IOInfo")
     for number, name in enumerate(("values", "shapes", "types"), 1):
         field(arguments, name, number, "TYPE_STRING")
@@ -520,7 +490,7 @@ def earliest_ns(nodes: Sequence[ChakraNode], *, where: str = "") -> list[tuple[i
 
 _BINARY = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]\n[\x01-\x20]\d[\d.]*")
 """The length of the first message, then the version of the schema as its first field."""
-_NODE = re.compile(rb'"type"\s*:\s*"(%s)"' % "|".join(NODE_TYPES).encode())
+_NODE = re.compile(rb'"type"\s*:\s*"(%s)_NODE"' % "|".join(NODE_TYPES).encode())
 _TIME = re.compile(rb'"(?:start_?time_?micros|duration_?micros)"\s*:\s*"?[1-9]', re.IGNORECASE)
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 """What stands between two messages, in a list or without one."""

@@ -259,22 +259,9 @@ def _readable(mangled: str) -> str:
 
 
 CATEGORIES = (
-    "communication",
-    "copy",
-    "set",
-    "moe",
-    "attention",
-    "convolution",
-    "gemm",
-    "embedding",
-    "norm",
-    "softmax",
-    "optimizer",
-    "sort",
-    "reduction",
-    "elementwise",
-    "other",
-)
+    "communication", "copy", "set", "moe", "attention", "convolution", "gemm", "embedding", "norm", "softmax",
+    "optimizer", "sort", "reduction", "elementwise", "other",
+)  # fmt: skip
 COMMUNICATION, COPY, SET, MOE, ATTENTION, CONVOLUTION, GEMM, EMBEDDING = range(8)
 NORM, SOFTMAX, OPTIMIZER, SORT, REDUCTION, ELEMENTWISE, OTHER = range(8, 15)
 

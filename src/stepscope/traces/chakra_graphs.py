@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope.core import collectives
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats.chakra import (
     COLLECTIVE,
@@ -39,20 +40,20 @@ from stepscope.traces.operators import data_dependencies
 
 SIZE_CONVENTION = "bytes that one rank puts in"
 
-# The first that fits decides: a longer word stands before the shorter one it holds.
-_COMM_TYPES = (
-    ("allreduce", 0),
-    ("reducescatter", 7),
-    ("reduce", 1),
-    ("allgather", 2),
-    ("gather", 3),
-    ("scatter", 4),
-    ("broadcast", 5),
-    ("alltoall", 6),
-    ("barrier", 9),
+_COMM_TYPES = {
+    collectives.ALL_REDUCE: 0,
+    collectives.REDUCE: 1,
+    collectives.ALL_GATHER: 2,
+    collectives.GATHER: 3,
+    collectives.SCATTER: 4,
+    collectives.BROADCAST: 5,
+    collectives.ALL_TO_ALL: 6,
+    collectives.REDUCE_SCATTER: 7,
+    collectives.BARRIER: 9,
     # A kernel's name alone: NCCL runs all-to-all as sends and receives.
-    ("sendrecv", 6),
-)
+    collectives.SEND_RECV: 6,
+}
+"""Chakra's numbers of collectives."""
 
 
 class Communication(NamedTuple):
@@ -66,10 +67,7 @@ class Communication(NamedTuple):
 
 def comm_type(name: str) -> int | None:
     """Chakra's number of a collective, from the record's name or the kernel's; None where it is none of them."""
-    plain = name.lower().replace("_", "").replace(" ", "")
-    if plain.startswith("nccl"):
-        plain = plain.removeprefix("ncclkernel").removeprefix("nccldevkernel").removeprefix("nccl:")
-    return next((number for word, number in _COMM_TYPES if word in plain), None)
+    return _COMM_TYPES.get(collectives.find_collective(name.replace(" ", "")))
 
 
 class CommunicationReader:
@@ -222,17 +220,9 @@ def _product(count: int | None, each: int | None) -> int | None:
 
 
 _FIELDS = (
-    "rf_id",
-    "seq_id",
-    "fw_parent",
-    "scope",
-    "tid",
-    "fw_tid",
-    "op_schema",
-    "kernel_backend",
-    "kernel_file",
+    "rf_id", "seq_id", "fw_parent", "scope", "tid", "fw_tid", "op_schema", "kernel_backend", "kernel_file",
     "tensor_range",
-)
+)  # fmt: skip
 _OWN = frozenset((*_FIELDS, "start_ns", "duration_ns"))
 
 
