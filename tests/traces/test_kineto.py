@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from same_rows import rows_of
 
 from stepscope.formats.readers.kineto.scanner import scan_kineto
-from stepscope.formats.readers.kineto.tolerant import parse_microseconds, read_kineto
+from stepscope.formats.readers.kineto.tolerant import COLUMN_OF_ARGUMENT, parse_microseconds, read_kineto
 from stepscope.formats.timeline import (
     ANNOTATION,
+    COLUMN,
     COPY,
     COUNTER,
     DEVICE_ANNOTATION,
@@ -30,6 +32,8 @@ from stepscope.formats.timeline import (
     SYNC,
     Timeline,
 )
+from stepscope.traces.chakra_convert import convert
+from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
@@ -343,3 +347,16 @@ def test_of_repeated_keys_the_last_counts_in_both_readers(more: str, tmp_path: P
     assert careful.texts[careful.core["name"][0]] == last["name"]
     assert careful.core["start_ns"][0] == last["ts"] * 1000
     assert careful.core["correlation"][0] == last.get("args", {}).get("correlation", -1)
+
+
+@pytest.mark.parametrize("reader", [read_kineto, scan_kineto])
+@pytest.mark.parametrize("key", sorted(COLUMN_OF_ARGUMENT))
+def test_each_argument_may_stand_alone(reader: Callable[[Path], Timeline], key: str, tmp_path: Path) -> None:
+    """An element type without a collective, members without a group: a column of a block may be there alone."""
+    value = '"[0, 1]"' if COLUMN[COLUMN_OF_ARGUMENT[key]].form == "text" else "3"
+    record = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2, "args": {"%s": %s}}'
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [' + record % (key, value) + "]}")
+    timeline = finish(reader(path))
+    assert timeline.at(COLUMN_OF_ARGUMENT[key], 0) is not None
+    convert(timeline, minimum_share=0).trace()

@@ -130,7 +130,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """Columns of the few rows that have them. `rows` ascends."""
+    """Columns of the few rows that have them; those that no row has may be absent. `rows` ascends."""
 
     rows: Integers
     columns: Mapping[str, Array]

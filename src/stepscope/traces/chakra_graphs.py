@@ -193,7 +193,7 @@ def _known_groups(timeline: Timeline, link: Link | None) -> list[ProcessGroup]:
         with suppress(msgspec.ValidationError, ValueError):
             groups.update((group.name, group) for group in read_groups(table))
     block = timeline.blocks.get("collective")
-    if block is not None and "group_ranks" in block.columns:
+    if block is not None and {"group", "group_ranks"} <= block.columns.keys():
         _add_listed(timeline, block.columns["group"].tolist(), block.columns["group_ranks"].tolist(), groups)
     return list(groups.values())
 

@@ -214,7 +214,7 @@ def _categories(timeline: Timeline) -> Array:
     given = timeline.core["category"]
     category[given >= 0] = given[given >= 0]
     block = timeline.blocks.get("collective")
-    if block is not None:
+    if block is not None and "collective" in block.columns:
         rows = block.rows[block.columns["collective"] != MISSING]
         category[rows[kind[rows] == KERNEL]] = COMMUNICATION
     return category
