@@ -119,17 +119,13 @@ _FUNCTOR = re.compile(
 )
 
 
-def _clip(name: str) -> str:
-    return name[:_LONGEST].strip()
-
-
 @lru_cache(_CACHE_SIZE)
 def normal_name(name: str) -> str:
     """Qualified name with template arguments, in one spelling; without return type and parameter list.
 
     Parameters are dropped because Nsight Systems writes them as `T1 *`, Kineto as the types themselves.
     """
-    text = _clip(name)
+    text = name[:_LONGEST].strip()
     if _NOT_CODE.match(text):
         return text
     if text.startswith("_Z"):

@@ -6,7 +6,6 @@ that the compiled scanner leaves to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,13 +179,10 @@ class EventReader:
         try:
             events = _EVENTS.decode(b"[" + piece.text + b"]")
         except UNREADABLE:
-            events = list(self._read_damaged(piece))
+            # Record by record, so that one bad record costs only itself.
+            events = list(salvage(piece, self._read_record, self._damage))
         for event in events:
             self.add(event)
-
-    def _read_damaged(self, piece: Piece) -> Iterator[_Event]:
-        """Record by record, so that one bad record costs only itself."""
-        return salvage(piece, self._read_record, self._damage)
 
     def _damage(self, what: str, offset: int) -> None:
         self.builder.count_repair(what)
