@@ -161,7 +161,7 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
     write_chakra(path, small_trace())
     data = path.read_bytes()
     dice = random.Random(5)
-    for change in (damage.flipped_bytes, damage.inserted_bytes, damage.removed_stretch, damage.repeated_stretch):
+    for change in (damage.flipped_bytes, damage.inserted_bytes, damage.removed_section, damage.repeated_section):
         for _ in range(100):
             path.write_bytes(change(data, dice))
             try:

@@ -299,13 +299,13 @@ def test_both_readers_agree_on_every_real_trace() -> None:
     paths = real_traces()
     assert len(paths) > 20
     for path in paths:
-        careful = read_kineto(path)
-        fast = scan_kineto(path)
-        assert rows_of(fast) == rows_of(careful), path
-        assert fast.core["start_ns"].tolist() == careful.core["start_ns"].tolist(), (
+        tolerant = read_kineto(path)
+        compiled = scan_kineto(path)
+        assert rows_of(compiled) == rows_of(tolerant), path
+        assert compiled.core["start_ns"].tolist() == tolerant.core["start_ns"].tolist(), (
             "rows stand in the order of the file"
         )
-        assert not careful.repairs, path
+        assert not tolerant.repairs, path
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not here")
@@ -341,12 +341,12 @@ def test_of_repeated_keys_the_last_counts_in_both_readers(more: str, tmp_path: P
     path = tmp_path / "t.json"
     record = '"ph": "X", "cat": "kernel", "name": "a", "pid": 0, "tid": 7, "ts": 1, "dur": 1, ' + more
     path.write_text(f'{{"traceEvents": [{{{record}}}]}}')
-    fast, careful = scan_kineto(path), read_kineto(path)
-    assert rows_of(fast) == rows_of(careful)
+    compiled, tolerant = scan_kineto(path), read_kineto(path)
+    assert rows_of(compiled) == rows_of(tolerant)
     last = json.loads(f"{{{record}}}")
-    assert careful.texts[careful.core["name"][0]] == last["name"]
-    assert careful.core["start_ns"][0] == last["ts"] * 1000
-    assert careful.core["correlation"][0] == last.get("args", {}).get("correlation", -1)
+    assert tolerant.texts[tolerant.core["name"][0]] == last["name"]
+    assert tolerant.core["start_ns"][0] == last["ts"] * 1000
+    assert tolerant.core["correlation"][0] == last.get("args", {}).get("correlation", -1)
 
 
 @pytest.mark.parametrize("reader", [read_kineto, scan_kineto])

@@ -1,6 +1,6 @@
 """Timelines as one Chrome trace: for Perfetto and every tool that reads Kineto's JSON, many ranks side by side.
 
-Written a stretch of rows at a time, so that memory does not grow with the trace. Times are decimal microseconds with
+Written some thousand rows at a time, so that memory does not grow with the trace. Times are decimal microseconds with
 all their nanoseconds, counted from `baseTimeNanoseconds`; reading the file of one rank back gives the same columns.
 """
 

@@ -1,4 +1,4 @@
-"""Rows of a timeline as text of Chrome trace events, a stretch of rows at a time.
+"""Rows of a timeline as text of Chrome trace events, some thousand rows at a time.
 
 Rows that have the same columns share a template, so that no object is built for an event: a few hundred templates fill
 millions of lines.

@@ -177,7 +177,7 @@ def nearest_after(rows: Integers, parent: Integers, end: Integers, times: Intege
         searching = searching[found[searching] >= 0]
         if not len(searching):
             return found
-    # One row more, above all, that never ends; stretches of 1, 2, 4, … rows are passed where their latest end is over.
+    # One row more, above all, that never ends; runs of 1, 2, 4, … rows are passed where their latest end is over.
     top = len(parent)
     above = [np.append(np.where(parent < 0, top, parent), top)]
     latest = [np.append(end, np.iinfo(np.int64).max)]

@@ -56,7 +56,7 @@ def damaged_byte(error: BaseException, size: int) -> int:
 
 
 INVALID_EVENTS = "events that are no valid JSON were left out"
-INVALID_STRETCHES = "stretches between events that are no JSON were left out"
+INVALID_SECTIONS = "sections between events that are no JSON were left out"
 _ENDS_EARLY = "ends too early"
 _FIRST_DAMAGE = "(the first damage is at byte"
 
@@ -72,9 +72,9 @@ def first_damage(offset: int) -> str:
 def describe_damage(repairs: Mapping[str, int]) -> str | None:
     """One sentence on what is missing of a trace; None where nothing is."""
     lost = [
-        f"{count:,} {what}" if what in (INVALID_EVENTS, INVALID_STRETCHES) else what
+        f"{count:,} {what}" if what in (INVALID_EVENTS, INVALID_SECTIONS) else what
         for what, count in repairs.items()
-        if what in (INVALID_EVENTS, INVALID_STRETCHES) or _ENDS_EARLY in what
+        if what in (INVALID_EVENTS, INVALID_SECTIONS) or _ENDS_EARLY in what
     ]
     if not lost:
         return None

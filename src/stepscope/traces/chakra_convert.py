@@ -2,10 +2,10 @@
 
 What is written, and how it is to be read:
 
-- Host threads are cut into pieces without holes (see `host_tiles`). A call's node holds the time until the first call
-  inside it; the rest of its own time, and the gaps between calls, are compute nodes of their own. So the nodes of a
-  thread follow each other and their durations add up to its time. `call_duration_ns` is the whole call.
-- Every device event is a node. It waits for the piece of host time that ended before it began, up to the end of its
+- Host threads are cut into segments without holes (see `cut_host_time`). A call's node holds the time until the first
+  call inside it; the rest of its own time, and the gaps between calls, are compute nodes of their own. So the nodes of
+  a thread follow each other and their durations add up to its time. `call_duration_ns` is the whole call.
+- Every device event is a node. It waits for the segment of host time that ended before it began, up to the end of its
   launch, for its stream, and for what the given edges say.
 - Where a node began later than all it waits for had ended, a compute node stands for the delay.
 - A call that waited for device work, or for another thread, has that time cut out of it: the wait is in the dependency.
@@ -46,14 +46,14 @@ from stepscope.formats.timeline import (
     Timeline,
 )
 from stepscope.traces.chakra_graphs import SIZE_CONVENTION, Communication, CommunicationReader, texts_of
-from stepscope.traces.chakra_schedule import HostTiles, ScheduledNodes, Sources, cut_host_time, schedule
+from stepscope.traces.chakra_schedule import HostSegments, ScheduledNodes, Sources, cut_host_time, schedule
 from stepscope.traces.link import Link
 from stepscope.traces.operators import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
 _MOST_KEPT = 1 << 16
 _NODE_FIELDS = ("rf_id", "seq_id", "fw_parent", "scope", "fw_tid", "op_schema")
-"""Of the execution trace, under the same names."""
+"""Taken from the execution trace under the same names."""
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,8 +148,8 @@ def convert(
         raise UsageError(f"there is nothing to convert in step {step}" if step is not None else "the timeline is empty")
     reader = CommunicationReader(timeline, link)
     with gc_paused():
-        tiles = cut_host_time(timeline, host)
-        sources = Sources(timeline=timeline, tiles=tiles, devices=devices, link=link, edges=edges)
+        segments = cut_host_time(timeline, host)
+        sources = Sources(timeline=timeline, segments=segments, devices=devices, link=link, edges=edges)
         nodes, counts, dropped = schedule(sources)
         parts = _Parts(
             timeline=timeline,
@@ -159,7 +159,7 @@ def convert(
             communications=_communications(timeline, reader, host, devices),
             work=_work(timeline, link, devices),
         )
-    _count_left_out(timeline, step, tiles, dropped)
+    _count_left_out(timeline, step, segments, dropped)
     coverage = _cover(parts, host, devices, counts, dropped)
     share = coverage.launch_share
     if share is not None and share < minimum_share:
@@ -245,7 +245,7 @@ def _operations_of(timeline: Timeline, name: int, shapes: int) -> int | None:
         return None
 
 
-def _count_left_out(timeline: Timeline, step: int | None, tiles: HostTiles, dropped: dict[str, int]) -> None:
+def _count_left_out(timeline: Timeline, step: int | None, segments: HostSegments, dropped: dict[str, int]) -> None:
     core = timeline.core
     here = np.ones(len(timeline), bool) if step is None else core["step"] == step
     for what, count in (
@@ -253,7 +253,7 @@ def _count_left_out(timeline: Timeline, step: int | None, tiles: HostTiles, drop
             "Python calls, whose time is in gaps and in the calls around them",
             int((here & (core["kind"] == PYTHON)).sum()),
         ),
-        ("calls cut where the call they began in ended", tiles.clipped),
+        ("calls cut where the call they began in ended", segments.clipped),
     ):
         if count:
             dropped[what] = count
