@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from rooms_picture import draw_rooms  # noqa: E402
-from stepscope.bench.ops.describe import format_operator_page  # noqa: E402
+from stepscope.bench.ops.catalogue import format_operator_page  # noqa: E402
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
 from stepscope.metrics import (  # noqa: E402
     TRACE_METRICS,
@@ -18,7 +18,7 @@ from stepscope.metrics import (  # noqa: E402
     format_tables_markdown,
     format_trace_metrics_markdown,
 )
-from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
+from stepscope.records.codec import RECORDS, make_schema  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
 from workload_picture import draw_gains  # noqa: E402
 from workload_table import find_lines, format_table, read_values  # noqa: E402

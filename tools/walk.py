@@ -51,7 +51,11 @@ def follow(arguments: list[str]) -> list[dict[str, list[str]]]:
         python_path = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, VARIABLE: str(notes), "PYTHONPATH": python_path}
         done = subprocess.run(
-            [sys.executable, "-m", "stepscope", *arguments], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "stepscope", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             sys.exit(f"the command ended with exit code {done.returncode}:\n{done.stderr}")

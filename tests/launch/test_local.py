@@ -15,7 +15,7 @@ import pytest
 from builders import make_case, make_folder
 from stepscope.core.errors import RankDiedError, RankHungError
 from stepscope.launch import launch_local
-from stepscope.launch.local import _describe_death
+from stepscope.launch.local import describe_death
 from stepscope.launch.watchdog import Heartbeat, beat_path, failure_path, read_beat, write_rank_failure
 from stepscope.store import StoredRun
 
@@ -98,12 +98,13 @@ def test_what_a_rank_said_counts_more_than_how_its_process_ended(folder: Path, w
     assert any("raise_and_abort_on_the_way_out" in line for line in failure.stack)
 
 
-def test_the_rank_that_spoke_first_is_blamed(tmp_path: Path) -> None:
-    """What the others say when it is gone has no fixed words."""
+def test_the_rank_that_failed_first_is_blamed(folder: Path) -> None:
+    """What the others report when it is gone has no fixed words."""
+    (folder / "ranks").mkdir()
     for rank, message, at_s in ((0, "the pair was torn down", 200), (1, "no room", 100), (2, "Broken pipe", 50)):
-        write_rank_failure(tmp_path, rank, RuntimeError(message))
-        os.utime(failure_path(tmp_path, rank), (at_s, at_s))
-    failure = _describe_death(tmp_path, 3, "")
+        write_rank_failure(folder / "ranks", rank, RuntimeError(message))
+        os.utime(failure_path(folder / "ranks", rank), (at_s, at_s))
+    failure = describe_death(folder, 3, {}, 0, "")
     assert failure.rank == 1
     assert "no room" in failure.message
 

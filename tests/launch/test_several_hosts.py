@@ -480,7 +480,7 @@ def test_ranks_whose_alarm_rang_are_named_with_host_and_case(broken: Path) -> No
     found = evidence.complete_record()
     assert found is not None
     assert found.failure.message == (
-        f"ranks 1 on a, 2 on b gave no sign of life for 5 s (last seen in measuring of {case.label})"
+        f"ranks 1 on a, 2 on b sent no heartbeat for 5 s (last seen in measuring of {case.label})"
     )
     assert (found.failure.kind, found.failure.case) == ("rank_hung", case.key)
     assert StoredRun(broken).failures == [found.failure]

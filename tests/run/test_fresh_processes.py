@@ -150,7 +150,6 @@ def test_a_process_measures_only_the_plan_that_its_parent_wrote(store: Path, mon
     (child,) = Side(StoredRun(folder)).children()
     measured: list[StoredRun] = []
     monkeypatch.setattr(entry, "execute", measured.append)
-    monkeypatch.setattr(entry, "die_with_parent", lambda: None)
     monkeypatch.setattr("sys.argv", ["stepscope.run", str(child.folder), "0" * 64])
     assert (entry.main(), measured) == (1, [])
     assert StoredRun(child.folder).failures[-1].kind == UsageError.kind

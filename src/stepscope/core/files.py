@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -12,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
 from pathlib import Path
 
 from stepscope.core.errors import StoreWriteError
@@ -29,7 +29,7 @@ class NotRegularError(OSError):
     """Something else than a regular file; says what."""
 
 
-def open_regular(path: Path) -> BufferedReader:
+def open_regular(path: Path) -> io.FileIO:
     """A regular file, to read. A FIFO would wait for ever and a device has no end: NotRegularError; else OSError."""
     _require_regular(os.stat(path).st_mode)  # opening a device may already do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -38,7 +38,7 @@ def open_regular(path: Path) -> BufferedReader:
     except NotRegularError:
         os.close(descriptor)
         raise
-    return open(descriptor, "rb")
+    return open(descriptor, "rb", buffering=0)
 
 
 def hash_file(path: Path) -> str:

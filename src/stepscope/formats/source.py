@@ -132,7 +132,7 @@ def open_bytes(path: Path) -> BinaryIO:
 def open_trace(path: Path) -> BinaryIO:
     """The file as it lies on the disk. Pipes and devices are refused: they may never answer, or never end."""
     try:
-        return open_regular(path)
+        return io.BufferedReader(open_regular(path))
     except NotRegularError as error:
         hint = "folders are read with read_traces" if path.is_dir() else "write the content to a file first"
         raise BadInputError(str(error.strerror), hint=hint, where=str(path)) from error

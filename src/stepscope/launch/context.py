@@ -71,7 +71,7 @@ def detect_rank_context(environ: Mapping[str, str] | None = None, *, lookups: Lo
     """
     environ = os.environ if environ is None else environ
     ask = Lookups() if lookups is None else lookups
-    if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:
+    if "RANK" in environ and (environ.get(SELF_LAUNCH_VARIABLE) == "1" or "TORCHELASTIC_RUN_ID" in environ):
         return _from_torchrun(environ)
     for family in _MPI_FAMILIES:
         if family.rank in environ and family.marker in environ:
@@ -155,14 +155,15 @@ class _Meeting(NamedTuple):
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> RankContext:
-    run_id = environ["TORCHELASTIC_RUN_ID"]
+    self_launched = environ.get(SELF_LAUNCH_VARIABLE) == "1"
+    run_id = environ.get("TORCHELASTIC_RUN_ID")
     return _context(
         _read_place(environ, _TORCH),
         _Meeting(_required(environ, "MASTER_ADDR"), _read_port(environ)),
-        launcher="self" if environ.get(SELF_LAUNCH_VARIABLE) == "1" else "torchrun",
+        launcher="self" if self_launched else "torchrun",
         # torchrun's own name for "no name was given"
-        job=None if run_id in ("", "none") else run_id,
-        source="TORCHELASTIC_RUN_ID, RANK",
+        job=None if self_launched or run_id in ("", "none") else run_id,
+        source=f"{SELF_LAUNCH_VARIABLE if self_launched else 'TORCHELASTIC_RUN_ID'}, RANK",
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stepscope.core.errors import StepscopeError
 from stepscope.launch.hosts import Cluster
-from stepscope.launch.watchdog import Beat, log_path, read_beat, read_rank_failure
+from stepscope.launch.watchdog import Beat, describe_activity, log_path, read_beat, read_rank_failure
 from stepscope.records import Failure
 from stepscope.store import RANKS_FOLDER, StoredRun, record_failure, resolve_store, run_folders
 from stepscope.store.folder import FAILURES_FILE
@@ -47,7 +47,10 @@ class Evidence:
         """Whether a rank has said that it is lost; cheap enough to ask every second."""
         if self._stored is None:
             self._stored = find_open_run(self._store, self._cluster.ranks, self._since_s)
-        return self._stored is not None and self._describe(self._stored) is not None
+        if self._stored is None:
+            return False
+        recorded = _changed_s(self._stored.folder / FAILURES_FILE) >= self._since_s
+        return recorded or self._describe(self._stored) is not None
 
     def complete_record(self) -> BrokenRun | None:
         """What ended the run, now also kept with it; call it when all ranks have ended.
@@ -81,8 +84,8 @@ class Evidence:
             first = min(limits, key=lambda rank: beats[rank].number)
             return Failure(
                 kind="rank_hung",
-                message=f"{_name_ranks(list(limits), self._cluster)} gave no sign of life for {limits[first]:.0f} s "
-                f"({_doing(beats[first], stored)})",
+                message=f"{_name_ranks(list(limits), self._cluster)} sent no heartbeat for {limits[first]:.0f} s "
+                f"(last seen in {describe_activity(beats[first], stored)})",
                 hint="a lost link or a host that stopped looks like this",
                 where=str(ranks_folder),
                 rank=first,
@@ -91,7 +94,8 @@ class Evidence:
         for rank, beat in beats.items():
             said = read_rank_failure(ranks_folder, rank)
             if said is not None:
-                message = f"{_name_ranks([rank], self._cluster)} failed in {beat.phase}: {said.message}"
+                who, activity = _name_ranks([rank], self._cluster), describe_activity(beat, stored)
+                message = f"{who} failed in {activity}: {said.message}"
                 return Failure(kind="rank_died", message=message, rank=rank, case=beat.case, stack=said.stack)
         return None
 
@@ -121,13 +125,6 @@ def find_open_run(store: Path, ranks: int, since_s: float) -> StoredRun | None:
         except StepscopeError:
             continue
     return max(found, key=lambda one: one[0])[1] if found else None
-
-
-def _doing(beat: Beat, stored: StoredRun) -> str:
-    if beat.case is None:
-        return f"last seen in {beat.phase}"
-    labels = {case.key: case.label for case in stored.plan.cases}
-    return f"last seen in {beat.phase} of {labels.get(beat.case, beat.case)}"
 
 
 def _name_ranks(ranks: Sequence[int], cluster: Cluster) -> str:

@@ -1,45 +1,41 @@
-"""Self-launch: start ranks on this machine through torch's elastic launcher, and watch them until they end."""
+"""Self-launch: start ranks on this machine through the rank server, and watch them until they end."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import psutil
 
-from stepscope.core.errors import InterruptedRunError, LaunchError, MissingDependencyError, RankDiedError, RankHungError
-from stepscope.launch.context import SELF_LAUNCH_VARIABLE
-from stepscope.launch.join import is_peer_disconnect
-from stepscope.launch.watchdog import (
-    STACK_SIGNAL,
-    Beat,
-    die_with_parent,
-    failure_path,
-    log_path,
-    read_beat,
-    read_rank_failure,
+from stepscope.core.errors import (
+    InterruptedRunError,
+    LaunchError,
+    MissingDependencyError,
+    RankDiedError,
 )
+from stepscope.launch.context import SELF_LAUNCH_VARIABLE
+from stepscope.launch.server import RankEvent
+from stepscope.launch.watch import LAST_LINES, RankWatch, as_error, find_causes, last_lines, read_from
+from stepscope.launch.watchdog import describe_activity, log_path, read_beat, read_rank_failure, start_child
 from stepscope.records import Failure
-from stepscope.store import RANKS_FOLDER, record_failure
+from stepscope.store import RANKS_FOLDER, StoredRun, record_failure
 
 POLL_S = 0.05
-JOIN_EXTRA_S = 30.0
-"""Before the first sign of life a rank has to import torch: this much longer than the hang limit is allowed."""
-STACK_WAIT_S = 5.0
-"""The most that ranks are waited for to write their stacks: on a busy machine that takes more than a second."""
-STOP_WAIT_S = 3.0
-LAST_LINES = 20
+BEATS_POLL_S = 0.5
+LOAD_EXTRA_S = 30.0
+"""Before there are ranks torch is imported: this much longer than the hang limit is allowed."""
+SETTLE_S = 2.0
+"""How long to wait for further ranks to end after one that only says that another one is gone."""
 LAUNCHER_LOG = "launcher.log"
-
-_ELASTIC_FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s+exitcode\s*:\s*(-?\d+)")
 
 
 def launch_local(
@@ -52,7 +48,7 @@ def launch_local(
 ) -> None:
     """Run `target` (module:function) on `ranks` local ranks of the run in `folder`; returns when all are done.
 
-    A rank that dies ends the others at once; one that gives no sign of life for `hang_limit_s` ends all. Either is
+    A rank that dies ends the others at once; one that sends no heartbeat for `hang_limit_s` ends all. Either is
     recorded in the folder and raised; what was finished stays and can be resumed.
     """
     ranks_folder = folder / RANKS_FOLDER
@@ -61,8 +57,7 @@ def launch_local(
         stale.unlink()
     with (ranks_folder / LAUNCHER_LOG).open("ab") as log:
         log_start = log.tell()
-        launcher = _start(folder, target, ranks, hang_limit_s, log)
-        supervisor = _Supervisor(launcher, ranks_folder, ranks, hang_limit_s, on_poll)
+        supervisor = _Supervisor(_start(folder, target, ranks, hang_limit_s, log), folder, ranks, hang_limit_s, on_poll)
         try:
             supervisor.watch()
         except KeyboardInterrupt:
@@ -70,13 +65,10 @@ def launch_local(
             raise InterruptedRunError(
                 "stopped by the user; every finished case is kept", hint=f"continue with --resume {folder.name}"
             ) from None
-        except RankHungError:
-            record_failure(folder, supervisor.describe_hang())
-            raise
         finally:
             supervisor.stop_all()
-    if launcher.returncode != 0:
-        failure = _describe_death(ranks_folder, ranks, _read_from(ranks_folder / LAUNCHER_LOG, log_start))
+    if not supervisor.all_succeeded:
+        failure = supervisor.describe_death(read_from(ranks_folder / LAUNCHER_LOG, log_start))
         record_failure(folder, failure)
         advice = [
             failure.hint,
@@ -97,25 +89,22 @@ def _start(folder: Path, target: str, ranks: int, hang_limit_s: float, log: IO[b
     environment = {
         # More threads than cores turn a microsecond into milliseconds; the setting is stored with the run.
         "OMP_NUM_THREADS": str(threads),
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(STOP_WAIT_S)),
         **os.environ,
         SELF_LAUNCH_VARIABLE: "1",
         "PYTHONFAULTHANDLER": "1",
     }
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={ranks}",
-        "--max-restarts=0", "--monitor-interval=0.1",
-        "-m", "stepscope.launch.worker", str(folder.resolve()), target, repr(hang_limit_s),
+        sys.executable, "-m", "stepscope.launch.server", str(folder.resolve()), target, repr(hang_limit_s), str(ranks)
     ]  # fmt: skip
     try:
-        return subprocess.Popen(
+        return start_child(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=subprocess.PIPE,
             stderr=log,
+            bufsize=0,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - only calls prctl
         )
     except OSError as error:
         raise LaunchError(f"cannot start the ranks: {error.strerror}", where=sys.executable) from error
@@ -128,195 +117,124 @@ def _torch_is_installed() -> bool:
 
 
 class _Supervisor:
-    """Watches the launcher and the ranks' beats; knows who is late and stops everything it started."""
+    """Reads what the rank server says of its ranks, watches their heartbeats, and ends everything it started."""
 
     def __init__(
         self,
-        launcher: subprocess.Popen[bytes],
-        ranks_folder: Path,
+        server: subprocess.Popen[bytes],
+        folder: Path,
         ranks: int,
         hang_limit_s: float,
         on_poll: Callable[[], None],
     ) -> None:
-        self._launcher = launcher
-        self._ranks_folder = ranks_folder
-        self._ranks = range(ranks)
-        self._hang_limit_s = hang_limit_s
+        assert server.stdout is not None
+        self._server, self._events = server, server.stdout
+        self._folder, self._ranks_folder = folder, folder / RANKS_FOLDER
+        self._ranks = ranks
+        self._hang_limit_s, self._watch = hang_limit_s, RankWatch(folder, hang_limit_s)
         self._on_poll = on_poll
-        self._started_s = time.time()
-        self._known: dict[int, psutil.Process] = {}
-        self._hung: list[int] = []
+        self._unread = b""
+        self._pids: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
+        """By rank, in the order in which they ended."""
+        self._started_s = self._looked_s = time.time()
+
+    @property
+    def all_succeeded(self) -> bool:
+        return list(self._exit_codes.values()) == [0] * self._ranks
 
     def watch(self) -> None:
-        while self._launcher.poll() is None:
+        """Returns when all ranks have ended, or when one has failed and it is known which one was the first."""
+        while self._read_events(POLL_S) and not any(self._exit_codes.values()):
             self._on_poll()
-            self._remember_processes()
             late = self._late_ranks()
             if late:
-                self._hung = self._ask_for_stacks(late)
-                names = ", ".join(str(rank) for rank in self._hung)
-                raise RankHungError(
-                    f"rank {names} gave no sign of life for {self._hang_limit_s:.0f} s ({self._doing(self._hung[0])})",
-                    hint=f"its stack is in {log_path(self._ranks_folder, self._hung[0])}; finished cases are kept: "
-                    f"continue with --resume {self._ranks_folder.parent.name}, or allow more with --hang-timeout",
-                    where=f"rank {names}",
-                )
-            time.sleep(POLL_S)
+                failure = self._watch.describe_hang(self._watch.find_hung(late))
+                record_failure(self._folder, failure)
+                raise as_error(failure)
+        deadline_s = time.monotonic() + SETTLE_S
+        while not find_causes(self._ranks_folder, self._ranks, self._exit_codes)[0] and time.monotonic() < deadline_s:
+            if not self._read_events(POLL_S):
+                break
         self._on_poll()
 
-    def _remember_processes(self) -> None:
-        """While the launcher lives its children are known; afterwards they would be nobody's."""
-        try:
-            for process in psutil.Process(self._launcher.pid).children(recursive=True):
-                self._known.setdefault(process.pid, process)
-        except psutil.NoSuchProcess:
-            return
+    def _read_events(self, wait_s: float) -> bool:
+        """False: the server has ended, and with it all ranks."""
+        if not select.select([self._events], [], [], wait_s)[0]:
+            return True
+        said = self._events.read(65536)
+        *lines, self._unread = (self._unread + said).split(b"\n")
+        for line in lines:
+            event = msgspec.json.decode(line, type=RankEvent)
+            self._pids[event.rank] = event.pid
+            if event.exit_code is None:
+                self._started_s = time.time()
+            else:
+                self._exit_codes[event.rank] = event.exit_code
+        return bool(said)
 
     def _late_ranks(self) -> list[int]:
         now_s = time.time()
-        beats = {rank: read_beat(self._ranks_folder, rank) for rank in self._ranks}
-        if not any(beats.values()):
-            joined = any(log_path(self._ranks_folder, rank).exists() for rank in self._ranks)
-            waited = now_s - self._started_s > self._hang_limit_s + JOIN_EXTRA_S
-            return list(self._ranks) if waited and not joined else []
-        spoken = {rank: beat for rank, beat in beats.items() if beat is not None}
-        newest_s = max(beat.at_s for beat in spoken.values())
-        if now_s - newest_s <= self._hang_limit_s:
-            return self._absent(beats, now_s)
-        return list(spoken)
-
-    def _absent(self, beats: dict[int, Beat | None], now_s: float) -> list[int]:
-        """Ranks that never joined although others wait for them."""
-        if now_s - self._started_s <= self._hang_limit_s + JOIN_EXTRA_S:
+        if now_s - self._looked_s < BEATS_POLL_S:
             return []
-        return [r for r, beat in beats.items() if beat is None and not log_path(self._ranks_folder, r).exists()]
+        self._looked_s = now_s
+        if not self._pids and now_s - self._started_s > self._hang_limit_s + LOAD_EXTRA_S:
+            raise LaunchError(
+                f"torch could not be imported within {now_s - self._started_s:.0f} s",
+                hint="a slow file system looks like this; allow more with --hang-timeout",
+                where=str(self._ranks_folder / LAUNCHER_LOG),
+            )
+        running = [rank for rank in self._pids if rank not in self._exit_codes]
+        return self._watch.find_late(running, self._started_s)
 
-    def _ask_for_stacks(self, late: Sequence[int]) -> list[int]:
-        """Of ranks that all stand still, those that do not wait for another: their stack is not in a collective."""
-        sizes = {rank: _size(log_path(self._ranks_folder, rank)) for rank in late}
-        for rank in late:
-            beat = read_beat(self._ranks_folder, rank)
-            if beat is not None and beat.pid in self._known:
-                self._signal(self._known[beat.pid], STACK_SIGNAL)
-        deadline_s = time.monotonic() + STACK_WAIT_S
-        dumps: dict[int, str] = {}
-        while time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-            # A dump that did not grow since the last look is whole.
-            before, dumps = dumps, {r: _read_from(log_path(self._ranks_folder, r), sizes[r]) for r in late}
-            if dumps == before and all(dumps.values()):
-                break
-        guilty = []
-        for rank, dump in dumps.items():
-            main_thread = dump.rpartition("Current thread")[2] or dump
-            if "torch/distributed" not in main_thread:
-                guilty.append(rank)
-        return guilty or list(late)
-
-    def _doing(self, rank: int) -> str:
-        beat = read_beat(self._ranks_folder, rank)
-        if beat is None:
-            return "it never joined"
-        return f"last seen in {beat.phase}" + (f" of case {beat.case}" if beat.case else "")
-
-    def describe_hang(self) -> Failure:
-        rank = self._hung[0]
-        beat = read_beat(self._ranks_folder, rank)
-        lines = _last_lines(log_path(self._ranks_folder, rank), 60)
-        return Failure(
-            kind="rank_hung",
-            message=f"rank {', '.join(map(str, self._hung))} gave no sign of life for {self._hang_limit_s:.0f} s "
-            f"({self._doing(rank)})",
-            rank=rank,
-            case=beat.case if beat else None,
-            last_lines=lines[-LAST_LINES:],
-            stack=[line for line in lines if "File " in line or "hread" in line],
-        )
+    def describe_death(self, launcher_output: str) -> Failure:
+        return describe_death(self._folder, self._ranks, self._exit_codes, self._server.returncode, launcher_output)
 
     def stop_all(self) -> None:
-        """Ask, then force; the ranks are in sessions of their own, so each is ended by its own id."""
-        self._remember_processes()
-        if self._launcher.poll() is None:
-            self._launcher.send_signal(signal.SIGTERM)
-        for process in self._known.values():
-            self._signal(process, signal.SIGKILL)
-        try:
-            self._launcher.wait(STOP_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._launcher.kill()
-            self._launcher.wait()
-
-    @staticmethod
-    def _signal(process: psutil.Process, number: int) -> None:
-        try:
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
-            return
+        """The server leads a session of its own, and what its ranks start may have left that."""
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._server.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+        self._events.close()
 
 
-def _describe_death(ranks_folder: Path, ranks: int, launcher_output: str) -> Failure:
-    """Who died first. A rank ended by a signal explains the connection errors of its peers, not the reverse.
-
-    One that could still say what it met with failed of that, whatever ended its process afterwards. One that aborted
-    without a word may have been made to by a library that missed another rank.
-    """
-    ended = {int(rank): int(code) for rank, code in _ELASTIC_FAILURE.findall(launcher_output)}
-    # Who spoke first: what libraries say when another rank is gone has no fixed words.
-    spoken = sorted(range(ranks), key=lambda rank: _spoke_at_s(failure_path(ranks_folder, rank)))
-    own_words = {rank: failure for rank in spoken if (failure := read_rank_failure(ranks_folder, rank))}
-    by_signal = {rank: -code for rank, code in ended.items() if code < 0 and rank not in own_words}
-    killed = [rank for rank, number in by_signal.items() if number not in {signal.SIGTERM, signal.SIGABRT}]
-    aborted = [rank for rank, number in by_signal.items() if number == signal.SIGABRT]
-    original = [rank for rank, failure in own_words.items() if not is_peer_disconnect(failure.message)]
-    culprit = next(iter([*killed, *original, *aborted, *own_words, *ended]), None)
-    if culprit is None:
+def describe_death(
+    folder: Path, ranks: int, exit_codes: dict[int, int], server_code: int, launcher_output: str
+) -> Failure:
+    """The rank that failed first, with what is known of it."""
+    ranks_folder = folder / RANKS_FOLDER
+    certain, possible = find_causes(ranks_folder, ranks, exit_codes)
+    rank = next(iter([*certain, *possible]), None)
+    if rank is None:
         return Failure(
             kind="rank_died",
-            message="the ranks could not be started",
+            message=f"the process that starts the ranks ended: {_describe_exit(server_code)}",
             last_lines=launcher_output.splitlines()[-LAST_LINES:],
-        )
-    code, said = ended.get(culprit), own_words.get(culprit)
-    beat = read_beat(ranks_folder, culprit)
-    how = said.message if said else _how_it_ended(code)
-    doing = f" in {beat.phase}" if beat else ""
+        )  # fmt: skip
+    code, error, beat = exit_codes.get(rank), read_rank_failure(ranks_folder, rank), read_beat(ranks_folder, rank)
+    activity = f" in {describe_activity(beat, StoredRun(folder))}" if beat else ""
     return Failure(
         kind="rank_died",
-        message=f"rank {culprit} died{doing}: {how}",
-        rank=culprit,
+        message=f"rank {rank} died{activity}: {error.message if error else _describe_exit(code)}",
+        rank=rank,
         case=beat.case if beat else None,
         exit_code=code,
-        last_lines=_last_lines(log_path(ranks_folder, culprit), LAST_LINES),
-        stack=said.stack if said else [],
-        hint=said.hint if said else None,
+        last_lines=last_lines(log_path(ranks_folder, rank), LAST_LINES),
+        stack=error.stack if error else [],
+        hint=error.hint if error else None,
     )
 
 
-def _spoke_at_s(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else math.inf
-
-
-def _how_it_ended(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
-        return "without a word"
+        return "it left no error"
     if code >= 0:
         return f"exit code {code}"
     try:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _read_from(path: Path, offset: int) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read().decode(errors="replace")
-
-
-def _last_lines(path: Path, count: int) -> list[str]:
-    return _read_from(path, max(0, _size(path) - 65536)).splitlines()[-count:]

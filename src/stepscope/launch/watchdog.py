@@ -7,15 +7,21 @@ import faulthandler
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
 from stepscope.records import Failure, describe_exception, encode_document
+from stepscope.store import StoredRun
 
+TERMINATED = "terminated"
+"""The kind of failure that a rank notes when its launcher ends it."""
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads into its log."""
 
@@ -141,6 +147,14 @@ def read_beat(ranks_folder: Path, rank: int) -> Beat | None:
         return None
 
 
+def describe_activity(beat: Beat, stored: StoredRun) -> str:
+    """The phase, and the case in the words of the plan."""
+    if beat.case is None:
+        return beat.phase
+    labels = {case.key: case.label for case in stored.plan.cases}
+    return f"{beat.phase} of {labels.get(beat.case, f'case {beat.case}')}"
+
+
 def write_rank_failure(ranks_folder: Path, rank: int, error: BaseException) -> Failure:
     """What a rank leaves behind when it ends by an exception."""
     failure = msgspec.structs.replace(describe_exception(error), rank=rank)
@@ -159,10 +173,21 @@ def enable_stack_dumps(log: TextIO) -> None:
     faulthandler.register(STACK_SIGNAL, file=log, all_threads=True)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends: no rank outlives a killed launcher.
+def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """A process that does not outlive this one, however this one ends."""
+    return subprocess.Popen(
+        command,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - only calls prctl
+        **options,
+    )
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process when its parent, the process of that id, ends.
 
     Linux only; elsewhere a rank ends at its own time limit.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the kernel was asked
+            os.kill(os.getpid(), signal.SIGKILL)

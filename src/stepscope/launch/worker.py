@@ -1,9 +1,4 @@
-"""The worker contract: whoever starts the ranks, each calls one function with one session.
-
-    python -m stepscope.launch.worker RUN_FOLDER MODULE:FUNCTION HANG_LIMIT_S
-
-is what self-launched ranks run; under torchrun, mpirun or srun the command itself makes the session.
-"""
+"""The worker contract: whoever starts the ranks, each calls one function with one session."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ import math
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,16 +16,15 @@ from stepscope.launch.context import ALONE, RankContext, detect_rank_context, ex
 from stepscope.launch.watchdog import (
     Heartbeat,
     NoHeartbeat,
-    die_with_parent,
     enable_stack_dumps,
     failure_path,
     log_path,
     write_rank_failure,
 )
-from stepscope.store import RANKS_FOLDER, StoredRun
+from stepscope.store import RANKS_FOLDER
 
 BACKSTOP_S = 15.0
-"""A self-launched rank's own alarm rings this much after its supervisor's, which knows more."""
+"""A rank's own alarm rings this much after its supervisor's or companion's, which knows more."""
 
 
 class Session:
@@ -78,9 +71,7 @@ class RankSession(Session):
         self.hang_limit_s = hang_limit_s
         self._supervised = supervised
         self._has_failed = False
-        self.heartbeat = Heartbeat(
-            rank=self.context.rank, limit_s=hang_limit_s + (BACKSTOP_S if supervised else 0), log=sys.stderr
-        )
+        self.heartbeat = Heartbeat(rank=self.context.rank, limit_s=hang_limit_s + BACKSTOP_S, log=sys.stderr)
 
     def adopt_folder(self, folder: Path) -> None:
         """From now on evidence goes there. A host that does not share the folder keeps its ranks' words to itself."""
@@ -161,22 +152,3 @@ def load_worker(target: str) -> Worker:
     module, _, function = target.partition(":")
     worker: Worker = getattr(importlib.import_module(module), function)
     return worker
-
-
-def main() -> None:
-    folder, target, hang_limit_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    die_with_parent()
-    plan = StoredRun(folder).plan
-    try:
-        with rank_session(
-            folder, verb=plan.verb, request=plan.request, hang_limit_s=hang_limit_s, supervised=True
-        ) as session:
-            load_worker(target)(session)
-    except BaseException as error:
-        traceback.print_exc()
-        leave_group_behind(1)
-        raise SystemExit(1) from error
-
-
-if __name__ == "__main__":
-    main()

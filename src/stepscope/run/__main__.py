@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from stepscope.core.errors import UsageError
-from stepscope.launch.watchdog import die_with_parent
 from stepscope.records import describe_exception
 from stepscope.run.execute import execute
 from stepscope.store import StoredRun, record_failure
@@ -17,7 +16,6 @@ from stepscope.store import StoredRun, record_failure
 
 def main() -> int:
     folder, seal = Path(sys.argv[1]), sys.argv[2]
-    die_with_parent()
     try:
         stored = StoredRun(folder)
         if stored.plan_seal != seal:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from stepscope.launch.join import open_store, require_backend
-from stepscope.launch.worker import Session
+from stepscope.launch.worker import BACKSTOP_S, Session
 
 T = TypeVar("T")
 GROUP_EXTRA_S = 30.0
@@ -88,7 +88,9 @@ class TorchControl:
         context, limit_s = session.context, session.hang_limit_s
         self.rank, self.size, self.backend = context.rank, context.world_size, backend
         self.timeout = timedelta(seconds=limit_s + GROUP_EXTRA_S)
-        self._store = open_store(context, limit_s, lambda: session.heartbeat.beat("joining"))
+        # Where ranks have a supervisor, it knows best which one is missing.
+        join_limit_s = limit_s + BACKSTOP_S if context.launcher == "self" else limit_s
+        self._store = open_store(context, join_limit_s, lambda: session.heartbeat.beat("joining"))
         self._joins = 0
         self._join()
 

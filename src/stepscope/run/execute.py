@@ -10,6 +10,7 @@ from stepscope.launch.worker import RankSession, Session
 from stepscope.measure.progress import SilentProgress
 from stepscope.records import System
 from stepscope.run.processes import Side, measure_in_processes
+from stepscope.run.producer import find_producer
 from stepscope.run.rank import AnyProgress, give_up_case, run_rank
 from stepscope.store import JournalTail, MeasuredCase, StoredRun
 
@@ -76,6 +77,11 @@ def execute_on_ranks(stored: StoredRun, progress: AnyProgress) -> None:
         except RankDiedError:
             give_up_case(stored.folder)
             raise
+
+
+def load_before_fork(verb: str) -> None:
+    """See `stepscope.launch.server`."""
+    find_producer(verb)
 
 
 def run_started_rank(session: RankSession) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from stepscope.core.errors import RankDiedError, StepscopeError
 from stepscope.launch.join import describe_request, find_difference, is_peer_disconnect, refuse_difference
+from stepscope.launch.watch import find_causes
 from stepscope.launch.watchdog import read_rank_failure
 from stepscope.launch.worker import Session
 from stepscope.records import Case, Failure, describe_exception
@@ -158,9 +159,10 @@ class Ranks:
         """Why rank 0 cannot go on: what another rank left behind, else what it met with itself. None: another rank
         is gone and left nothing, and may have been killed for reasons that have nothing to do with the case."""
         folder = self.session.folder
-        for rank in range(1, self.size):
+        causes = find_causes(folder / RANKS_FOLDER, self.size, {})[0] if folder else []
+        for rank in causes:
             left = read_rank_failure(folder / RANKS_FOLDER, rank) if folder else None
-            if left is not None and not is_peer_disconnect(left.message):
+            if left is not None and rank:
                 return die(left, rank)
         if is_peer_disconnect(str(error)):
             return None

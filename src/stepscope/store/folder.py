@@ -1,17 +1,19 @@
-"""Names and places inside a store and a run folder; one place that knows them."""
+"""Names and places inside a store and a run folder, locks, and append-only files of lines."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stepscope.core.errors import CorruptRunError, RunBusyError, StoreNotWritableError, UsageError
-from stepscope.core.files import NotRegularError, open_regular
+from stepscope.core.errors import CorruptRunError, RunBusyError, StoreNotWritableError, StoreWriteError, UsageError
+from stepscope.core.files import open_regular, sync_folder
 
 STORE_VARIABLE = "STEPSCOPE_STORE"
 DEFAULT_STORE = "stepscope-runs"
@@ -77,11 +79,9 @@ def read_evidence(path: Path, *, where: str, offset: int = 0, length: int | None
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(min(offset, size))
-            return file.read() if length is None else file.read(min(length, max(0, size - offset)))
+            return file.readall() if length is None else file.read(min(length, max(0, size - offset)))
     except FileNotFoundError:
         return None
-    except NotRegularError as error:
-        raise CorruptRunError(f"{path.name} is not a regular file", where=where) from error
     except OSError as error:
         raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
 
@@ -95,17 +95,21 @@ def require_plain_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder) as mine:  # file systems may give files another owner than the user
             reason = _find_odd(folder, os.fstat(mine.fileno()).st_uid)
     except OSError as error:
-        raise StoreNotWritableError(
-            f"cannot write into {folder}: {error.strerror}",
-            hint="copy the run to a place that is yours",
-            where=str(folder),
-        ) from error
+        raise _not_writable(folder, error) from error
     if reason is not None:
         raise UsageError(
             f"run {folder.name} is not written to: {reason}",
             hint="reading it is safe; to go on with it, copy its files to a store of your own",
             where=str(folder),
         )
+
+
+def _not_writable(folder: Path, error: OSError) -> StoreNotWritableError:
+    return StoreNotWritableError(
+        f"cannot write into {folder}: {error.strerror}",
+        hint="copy the run to a place that is yours",
+        where=str(folder),
+    )
 
 
 def _find_odd(folder: Path, owner: int) -> str | None:
@@ -127,8 +131,6 @@ def _find_odd(folder: Path, owner: int) -> str | None:
 
 def is_locked(folder: Path) -> bool:
     """Whether some process is writing this run just now."""
-    import fcntl
-
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -147,17 +149,10 @@ def is_locked(folder: Path) -> bool:
 @contextmanager
 def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """The kernel drops the lock with the process, so a killed writer never leaves a stale one."""
-    import fcntl
-    import time
-
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise StoreNotWritableError(
-            f"cannot write into {folder}: {error.strerror}",
-            hint="copy the run to a place that is yours",
-            where=str(folder),
-        ) from error
+        raise _not_writable(folder, error) from error
     deadline = time.monotonic() + wait_s
     try:
         while True:
@@ -175,3 +170,51 @@ def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def cannot_write(path: Path, error: OSError) -> StoreWriteError:
+    return StoreWriteError(
+        f"cannot write {path.name}: {error.strerror}; every finished case is kept",
+        hint="make room (or fix the disk), then continue with --resume",
+        where=str(path),
+    )
+
+
+class AppendFile:
+    """Appends whole lines and flushes them to disk; a line that does not fit on the disk is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        existed = path.exists()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        self.size = os.lseek(self._descriptor, 0, os.SEEK_END)
+        if not existed:
+            sync_folder(path.parent)
+
+    def append(self, line: bytes) -> int:
+        """The offset the line begins at. On failure the file is as before and StoreWriteError says why."""
+        offset, data = self.size, line + b"\n"
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], offset + written)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, offset)
+            raise cannot_write(self.path, error) from error
+        self.size += len(data)
+        return offset
+
+    def cut(self, size: int) -> None:
+        """Drop what a crash left behind the last whole line."""
+        if size < self.size:
+            os.ftruncate(self._descriptor, size)
+            self.size = size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def whole_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and content of each line that ends; a torn last line is not one."""
+    yield from enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1)

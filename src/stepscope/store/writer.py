@@ -12,14 +12,13 @@ from typing import Any, Self
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.core.errors import CorruptRunError, StoreWriteError, UsageError
+from stepscope.core.errors import CorruptRunError, UsageError
 from stepscope.core.files import write_file_atomically
 from stepscope.records import (
     Case,
     CaseResult,
     Communication,
     Failure,
-    FileEntry,
     Notice,
     Plan,
     RankSamples,
@@ -32,8 +31,9 @@ from stepscope.records import (
     read_seal,
 )
 from stepscope.store import folder as layout
-from stepscope.store.journal import AppendFile
+from stepscope.store.folder import AppendFile
 from stepscope.store.reader import StoredRun
+from stepscope.store.verify import describe_run, hash_files
 
 
 def create_run(
@@ -66,10 +66,7 @@ def create_run(
     encode_document(plan)  # refuses what cannot be stored, before there is a folder
     folder = layout.make_run_folder(store, name)
     plan = msgspec.structs.replace(plan, run_id=folder.name)
-    try:
-        write_file_atomically(folder / layout.PLAN_FILE, add_seal(encode_document(plan)))
-    except OSError as error:
-        raise _cannot_write(folder / layout.PLAN_FILE, error) from error
+    _write_record(folder / layout.PLAN_FILE, plan)
     return folder
 
 
@@ -119,7 +116,7 @@ class RunWriter:
             (self.folder / name).parent.mkdir(exist_ok=True)
             file = AppendFile(self.folder / name)
         except OSError as error:
-            raise _cannot_write(self.folder / name, error) from error
+            raise layout.cannot_write(self.folder / name, error) from error
         self._open.callback(file.close)
         return file
 
@@ -159,18 +156,11 @@ class RunWriter:
                     where=str(path),
                 )
             return
-        try:
-            write_file_atomically(path, add_seal(encode_document(system), self._plan_seal))
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+        _write_record(path, system, after=self._plan_seal)
 
     def write_communication(self, communication: Communication) -> None:
-        """Of the ranks that are here now: a resumed run has others than before."""
-        path = self.folder / layout.COMMUNICATION_FILE
-        try:
-            write_file_atomically(path, add_seal(encode_document(communication), self._plan_seal))
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+        """For the ranks that are here now: a resumed run has others than before."""
+        _write_record(self.folder / layout.COMMUNICATION_FILE, communication, after=self._plan_seal)
 
     def append(self, result: CaseResult, samples: Sequence[RankSamples] = ()) -> CaseResult:
         """Put one finished case on disk; when this returns, it survives anything."""
@@ -192,11 +182,7 @@ class RunWriter:
     def finish(self) -> Run:
         """Seal the run: hash every file, then write run.json by rename."""
         run = describe_run(StoredRun(self.folder), finished_at=layout.utc_now(), files=hash_files(self.folder))
-        path = self.folder / layout.RUN_FILE
-        try:
-            write_file_atomically(path, add_seal(encode_document(run)))
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+        _write_record(self.folder / layout.RUN_FILE, run)
         return run
 
     def note_death(self) -> None:
@@ -228,52 +214,12 @@ def _read_deaths(path: Path) -> dict[str, int]:
 
 
 def record_failure(folder: Path, failure: Failure) -> None:
-    """Keep why a run ended early beside its evidence; called by whoever survived."""
+    """Keep why a run ended early beside its evidence; called by a process that survived."""
     file = AppendFile(folder / layout.FAILURES_FILE)
     try:
         file.append(add_seal(encode_document(failure)))
     finally:
         file.close()
-
-
-def hash_files(folder: Path) -> dict[str, FileEntry]:
-    """Every file of evidence: all but run.json, the lock, and what ranks write of themselves while they end."""
-    entries = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.BEGUN_FILE}
-        of_the_run = name not in passing and not path.name.endswith(".tmp")
-        if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=digest)
-    return entries
-
-
-def describe_run(stored: StoredRun, *, finished_at: str, files: dict[str, FileEntry]) -> Run:
-    """The record of a run that is complete, from its other records."""
-    plan, system, failures = stored.plan, stored.system, stored.failures
-    if system is None:
-        raise CorruptRunError(f"{layout.SYSTEM_FILE} is missing", where=str(stored.folder / layout.SYSTEM_FILE))
-    states = [result.status for result in {result.case.key: result for result in stored.results}.values()]
-    return Run(
-        id=plan.run_id,
-        kind=plan.kind,
-        created_at=plan.created_at,
-        finished_at=finished_at,
-        tool_version=plan.tool_version,
-        verb=plan.verb,
-        command=plan.command,
-        launcher=plan.launcher,
-        world_size=plan.world_size,
-        system_fingerprint=system.fingerprint,
-        cases_ok=states.count("ok"),
-        cases_failed=states.count("failed"),
-        cases_skipped=states.count("skipped"),
-        resumed=sum(failure.kind == "interrupted" for failure in failures),
-        failures=failures,
-        files=files,
-    )
 
 
 def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseResult, Sequence[RankSamples]]:
@@ -294,9 +240,9 @@ def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseR
     return msgspec.structs.replace(result, observed=kept, notices=[*result.notices, notice]), samples
 
 
-def _cannot_write(path: Path, error: OSError) -> StoreWriteError:
-    return StoreWriteError(
-        f"cannot write {path.name}: {error.strerror}; every finished case is kept",
-        hint="make room (or mend the disk), then continue with --resume",
-        where=str(path),
-    )
+def _write_record(path: Path, record: msgspec.Struct, *, after: str = "") -> None:
+    """`after`: the seal that this one is bound to."""
+    try:
+        write_file_atomically(path, add_seal(encode_document(record), after))
+    except OSError as error:
+        raise layout.cannot_write(path, error) from error

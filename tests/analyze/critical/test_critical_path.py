@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from simulate import Costs, Op, ordinary_program, random_program, run
 
 from stepscope.analyze.critical.kinds import COSTS
-from stepscope.analyze.critical.model import build_graph, row_edges
+from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks, row_edges
 from stepscope.analyze.critical.path import (
     CriticalPath,
     critical_path,
-    critical_path_of_ranks,
+    describe_path,
     kind_totals,
+    path_columns,
     path_events,
-    path_stretches,
 )
 from stepscope.analyze.critical.schedule import order_edges, path_edges, retime, slack_of_rows
 from stepscope.analyze.critical.what_if import (
@@ -46,11 +46,11 @@ def a_timeline(seed: int = 3) -> Timeline:
 def test_kinds_sum_to_the_length_exactly(seed: int, factor: float) -> None:
     graph = build_graph(a_timeline(seed))
     schedule, _ = apply_edits(graph, parse_what_if(f"device={factor}, host={factor}"))
-    stretches = path_stretches(graph, schedule, path_edges(graph, schedule))
-    totals = kind_totals(stretches)
+    columns = path_columns(graph, schedule, path_edges(graph, schedule))
+    totals = kind_totals(columns)
     assert tuple(totals) == COSTS
     assert sum(totals.values()) == schedule.length_ns
-    assert (stretches.start[1:] == (stretches.start + stretches.length)[:-1]).all()
+    assert (columns.start[1:] == (columns.start + columns.length)[:-1]).all()
 
 
 @FEW
@@ -111,7 +111,7 @@ def test_the_path_changes_rank_where_a_rank_was_waited_for() -> None:
     tail = [Op("device_sync"), Op("host", host_ns=400_000)]
     late = [Op("host", host_ns=900_000), meet, Op("device_sync")]
     outcome = run([[meet, *tail], late])
-    path = critical_path_of_ranks(outcome.timelines, outcome.matches)
+    path = describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches))
     assert [segment.rank for segment in path.segments if segment.kind == "communication"] == [0]
     assert path.by_rank_s[1] == pytest.approx(0.9e-3, rel=0.05)
     assert path.by_kind_s["communication"] == pytest.approx(50e-6)
@@ -126,14 +126,14 @@ def test_clock_offsets_bring_ranks_together_and_wrong_ones_are_noticed() -> None
     shifted = outcome.timelines[1]
     for name in ("start_ns", "end_ns"):
         shifted.core[name][:] += 10**9  # type: ignore[operator]
-    path = critical_path_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0, -(10**9)])
+    path = describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0, -(10**9)]))
     assert path.length_s == pytest.approx(outcome.length_ns / 1e9)
     assert path.checks.meetings_skipped == 0
-    wrong = critical_path_of_ranks(outcome.timelines, outcome.matches)
+    wrong = describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches))
     assert wrong.checks.meetings_skipped == 1
     assert any("do not overlap" in note for note in wrong.notes)
     with pytest.raises(UsageError, match="2 traces and 1 clock offsets"):
-        critical_path_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0])
+        describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0]))
 
 
 def test_the_overlay_is_a_track_with_arrows() -> None:

@@ -167,7 +167,7 @@ class StepGraph:
     """−1: the window's borders and the meetings of ranks. A row's end is the node after its start."""
     edges: Settled
     constants: Sequence[Constants]
-    """One set a rank."""
+    """One set per rank."""
     counts: Mapping[str, int]
     """What was left out and what is loose; see Checks."""
 
@@ -186,7 +186,7 @@ class Schedule:
     binding: Whole
     """The edge that decided a node's time; −1 for the first node."""
     weight: Whole
-    """Of each edge, without what is unexplained."""
+    """Delay of each edge, without what is unexplained."""
     unexplained: Whole
     sink: int
 

@@ -24,10 +24,10 @@ MOST_ON_HOST = 1 << 30
 
 
 def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mode: Mode, device: str) -> int | None:
-    """Of one batch through the plain model in the mean of those given, forward and (in training) backward; of a
-    decoder, to the last new token. Of batches of one shape the first stands for all.
+    """Operations of one batch through the plain model, the mean over those given, forward and (in training) backward;
+    of a decoder, to the last new token. Of batches of one shape the first stands for all.
 
-    Counted are products and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
+    Counted are matmuls and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
     followed without values; else one step is made, on the device if it can be counted there, else on the host if the
     model is not too large for it. None where it cannot.
     """
@@ -53,7 +53,7 @@ def _suits_a_host(task: Task) -> bool:
 
 
 def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[int] | None:
-    """Of each batch."""
+    """Operations of each batch."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -64,7 +64,7 @@ def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str
         for batch in batches:
             counter = FlopCounterMode(display=False)
             there = to_device(batch, device=device, precision="fp32", mode=mode)
-            with counter, math_of("fp32", mode=mode, device=device), in_plain_products(device):
+            with counter, math_of("fp32", mode=mode, device=device), countable_kernels(device):
                 _make_step(task, module, there, mode)
             counts.append(int(counter.get_total_flops()))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
@@ -73,7 +73,7 @@ def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str
 
 
 @contextmanager
-def in_plain_products(device: str) -> Iterator[None]:
+def countable_kernels(device: str) -> Iterator[None]:
     """Some layers are one operator of a library that nobody counts, and that not every machine has: recurrent ones,
     attention on a CPU."""
     import torch
@@ -132,7 +132,7 @@ class PeakMemory:
             self._is_reset = _reset_resident_peak()
 
     def read_bytes(self) -> int | None:
-        """Of the allocator on a GPU, of the whole process on a CPU; None where that cannot be told from before."""
+        """Use of the allocator on a GPU, of the whole process on a CPU; None where that cannot be told from before."""
         if self._device.startswith("cuda"):
             import torch
 

@@ -56,7 +56,7 @@ class BaseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def precision(self) -> str | None:
-        """Of a whole model."""
+        """Precision of a whole model."""
         return None
 
     def without_precision(self: SpecT) -> SpecT:
@@ -146,3 +146,16 @@ def list_defaults(struct: type[msgspec.Struct]) -> dict[str, object]:
         for field in msgspec.structs.fields(struct)
         if not field.required
     }
+
+
+class OtherSpec(BaseSpec, frozen=True, kw_only=True, tag="other"):
+    """What an earlier version stored and no kind of this one describes: kept as it is, shown by its names."""
+
+    parameters: dict[str, Parameter] = {}
+
+    def list_parameters(self, model: str, mode: str) -> dict[str, Parameter]:
+        return dict(self.parameters)
+
+
+class OtherObserved(BaseObserved, frozen=True, kw_only=True, tag="other"):
+    pass

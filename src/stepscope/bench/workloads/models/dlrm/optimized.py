@@ -1,24 +1,22 @@
-"""DLRM as fast as it goes: all tables in one kernel or one product, even widths, one graph a step."""
+"""DLRM as fast as it goes: all tables in one kernel or one matmul, even widths, one graph a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+import torch
+from torch import nn
+
+from stepscope.bench.workloads.models.dlrm import fast_network
+from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, MasterSgd, even
+from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, QuantisedBag
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Precision, Task
 from stepscope.bench.workloads.steps import UpdatesEarly
 from stepscope.core.errors import BadInputError
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm
-    from stepscope.bench.workloads.models.dlrm.network import Dlrm, QuantisedBag
-
 COUNTED_ROWS_A_LOOKUP = 32
-"""Up to so many rows of a table for each lookup of a bag, a product with counts costs less than reading row by row:
+"""Up to so many rows of a table for each lookup of a bag, a matmul with counts costs less than reading row by row:
 tensor cores multiply some hundred numbers in the time that memory gives one."""
 
 
@@ -30,15 +28,11 @@ class DlrmOptimized(UpdatesEarly):
         assert isinstance(plain, DlrmTask)
         self.plain = plain
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         plain = cast("Dlrm", module)
-        return self.adopt_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
+        return self.convert_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
 
-    def adopt_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
-        import torch
-
-        from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm
-
+    def convert_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
         device = plain.get_buffer("lower").device
         halves = mode == "train" and precision == "bf16"
         fast = FastDlrm(
@@ -52,13 +46,11 @@ class DlrmOptimized(UpdatesEarly):
         return fast.train(plain.training)
 
     def shard(self) -> Task:
-        from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+        from stepscope.bench.workloads.models.dlrm.sharded import ShardedFastDlrm
 
         return ShardedFastDlrm(self)
 
     def _lay_out_tables(self, plain: Dlrm, mode: Mode) -> nn.Module:
-        from stepscope.bench.workloads.models.dlrm import fast_network
-
         tables = list(plain.tables)
         if self._packed:
             return fast_network.PackedTables(cast("list[QuantisedBag]", tables), int(self.sizes["width"]))
@@ -77,12 +69,8 @@ class DlrmOptimized(UpdatesEarly):
         equal = len(set(rows)) == len(set(lookups)) == 1 and self.sizes["lengths"] == "fixed"
         return equal and rows[0] <= COUNTED_ROWS_A_LOOKUP * lookups[0] and lookups[0] <= 256
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         """Indices count from the first row of all tables together, in 32 bits; offsets from the first lookup."""
-        import torch
-
-        from stepscope.bench.workloads.models.dlrm.fast_network import even
-
         if self._packed or (mode == "train" and self._counted):
             _require_fixed_bags(batch["offsets"], self.plain.tables.lookups)
         features = batch["dense"].shape[1]
@@ -112,10 +100,6 @@ class DlrmOptimized(UpdatesEarly):
         return self._make_sgd(fast, leave=fast.arm(None))
 
     def _make_sgd(self, fast: FastDlrm, *, leave: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        from stepscope.bench.workloads.models.dlrm.fast_network import MasterSgd
-
         if fast.dtype != torch.float32:
             return MasterSgd(fast, self._rate, leave=leave)
         left = [one for one in fast.parameters() if not any(one is other for other in leave)]
@@ -126,7 +110,8 @@ class DlrmOptimized(UpdatesEarly):
         return float(self.sizes["learning_rate"])
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """Of a module that has no optimizer yet: with one, the backward pass leaves none of gathered tables."""
+        """Gradients of a module that has no optimizer yet: with one, the backward pass leaves none of gathered
+        tables."""
         return cast("FastDlrm", module).plain_gradients()
 
     def added_rows(self, batch_size: int) -> dict[str, int]:
@@ -142,7 +127,7 @@ class DlrmOptimized(UpdatesEarly):
         return self._list_changes(self._lookup_changes(mode, precision), mode, precision)
 
     def list_sharded_changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        """Of a rank that has some of the tables."""
+        """Changes on a rank that has some of the tables."""
         own = _WEIGHTED_ONCE if self.sizes["pooling"] == "learned" else _FUSED_UPDATE
         return self._list_changes([_OWN_GATHERED, *([own] if mode == "train" else [])], mode, precision)
 
@@ -168,15 +153,11 @@ class DlrmOptimized(UpdatesEarly):
 
 
 def _join_tables(parts: tuple[torch.Tensor, ...], starts: list[int]) -> torch.Tensor:
-    import torch
-
     return torch.cat([(part + start).int() for part, start in zip(parts, starts, strict=True)])
 
 
 def _join_offsets(offsets: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """[tables · batch + 1]: the end of the last bag is there too."""
-    import torch
-
     ends = torch.tensor(lengths).cumsum(0)
     begins = torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])
     return torch.cat([(offsets + begins.unsqueeze(1)).flatten(), ends[-1:]]).int()
@@ -192,14 +173,14 @@ _TRAINING = [
     _EVEN,
     Change(
         "symmetric interaction gradient",
-        "backward of the interaction is one batched product with the symmetric gradient instead of a scatter and two",
+        "backward of the interaction is one batched matmul with the symmetric gradient instead of a scatter and two",
     ),
     Change("fused SGD", "one pass over each weight for the update"),
 ]
 _INFERENCE = [
     Change("whole-batch CUDA graph", "the forward pass is captured once and replayed"),
     _EVEN,
-    Change("fused bias and ReLU", "bias and ReLU are added in the product's own kernel"),
+    Change("fused bias and ReLU", "bias and ReLU are added in the matmul's own kernel"),
 ]
 _GATHERED = Change(
     "one table", "all tables lie in one weight; the loader adds each table's first row to its indices, in 32 bits; one "
@@ -214,11 +195,11 @@ _FUSED_UPDATE = Change(
 )
 _WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once a step")
 _COUNTED = Change(
-    "lookups as a product",
-    "all tables lie in one weight; a kernel counts how often each bag has each row, and a batched product of counts "
+    "lookups as a matmul",
+    "all tables lie in one weight; a kernel counts how often each bag has each row, and a batched matmul of counts "
     "and tables pools them; a row's learned weight is multiplied into it once a step; indices have 32 bits",
 )
-_COUNTED_HALVES = Change("tables rounded for the product", "the pooled rows are rounded to bfloat16; updates are not")
+_COUNTED_HALVES = Change("tables rounded for the matmul", "the pooled rows are rounded to bfloat16; updates are not")
 _PACKED = Change(
     "one packed table",
     "all 4-bit tables lie in one array of 64-byte-aligned records, scale and offset as 32-bit floats already times the "
@@ -227,20 +208,18 @@ _PACKED = Change(
 )
 _HALVES = Change(
     "bfloat16 weights with masters",
-    "products read bfloat16 weights; SGD updates 32-bit copies and rounds them in the same pass",
+    "matmuls read bfloat16 weights; SGD updates 32-bit copies and rounds them in the same pass",
 )
 _STORED_HALVES = Change("half-precision storage", "weights and activations are stored in 16 bits")
-_ROUNDED = Change("tf32", "32-bit products are rounded to tf32")
+_ROUNDED = Change("tf32", "32-bit matmuls are rounded to tf32")
 
 
 def _require_fixed_bags(offsets: torch.Tensor, lookups: Sequence[int]) -> None:
     """The benchmark says how many lookups every bag has, and this form does without their offsets."""
-    import torch
-
     each = torch.tensor(lookups).unsqueeze(1)
     if not torch.equal(offsets, torch.arange(offsets.shape[1]) * each):
         raise BadInputError(
             "bags have different numbers of lookups; this benchmark says they are all equal",
-            hint="give batches with fixed bags, or measure the out-of-the-box form",
+            hint="give batches with fixed bags, or measure the out-of-the-box implementation",
             where="offsets",
         )

@@ -1,25 +1,23 @@
-"""Linear layers whose products are taken between 8-bit floats."""
+"""Linear layers whose matmuls are taken between 8-bit floats."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from stepscope.bench.workloads.feed import to_device
-
-if TYPE_CHECKING:
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
+from stepscope.bench.workloads.protocol import Mode, Precision, Task
 
 KIND = torch.float8_e4m3fn
 SLOPES = torch.float8_e5m2
-"""Of gradients: they reach further, and need less of a mantissa."""
+"""Dtype of gradients: they have a larger range, and need less of a mantissa."""
 EVEN = 16
 """Matrices whose sides are no multiples of this are not multiplied in 8 bits by the device."""
 SMALLEST = 1e-12
-"""Of what is nothing but zeros has some scale, too."""
+"""Least scale: what is nothing but zeros has one, too."""
 HEADROOM = 1.5
 """Inputs may be so many times as large as those that were looked at, before they are cut off."""
 EXAMPLES, EXAMPLES_SEED = 16, 99
@@ -81,7 +79,7 @@ class Fp8Linear(nn.Module):
 
 
 class Fp8TrainedLinear(nn.Module):
-    """Holds the plain weights; each product of a step is taken in 8 bits, forward and backward.
+    """Holds the plain weights; each matmul of a step is taken in 8 bits, forward and backward.
 
     Every tensor has one scale, found as it comes.
     """
@@ -98,11 +96,11 @@ class Fp8TrainedLinear(nn.Module):
         count = rows.shape[0]
         # Backward sums over rows, whose number must be even, too.
         padded = nn.functional.pad(rows, (0, 0, 0, -count % EVEN))
-        product: torch.Tensor = _Fp8Product.apply(padded, self.weight)  # type: ignore[no-untyped-call]
+        product: torch.Tensor = _Fp8Matmul.apply(padded, self.weight)  # type: ignore[no-untyped-call]
         return product[:count].view(*inputs.shape[:-1], -1) + self.bias.to(product.dtype)
 
 
-class _Fp8Product(torch.autograd.Function):
+class _Fp8Matmul(torch.autograd.Function):
     """[rows, in] × [out, in] → [rows, out], in bfloat16."""
 
     @staticmethod
@@ -162,7 +160,7 @@ def multiply_slowly(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """The same product where the device has none for 8-bit floats."""
+    """The same matmul where the device has none for 8-bit floats."""
     product = (left.float() @ right.float()) * scale_a * scale_b
     return (product if bias is None else product + bias.float()).to(out_dtype)
 
