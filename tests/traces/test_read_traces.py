@@ -19,8 +19,8 @@ from stepscope.formats.nesting import fill_parents
 from stepscope.formats.source import cache_folders
 from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces import load_timeline, make_table, read_timeline, read_traces
-from stepscope.traces.cache import verify_cache
 from stepscope.traces.finish import finish
+from stepscope.traces.read import verify_cache
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_full_disk_costs_only_the_cache(beside: Path, monkeypatch: pytest.Monk
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.traces.cache._write_table", refuse)
+    monkeypatch.setattr("stepscope.traces.read._write_table", refuse)
     assert len(load_timeline(write_rank(beside / "rank0.json", 0))) == 3
     assert not list(beside.rglob("*.part"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -11,7 +10,7 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.core.files import write_file_atomically
+from stepscope.core.files import hash_file, write_file_atomically
 from stepscope.formats.timeline import LinkSummary
 from stepscope.records import System
 from stepscope.store.folder import hold_lock, utc_now
@@ -277,9 +276,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", t
 
 
 def describe_file(folder: Path, path: Path) -> RecordedFile:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=digest)
+    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=hash_file(path))
 
 
 def rank_file(folder: Path, rank: int) -> Path:
