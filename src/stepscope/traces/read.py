@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Raised whenever a reader, the classifier or the layout changes what is stored."""
 ABANDONED_S = 3600.0
 _KEY = "key.json"
-_EVENTS, _TEXTS = "events", "texts"
+_EVENTS, _TEXTS = "events", "texts.json"
 
 
 class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +45,16 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     modified_ns: int
     step_marker: str | None
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of columns, one behind the other."""
+
+    rows: int
+    columns: list[tuple[str, str, str]]
+    """Name, type and the smaller type in which it is stored; wide types come first, so that all are aligned."""
+    crc32: int
+    """A flipped bit is not an event that took longer."""
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +69,9 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     threads: list[tuple[str, str, str]]
     metadata: dict[str, Any]
     repairs: dict[str, int]
-    tables: dict[str, int]
-    """Its files by name, each with its CRC-32: a flipped bit is not an event that took longer."""
+    texts_crc32: int
+    tables: dict[str, _Stored]
+    """Columns by the name of their file."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -99,21 +110,16 @@ def _read_facts(folder: Path) -> _Facts | None:
 
 def load_cached(folder: Path) -> Timeline | None:
     """None where a part is missing or damaged: the source is then read again."""
-    import polars as pl
-
     facts = _read_facts(folder)
     if facts is None:
         return None
     try:
-        tables = {name: _read_table(folder / f"{name}.parquet", crc32) for name, crc32 in facts.tables.items()}
-    except (OSError, pl.exceptions.PolarsError):
+        tables = {name: _read_columns(folder / f"{name}.columns", stored) for name, stored in facts.tables.items()}
+        texts = msgspec.json.decode(_read_checked(folder / _TEXTS, facts.texts_crc32), type=list[str])
+    except OSError:
         return None
-    texts = tables.pop(_TEXTS)["text"].to_list()
-    core = _columns(tables.pop(_EVENTS))
-    blocks = {}
-    for name, table in tables.items():
-        columns = _columns(table)
-        blocks[name] = Block(rows=columns.pop("row"), columns=columns)
+    core = tables.pop(_EVENTS)
+    blocks = {name: Block(rows=columns.pop("row"), columns=columns) for name, columns in tables.items()}
     return Timeline(
         rank=facts.rank,
         world_size=facts.world_size,
@@ -128,17 +134,23 @@ def load_cached(folder: Path) -> Timeline | None:
     )
 
 
-def _read_table(path: Path, crc32: int) -> Any:
-    import polars as pl
-
+def _read_checked(path: Path, crc32: int) -> bytes:
     content = path.read_bytes()
     if zlib.crc32(content) != crc32:
         raise OSError(f"{path} is damaged")
-    return pl.read_parquet(content)
+    return content
 
 
-def _columns(frame: Any) -> dict[str, Array]:
-    return {name: frame[name].to_numpy() for name in frame.columns}
+def _read_columns(path: Path, stored: _Stored) -> dict[str, Array]:
+    import numpy as np
+
+    content = _read_checked(path, stored.crc32)
+    columns, offset = {}, 0
+    for name, kind, small in stored.columns:
+        found = np.frombuffer(content, small, stored.rows, offset)
+        columns[name] = found.astype(kind, copy=False)
+        offset += found.nbytes
+    return columns
 
 
 def write_cache(path: Path, key: CacheKey, timeline: Timeline, place: int = 0) -> Path | None:
@@ -172,9 +184,11 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
-    tables: dict[str, Mapping[str, Any]] = {_EVENTS: timeline.core, _TEXTS: {"text": list(timeline.texts)}}
+    tables: dict[str, Mapping[str, Any]] = {_EVENTS: timeline.core}
     for name, block in timeline.blocks.items():
         tables[name] = {"row": block.rows, **block.columns}
+    texts = msgspec.json.encode(list(timeline.texts))
+    (folder / _TEXTS).write_bytes(texts)
     facts = _Facts(
         key=key,
         sha256=hash_file(path),
@@ -185,22 +199,37 @@ def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
         threads=[(thread.process, thread.thread, thread.name) for thread in timeline.threads],
         metadata=dict(timeline.metadata),
         repairs=dict(timeline.repairs),
-        tables={name: _write_table(folder / f"{name}.parquet", columns) for name, columns in tables.items()},
+        texts_crc32=zlib.crc32(texts),
+        tables={name: _write_columns(folder / f"{name}.columns", columns) for name, columns in tables.items()},
     )
     encoded = msgspec.json.encode(facts)
     (folder / _KEY).write_bytes(msgspec.json.encode(_Sealed(zlib.crc32(encoded), msgspec.Raw(encoded))))
 
 
-def _write_table(path: Path, columns: Mapping[str, Any]) -> int:
-    """Returns the CRC-32 of what was written."""
-    import polars as pl
+def _write_columns(path: Path, columns: Mapping[str, Any]) -> _Stored:
+    small = {name: _shrink(column) for name, column in columns.items()}
+    order = sorted(small, key=lambda name: -small[name].itemsize)
+    crc32 = 0
+    with path.open("wb") as file:
+        for name in order:
+            content = small[name].tobytes()
+            crc32 = zlib.crc32(content, crc32)
+            file.write(content)
+    return _Stored(
+        rows=max(map(len, small.values()), default=0),
+        columns=[(name, columns[name].dtype.str, small[name].dtype.str) for name in order],
+        crc32=crc32,
+    )
 
-    frame = pl.DataFrame(dict(columns))
-    try:
-        frame.write_parquet(path, compression="lz4", statistics=False)
-    except pl.exceptions.PolarsError as error:
-        raise OSError(str(error)) from error
-    return zlib.crc32(path.read_bytes())
+
+def _shrink(column: Any) -> Any:
+    """In the smallest type that holds all of its whole numbers."""
+    import numpy as np
+
+    if column.dtype.kind not in "iu" or not len(column):
+        return column
+    kind = np.promote_types(*(np.min_scalar_type(int(edge)) for edge in (column.min(), column.max())))
+    return column.astype(kind) if kind.kind in "iu" else column
 
 
 def verify_cache(path: Path) -> tuple[str, str]:
@@ -253,13 +282,11 @@ def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeli
 def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None = None, cache: bool = True) -> Timeline:
     """As `read_timeline`, from the cache where the file has not changed; writes the cache after a first read.
 
-    `place` chooses among the ranks of a file that holds several. Machines without polars read each time.
+    `place` chooses among the ranks of a file that holds several.
     """
-    from importlib.util import find_spec
-
     path = Path(path)
     check_file(path)
-    if not cache or find_spec("polars") is None:
+    if not cache:
         return read_timelines(path, step_marker=step_marker)[place]
     key = make_key(path, step_marker)
     folder = find_cached(path, key, place)
