@@ -23,6 +23,7 @@ from stepscope.formats.memory import looks_like_memory
 from stepscope.formats.readers import TraceFormat, find_format
 from stepscope.formats.source import cache_folders, read_head
 from stepscope.formats.timeline import Array, Block, Span, Thread, Timeline
+from stepscope.traces import KINETO_FOLDER, RECORDING_FILE
 from stepscope.traces.finish import finish
 from stepscope.traces.table import make_table, require_polars
 
@@ -402,10 +403,8 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
 def _recording_of(path: Path) -> Path | None:
     """A recording named itself, or by the folder or a file of its timelines."""
-    # Recordings bring the store along, which costs more time to import than a small trace to read.
-    from stepscope.traces.recording.evidence import is_recording
-
-    return next((folder for folder in (path, path.parent, path.parent.parent) if is_recording(folder)), None)
+    folders = (path, path.parent, path.parent.parent)
+    return next((folder for folder in folders if (folder / RECORDING_FILE).is_file()), None)
 
 
 def _find_files(path: Path | str) -> tuple[list[Path], bool]:
@@ -431,9 +430,7 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
 
 def _timelines_of(folder: Path) -> Path:
     """Where a recording keeps its timelines; any other folder is taken as it is."""
-    from stepscope.traces.recording.evidence import KINETO_FOLDER, is_recording
-
-    return folder / KINETO_FOLDER if is_recording(folder) else folder
+    return folder / KINETO_FOLDER if (folder / RECORDING_FILE).is_file() else folder
 
 
 def looks_like_graph(path: Path, head: bytes | None = None) -> bool:

@@ -14,6 +14,7 @@ from stepscope.core.files import hash_file, write_file_atomically
 from stepscope.formats.timeline import LinkSummary
 from stepscope.records import System
 from stepscope.store.folder import hold_lock, utc_now
+from stepscope.traces import KINETO_FOLDER, RECORDING_FILE
 
 StepMarker = Literal["auto", "optimizer", "mark", "forward"]
 STEP_MARKERS: tuple[str, ...] = get_args(StepMarker)
@@ -155,8 +156,7 @@ def make_variants(*chosen: ProfilerSettings) -> list[ProfilerSettings]:
     return [one for one in variants if one not in chosen]
 
 
-RECORDING_FILE = "recording.json"
-RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER = "ranks", "kineto", "et", "lean"
+RANKS_FOLDER, ET_FOLDER, LEAN_FOLDER = "ranks", "et", "lean"
 FOLDERS = (RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER)
 SCHEMA_VERSION = 1
 
