@@ -17,8 +17,7 @@ from stepscope.core.errors import UsageError
 from stepscope.records import Case, Failure
 
 EMULATED = ("cvt", "resnext3d", "regnety")
-"""Convolutions in bf16 are slow on a CPU without such units, and so is compiling these networks: their own tests compare
-them in bf16 and compiled."""
+"""Convolutions in bf16 are slow on a CPU without such units, and so is compiling these: their own tests do both."""
 
 
 @pytest.mark.parametrize("model", SUITE)
