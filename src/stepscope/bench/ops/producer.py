@@ -124,7 +124,7 @@ class OperatorProducer(Producer):
             observed=observed,
             scope=math_mode(asked.dtype, asked.direction),
             before_sample=ready.before_sample,
-            held=self.device.has_events,
+            saturated=self.device.has_events,
             steady_memory=True,
             settings=self._choose_settings(asked, ready.rotation),
             finish=lambda measurement: (measurement, self._measure_extra(case, ready)),
