@@ -1,4 +1,7 @@
-"""A benchmark, one case of it, the values that were measured, and what came of it."""
+"""A benchmark, one case of it, the raw values that were measured, and what came of it: a result or a failure.
+
+Statistics are derived from the samples on reading and never stored in their place.
+"""
 
 from __future__ import annotations
 

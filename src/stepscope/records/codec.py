@@ -1,4 +1,8 @@
-"""Records to JSON and back: versions checked, older ones upgraded step by step, newer ones refused; JSON Schemas."""
+"""Records to JSON and back: versions checked, older ones upgraded step by step, newer ones refused; JSON Schemas.
+
+In format 2 parameters and facts were plain names and values. This is the only place that finds the kind of a case from
+its names. What no kind says exactly is kept as `other`: whatever was stored can be read, and has the key that it had.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,7 @@ def _find_fields(benchmark: Benchmark, parameters: dict[str, Parameter]) -> dict
 
 
 def _find_communication(model: str, parameters: dict[str, Parameter]) -> dict[str, Any]:
-    if model in {"overlap", "pair"}:
+    if model in {"overlap", "pair", "process_group"}:
         return {**parameters, "kind": model}
     if model.startswith(_PATTERN_PREFIX):
         stated: dict[str, Any] = {name: parameters.pop(name) for name in ("overlap", "device") if name in parameters}
@@ -186,8 +190,8 @@ _OBSERVED: dict[str, Any] = {
     str(struct.__struct_config__.tag): struct
     for struct in (
         kinds.OperatorObserved, kinds.CallObserved, kinds.CollectiveObserved, kinds.PointToPointObserved,
-        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.WorkloadObserved,
-        kinds.UserModelObserved, kinds.OtherObserved,
+        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.ProcessGroupObserved,
+        kinds.WorkloadObserved, kinds.UserModelObserved, kinds.OtherObserved,
     )
 }  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""One host's system record and that of several, and the software that really runs: as loaded, not as installed."""
+"""One host's system record and that of several, and the software that really runs: as loaded, not as installed.
+
+Nothing is imported to be described: what the process has not loaded took no part in what it measured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What this host is: processors, memory, network cards, container limits and load, from /proc and /sys."""
+"""What this host is: processors (x86 and ARM), memory, network cards, container limits and load.
+
+All from /proc and /sys, where any file may be missing, unreadable or refuse to answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Edges of the host (order on each thread, hand-overs) and of the device (launches, streams, work, events)."""
+"""Edges of the host and of the device.
+
+Host: the order on each thread, with the time between events kept as work, and hand-overs. Device: launches, order on
+streams, the work itself, and waits between streams.
+"""
 
 from __future__ import annotations
 

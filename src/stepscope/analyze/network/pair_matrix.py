@@ -1,4 +1,4 @@
-"""Point-to-point measurements of a run as matrices: latency and bandwidth from every rank to every other."""
+"""Latency and bandwidth from every rank to every other as matrices, and what could be behind slow pairs in them."""
 
 from __future__ import annotations
 

@@ -149,6 +149,8 @@ def list_defaults(struct: type[msgspec.Struct]) -> dict[str, object]:
 
 
 class OtherSpec(BaseSpec, frozen=True, kw_only=True, tag="other"):
+    """What an earlier version stored and no kind of this one describes: kept as it is, shown by its names."""
+
     parameters: dict[str, Parameter] = {}
 
     def list_parameters(self, model: str, mode: str) -> dict[str, Parameter]:
