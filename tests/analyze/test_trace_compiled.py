@@ -12,10 +12,9 @@ from trace_samples import NCCL_DATA, Sketch, read_public, timelines
 
 from stepscope.analyze.step import view as view_module
 from stepscope.analyze.step.breakdown import break_down
-from stepscope.analyze.step.host_waits import host_waits
+from stepscope.analyze.step.host_waits import CompiledSurvey, host_waits
 from stepscope.analyze.step.idle import explain_idle, idle_by_cause
 from stepscope.analyze.step.kernels import time_annotations
-from stepscope.analyze.step.launch_survey import CompiledSurvey
 from stepscope.analyze.step.launches import launch_statistics, queue_depths, study_launches
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import DEVICE_KINDS, Timeline

@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cli_process import Stepscope
+
+from builders import make_case, make_result, make_samples, make_system
+from stepscope.store import RunWriter, create_run
 
 WIDTHS = (80, 100, 140)
 SHORT = ["--max-time", "20ms", "--min-samples", "2", "--warmup", "1"]
@@ -54,9 +58,9 @@ KEPT = {
     "comms-text": {"Median", "Interval", "n", "all_reduce", "broadcast", "AlgBW", "BusBW", "Wrong"},
     "overlap": {"all_reduce", "alone", "beside", "together", "efficiency", "[low", "n", "#wrong"},
     "pattern": {"reduce", "all_reduce", "steps", "bytes", "median", "p95", "busbw", "waited"},
-    "workload": {"dlrm", "infer", "A.1dev-embed4-fp32", "ex/s", "Median", "Interval", "n"},
+    "workload": {"dlrm", "infer", "A.1dev-embed4-fp32", "ex", "Median", "Interval", "n"},
     "report": {"gemm", "all_reduce", "overlap", "pattern_ddp", "Median", "Interval", "n", "Run"},
-    "compare": {"Case", "B/A", "Interval", "n", "Verdict"},
+    "compare": {"Case", "Interval", "n", "Verdict"},
     "check": {"undecided:"},
     "list": {"Run", "Status", "complete", "Cases"},
     "verify": {"intact"},
@@ -113,7 +117,7 @@ def run_verbs(width: int, verbs: dict[str, list[str]], store: Path) -> dict[str,
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of every kind."""
     place = tmp_path_factory.mktemp("terminal") / "runs"
     shown = run_verbs(80, MEASURED, place)
@@ -137,38 +141,91 @@ def assert_fits(text: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_table_fits_the_terminal_and_keeps_what_identifies(store: Path, width: int) -> None:
-    shown = run_verbs(width, SHOWN, store)
+def test_every_table_fits_the_terminal_and_keeps_what_identifies(measured: Path, width: int) -> None:
+    shown = run_verbs(width, SHOWN, measured)
     assert list(shown) == list(SHOWN)
     for name, seen in shown.items():
         assert_fits(seen.stdout, width)
         assert KEPT[name] <= words_of(seen.stdout), f"{name}: {KEPT[name] - words_of(seen.stdout)}"
 
 
-def test_a_pipe_gets_whole_lines(store: Path) -> None:
-    environment = {**os.environ, "STEPSCOPE_STORE": str(store), "COLUMNS": "80"}
+def test_a_pipe_gets_whole_lines(measured: Path) -> None:
+    environment = {**os.environ, "STEPSCOPE_STORE": str(measured), "COLUMNS": "80"}
     command = [sys.executable, "-m", "stepscope", "report", "latest"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert max(map(len, done.stdout.splitlines())) > 100
     assert "left out" not in done.stdout
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_bar_shows_count_and_clock_over_all_processes(tmp_path: Path, width: int) -> None:
-    """Labels are longer than the line; the first count stands there before anything was measured."""
-    words = [*MEASURED["ops"], "--processes", "2", "--quick"]
-    seen = on_terminal(width, [sys.executable, "-m", "stepscope", *words], tmp_path / "runs", both=True)
-    frames = re.findall(r"[━╸╺ ]{24}\S* +(\d+/\d+) +(\d+:\d\d:\d\d)", strip_escapes(seen.stdout))
-    counts = [count for count, _ in frames]
+def test_the_bar_counts_the_cases_of_all_processes(tmp_path: Path) -> None:
+    """The first count stands there before anything was measured."""
+    words = [*MEASURED["ops"], "--processes", "2"]
+    seen = on_terminal(80, [sys.executable, "-m", "stepscope", *words], tmp_path / "runs", both=True)
+    counts = assert_bars(seen.stdout, 80)
     assert counts[0] == "0/2"
     assert "1/2" in counts
-    for line in re.split(r"[\r\n]", strip_escapes(seen.stdout)):
-        if re.search(r"\d+:\d\d:\d\d", line) and "━" in line:
-            assert len(line) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bar_count_and_clock_always_show(tmp_path: Path, width: int) -> None:
+    """Also beside a label that is longer than the line."""
+    script = """
+import time
+from builders import make_case, make_result, make_samples
+from stepscope.measure.progress import open_progress
+case = make_case(**{f"parameter_{number}": number for number in range(20)})
+with open_progress() as progress:
+    for number in (1, 2):
+        progress.case_started(case, number, 2, note="process 1 of 2")
+        time.sleep(0.2)
+        progress.case_done(make_result(case), [make_samples(case, [1.0, 1.1])])
+"""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}){script}"]
+    seen = on_terminal(width, command, tmp_path / "runs", both=True)
+    assert {"0/2", "1/2"} <= set(assert_bars(seen.stdout, width))
+
+
+def assert_bars(text: str, width: int) -> list[str]:
+    """Counts in the order shown; each beside a bar and a clock, in a line that fits."""
+    lines = [line for line in re.split(r"[\r\n]", strip_escapes(text)) if "━" in line]
+    found = [re.search(r"[━╸╺]{24} +(\d+/\d+) +\d+:\d\d:\d\d", line) for line in lines]
+    assert lines
+    assert all(found), lines
+    assert max(map(len, lines)) <= width
+    return [one[1] for one in found if one is not None]
 
 
 def strip_escapes(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_every_verb_takes_latest_for_a_run(here: Stepscope, store_of_three: list[Path]) -> None:
+    """All were made within a second: the order is that of their making, not of their names."""
+    first, second, third = (folder.name for folder in store_of_three)
+    assert here("runs", "show", "latest", "--json").data["id"] == third
+    assert here("runs", "show", "latest~1", "--json").data["id"] == second
+    for words in (["runs", "export"], ["report"], ["runs", "verify"]):
+        assert here(*words, "latest~2", "--json").data
+    assert here("compare", "latest~1", "latest", "--json").data["a"] == second
+    gate = here("check", "latest", "--baseline", "latest~1", "--json").data
+    assert (gate["candidate"], gate["baseline"]) == (third, second)
+    assert "is complete" in here("runs", "resume", "latest").err
+    assert here("runs", "rm", "latest", "latest~2", "--json").data["removed"] == [third, first]
+    assert "holds 1 runs" in here("report", "latest~1").err
+
+
+@pytest.fixture
+def store_of_three(store: Path) -> list[Path]:
+    folders = []
+    case = make_case(m=1)
+    for name in ("zebra", "middle", "ant"):
+        folder = create_run(store, verb="ops", name=name, command=["stepscope"], request={}, cases=[case])
+        with RunWriter(folder) as writer:
+            writer.write_system(make_system())
+            writer.append(make_result(case), [make_samples(case, [1.0, 1.1])])
+            writer.finish()
+        folders.append(folder)
+    return folders
 
 
 def test_a_measurement_leaves_nothing_behind_in_the_process(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def test_every_stored_case_keeps_its_key_label_and_parameters() -> None:
         assert msgspec.json.decode(msgspec.json.encode(case), type=Case) == case
         kinds[str(type(case.spec).__struct_config__.tag)] += 1
     assert kinds.keys() == {
-        "operator", "call", "collective", "point_to_point", "pair", "overlap", "pattern", "workload", "user_model"
+        "operator", "call", "collective", "point_to_point", "pair", "overlap", "pattern", "process_group", "workload",
+        "user_model",
     }  # fmt: skip
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @click.command("pattern")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-              help="A parameter of every named pattern that has it, or NAME.KEY=VALUE of one; repeatable.")  # fmt: skip
-@click.option("--no-overlap", is_flag=True, help="Wait for each communication before the next thing begins.")
+              help="Parameter of every named pattern that has it, or NAME.KEY=VALUE for one; repeatable.")  # fmt: skip
+@click.option("--no-overlap", is_flag=True, help="Wait for each communication before the next step begins.")
 @click.option("--list", "listing", is_flag=True, help="List the patterns with their parameters.")
 @click.option("--dry-run", is_flag=True, help="Show the sequence of each pattern, measure nothing.")
 @click.option("--show", metavar="RUN", help="Show the patterns of a stored run, measure nothing.")
@@ -193,6 +193,7 @@ def add_steps(run: StoredRun) -> Addition:
     for content, measured in zip(listed, cases, strict=True):
         view = read_pattern(measured)
         content["steps"] = view.steps if view is not None else []
+        content["lookups"] = view.lookups if view is not None else []
     return Addition({"cases": listed}, format_pattern_table(cases, width=terminal_width()))
 
 

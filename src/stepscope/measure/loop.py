@@ -26,7 +26,7 @@ from stepscope.stats import Summary, median_interval, quantile_sorted, summarize
 
 MAX_ITERATIONS = 1 << 24
 MAX_HELD_ITERATIONS = 128
-"""Of one sample on a held device: launches and marks must fit into the device's queue."""
+"""Most iterations of one sample on a held device: launches and marks must fit into the device's queue."""
 HOLD_MARGIN_S, HOLD_FACTOR, LARGEST_HOLD_FACTOR, LONGEST_HOLD_S = 30e-6, 1.5, 20.0, 0.1
 """A hold lasts as long as the host needed to issue the sample, with some to spare; twice that where it was too short,
 until it is clear that the call itself waits for the device."""
@@ -71,7 +71,7 @@ class Measurement(msgspec.Struct, kw_only=True):
     """The samples of one case in one process, in the order they were taken, and what is wrong with them."""
 
     start_ns: list[int]
-    """Of each sample, by the clock that was given."""
+    """When each sample began, by the clock that was given."""
     duration_s: list[float]
     iterations: list[int]
     device_s: list[float] | None

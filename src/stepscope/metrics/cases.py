@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 from stepscope.core.units import format_share
 from stepscope.metrics.registry import (
+    COLLECTIVES,
     EXCHANGES,
+    GROUPS,
     MESSAGES,
     MODELS,
     OPERATORS,
@@ -35,7 +37,7 @@ from stepscope.records.kinds import (
 from stepscope.stats import drift, median
 from stepscope.store import TPOT, TTFT
 
-NO_PEAK = NotApplicable("the run measured no such peak of this device (--ceilings)")
+NO_PEAK = NotApplicable("the run measured no such peak of this device (--measured-peaks)")
 
 
 def _positive(value: float | None) -> float | None:
@@ -226,6 +228,28 @@ def straggler_rank(case: CaseInput) -> int | None:
 def straggler_share(case: CaseInput) -> float | None:
     found = case.measured.straggler()
     return found[1] if found is not None else None
+
+
+# Parts of a case that ranks do together
+
+
+def _declare_part(name: str, part: str, title: str, what: str, kinds: tuple[str, ...], **more: object) -> None:
+    """Median of one part's time, on the rank where it is longest."""
+    metric(name, title, "s", f"median over iterations of {what}, on the slowest rank", kinds=kinds, better="lower",
+           **more)(lambda case: case.measured.parts_s().get(part))  # type: ignore[arg-type]  # fmt: skip
+
+
+for _part, _title, _what in (
+    ("rendezvous", "Rendezvous", "the time until all ranks have met"),
+    ("create", "Creation", "the time that creating the process group takes, once all ranks have met"),
+    ("first_collective", "First", "the time of the first collective of 4 KiB, connections that it sets up included"),
+    ("next_collective", "Next", "the time of the collective after the first one"),
+    ("destroy", "Destroy", "the time that destroying the process group takes"),
+):
+    _declare_part(f"{_part}_s", _part, _title, _what, GROUPS, hint=f"{_what[:1].upper()}{_what[1:]}", column="shown")
+for _part, _title in (("serialise", "Serialise"), ("deserialise", "Deserialise")):
+    _what = f"the time that {'pickling' if _part == 'serialise' else 'unpickling'} the objects of one call takes"
+    _declare_part(f"{_part}_s", _part, _title, _what, COLLECTIVES, column="none")
 
 
 # Text generation

@@ -33,7 +33,8 @@ Better = Literal["higher", "lower", "neither"]
 OPERATORS = ("operator", "call")
 COLLECTIVES = ("collective", "point_to_point")
 MESSAGES = (*COLLECTIVES, "pair", "overlap")
-EXCHANGES = (*MESSAGES, "pattern")
+GROUPS = ("process_group",)
+EXCHANGES = (*MESSAGES, "pattern", *GROUPS)
 WORKLOADS = ("workload",)
 MODELS = (*WORKLOADS, "user_model")
 

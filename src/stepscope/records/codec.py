@@ -88,7 +88,7 @@ def _find_fields(benchmark: Benchmark, parameters: dict[str, Parameter]) -> dict
 
 
 def _find_communication(model: str, parameters: dict[str, Parameter]) -> dict[str, Any]:
-    if model in {"overlap", "pair"}:
+    if model in {"overlap", "pair", "process_group"}:
         return {**parameters, "kind": model}
     if model.startswith(_PATTERN_PREFIX):
         stated: dict[str, Any] = {name: parameters.pop(name) for name in ("overlap", "device") if name in parameters}
@@ -190,8 +190,8 @@ _OBSERVED: dict[str, Any] = {
     str(struct.__struct_config__.tag): struct
     for struct in (
         kinds.OperatorObserved, kinds.CallObserved, kinds.CollectiveObserved, kinds.PointToPointObserved,
-        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.WorkloadObserved,
-        kinds.UserModelObserved, kinds.OtherObserved,
+        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.ProcessGroupObserved,
+        kinds.WorkloadObserved, kinds.UserModelObserved, kinds.OtherObserved,
     )
 }  # fmt: skip
 

@@ -48,7 +48,7 @@ def _find_shared(cases: Collection[Case], hidden: frozenset[str]) -> dict[str, s
     texts = [
         {name: _format(case, name, value) for name, value in _facts(case, hidden).items() if name in named}
         for case in cases
-        for named in [find_unusual(case) - find_unnamed(case) | (_SETTINGS if is_operator(case) else frozenset())]
+        for named in [find_unusual(case) - find_unnamed(case) | (_SETTINGS if _shape_names(case) else frozenset())]
     ]
     first, *others = texts or [{}]
     return {name: text for name, text in first.items() if all(other.get(name) == text for other in others)}
@@ -57,10 +57,12 @@ def _find_shared(cases: Collection[Case], hidden: frozenset[str]) -> dict[str, s
 _SETTINGS = frozenset({"dtype", "device"})
 
 
-def is_operator(case: Case) -> bool:
-    """Whether it is one operator that its benchmark names, but no shape of it."""
+def _shape_names(case: Case) -> frozenset[str]:
+    """Parameters of an operator that its benchmark names without a shape; empty for everything else."""
     spec, benchmark = case.spec, case.benchmark
-    return isinstance(spec, OperatorSpec | CallSpec) and (spec.op, spec.direction) == (benchmark.model, benchmark.mode)
+    if not isinstance(spec, OperatorSpec | CallSpec) or (spec.op, spec.direction) != (benchmark.model, benchmark.mode):
+        return frozenset()
+    return frozenset(spec.shape)
 
 
 def _facts(case: Case, hidden: frozenset[str]) -> Facts:
@@ -75,12 +77,7 @@ def _describe_family(family: Mapping[str, Case], hidden: frozenset[str]) -> Iter
     names = list(dict.fromkeys(name for one in facts.values() for name in one))
     differing = {name for name in names if len({repr(one.get(name, _ABSENT)) for one in facts.values()}) > 1}
     for key, case in family.items():
-        shape = (
-            case.spec.shape.keys()
-            if isinstance(case.spec, OperatorSpec | CallSpec) and is_operator(case)
-            else frozenset()
-        )
-        shown = differing | find_unusual(case) | shape
+        shown = differing | find_unusual(case) | _shape_names(case)
         yield (
             key,
             " ".join(_format(case, name, facts[key][name]) for name in names if name in shown & facts[key].keys()),

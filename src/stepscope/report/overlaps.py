@@ -27,6 +27,7 @@ from stepscope.records.kinds import (
     TOGETHER,
     OverlapObserved,
     OverlapSpec,
+    PatternLookup,
     PatternObserved,
     PatternSpec,
     PatternStep,
@@ -258,6 +259,17 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     busbw_bytes_per_s: float | None
 
 
+class LookupView(msgspec.Struct, frozen=True, kw_only=True):
+    """Lookups in embedding tables, on the rank that has most."""
+
+    name: str
+    tables: int
+    rows: int
+    moved_bytes: int
+    median_s: float
+    bytes_per_s: float | None
+
+
 class PatternView(msgspec.Struct, frozen=True, kw_only=True):
     """One case."""
 
@@ -272,6 +284,7 @@ class PatternView(msgspec.Struct, frozen=True, kw_only=True):
     busbw_bytes_per_s: float | None
     wrong: int | None
     steps: list[StepView]
+    lookups: list[LookupView]
 
 
 def read_pattern(measured: MeasuredCase) -> PatternView | None:
@@ -293,7 +306,16 @@ def read_pattern(measured: MeasuredCase) -> PatternView | None:
         busbw_bytes_per_s=_rate(moved, step_s),
         wrong=observed.wrong,
         steps=[view for step in observed.sequence if (view := _view_step(measured, step, step_s)) is not None],
+        lookups=[lookup for one in observed.lookups if (lookup := _view_lookup(measured, one)) is not None],
     )
+
+
+def _view_lookup(measured: MeasuredCase, lookup: PatternLookup) -> LookupView | None:
+    median_s = median(by_iteration(measured.samples, f"{STEP}{lookup.name}", max))
+    if median_s is None:
+        return None
+    rate = _rate(lookup.moved_bytes, median_s)
+    return LookupView(**msgspec.structs.asdict(lookup), median_s=median_s, bytes_per_s=rate)
 
 
 def _view_step(measured: MeasuredCase, step: PatternStep, whole_s: float) -> StepView | None:
@@ -365,4 +387,10 @@ def _format_pattern(view: PatternView, width: int | None) -> list[str]:
         f"# {view.label}: {how}",
         f"# one step takes {format_duration(view.median_s)} (p95 {format_duration(view.p95_s)}){moved}",
         *format_table(PARTS, [_Part(name, steps) for name, steps in parts.items()], width=width),
+        *(
+            f"# {one.name}: {one.tables} tables of {one.rows:,} rows on the busiest rank, "
+            f"{format_bytes(one.moved_bytes)} in {format_duration(one.median_s)}, "
+            f"{_show(one.bytes_per_s, format_bandwidth)}"
+            for one in view.lookups
+        ),
     ]

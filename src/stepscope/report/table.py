@@ -11,10 +11,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from stepscope.core.escapes import escape_line
-from stepscope.records import Notice
+
+if TYPE_CHECKING:
+    from stepscope.records import Notice
 
 Row = TypeVar("Row")
 
@@ -89,7 +91,8 @@ class _Drawn:
 
     @property
     def is_constant(self) -> bool:
-        return len(set(self.cells)) == 1 and (self.role in {"benchmark", "setting"} or self.cells[0].strip() == NONE)
+        says_nothing = self.cells[:1] == [NONE] and (self.role == "case" or self.drop > 0)
+        return len(set(self.cells)) == 1 and (self.role in {"benchmark", "setting"} or says_nothing)
 
 
 def format_table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stepscope.analyze.step import idle_loops, row_loops
+from stepscope.analyze.step import gap_loops, row_passes
 from stepscope.formats.machine_code import compiled
 
-survey_rows = compiled(row_loops.survey_rows)
-find_touching = compiled(row_loops.find_touching)
-follow_streams = compiled(row_loops.follow_streams)
-survey_launches = compiled(idle_loops.survey_launches)
-sum_gaps = compiled(idle_loops.sum_gaps)
+survey_rows = compiled(row_passes.survey_rows)
+find_touching = compiled(row_passes.find_touching)
+follow_streams = compiled(row_passes.follow_streams)
+survey_launches = compiled(gap_loops.survey_launches)
+sum_gaps = compiled(gap_loops.sum_gaps)

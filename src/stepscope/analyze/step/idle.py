@@ -9,8 +9,7 @@ import msgspec
 
 from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
-from stepscope.analyze.step.host_waits import host_waits
-from stepscope.analyze.step.idle_loops import (
+from stepscope.analyze.step.gap_loops import (
     COLLECTIVE_PEER,
     EVENT_WAIT,
     HOST_LAUNCH,
@@ -22,9 +21,10 @@ from stepscope.analyze.step.idle_loops import (
     ByThread,
     GapSums,
 )
+from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import Intervals, measure_within, no_intervals
 from stepscope.analyze.step.numbers import distinct, number_codes, seconds, share_of, top_by
-from stepscope.analyze.step.row_loops import NEVER
+from stepscope.analyze.step.row_passes import NEVER
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline

@@ -12,12 +12,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
-from stepscope.analyze.step.host_stacks import HostStack, stack_up
 from stepscope.analyze.step.intervals import Intervals, union
 from stepscope.analyze.step.numbers import distinct, is_any
-from stepscope.analyze.step.row_loops import Columns
-from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
-from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
+from stepscope.analyze.step.row_passes import (
+    COUNTED,
+    Columns,
+    HostStack,
+    RowSurvey,
+    StreamOrder,
+    order_on_streams,
+    stack_up,
+    survey,
+)
 from stepscope.core.errors import UsageError
 from stepscope.formats.nesting import farthest, nearest, nearest_after
 from stepscope.formats.timeline import (

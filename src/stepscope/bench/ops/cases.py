@@ -241,7 +241,7 @@ PEAK_SETTINGS = {
 }
 
 MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
-"""Of the square product: large enough that more makes it no faster, small enough to be done soon."""
+"""Side of the square matmul: large enough that more makes it no faster, small enough to be done soon."""
 STREAM_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 """Read, written or copied: many times any cache."""
 
@@ -255,24 +255,24 @@ def make_peak_cases(dtypes: Sequence[str], device: str) -> list[Case]:
     kind = device_kind(device)
     side, size = MATRIX_SIDE[kind], STREAM_BYTES[kind]
     cases = [
-        _ceiling("gemm", {"m": side, "n": side, "k": side, "layout": _LAYOUTS.get(dtype, "nn")}, dtype, device)
+        _peak_case("gemm", {"m": side, "n": side, "k": side, "layout": _LAYOUTS.get(dtype, "nn")}, dtype, device)
         for dtype in dict.fromkeys(dtypes)
         if dtype in (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
     ]
-    cases.append(_ceiling("read", {"size": size}, "float32", device))
-    cases.append(_ceiling("memset", {"size": size}, "int8", device))
-    cases.append(_ceiling("memcpy", {"size": size, "kind": "d2d"}, "int8", device))
+    cases.append(_peak_case("read", {"size": size}, "float32", device))
+    cases.append(_peak_case("memset", {"size": size}, "int8", device))
+    cases.append(_peak_case("memcpy", {"size": size, "kind": "d2d"}, "int8", device))
     return cases
 
 
-def _ceiling(model: str, shape: dict[str, Parameter], dtype: str, device: str) -> Case:
+def _peak_case(model: str, shape: dict[str, Parameter], dtype: str, device: str) -> Case:
     benchmark = Benchmark(
         model=model,
         implementation="micro",
         mode="forward",
         config="ceiling",
         owner="operators",
-        description="a ceiling of this machine",
+        description="a measured peak of this machine",
     )
     spec = OperatorSpec(
         op=model, direction="forward", shape=shape, dtype=dtype, device=device, cache="cold", measured_peak=True

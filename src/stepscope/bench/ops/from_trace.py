@@ -58,9 +58,9 @@ class TracedCall(msgspec.Struct, kw_only=True):
     count: int = 0
     """Calls in all steps of the trace."""
     trace_s: float | None = None
-    """Of all these calls together, profiled; on the device where the trace has one. None: the trace has no times."""
+    """Profiled time of all these calls, on the device where the trace has one. None: the trace has no times."""
     shape: dict[str, Any] | None = None
-    """Of the case of `call`; None where it cannot be run."""
+    """Shape of the case of `call`; None where it cannot be run."""
     skip: str | None = None
     """Why it cannot be run."""
     assumed: list[str] = []

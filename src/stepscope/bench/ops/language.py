@@ -24,7 +24,7 @@ MAX_CASES = 200_000
 MAX_COMBINATIONS = 5_000_000
 """Looked at where conditions throw most of them away."""
 MAX_NUMBER_LENGTH = 64
-"""Of a size as it is written: longer ones are typing errors."""
+"""Characters of a size as it is written: longer ones are typing errors."""
 IDLE_TRIES = 10_000
 MAX_IDLE_TRIES = 200_000
 """Draws in a row that give nothing new before the space counts as too small: the last cases of a small one are rare."""

@@ -35,7 +35,7 @@ from stepscope.run.producer import ExtraMeasurements, Prepared, Producer
 from stepscope.run.ranks import CaseSkipped
 
 MEMORY_SHARE = 0.9
-"""Of what is free: the rest belongs to the allocator and to others."""
+"""How much of the free memory a case may take: the rest belongs to the allocator and to other processes."""
 
 _LACKING = re.compile(
     r"not implemented|not supported|only supports?|not support|No available kernel|Could not run|only implemented"
@@ -262,7 +262,7 @@ class Rates(NamedTuple):
     flops_per_s: float
     bytes_per_s: float
     call_s: float
-    """Of a call that does nothing to speak of."""
+    """Seconds of a call that does next to nothing."""
 
 
 def estimate_cases(cases: Sequence[Case], *, device: str, settings: MeasureSettings, check: bool) -> list[PlannedCase]:

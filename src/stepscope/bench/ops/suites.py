@@ -93,7 +93,7 @@ class RowScore(NamedTuple):
     id: str
     dtype: str
     batch_size: int | None
-    """Of the last shape, as published."""
+    """The last shape's, as published."""
     batch_sizes: list[int]
     """All that the score is over."""
     score: float | None

@@ -164,8 +164,7 @@ class Scatter(Operator):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        base, source, index = inputs["base"], inputs["source"], inputs["index"]
-        return lambda: torch.scatter_add(base, 0, index, source)
+        return partial(torch.scatter_add, inputs["base"], 0, inputs["index"], inputs["source"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -292,7 +291,7 @@ class _Ordered(Operator):
         return int(shape["columns"])
 
     def _comparisons(self, shape: Shape) -> int:
-        """Of each element."""
+        """Comparisons per element."""
         raise NotImplementedError
 
     def sizes(self, shape: Shape) -> Sizes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from stepscope.analyze.step.row_loops import NEVER, Columns
+from stepscope.analyze.step.row_passes import NEVER, Columns
 
 HOST_LAUNCH, SYNCHRONISING, EVENT_WAIT, COLLECTIVE_PEER, STREAM_ORDER, UNKNOWN = range(6)
 """Reasons of a gap; what they mean: REASONS of module idle."""
