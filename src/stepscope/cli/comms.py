@@ -488,8 +488,6 @@ def run_as_rank(
         try:
             # Loading takes seconds, in which this rank sends no heartbeat.
             find_producer(job.verb)
-            if job.request.get("backend") not in BACKENDS_WITHOUT_TORCH:
-                import torch  # noqa: F401
             asked = {**job.request, "cases": describe_cases(job.cases)}
             with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
                 if ending is not None:
