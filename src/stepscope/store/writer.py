@@ -46,8 +46,12 @@ def create_run(
     cases: Sequence[Case],
     launcher: str = "inline",
     world_size: int = 1,
+    hold: bool = False,
 ) -> Path:
-    """Make the folder and write the plan into it; nothing is measured yet. Returns the folder."""
+    """Make the folder and write the plan into it; nothing is measured yet. Returns the folder.
+
+    `hold`: this process will measure it; see `hold_run`.
+    """
     keys = [case.key for case in cases]
     if len(set(keys)) != len(keys):
         doubled = next(case for i, case in enumerate(cases) if case.key in keys[:i])
@@ -66,6 +70,8 @@ def create_run(
     encode_document(plan)  # refuses what cannot be stored, before there is a folder
     folder = layout.make_run_folder(store, name)
     plan = msgspec.structs.replace(plan, run_id=folder.name)
+    if hold:
+        layout.hold_run(folder)
     try:
         write_file_atomically(folder / layout.PLAN_FILE, add_seal(encode_document(plan)))
     except OSError as error:
@@ -237,11 +243,11 @@ def record_failure(folder: Path, failure: Failure) -> None:
 
 
 def hash_files(folder: Path) -> dict[str, FileEntry]:
-    """Every file of evidence: all but run.json, the lock, and what ranks write of themselves while they end."""
+    """Every file of evidence: all but run.json, the locks, and what ranks write of themselves while they end."""
     entries = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.BEGUN_FILE}
+        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.RUNNER_LOCK_FILE, layout.BEGUN_FILE}
         of_the_run = name not in passing and not path.name.endswith(".tmp")
         if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
             with path.open("rb") as file:
