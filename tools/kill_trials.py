@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def watch_plain_run(trial: Trial) -> None:
         expect(process.returncode == 0, f"exit code {process.returncode}")
 
 
-RANK_FAULTS: dict[str, Callable[[Trial, str], None]] = {
+RANK_FAULTS: dict[str, Callable[..., None]] = {
     "rank 1 killed": lambda trial, launcher: lose_rank(trial, launcher, 1, signal.SIGKILL, joined=True),
     "rank 0 killed": lambda trial, launcher: lose_rank(trial, launcher, 0, signal.SIGKILL, joined=True),
     "rank 1 hangs": lambda trial, launcher: lose_rank(trial, launcher, 1, signal.SIGSTOP, joined=True),
@@ -250,7 +251,7 @@ def main() -> int:
     print("| fault | launcher | trials | misses |\n|---|---|---|---|", flush=True)
     for name in chosen.fault:
         for launcher in chosen.launcher if name in RANK_FAULTS else [""]:
-            body = RUN_FAULTS.get(name) or (lambda trial, fault=name, by=launcher: RANK_FAULTS[fault](trial, by))
+            body = partial(RANK_FAULTS[name], launcher=launcher) if launcher else RUN_FAULTS[name]
             missed = repeat(chosen.times, body)
             total += len(missed)
             print(f"| {name} | {launcher} | {chosen.times} | {len(missed)} |", flush=True)

@@ -15,6 +15,7 @@ import msgspec
 from stepscope.records import kinds
 from stepscope.records.benchmark import Benchmark
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
+from stepscope.records.kinds.base import inspect_fields
 
 _PATTERN_PREFIX = "pattern_"
 _PEAK_CONFIG = "ceiling"
@@ -105,7 +106,7 @@ def make_observed(spec: Spec, facts: Mapping[str, Scalar]) -> Observed | None:
     left = dict(facts)
     fields: dict[str, Any] = _REWRITES[str(tag)](left) if tag in _REWRITES else {}
     struct = _OBSERVED[str(tag)]
-    for field in msgspec.structs.fields(struct):
+    for field in inspect_fields(struct):
         if field.name in left and field.name != "other":
             try:
                 fields[field.name] = msgspec.convert(left[field.name], field.type)
