@@ -54,7 +54,7 @@ bench: $(STAMP) ## run the benchmarks of Stepscope itself
 
 docs: $(STAMP) ## regenerate the generated pages and schemas, and build the site in build/site
 	@$(BIN)/python tools/make_docs.py
-	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs build/site
 	@echo "site: build/site/index.html"
 
 clean: ## remove what make made; runs are kept

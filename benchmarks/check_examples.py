@@ -1,11 +1,10 @@
-"""Would the check of an optimized form notice that examples got each other's answers?
+"""Would the check of an optimized implementation notice that examples got each other's answers?
 
     python benchmarks/check_examples.py [MODEL …]      # default: six models of the suite at full size; a minute
 
-Holds the plain form of each model's inference in bf16 against itself in fp32, on four examples: once as it is, which is
-right, and once with every example's outputs moved to the next, which is wrong. Prints how far each is off by the three
-measures of the check. A right form must be below the limits, the wrong one above one of them.
-"""
+Holds the ootb implementation of each model's inference in bf16 against itself in fp32, on four examples: once as it is,
+which is right, and once with every example's outputs moved to the next, which is wrong. Prints how far each is off by
+the three measures of the check. A right form must be below the limits, the wrong one above one of them."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ PRECISION = "bf16"
 class Exchanged(_Unchanged):
     """Below fp32 each example has the answer of another."""
 
-    def restore(self, outputs: Outputs, batch: Any) -> Outputs:
+    def unpack(self, outputs: Outputs, batch: Any) -> Outputs:
         moved = [one.roll(1, 0) for one in (outputs if isinstance(outputs, tuple) else (outputs,))]
         return tuple(moved) if isinstance(outputs, tuple) else moved[0]
 
@@ -44,7 +43,7 @@ def main() -> int:
     wrong = 0
     for model in sys.argv[1:] or MODELS:
         workload = choose_workloads(models=[model], modes=["infer"], implementations=["optimized"])[0]
-        plain, _ = workload.make_calm("full")
+        plain, _ = workload.make_deterministic("full")
         for name, form in (("right", _Unchanged(plain)), ("exchanged", Exchanged(plain))):
             report = check(plain, form)
             found = {one.what: one.error for one in report.findings if one.precision == PRECISION}

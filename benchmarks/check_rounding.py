@@ -1,12 +1,11 @@
-"""How often would the check of an optimized form refuse a right one, because rounding took it for a fault?
+"""How often would the check of an optimized implementation refuse a right one, because rounding took it for a fault?
 
     python benchmarks/check_rounding.py [BENCHMARK [EXAMPLES]]      # default: ResNeXt3D's training, 8 clips; 4 minutes
 
-Computes the gradients of the plain form ten times with weights that differ in their last bit, and twice with other
-kernels. All of them are right. Each is then held against several of the others by two rules: every parameter has a
-limit of its own, or the worst parameter's limit holds for all. Prints the share of right forms that each rule refuses,
-and how far the plain form is from itself in fp64.
-"""
+Computes the gradients of the ootb implementation ten times with weights that differ in their last bit, and twice with
+other kernels. All of them are right. Each is then held against several of the others by two rules: every parameter has
+a limit of its own, or the worst parameter's limit holds for all. Prints the share of right forms that each rule
+refuses, and how far the ootb implementation is from itself in fp64."""
 
 from __future__ import annotations
 
@@ -18,9 +17,8 @@ from collections.abc import Sequence
 import torch
 
 from stepscope.bench.workloads import find_workload
-from stepscope.bench.workloads.check import NOISE, _Jostled, build_stirred
-from stepscope.bench.workloads.distances import gradients_of, named_errors
-from stepscope.bench.workloads.findings import TOLERANCES
+from stepscope.bench.workloads.check import NOISE, _Perturbed, build_perturbed
+from stepscope.bench.workloads.findings import TOLERANCES, gradients_of, named_errors
 from stepscope.bench.workloads.protocol import Task
 
 SEEDS = (727, 11)
@@ -45,8 +43,8 @@ def refuses_worst(run: Errors, others: Sequence[Errors]) -> bool:
 
 
 def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Errors], Errors]:
-    """Errors of jostled runs, of runs with other kernels, and of the plain form against fp64."""
-    plain = build_stirred(task, device="cpu", seed=seed)
+    """Errors of jostled runs, of runs with other kernels, and of the ootb implementation against fp64."""
+    plain = build_perturbed(task, device="cpu", seed=seed)
     batch = task.make_batch(examples, seed=seed, mode="train")
     expected = compute_gradients(task, copy.deepcopy(plain), batch)
 
@@ -54,7 +52,7 @@ def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Er
         return named_errors(compute_gradients(task, module, batch), expected)
 
     jostled = [
-        find_errors(_Jostled(task, number).adopt(copy.deepcopy(plain), mode="train", precision="fp32"))
+        find_errors(_Perturbed(task, number).convert(copy.deepcopy(plain), mode="train", precision="fp32"))
         for number in range(JOSTLED)
     ]
     volumes = any(parameter.dim() == 5 for parameter in plain.parameters())
@@ -70,13 +68,13 @@ def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Er
 def main() -> int:
     name = sys.argv[1] if len(sys.argv) > 1 else "resnext3d/ootb/train/1dev-fp32"
     examples = int(sys.argv[2]) if len(sys.argv) > 2 else 8
-    task = find_workload(name).make_calm("full")[0]
+    task = find_workload(name).make_deterministic("full")[0]
     for seed in SEEDS:
         jostled, others, exact = measure(task, examples, seed)
         worst = sorted(max(one.values()) for one in jostled)
         print(f"{name}, {examples} examples, seed {seed}: worst parameter off by {worst[0]:.2g} to {worst[-1]:.2g},")
         print(f"  with other kernels {', '.join(f'{max(one.values()):.2g}' for one in others)};", end=" ")
-        print(f"the plain form is {max(exact.values()):.2g} from itself in fp64")
+        print(f"the ootb implementation is {max(exact.values()):.2g} from itself in fp64")
         for count in (4, 8):
             draw = random.Random(1)
             refused = {refuses_each: 0, refuses_worst: 0}

@@ -1,12 +1,14 @@
 """How often does a comparison of a benchmark with itself raise an alarm, and how often is a true change found?
 
-    python benchmarks/verdict_grid.py [--quick] [--csv FILE] [--markdown FILE]
+    python benchmarks/verdict_grid.py [--quick] [--rounds] [--csv FILE] [--markdown FILE]
 
 Simulates pairs of runs over a grid: relative spread between processes, its distribution (normal, heavy tails, skewed,
 slow phases that hold whole processes, shared by all cases or one at a time), processes per side and number of cases.
 Every pair is judged by `stepscope.compare` as stored runs are. Prints the family-wise rate of alarms per cell, and the
-power of a single case beside that of Welch's t-test at the same level. Exit code 1 when a cell is above its level by
-more than chance allows (one in a thousand cells that are exactly at the level).
+power of a single case beside that of Welch's t-test at the same level. Then, or with --rounds alone: how often both
+sides have to be measured anew until a planted change is found in three cases, with as many processes as the comparison
+before asked for. Exit code 1 when a cell is above its level by more than chance allows (one in a thousand cells that
+are exactly at the level).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 import msgspec
@@ -33,7 +35,14 @@ from stepscope.compare.verdict import (
     estimate_ratios,
     lead_estimate,
 )
-from stepscope.stats import ASSUMED_BETWEEN_SD, compare_processes, holm_levels, t_quantile
+from stepscope.stats import (
+    ASSUMED_BETWEEN_SD,
+    RatioEstimate,
+    compare_processes,
+    holm_levels,
+    plan_processes,
+    t_quantile,
+)
 
 SPREADS = (0.003, 0.01, 0.03, 0.05, 0.08, 0.15)
 PROCESSES = (
@@ -46,6 +55,10 @@ SAMPLES = 20
 """Per process."""
 BANK = 4000
 """Processes whose samples are drawn once; a simulated process is one of them times its own speed."""
+
+PLANTED, PLANTED_CASES, PLANTED_SPREADS, FIRST_LOOKS = 0.10, 3, (0.01, 0.03, 0.06), (3, 4, 5)
+"""Of the trials that count rounds."""
+MOST_ROUNDS, MOST_MEASURED = 5, 200
 
 Array = NDArray[np.float64]
 Effects = Callable[[np.random.Generator, tuple[int, int, int], float], Array]
@@ -216,6 +229,63 @@ def measure_power_row(sd: float, pairs: int) -> list[Power]:
     return [measure_power(bank, sd, k, effect, pairs) for k in (2, 3, 5, 10, 20) for effect in EFFECTS]
 
 
+class Rounds(NamedTuple):
+    distribution: str
+    bounded: bool
+    """Whether plans use the upper bound of the spread, as Stepscope does, or the spread as it was seen."""
+    within: tuple[float, float, float]
+    """Fraction of the trials that are decided within one round, two and three."""
+    processes: float
+    """Per side, over all rounds, in the mean."""
+
+
+def measure_rounds(distribution: str, trials: int, *, bounded: bool) -> Rounds:
+    """Three cases; every spread and first look, as often each."""
+    rng = np.random.default_rng(zlib.crc32(distribution.encode()))
+    found = [
+        find_planted(rng, DISTRIBUTIONS[distribution], sd, first, bounded=bounded)
+        for sd in PLANTED_SPREADS
+        for first in FIRST_LOOKS
+        for _ in range(trials)
+    ]
+    within = [sum(len(counts) <= most for counts in found) / len(found) for most in (1, 2, 3)]
+    return Rounds(distribution, bounded, (within[0], within[1], within[2]), fmean(sum(counts) for counts in found))
+
+
+def find_planted(rng: np.random.Generator, effects: Effects, sd: float, first: int, *, bounded: bool) -> list[int]:
+    """Processes per side of each round until a planted change is found in every case; at most `MOST_ROUNDS`."""
+    level, size = STATISTICS[0].weight * DEFAULT_FAMILY_LEVEL / PLANTED_CASES, math.log1p(PLANTED)
+    estimates = look(rng, effects, sd, first)
+    counts: list[int] = []
+    while len(counts) < MOST_ROUNDS:
+        spreads = [one.between_bound if bounded else one.between_sd for one in estimates]
+        counts.append(max(first, *(plan_processes(spread, size, level) or MOST_MEASURED for spread in spreads)))
+        estimates = look(rng, effects, sd, counts[-1], shift=size)
+        if all(one.p_value <= level for one in estimates):
+            break
+    return counts
+
+
+def look(
+    rng: np.random.Generator, effects: Effects, sd: float, count: int, *, shift: float = 0.0
+) -> list[RatioEstimate]:
+    a, b = (effects(rng, (1, PLANTED_CASES, count), sd)[0] for _ in range(2))
+    return [
+        compare_processes([[math.exp(speed)] for speed in before], [[math.exp(speed + shift)] for speed in after])
+        for before, after in zip(a.tolist(), b.tolist(), strict=True)
+    ]
+
+
+def format_rounds(rows: list[Rounds]) -> str:
+    lines = ["| distribution between processes | planned by | one round | two | three | processes per side |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in rows:
+        shares = " | ".join(f"{100 * share:.0f}" for share in row.within)
+        plan = "upper bound" if row.bounded else "spread as seen"
+        lines.append(f"| {row.distribution} | {plan} | {shares} | {row.processes:.0f} |")
+    return "\n".join(lines)
+
+
 def format_grid(cells: list[Cell], powers: list[Power]) -> str:
     lines = ["| distribution between processes | cases | " + " | ".join(f"{a}/{b}" for a, b in PROCESSES) + " |"]
     lines.append("|---|---|" + "---|" * len(PROCESSES))
@@ -240,9 +310,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="A tenth of the pairs.")
     parser.add_argument("--csv", type=Path, help="Every cell, one row each.")
-    parser.add_argument("--markdown", type=Path, help="The two tables.")
+    parser.add_argument("--markdown", type=Path, help="The tables.")
+    parser.add_argument("--rounds", action="store_true", help="Only the rounds until a planted change is found.")
     options = parser.parse_args()
     scale = 0.1 if options.quick else 1.0
+    rounds = [
+        measure_rounds(name, int(200 * scale), bounded=bounded) for name in DISTRIBUTIONS for bounded in (False, True)
+    ]
+    print(format_rounds(rounds))
+    if options.rounds:
+        return 0
     families = {1: int(20_000 * scale), 10: int(5_000 * scale), 50: int(2_000 * scale)}
     cells: list[Cell] = []
     with ProcessPoolExecutor() as pool:
@@ -256,7 +333,7 @@ def main() -> int:
     tables = format_grid(cells, powers)
     print(tables)
     if options.markdown:
-        options.markdown.write_text(tables + "\n")
+        options.markdown.write_text(f"{tables}\n\n{format_rounds(rounds)}\n")
     if options.csv:
         with options.csv.open("w", newline="") as file:
             writer = csv.writer(file)

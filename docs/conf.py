@@ -21,7 +21,12 @@ suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
 html_theme = "pydata_sphinx_theme"
 html_title = "Stepscope"
 html_static_path: list[str] = []
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": True, "secondary_sidebar_items": ["page-toc"]}
+html_theme_options = {
+    "show_toc_level": 2,
+    "show_nav_level": 2,
+    "navigation_with_keys": True,
+    "secondary_sidebar_items": ["page-toc"],
+}
 html_show_sourcelink = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

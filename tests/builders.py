@@ -17,7 +17,7 @@ from stepscope.records import (
     Score,
     System,
 )
-from stepscope.records.typing_kinds import make_observed, make_spec
+from stepscope.records.codec import make_observed, make_spec
 from stepscope.store import create_run
 
 

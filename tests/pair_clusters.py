@@ -8,8 +8,8 @@ from typing import Any
 
 from stepscope.analyze.network.pair_matrix import Interval, PairMatrix
 from stepscope.records import Benchmark, Case, CaseResult, Failure, RankSamples, Score
+from stepscope.records.codec import make_observed
 from stepscope.records.kinds import PairSpec
-from stepscope.records.typing_kinds import make_observed
 from stepscope.stats import median_interval, quantile_sorted
 from stepscope.store import MeasuredCase
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope.analyze.analyses import compute_more
 from stepscope.analyze.critical.path import critical_path
 from stepscope.analyze.job import JobReport, RankSummary, StepTime
 from stepscope.analyze.ranks.digest import digest
@@ -87,6 +88,7 @@ def report_job(timelines: Sequence[Timeline], devices: Sequence[str] = ("NVIDIA 
         across=explain_ranks([digest(timeline) for timeline in timelines]),
         critical=critical_path(timelines[place], telling.step),
         notes=[],
+        more=compute_more(timelines[place], telling.step),
     )
 
 

@@ -18,7 +18,7 @@ from stepscope.metrics import (  # noqa: E402
     format_tables_markdown,
     format_trace_metrics_markdown,
 )
-from stepscope.records.schema import RECORDS, make_schema  # noqa: E402
+from stepscope.records.codec import RECORDS, make_schema  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
 from workload_picture import draw_gains  # noqa: E402
 from workload_table import find_lines, format_table, read_values  # noqa: E402

@@ -1,4 +1,5 @@
-"""The picture of docs/workloads.md: how much faster the optimized forms are, from the same values as its table."""
+"""The picture of docs/workloads.md: how much faster the optimized implementations are, from the same values as its
+table."""
 
 from __future__ import annotations
 

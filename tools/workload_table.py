@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from stepscope.bench.workloads.registry import find_workload  # noqa: E402
-from stepscope.bench.workloads.suite import choose_suite, suite_precisions  # noqa: E402
+from stepscope.bench.workloads.registry import (  # noqa: E402
+    choose_suite,
+    find_workload,
+    suite_precisions,
+)
 from stepscope.cli.report import report_of  # noqa: E402
 from stepscope.core.units import format_duration, format_ratio, format_share, format_significant  # noqa: E402
 from stepscope.report import render_csv  # noqa: E402

@@ -237,7 +237,7 @@ def compare(
 
     `level`: the chance of even one false alarm. `resolution`: a change by this much must be visible.
     """
-    from stepscope.compare.verdict import compare_runs
+    from stepscope.compare.views import compare_runs
 
     return compare_runs(find_run(a, store=store), find_run(b, store=store), level=level, resolution=resolution)
 

@@ -102,7 +102,7 @@ def _interval_rank(n: int, level: float) -> tuple[int, float]:
     X is the number of samples below the median, binomial with n and ½.
     """
     if n > 1000:  # the normal approximation is within one rank of the exact one here
-        z = _normal_quantile(0.5 + level / 2)
+        z = NormalDist().inv_cdf(0.5 + level / 2)
         rank = max(1, math.floor((n - z * math.sqrt(n)) / 2))
         return rank, 0.5 * math.erfc((n / 2 - rank + 0.5) / math.sqrt(n / 2))
     probability = 0.5**n
@@ -113,12 +113,6 @@ def _interval_rank(n: int, level: float) -> tuple[int, float]:
             break
         rank, tail = k + 1, tail + probability
     return rank, tail
-
-
-def _normal_quantile(p: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(p)
 
 
 def find_outliers(values: Sequence[float]) -> list[int]:
@@ -163,6 +157,10 @@ chance of one half, as a logarithm."""
 
 PLANNED_POWER = 0.9
 """Chance that the planned number of processes finds a change of the planned size."""
+
+SPREAD_CONFIDENCE = 0.8
+"""Coverage of the upper bound of the spread between processes that plans use. Few processes show too little of it half
+of the time, and what is planned by that has to be planned again (simulated by benchmarks/verdict_grid.py)."""
 
 LIGHT_TAIL_FACTOR, LIGHT_TAIL_COUNT = 1.5, 7
 """Processes that are in one of two states by halves have lighter tails than normal ones, and their t reaches far
@@ -223,10 +221,19 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
     noise: Noise
     between_sd: float
     """Relative standard deviation between the processes of a side (between pairs, where they are paired)."""
+    between_df: float
+    """Degrees of freedom behind it."""
     explained_a: float = 0.0
     explained_b: float = 0.0
     """How much of a side's time its circumstances may have added, as a logarithm: being slowed down explains why a side
     is slower, never why it is faster. Infinite where nothing bounds it."""
+
+    @property
+    def between_bound(self) -> float:
+        """Upper bound of `between_sd` (one-sided), by Wilson and Hilferty's approximation of chi-squared."""
+        part = 2 / (9 * self.between_df)
+        root = 1 - part + NormalDist().inv_cdf(1 - SPREAD_CONFIDENCE) * math.sqrt(part)
+        return self.between_sd / math.pow(root, 1.5)
 
     @property
     def p_value(self) -> float:
@@ -281,7 +288,7 @@ def _read_side(processes: Sequence[Sequence[float]], quantile: float) -> _Side:
 
 
 def _sampling_variance(ordered: Sequence[float], quantile: float) -> float:
-    """Of the logarithm of a quantile, from the order statistics one binomial standard deviation to either side."""
+    """Variance of the logarithm of a quantile, from the order statistics one binomial standard deviation away."""
     last = len(ordered) - 1
     stray = math.sqrt(len(ordered) * quantile * (1 - quantile))
     low, high = (round(min(max(quantile * last + side * stray, 0), last)) for side in (-1, 1))
@@ -311,6 +318,7 @@ def compare_processes(
         ratio=math.exp(fmean(sides[1].logs) - fmean(sides[0].logs)),
         noise=noise,
         between_sd=between,
+        between_df=float(max(1, sum(counts) - 2)),
         explained_a=explained_a,
         explained_b=explained_b,
     )
@@ -366,7 +374,9 @@ def compare_paired(
     count = len(differences)
     between = max(variance(differences), a.within + b.within)
     noise = _make_noise(math.sqrt(between / count), count - 1.0, [count, count], slow_chance)
-    return RatioEstimate(ratio=math.exp(fmean(differences)), noise=noise, between_sd=math.sqrt(between))
+    return RatioEstimate(
+        ratio=math.exp(fmean(differences)), noise=noise, between_sd=math.sqrt(between), between_df=count - 1.0
+    )
 
 
 def plan_processes(
@@ -380,8 +390,8 @@ def plan_processes(
 ) -> int | None:
     """How many processes per side find a change of this size with a chance of 90 %; None beyond a thousand.
 
-    `paired`: how many pairs, where `between_sd` is that of the pairs' differences. `other`: how many processes of one
-    side, where the other has so many and gets no more.
+    `between_sd`: its upper bound, where only a few processes have shown it. `paired`: how many pairs, where
+    `between_sd` is that of the pairs' differences. `other`: how many processes the other side has, and keeps.
     """
 
     power_z = NormalDist().inv_cdf(PLANNED_POWER)

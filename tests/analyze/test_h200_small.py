@@ -90,7 +90,7 @@ def test_a_recording_knows_the_step_without_profiler() -> None:
     found = answer(job, limits=job.limits)
     assert found.sentence.startswith("Without the profiler a step takes 4.149 ms. Profiled step 10 takes 21.96 ms: ")
     assert found.caution is not None
-    assert "17.81 ms of the waiting for the host above is the profiler's" in found.caution
+    assert "17.81 ms of the launch-bound idle time above is the profiler's" in found.caution
     assert "of the 4.149 ms that a step takes without the profiler: at most 6.57× faster" in found.try_first.because
     assert explain("streams.json.gz").unprofiled_step_s is None
 

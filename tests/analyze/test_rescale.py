@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.analyze.job_section import BUSY_SHARES, rescale
 from stepscope.analyze.step.breakdown import SHARES, Shares
-from stepscope.analyze.step.rescale import BUSY_SHARES, rescale
 
 
 def shares(*values: float) -> Shares:

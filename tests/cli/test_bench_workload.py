@@ -24,7 +24,7 @@ WRITER = "gpt2/ootb/infer/small-1dev-fp32"
         ((SMALL, "--rate", "5"), "only decoders", "gpt2"),
         ((SMALL, "--precision", "tf32"), "a CPU has no tf32", "--device cuda"),
         ((SMALL, "--ranks", "2", "--rate", "3"), "without this", "one device"),
-        ((SMALL, "--ranks", "2", "--backend", "fake"), "not played", "gloo"),
+        ((SMALL, "--ranks", "2", "--backend", "fake"), "cannot run on the fake backend", "gloo"),
         ((SMALL, "--ranks", "2", "--find-batch", "throughput"), "without this", "one device"),
         ((SMALL, "--find-batch", "throughput", "--batch-sizes", "1,2"), "exclude each other", "--largest-batch"),
         (("resnet50/optimised/train/1dev-fp32",), "there is no benchmark", "resnet50/optimized/train/1dev-fp32"),
@@ -101,6 +101,61 @@ def test_ranks_spread_the_tables_of_the_optimized_form_by_default(here: Stepscop
     assert (case["check"], case["score"]) == ("not asked for", None)
     assert "own tables as one" in case["changes"]
     assert "lookups as a product" not in case["changes"]
+
+
+PRINTING = """
+import ctypes, os, sys
+print("at import")
+def build(device, batch_size=4):
+    print("in build")
+    def step():
+        print("in step")
+        os.write(1, b"below Python\\n")
+        ctypes.CDLL(None).puts(b"buffered in C")
+    return step
+"""
+
+
+def test_what_a_file_prints_does_not_mix_with_the_answer(here: Stepscope, tmp_path: Path) -> None:
+    file = tmp_path / "my_model.py"
+    file.write_text(PRINTING)
+    answer = here("bench", "workload", str(file), "--quick", "--json")
+    assert answer.code == 0
+    assert answer.data["cases"][0]["status"] == "ok"
+    for line in ("at import", "in build", "in step", "below Python", "buffered in C"):
+        assert line in answer.err
+
+
+SLOWER = """
+import time
+def build(device, batch_size=1):
+    return lambda: time.sleep(0.004 + 0.0001 * batch_size**2)
+"""
+
+
+def test_a_search_within_a_given_limit(here: Stepscope, tmp_path: Path) -> None:
+    """A step takes 4.1, 4.4, 5.6 and 10.4 ms with 1, 2, 4 and 8 examples, which is the best of those allowed."""
+    file = tmp_path / "my_model.py"
+    file.write_text(SLOWER)
+    search_options = ("--find-batch", "throughput", "--largest-batch", "8", "--batch-resolution", "1")
+    answer = here("bench", "workload", str(file), *search_options, "--quick", "--json")
+    assert answer.code == 0
+    search = answer.data["search"]
+    assert search["best_batch_size"] in (4, 8)
+    assert [one["batch_size"] for one in search["tries"]][:4] == [1, 2, 4, 8]
+    assert answer.data["cases"][-1]["batch_size"] == search["best_batch_size"]
+
+
+def test_a_step_that_never_returns_is_bounded(here: Stepscope, tmp_path: Path) -> None:
+    file = tmp_path / "my_model.py"
+    file.write_text(
+        "import time\ndef build(device):\n    left = [0, 0, 0, 3600]\n    return lambda: time.sleep(left.pop(0))\n"
+    )
+    answer = here("bench", "workload", str(file), "--quick", "--json", "--hang-timeout", "10s")
+    assert answer.code == 1
+    assert "for 10 s" in answer.error["message"]
+    assert "measuring" in answer.error["message"]
+    assert "--hang-timeout" in answer.error["hint"]
 
 
 def test_every_option_of_every_verb_has_one_meaning() -> None:

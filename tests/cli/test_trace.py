@@ -236,7 +236,7 @@ def test_graphs_that_are_read_are_not_written_over(capsys: pytest.CaptureFixture
     assert graph.read_bytes() == before
 
 
-def test_what_was_mended_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_was_repaired_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     source, target = cut_kineto(tmp_path), tmp_path / "out.json"
     data = call(capsys, "convert", source, target)
     assert any("ends before its end marker" in what for what in data["repairs"])
@@ -244,7 +244,7 @@ def test_what_was_mended_is_told(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert run(["trace", "convert", str(source), str(target)]) == 0
     told = capsys.readouterr().err
     for what in data["repairs"]:
-        assert f"mended: {what}" in told
+        assert f"repaired: {what}" in told
     joined = call(capsys, "link", PAIR / "et.json.gz", source, "--minimum-share", "0")
     assert joined["repairs"] == data["repairs"]
     assert call(capsys, "convert", KINETO, target)["repairs"] == {}

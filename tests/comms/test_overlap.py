@@ -23,8 +23,8 @@ from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, WallClock, measure
 from stepscope.records import Case, CaseResult, RankSamples, Scalar
+from stepscope.records.codec import make_observed
 from stepscope.records.kinds import CollectiveSpec
-from stepscope.records.typing_kinds import make_observed
 from stepscope.report.overlap_table import (
     estimate,
     format_overlap_table,

@@ -30,7 +30,7 @@ from stepscope.run.producer import RankOutcome
 from stepscope.run.rank import Gathered
 from stepscope.run.ranks import Ranks, Refusal
 from stepscope.store import MeasuredCase
-from stepscope.system.communication import (
+from stepscope.system.collect import (
     describe_torch_library,
     find_loaded_libraries,
     read_communication_settings,

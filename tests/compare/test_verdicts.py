@@ -289,6 +289,24 @@ def test_a_noisy_comparison_says_how_many_processes_would_decide_and_they_do() -
     assert decided.count("better") == 0
 
 
+def test_the_processes_that_are_asked_for_are_enough_at_once() -> None:
+    """Four processes show too little of the spread half of the time: plans allow for that."""
+    rng = random.Random(11)
+
+    def noisy(count: int, factor: float) -> MeasuredCase:
+        return make_case([[factor * math.exp(rng.gauss(0, 0.03))] * 9 for _ in range(count)])
+
+    found = 0
+    for _ in range(100):
+        row = only_row(noisy(4, 1.0), noisy(4, 1.0))
+        assert row.between_sd is not None
+        assert row.between_bound is not None
+        assert row.between_bound > 1.3 * row.between_sd
+        needed = row.processes_needed or 4
+        found += only_row(noisy(needed, 1.0), noisy(needed, 1.05)).verdict == "worse"
+    assert found >= 90
+
+
 @pytest.mark.parametrize(("quantile", "statistic"), [(0.3, "median"), (0.85, "p95")])
 def test_a_change_of_slow_iterations_alone_is_found(quantile: float, statistic: str) -> None:
     calm = calm_case(1e-3)

@@ -129,38 +129,14 @@ def test_imports_point_down() -> None:
 
 
 MODELS = SOURCE / "bench" / "workloads" / "models"
-PLAIN_MODEL_FILES = {"__init__", "ootb", "optimized"}
-"""What the catalogue names; the other files of a model are its network and kernels."""
+"""Each of its files needs torch, as classes of layers have it as their base; the catalogue loads them by name."""
 
 
-def is_network(path: Path) -> bool:
-    return path.is_relative_to(MODELS) and path.stem not in PLAIN_MODEL_FILES
-
-
-def names_network(name: str) -> bool:
-    """Whether an import is of a file that needs torch at its top: classes of layers have it as their base."""
-    path = SOURCE.joinpath(*name.split(".")[1:]).with_suffix(".py")
-    return (
-        name.startswith("stepscope.bench.workloads.models.")
-        and path.is_file()
-        and is_network(path)
-        and needs_torch(path)
-    )
-
-
-@cache
-def needs_torch(path: Path) -> bool:
-    """Itself, or by what it imports at its top."""
-    at_top = [name for name, _, inside in imports_of(path) if not inside]
-    return any(name.split(".")[0] in {"torch", "triton"} or names_network(name) for name in at_top)
-
-
-def test_networks_are_loaded_where_they_are_built() -> None:
-    """A model's layers import torch at their top; so only such files may import them at theirs."""
+def test_models_are_loaded_where_they_are_built() -> None:
     at_top = [
         place
         for path, name, inside, place in every_import()
-        if not inside and names_network(name) and not (is_network(path) and needs_torch(path))
+        if not inside and name.startswith("stepscope.bench.workloads.models") and not path.is_relative_to(MODELS)
     ]
     assert not at_top
 
@@ -169,7 +145,7 @@ def test_heavy_libraries_are_imported_where_they_are_used() -> None:
     wrong = []
     for path, name, inside, place in every_import():
         library, room = name.split(".")[0], room_of(path)
-        if library in HEAVY and path.parent.name != "native" and not is_network(path):
+        if library in HEAVY and path.parent.name != "native" and not path.is_relative_to(MODELS):
             if not inside and library != "numpy":
                 wrong.append(f"{place} at the top of the module")
             if room in PLAIN:
@@ -210,11 +186,12 @@ def top_names_of(path: Path) -> list[tuple[str, int, bool]]:
 
 def test_numpy_at_the_top_is_for_readers_alone() -> None:
     """`--help` and producers work without numpy: what they import at their top does not import it at its own."""
-    light = {path for path in MODULES if room_of(path) in {"cli", "launch", *PRODUCERS} and not is_network(path)}
+    light = {path for path in MODULES if room_of(path) in {"cli", "launch", *PRODUCERS}}
     wrong = [
         f"{path.relative_to(SOURCE)} has numpy at its top"
         for path in sorted(loaded_at_the_top(light))
-        if not is_network(path) and any(name == "numpy" and not inside for name, _, inside in imports_of(path))
+        if not path.is_relative_to(MODELS)
+        and any(name == "numpy" and not inside for name, _, inside in imports_of(path))
     ]
     assert not wrong
     assert SOURCE / "traces" / "recording" / "evidence.py" in loaded_at_the_top(light), "the walk finds what is below"

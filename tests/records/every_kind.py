@@ -15,7 +15,7 @@ from stepscope.bench.ops.cases import make_cases as make_operator_cases
 from stepscope.bench.ops.ceilings import make_ceiling_cases
 from stepscope.bench.ops.suites import MICRO
 from stepscope.bench.workloads import find_workload
-from stepscope.bench.workloads.own import make_own_case
+from stepscope.bench.workloads.user import make_user_case
 from stepscope.formats.nccl_tests.importing import prepare_import
 from stepscope.records import Case
 
@@ -101,8 +101,8 @@ def list_imported() -> Iterator[Case]:
 def list_user_models(folder: Path) -> Iterator[Case]:
     file = folder / "step.py"
     file.write_text("def build(device, batch_size=4, precision='fp32'):\n    return lambda: None\n")
-    yield make_own_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
-    yield make_own_case(str(file), device="cuda", batch_size=2, precision="bf16")
+    yield make_user_case(f"{file}:build", device="cpu", batch_size=None, precision=None)
+    yield make_user_case(str(file), device="cuda", batch_size=2, precision="bf16")
 
 
 def list_every_kind(folder: Path) -> list[Case]:

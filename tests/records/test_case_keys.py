@@ -15,8 +15,8 @@ import pytest
 from every_kind import list_every_kind
 
 from stepscope.records import Benchmark, Case
+from stepscope.records.codec import make_observed, make_spec
 from stepscope.records.kinds import OtherObserved, OtherSpec, PatternObserved, WorkloadObserved
-from stepscope.records.typing_kinds import make_observed, make_spec
 
 TABLE = [json.loads(line) for line in (Path(__file__).parent / "data" / "case-keys.jsonl").read_text().splitlines()]
 

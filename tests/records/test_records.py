@@ -27,8 +27,7 @@ from stepscope.records import (
     parse_samples,
     slowest_rank_seconds,
 )
-from stepscope.records.codec import UPGRADES, current_version
-from stepscope.records.schema import RECORDS, make_schema
+from stepscope.records.codec import RECORDS, UPGRADES, current_version, make_schema
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 

@@ -28,7 +28,7 @@ from stepscope.records import (
     Score,
     System,
 )
-from stepscope.records.typing_kinds import make_observed
+from stepscope.records.codec import make_observed
 from stepscope.report import ReportRun
 from stepscope.store.view import MeasuredCase
 

@@ -25,8 +25,7 @@ from stepscope.formats.timeline import ANNOTATION, Timeline
 from stepscope.report.trace_blocks import Events, list_contents, put_together
 from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES
 from stepscope.report.trace_page import render_page, write_page
-from stepscope.report.trace_ranks import TimelineOf, choose_ranks
-from stepscope.report.trace_tracks import MOST_POINTS, sample
+from stepscope.report.trace_ranks import MOST_POINTS, TimelineOf, choose_ranks, sample
 from trace_jobs import TraceDraft, compute_bound, host_bound, on_cpu, report_job, straggling
 
 MOST_BYTES = 2_000_000
@@ -106,7 +105,7 @@ def test_page_says_the_answer_and_its_provenance() -> None:
         "bound by stragglers",
         "look at rank 3",
         "rank3.json",
-        "later than noise, throughout",
+        "significantly late throughout",
         "92.52 GB/s",
         "Critical path by name",
         "T2, T3 and T5",
@@ -309,7 +308,7 @@ def test_a_recording_shows_the_step_without_the_profiler_beside_the_profiled_one
     drawn = page.split('aria-label="Breakdown with and without the profiler"')[-1].split("</svg>")[0]
     assert "profiled: compute 120.0 µs (6.0 %)" in drawn
     assert "unprofiled: compute 120.0 µs (24.0 %)" in drawn
-    assert "unprofiled: waiting for the host 380.0 µs" in drawn
+    assert "unprofiled: launch-bound idle 380.0 µs" in drawn
     assert "Breakdown of the profiled step by rank" not in page, "one rank's bar would stand there twice"
 
 

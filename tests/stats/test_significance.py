@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stepscope.stats import (
+    SPREAD_CONFIDENCE,
     compare_paired,
     compare_processes,
     holm,
@@ -209,6 +210,16 @@ def test_what_was_planned_finds_the_change() -> None:
     assert found >= 80
     assert plan_processes(1.0, 0.01, 0.01) is None
     assert plan_processes(spread, math.log1p(effect), 0.01, other=2) is None, "two processes opposite decide nothing"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 12])
+def test_the_bound_of_the_spread_covers_it_as_often_as_stated(count: int) -> None:
+    rng, spread, trials = random.Random(count), 0.02, 2000
+    covered = 0
+    for _ in range(trials):
+        a, b = ([[math.exp(rng.gauss(0, spread))] for _ in range(count)] for _ in range(2))
+        covered += compare_processes(a, b).between_bound >= spread
+    assert covered / trials == pytest.approx(SPREAD_CONFIDENCE, abs=0.04)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))

@@ -36,7 +36,7 @@ from stepscope.store import (
     verify_run,
 )
 from stepscope.store import folder as layout
-from stepscope.store.journal import AppendFile, whole_lines
+from stepscope.store.folder import AppendFile, whole_lines
 
 CASES = [make_case(m=m) for m in (1, 2, 3)]
 

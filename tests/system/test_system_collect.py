@@ -13,7 +13,7 @@ from system_fakes import FakeNvml, make_x86
 
 from stepscope.records import System, encode_document, parse_document
 from stepscope.system import collect_system, merge_systems
-from stepscope.system.software import (
+from stepscope.system.collect import (
     find_loaded_torch,
     parse_torch_build,
     read_git,

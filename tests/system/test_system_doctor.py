@@ -11,7 +11,7 @@ import pytest
 from system_fakes import FakeNvml, make_x86, write_tree
 
 from stepscope.system import Diagnosis, diagnose, format_diagnosis
-from stepscope.system.capabilities import list_capabilities
+from stepscope.system.doctor import list_capabilities
 from stepscope.system.probes import (
     AMX_REMEDY,
     ChildResult,
@@ -292,7 +292,7 @@ def test_text(tmp_path: Path) -> None:
         "This machine",
         "What can run here",
         "What would add the rest",
-        "What would spoil a measurement",
+        "Sources of noise",
     ]
     assert (
         "  cpu              Test CPU @ 2.50GHz, 6 of 8 threads usable, 4 cores, up to 3.50 GHz, 32 MiB last-level cache"
@@ -308,4 +308,4 @@ def test_text(tmp_path: Path) -> None:
 def test_text_of_nothing_to_say(tmp_path: Path) -> None:
     diagnosis = msgspec.structs.replace(look(make_x86(tmp_path)), missing=[], warnings=[])
     text = format_diagnosis(diagnosis)
-    assert "What would spoil a measurement\n  nothing\n" in text
+    assert "Sources of noise\n  nothing\n" in text

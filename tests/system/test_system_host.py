@@ -7,16 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from system_fakes import make_arm, make_x86, write_tree
 
-from stepscope.system.cpu import parse_cpuinfo, read_cpu, read_numa_nodes, read_turbo
-from stepscope.system.files import list_folder, parse_cpu_list, read_natural, read_text
 from stepscope.system.host import (
+    list_folder,
+    parse_cpu_list,
+    parse_cpuinfo,
     read_container,
+    read_cpu,
     read_memory,
+    read_natural,
+    read_nics,
+    read_numa_nodes,
+    read_text,
     read_throttled_periods,
+    read_turbo,
     read_virtualization,
     sample_load,
 )
-from stepscope.system.network import read_nics
 
 
 def test_x86_processors(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedFastDlrm
 from stepscope.bench.workloads.precision import build_module
 from stepscope.bench.workloads.steps import TrainStep
 
@@ -36,7 +36,7 @@ def train(config: str) -> dict[str, Any]:
     module.eval()
     with torch.inference_mode():
         chances = task.infer(module, batches[0])
-    # Weights lie as their gradients do, which have the plain form's names.
+    # Weights lie as their gradients do, which have the ootb implementation's names.
     for parameter in module.fast.parameters():
         parameter.grad = parameter.detach().clone()
     own = {f"tables.{place}.": f"tables.{table}." for place, table in enumerate(module.fast.lookup.spread.own)}

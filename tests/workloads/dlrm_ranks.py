@@ -11,16 +11,15 @@ import torch
 import torch.distributed as dist
 
 from stepscope.bench.workloads import find_workload
-from stepscope.bench.workloads.asked import SEED as WEIGHT_SEED
-from stepscope.bench.workloads.asked import Asked, read_case
 from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
-from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm
-from stepscope.bench.workloads.models.dlrm.sharded_network import ShardedNetwork
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedNetwork
 from stepscope.bench.workloads.precision import build_module, math_of
 from stepscope.bench.workloads.protocol import Optimized, Task
-from stepscope.bench.workloads.sharing import open_rank_step
+from stepscope.bench.workloads.request import SEED as WEIGHT_SEED
+from stepscope.bench.workloads.request import ParsedCase, read_case
+from stepscope.bench.workloads.shared import open_rank_step
 from stepscope.bench.workloads.steps import TrainStep
 
 RANKS = 2
@@ -98,7 +97,7 @@ def name_joined(benchmark_id: str, precision: str = "fp32", accumulate: int = 1)
     return f"{benchmark_id},{precision},{accumulate}"
 
 
-def read_joined(name: str) -> tuple[Asked, int]:
+def read_joined(name: str) -> tuple[ParsedCase, int]:
     """What was asked of the ranks, and how many batches each adds up."""
     benchmark_id, precision, accumulate = name.split(",")
     case = find_workload(benchmark_id).make_case(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stepscope.bench.workloads import find_workload, list_workloads
-from stepscope.bench.workloads.check import NOISE, _Jostled, _Side, _Training, _Unchanged, check_optimized
-from stepscope.bench.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
+from stepscope.bench.workloads.check import NOISE, _Perturbed, _Side, _Training, _Unchanged, check_optimized
+from stepscope.bench.workloads.findings import HIGHEST, TOLERANCES, CheckReport, Finding
 from stepscope.bench.workloads.protocol import Change, Mode, Optimized, Precision, Task
 from stepscope.bench.workloads.steps import UpdatesEarly
 from stepscope.records.kinds import WorkloadSpec
@@ -20,7 +20,7 @@ WIDTH = 24
 
 def check(benchmark_id: str, *, batch_size: int = 16) -> CheckReport:
     workload = find_workload(benchmark_id)
-    plain, fast = workload.make_calm("tiny")
+    plain, fast = workload.make_deterministic("tiny")
     return check_optimized(
         plain, fast, mode=workload.declared.mode, precision="fp32", device="cpu", batch_size=batch_size,
         backend="eager",
@@ -107,16 +107,16 @@ def test_a_wrong_update_is_found(benchmark_id: str, spoil: Any, monkeypatch: pyt
 @pytest.mark.parametrize("benchmark_id", ["resnet50/optimized/train/1dev-fp32", "cvt/optimized/train/1dev-cvt13-fp32"])
 def test_norms_that_remember_nothing_are_found(benchmark_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = type(find_workload(benchmark_id).make_task("tiny"))
-    right = fast.adopt
+    right = fast.convert
 
-    def adopt(self: Any, module: Any, **how: Any) -> Any:
-        adopted = right(self, module, **how)
-        for part in adopted.modules():
+    def convert(self: Any, module: Any, **how: Any) -> Any:
+        converted = right(self, module, **how)
+        for part in converted.modules():
             if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
                 part.momentum = 0.0
-        return adopted
+        return converted
 
-    monkeypatch.setattr(fast, "adopt", adopt)
+    monkeypatch.setattr(fast, "convert", convert)
     assert failed(check(benchmark_id)) == {"statistics"}
 
 
@@ -126,9 +126,9 @@ def test_rounding_of_rows_that_are_added_one_by_one_is_no_wrong_update() -> None
 
 
 def test_statistics_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.bench.workloads.models.convnets import folding
+    from stepscope.bench.workloads.models.convnets import layers
 
-    right = folding.fold_one
+    right = layers.fold_one
 
     def forgetful(conv: Any, norm: Any) -> Any:
         norm.running_mean = torch.zeros_like(norm.running_mean)
@@ -136,7 +136,7 @@ def test_statistics_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) 
         return right(conv, norm)
 
     assert check("resnet50/optimized/infer/1dev-fp32").passed
-    monkeypatch.setattr(folding, "fold_one", forgetful)
+    monkeypatch.setattr(layers, "fold_one", forgetful)
     assert failed(check("resnet50/optimized/infer/1dev-fp32")) == {"outputs"}
 
 
@@ -256,7 +256,7 @@ def test_the_furthest_of_several_trials_counts() -> None:
 def test_rounding_raises_no_limit_beyond_its_ceiling(precision: Precision) -> None:
     found = judge({"deep": 1.0}, {"deep": 5.0}, precision=precision)["gradients"]
     assert not found.passed
-    assert found.limit == CEILINGS[precision].gradients < 1.0
+    assert found.limit == HIGHEST[precision].gradients < 1.0
 
 
 def test_noise_that_is_no_number_allows_nothing() -> None:
@@ -286,7 +286,7 @@ def test_halved_gradients_are_found_in_any_noise() -> None:
 def test_jostled_weights_differ_in_their_last_bit() -> None:
     plain = Deep({"depth": 2})
     before = plain.build()
-    after = _Jostled(plain, 1).adopt(copy.deepcopy(before), mode="train", precision="fp32")
+    after = _Perturbed(plain, 1).convert(copy.deepcopy(before), mode="train", precision="fp32")
     for old, new in zip(before.parameters(), after.parameters(), strict=True):
         bits = (old.detach().view(torch.int32) - new.detach().view(torch.int32)).abs()
         assert (bits[old != 0] == 1).all()
@@ -356,7 +356,7 @@ class Mixed(Optimized):
 def test_answers_of_other_examples_are_found_in_any_precision(model: str, fault: str, found: str) -> None:
     """Though all of a network's answers are nearly the same, so that the whole is off by less than rounding may be."""
     workload = next(one for one in list_workloads() if one.benchmark.id.startswith(f"{model}/optimized/infer/"))
-    plain, _ = workload.make_calm("tiny")
+    plain, _ = workload.make_deterministic("tiny")
     how: dict[str, Any] = {"mode": "infer", "precision": "bf16", "device": "cpu", "batch_size": 16, "backend": "eager"}
     assert check_optimized(plain, _Unchanged(plain), **how).passed
     assert found in failed(check_optimized(plain, Mixed(plain, fault), **how))
@@ -376,7 +376,7 @@ class LateFault(UpdatesEarly):
 
 
 def test_the_update_that_is_checked_is_the_one_that_is_timed() -> None:
-    plain, _ = find_workload("resnet50/optimized/train/1dev-fp32").make_calm("tiny")
+    plain, _ = find_workload("resnet50/optimized/train/1dev-fp32").make_deterministic("tiny")
     how: dict[str, Any] = {"mode": "train", "precision": "fp32", "device": "cpu", "batch_size": 8, "backend": "eager"}
     assert check_optimized(plain, LateFault(plain), **how).passed
     assert "update" in failed(check_optimized(plain, LateFault(plain), at_once=2, **how))

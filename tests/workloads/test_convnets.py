@@ -1,4 +1,5 @@
-"""The convolutional networks: sizes, pictures, and that each fast form computes what the plain one does."""
+"""The convolutional networks: sizes, pictures, and that each optimized implementation computes what the plain one
+does."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ torch = pytest.importorskip("torch")
 
 from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, read_catalogue  # noqa: E402
 from stepscope.bench.workloads.check import NOISE, check_optimized  # noqa: E402
-from stepscope.bench.workloads.distances import _distance  # noqa: E402
-from stepscope.bench.workloads.findings import CEILINGS, CheckReport  # noqa: E402
-from stepscope.bench.workloads.models.convnets import choosing, folding, optimized  # noqa: E402
+from stepscope.bench.workloads.findings import (  # noqa: E402
+    HIGHEST,
+    CheckReport,
+    _distance,
+)
+from stepscope.bench.workloads.models.convnets import choosing, layers, optimized  # noqa: E402
 from stepscope.bench.workloads.models.convnets.grouped import Way, convolve_frames, list_ways, merge_groups  # noqa: E402
-from stepscope.bench.workloads.models.convnets.images import draw_labels, make_pictures  # noqa: E402
-from stepscope.bench.workloads.models.convnets.stem import Stem  # noqa: E402
-from stepscope.bench.workloads.models.regnety.ootb import RegNetY  # noqa: E402
+from stepscope.bench.workloads.models.convnets.layers import Stem  # noqa: E402
+from stepscope.bench.workloads.models.convnets.ootb import draw_labels, make_pictures  # noqa: E402
+from stepscope.bench.workloads.models.regnety import RegNetY  # noqa: E402
 from stepscope.bench.workloads.protocol import EAGER, Mode, Optimized, Task  # noqa: E402
 from stepscope.bench.workloads.steps import TrainStep  # noqa: E402
 from stepscope.bench.workloads.verify import format_failures  # noqa: E402
@@ -43,7 +47,7 @@ def declared(model: str, mode: Mode) -> tuple[DeclaredModel, Declared]:
 
 def tiny_pair(model: str, mode: Mode, **changed: Any) -> tuple[Task, Optimized, int]:
     found, line = declared(model, mode)
-    calm = found.make_task({**line.sizes_at("tiny"), **changed}).calm()
+    calm = found.make_task({**line.sizes_at("tiny"), **changed}).deterministic()
     plain = found.make_task(calm)
     return plain, found.make_optimized(plain), line.tiny.batch_size
 
@@ -146,7 +150,7 @@ def test_batches_hold_what_their_mode_needs() -> None:
     assert laid["pictures"].is_contiguous(memory_format=torch.channels_last_3d)
 
 
-# Parts of the fast forms.
+# Parts of the optimized implementations.
 
 
 @pytest.mark.parametrize("stem", [Stem(7, 2, 3), Stem(3, 2, 1), Stem(3, 2, 0), Stem(3, 1, 1), Stem(5, 3, 2)])
@@ -170,8 +174,8 @@ def test_a_convolution_over_blocks_leaves_time_alone() -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("axes", [2, 3])
 def test_every_way_of_a_grouped_convolution_is_the_same(axes: int, stride: int) -> None:
-    from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
-    from stepscope.bench.workloads.models.convnets.network import CONVOLUTIONS
+    from stepscope.bench.workloads.models.convnets.layers import GroupedConv
+    from stepscope.bench.workloads.models.convnets.ootb import CONVOLUTIONS
 
     conv = CONVOLUTIONS[axes](32, 32, 3, stride=stride, padding=1, groups=8)
     x = torch.randn(2, 32, *(5, 6, 7)[3 - axes :], requires_grad=True)
@@ -216,7 +220,7 @@ def test_frames_are_added_over_time_with_any_padding() -> None:
 
 @pytest.mark.parametrize("frames", [4, 5])
 def test_pooling_by_frames_is_the_same(frames: int) -> None:
-    from stepscope.bench.workloads.models.convnets.fast_network import PoolOverTime
+    from stepscope.bench.workloads.models.convnets.layers import PoolOverTime
 
     x = torch.randn(2, 3, frames, 9, 8).relu().to(memory_format=torch.channels_last_3d)
     assert torch.equal(PoolOverTime()(x), torch.nn.functional.max_pool3d(x, 3, stride=2, padding=1))
@@ -224,7 +228,7 @@ def test_pooling_by_frames_is_the_same(frames: int) -> None:
 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_folded_norms_keep_their_statistics(axes: int) -> None:
-    from stepscope.bench.workloads.models.convnets.network import ConvNorm
+    from stepscope.bench.workloads.models.convnets.ootb import ConvNorm
 
     layer = ConvNorm(4, 6, 3, axes=axes, eps=1e-3)
     norm: Any = layer.norm
@@ -235,7 +239,7 @@ def test_folded_norms_keep_their_statistics(axes: int) -> None:
     x = torch.randn(2, 4, *[5] * axes)
     with torch.no_grad():
         expected = layer(x)
-        folding.fold_norms(layer)
+        layers.fold_norms(layer)
         assert _distance(layer(x), expected) < 1e-6
 
 
@@ -246,14 +250,14 @@ def test_choices_are_made_for_every_grouped_convolution_and_disclosed(monkeypatc
     monkeypatch.setattr(optimized, "TRIALS", trials)
 
     def choose(layer: choosing.Layer, _: Any, *, mode: Any, precision: Any) -> Way:
-        trials[layer, mode, precision, "cuda:0"] = choosing.Trial(Way("kernel", 2), {})
+        trials[layer, mode, precision, "cuda:0"] = choosing.WayTimes(Way("kernel", 2), {})
         return Way("kernel", 2)
 
     before = {one.name: one.what for one in fast.changes(mode="train", precision="bf16")}
     assert "CPU" in before["grouped convolutions"]
     monkeypatch.setattr(optimized, "choose_way", choose)
-    module = fast.adopt(plain.build(), mode="train", precision="bf16")
-    from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
+    module = fast.convert(plain.build(), mode="train", precision="bf16")
+    from stepscope.bench.workloads.models.convnets.layers import GroupedConv
 
     assert sum(isinstance(layer, GroupedConv) for layer in module.modules()) == 4
     after = {one.name: one.what for one in fast.changes(mode="train", precision="bf16")}
@@ -329,7 +333,7 @@ def test_a_failure_tells_what_rounding_alone_does() -> None:
     report = check("inception-v3", "train", "bf16")
     (gradients,) = report.failures
     assert gradients.noise is not None
-    assert NOISE * gradients.noise > CEILINGS["bf16"].gradients
+    assert NOISE * gradients.noise > HIGHEST["bf16"].gradients
     assert f"where rounding alone makes {gradients.noise:.3g}" in format_failures(report)
 
 
@@ -345,25 +349,25 @@ def test_fast_training_compiles_with_our_operator(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_bias_lost_in_folding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = folding.fold_one
+    right = layers.fold_one
 
     def wrong(conv: Any, norm: Any) -> Any:
         weight, bias = right(conv, norm)
         return weight, torch.zeros_like(bias) if conv.groups > 1 else bias
 
-    monkeypatch.setattr(folding, "fold_one", wrong)
+    monkeypatch.setattr(layers, "fold_one", wrong)
     assert not check("resnext3d", "infer").passed
 
 
-def adopt_spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
-    right = optimized.FastPictures.adopt
+def convert_spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    right = optimized.FastPictures.convert
 
-    def adopt(self: Any, module: Any, **how: Any) -> Any:
-        adopted = right(self, module, **how)
-        spoil(adopted)
-        return adopted
+    def convert(self: Any, module: Any, **how: Any) -> Any:
+        converted = right(self, module, **how)
+        spoil(converted)
+        return converted
 
-    monkeypatch.setattr(optimized.FastPictures, "adopt", adopt)
+    monkeypatch.setattr(optimized.FastPictures, "convert", convert)
     monkeypatch.setattr(optimized, "STEP", EAGER)
 
 
@@ -376,7 +380,7 @@ def test_a_shifted_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         conv.padding = (0, 0)
         conv.register_forward_pre_hook(lambda _, inputs: (pad(inputs[0], (2, 0, 2, 0)),))
 
-    adopt_spoilt(monkeypatch, shift)
+    convert_spoilt(monkeypatch, shift)
     assert not check("resnet50", "infer").passed
 
 
@@ -387,7 +391,7 @@ def test_a_stride_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -
         first, second = (module.blocks[1].branch[place].conv for place in (0, 1))
         first.stride, second.stride = second.stride, first.stride
 
-    adopt_spoilt(monkeypatch, swap)
+    convert_spoilt(monkeypatch, swap)
     report = check("resnet50", "train")
     assert {"loss", "gradients"} <= {one.what for one in report.failures}
 
@@ -396,7 +400,7 @@ def test_a_missing_gate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def ungate(module: Any) -> None:
         module.blocks[2].branch[2] = torch.nn.Identity()
 
-    adopt_spoilt(monkeypatch, ungate)
+    convert_spoilt(monkeypatch, ungate)
     assert not check("regnety", "infer").passed
 
 
@@ -404,7 +408,7 @@ def test_a_lost_auxiliary_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     def cut(module: Any) -> None:
         module.auxiliary = None
 
-    adopt_spoilt(monkeypatch, cut)
+    convert_spoilt(monkeypatch, cut)
     assert not check("inception-v3", "train").passed
 
 
@@ -412,7 +416,7 @@ def test_a_lost_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def drop(module: Any) -> None:
         module.features[2 if isinstance(module.features[2], torch.nn.Conv2d) else 3].bias = None
 
-    adopt_spoilt(monkeypatch, drop)
+    convert_spoilt(monkeypatch, drop)
     assert not check("vgg16", "infer").passed
 
 
@@ -421,7 +425,7 @@ def test_wrongly_merged_groups_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
         return merge_groups(weight.flip(0), groups, merged)
 
     monkeypatch.setattr(optimized, "choose_way", lambda *_, **__: Way("merged", 2))
-    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.fast_network.merge_groups", wrong)
+    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.layers.merge_groups", wrong)
     monkeypatch.setattr(optimized, "STEP", EAGER)
     assert not check("regnety", "infer").passed
 
@@ -459,7 +463,7 @@ def test_a_way_that_computes_something_else_is_not_right(mode: Mode, monkeypatch
         spoilt = torch.arange(kept.shape[0]).view(-1, 1, 1, 1, 1) == 3
         return kept if merged == 1 else torch.where(spoilt, 0.5 * kept, kept)
 
-    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.fast_network.merge_groups", lose_a_corner)
+    monkeypatch.setattr("stepscope.bench.workloads.models.convnets.layers.merge_groups", lose_a_corner)
     assert not choosing.is_right(Way("merged", 2), layer, conv, mode=mode, precision="bf16")
 
 
@@ -476,7 +480,7 @@ class TurnedBack(torch.autograd.Function):
 
 
 def test_a_way_whose_gradients_are_mixed_up_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
+    from stepscope.bench.workloads.models.convnets.layers import GroupedConv
 
     right = GroupedConv.forward
 

@@ -1,4 +1,4 @@
-"""CvT: size, data, training, and that the fast form computes the same and faults are seen."""
+"""CvT: size, data, training, and that the optimized implementation computes the same and faults are seen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from stepscope.bench.workloads.catalogue import Declared, read_catalogue
 from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport
-from stepscope.bench.workloads.models.cvt import network
-from stepscope.bench.workloads.models.cvt.optimized import FastCvt
+from stepscope.bench.workloads.models import cvt
+from stepscope.bench.workloads.models.cvt import FastCvt
 from stepscope.bench.workloads.protocol import EAGER, Precision
 from stepscope.bench.workloads.steps import TrainStep
 
@@ -22,7 +22,7 @@ TRAIN, INFER = CVT.benchmark
 def run_check(
     one: Declared, *, precision: Precision = "fp32", traced: bool = False, shifted: bool = True
 ) -> CheckReport:
-    calm = CVT.make_task(CVT.make_task(one.sizes_at("tiny")).calm())
+    calm = CVT.make_task(CVT.make_task(one.sizes_at("tiny")).deterministic())
     fast = FastCvt(calm)
     fast.shifted = shifted
     engine = fast.engine(one.mode)._replace(fullgraph=True) if traced else EAGER
@@ -84,13 +84,13 @@ def test_fast_form_computes_the_same_when_compiled() -> None:
 
 
 def test_dropped_paths_are_those_of_the_definition() -> None:
-    """With the same random numbers the fast form drops the same images."""
+    """With the same random numbers the optimized implementation drops the same images."""
     task = CVT.make_task({**TRAIN.sizes_at("tiny"), "drop_path": 0.9})
     torch.manual_seed(1)
     module = task.build().train()
     batch = task.make_batch(16, seed=1, mode="train")
     losses = []
-    for use, one in ((task, module), (fast := FastCvt(task), fast.adopt(module, mode="train", precision="fp32"))):
+    for use, one in ((task, module), (fast := FastCvt(task), fast.convert(module, mode="train", precision="fp32"))):
         torch.manual_seed(2)
         losses.append(float(use.loss(one, batch).detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -98,11 +98,11 @@ def test_dropped_paths_are_those_of_the_definition() -> None:
 
 def test_running_statistics_are_kept() -> None:
     task = CVT.make_task(TRAIN.sizes_at("tiny"))
-    calm, fast = CVT.make_task(task.calm()), FastCvt(CVT.make_task(task.calm()))
+    calm, fast = CVT.make_task(task.deterministic()), FastCvt(CVT.make_task(task.deterministic()))
     torch.manual_seed(1)
     plain = calm.build().train()
     torch.manual_seed(1)
-    lean = fast.adopt(calm.build().train(), mode="train", precision="fp32")
+    lean = fast.convert(calm.build().train(), mode="train", precision="fp32")
     batch = calm.make_batch(4, seed=1, mode="train")
     calm.loss(plain, batch)
     fast.loss(lean, batch)
@@ -115,8 +115,8 @@ def test_running_statistics_are_kept() -> None:
 def test_shifted_sums_are_convolutions(stride: int, height: int) -> None:
     generator = torch.Generator().manual_seed(1)
     grid, weights = torch.randn(2, height, 5, 4, generator=generator), torch.randn(2, 4, 1, 3, 3, generator=generator)
-    ours = network.convolve_by_shifts(grid, weights, stride=stride, padding=1)
-    theirs = network.convolve_by_library(grid, weights, stride=stride, padding=1)
+    ours = cvt.convolve_by_shifts(grid, weights, stride=stride, padding=1)
+    theirs = cvt.convolve_by_library(grid, weights, stride=stride, padding=1)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -138,28 +138,28 @@ def test_every_change_is_told_once() -> None:
 @pytest.mark.parametrize("one", [TRAIN, INFER], ids=["train", "infer"])
 def test_wrong_attention_scale_is_found(one: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the width of a head, as everywhere else: the definition takes that of all heads."""
-    make = network.LeanAttention.__init__
+    make = cvt.LeanAttention.__init__
 
     def make_wrong(self: Any, plain: Any, **how: Any) -> None:
         make(self, plain, **how)
         self.scale = (plain.embed_dim // plain.num_heads) ** -0.5
 
-    monkeypatch.setattr(network.LeanAttention, "__init__", make_wrong)
+    monkeypatch.setattr(cvt.LeanAttention, "__init__", make_wrong)
     assert not run_check(one).passed
 
 
 def test_batch_norm_folded_without_its_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fold = network.fold_one
+    fold = cvt.fold_one
 
     def fold_wrong(*parts: Any) -> Any:
         weight, bias = fold(*parts)
         return weight, torch.zeros_like(bias)
 
-    monkeypatch.setattr(network, "fold_one", fold_wrong)
+    monkeypatch.setattr(cvt, "fold_one", fold_wrong)
     assert not run_check(INFER).passed
 
 
 def test_key_and_value_exchanged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    shift = network.convolve_by_shifts
-    monkeypatch.setattr(network, "convolve_by_shifts", lambda *a, **how: shift(*a, **how)[::-1])
+    shift = cvt.convolve_by_shifts
+    monkeypatch.setattr(cvt, "convolve_by_shifts", lambda *a, **how: shift(*a, **how)[::-1])
     assert not run_check(TRAIN).passed

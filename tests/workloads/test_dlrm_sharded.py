@@ -9,8 +9,8 @@ import pytest
 import torch
 from dlrm_ranks import BATCH, SEED, make_task, read_ranks, start_ranks
 
-from stepscope.bench.workloads.models.dlrm.sharded import join_batches, spread_tables
-from stepscope.bench.workloads.models.dlrm.tables import Tables
+from stepscope.bench.workloads.models.dlrm.ootb import Tables
+from stepscope.bench.workloads.models.dlrm.sharded import join_batches, shard_tables
 
 CONFIGS = ["A.8dev-embed32-fp32", "open-source.1dev-fp32"]
 """Learned weights with bags of one length, and unequal tables with bags of drawn lengths."""
@@ -61,7 +61,7 @@ def compare_parts(parts: list[dict[str, torch.Tensor]], whole: Mapping[str, torc
 
 def test_lookups_are_spread_evenly() -> None:
     tables = Tables(rows=(10,) * 7, lookups=(9, 1, 1, 1, 4, 4, 4))
-    owners = spread_tables(tables, 3)
+    owners = shard_tables(tables, 3)
     carried = [
         sum(one for one, owner in zip(tables.lookups, owners, strict=True) if owner == rank) for rank in range(3)
     ]

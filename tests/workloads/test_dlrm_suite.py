@@ -1,4 +1,5 @@
-"""DLRM of the suite: sizes, data, training and inference at tiny scale, and that the fast form is the same model."""
+"""DLRM of the suite: sizes, data, training and inference at tiny scale, and that the optimized implementation is the
+same model."""
 
 from __future__ import annotations
 
@@ -11,11 +12,8 @@ from stepscope.bench.workloads.catalogue import Declared, read_catalogue
 from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport
 from stepscope.bench.workloads.models.dlrm import fast_network, optimized
-from stepscope.bench.workloads.models.dlrm.batches import draw_rows
-from stepscope.bench.workloads.models.dlrm.network import QuantisedBag, WeightedBag
-from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, QuantisedBag, WeightedBag, draw_rows, read_tables
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.bench.workloads.models.dlrm.tables import read_tables
 from stepscope.bench.workloads.precision import build_module
 from stepscope.bench.workloads.protocol import Mode, Precision
 from stepscope.bench.workloads.steps import InferStep, TrainStep
@@ -40,7 +38,7 @@ def make_tiny(declared: Declared, **other: Any) -> DlrmTask:
 
 
 def check(task: DlrmTask, mode: Mode = "train", precision: Precision = "fp32", *, device: str = "cpu") -> CheckReport:
-    calm = DlrmTask(task.calm())
+    calm = DlrmTask(task.deterministic())
     return check_optimized(
         calm, DlrmOptimized(calm), mode=mode, precision=precision, device=device, batch_size=256, backend="eager"
     )
@@ -240,7 +238,7 @@ def test_the_fast_form_in_halves(config: str) -> None:
 def test_learned_weights_of_long_tables(lengths: str) -> None:
     """Rows are gathered, and no update is made in backward."""
     task = make_tiny(find(DEFAULT), pooling="learned", lengths=lengths)
-    module = DlrmOptimized(task).adopt(task.build(), mode="train", precision="fp32")
+    module = DlrmOptimized(task).convert(task.build(), mode="train", precision="fp32")
     assert isinstance(module, fast_network.FastDlrm)
     assert isinstance(module.lookup, fast_network.GatheredTables)
     assert module.arm(0.01) == []
@@ -250,7 +248,7 @@ def test_learned_weights_of_long_tables(lengths: str) -> None:
 def test_only_an_optimizer_makes_backward_update_the_table() -> None:
     task = make_tiny(find(DEFAULT))
     fast = DlrmOptimized(task)
-    module = fast.adopt(task.build(), mode="train", precision="fp32")
+    module = fast.convert(task.build(), mode="train", precision="fp32")
     batch = fast.make_batch(16, seed=1, mode="train")
     table = module.get_parameter("lookup.weight")
     before = table.detach().clone()
@@ -286,7 +284,7 @@ def test_accumulated_batches_make_one_update(declared: Declared) -> None:
 def test_zeros_that_fill_up_stay_zeros() -> None:
     task = make_tiny(find(A_TRAIN), learning_rate=0.5)
     fast = DlrmOptimized(task)
-    module = fast.adopt(task.build(), mode="train", precision="bf16")
+    module = fast.convert(task.build(), mode="train", precision="bf16")
     step = TrainStep(fast, module, [fast.make_batch(64, seed=1, mode="train")], precision="bf16", device="cpu")
     for _ in range(3):
         step()

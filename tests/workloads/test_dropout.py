@@ -1,4 +1,4 @@
-"""Checks compare without dropout; that a fast form drops as much as the plain one is tested here."""
+"""Checks compare without dropout; that an optimized implementation drops as much as the plain one is tested here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw_losses(task: Task, module: Any, draws: int = DRAWS) -> list[float]:
 
 def build_both(benchmark_id: str) -> tuple[tuple[Task, Any], tuple[Task, Any]]:
     workload = find_workload(benchmark_id)
-    plain, fast = workload.make_plain("tiny"), workload.make_task("tiny")
+    plain, fast = workload.make_ootb("tiny"), workload.make_task("tiny")
     modules = []
     for task in (plain, fast):
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ def build_both(benchmark_id: str) -> tuple[tuple[Task, Any], tuple[Task, Any]]:
 
 
 def compare_spreads(benchmark_id: str) -> float:
-    """Logarithm of the fast form's spread of losses over the plain one's."""
+    """Logarithm of the optimized implementation's spread of losses over the plain one's."""
     plain, fast = build_both(benchmark_id)
     spreads = [statistics.stdev(draw_losses(*one)) for one in (plain, fast)]
     assert spreads[0] > 0
@@ -66,7 +66,7 @@ def test_a_fast_form_drops_as_much_as_the_plain_one(benchmark_id: str) -> None:
 def test_all_models_that_drop_are_among_them() -> None:
     dropping = set()
     for workload in choose_workloads(implementations=["optimized"], modes=["train"]):
-        plain = workload.make_plain("tiny")
+        plain = workload.make_ootb("tiny")
         torch.manual_seed(0)
         module = shape_module(plain, plain.build(), mode="train", precision="fp32")
         if workload.declared.devices == 1 and len(set(draw_losses(plain, module, 3))) > 1:
@@ -75,7 +75,7 @@ def test_all_models_that_drop_are_among_them() -> None:
 
 
 def test_a_fast_form_that_drops_less_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.bench.workloads.models.encoders import lean
+    from stepscope.bench.workloads.models.encoders import optimized
 
-    monkeypatch.setattr(lean, "drop", lambda hidden, *_: hidden)
+    monkeypatch.setattr(optimized, "drop", lambda hidden, *_: hidden)
     assert compare_spreads("xlmr/optimized/train/fb-1dev-A-fp32") < -FAR

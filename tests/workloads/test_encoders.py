@@ -1,4 +1,5 @@
-"""XLM-R, BERT and OSCAR: sizes, data, training, and that the fast forms compute the same and faults are seen."""
+"""XLM-R, BERT and OSCAR: sizes, data, training, and that the optimized implementations compute the same and faults are
+seen."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ import torch
 from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, read_catalogue
 from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport
-from stepscope.bench.workloads.models.bert.ootb import BREAK, IGNORED, MASK
-from stepscope.bench.workloads.models.encoders import fp8, lean, packing
-from stepscope.bench.workloads.models.encoders.text import PUBLISHED_LENGTHS, draw_lengths, draw_words, length_at
-from stepscope.bench.workloads.models.xlmr.ootb import BEGIN, END, PAD
+from stepscope.bench.workloads.models import xlmr
+from stepscope.bench.workloads.models.bert import BREAK, IGNORED, MASK
+from stepscope.bench.workloads.models.encoders import fp8, optimized
+from stepscope.bench.workloads.models.encoders.ootb import PUBLISHED_LENGTHS, draw_lengths, draw_words, length_at
+from stepscope.bench.workloads.models.xlmr import BEGIN, END, PAD
 from stepscope.bench.workloads.protocol import EAGER, Optimized, Precision, Task
 from stepscope.bench.workloads.steps import TrainStep
 
@@ -40,8 +42,8 @@ def find(model: str, mode: str, config: str | None = None) -> tuple[DeclaredMode
 
 
 def make_pair(declared: DeclaredModel, one: Declared) -> tuple[Task, Optimized]:
-    """The plain and the fast form, tiny and calm."""
-    calm = declared.make_task(declared.make_task(one.sizes_at("tiny")).calm())
+    """The plain and the optimized implementation, tiny and calm."""
+    calm = declared.make_task(declared.make_task(one.sizes_at("tiny")).deterministic())
     return calm, declared.make_optimized(calm)
 
 
@@ -236,20 +238,20 @@ def test_pretraining_head_is_the_same_in_inference() -> None:
 def test_packing_keeps_every_token_and_puts_it_back(lengths: list[int]) -> None:
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     ids = torch.arange(mask.numel()).view(mask.shape)
-    packed = packing.pack({"input_ids": ids, "attention_mask": mask.long()})
+    packed = optimized.pack({"input_ids": ids, "attention_mask": mask.long()})
     assert packed["tokens"].tolist() == ids[mask].tolist()
     assert packed["places"].tolist() == [place for length in lengths for place in range(length)]
     assert packed["starts"].tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    assert torch.equal(packing.unpack(packed["tokens"].float().unsqueeze(1), packed).squeeze(-1), ids * mask)
+    assert torch.equal(optimized.unpack(packed["tokens"].float().unsqueeze(1), packed).squeeze(-1), ids * mask)
 
 
 def test_packed_sequences_do_not_see_each_other() -> None:
     """Each alone gives what it gives among others."""
     lengths = [3, 1, 6]
     mask = torch.arange(6) < torch.tensor(lengths)[:, None]
-    packed = packing.pack({"input_ids": torch.zeros(3, 6, dtype=torch.long), "attention_mask": mask.long()})
+    packed = optimized.pack({"input_ids": torch.zeros(3, 6, dtype=torch.long), "attention_mask": mask.long()})
     query, key, value = torch.randn(3, 10, 2, 4, generator=torch.Generator().manual_seed(1)).unbind(0)
-    got = lean.attend_packed(query, key, value, packed, scale=0.5)
+    got = optimized.attend_packed(query, key, value, packed, scale=0.5)
     for start, end in ((0, 3), (3, 4), (4, 10)):
         q, k, v = (one[start:end].transpose(0, 1) for one in (query, key, value))
         alone = torch.softmax(q @ k.transpose(1, 2) * 0.5, dim=-1) @ v
@@ -311,37 +313,37 @@ def test_every_change_is_told_once(model: str, one: Declared) -> None:
 
 @pytest.mark.parametrize(("model", "mode"), [("xlmr", "infer"), ("bert-base", "train"), ("oscar", "train")])
 def test_wrong_attention_scale_is_found(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = lean.LeanLayer.__init__
+    make = optimized.LeanLayer.__init__
 
     def make_wrong(self: Any, plain: Any, **how: Any) -> None:
         make(self, plain, **how)
         self.scale = 1.0 / self.width**0.5
 
-    monkeypatch.setattr(lean.LeanLayer, "__init__", make_wrong)
+    monkeypatch.setattr(optimized.LeanLayer, "__init__", make_wrong)
     assert not run_check(model, mode).passed
 
 
 @pytest.mark.parametrize(("model", "mode"), [("xlmr", "train"), ("bert-large", "infer"), ("oscar", "infer")])
 def test_dropped_bias_of_the_projection_is_found(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = lean._hold
+    make = optimized._hold
 
     def make_wrong(weight: Any, bias: Any) -> Any:
         bias.data.zero_()
         return make(weight, bias)
 
-    monkeypatch.setattr(lean, "_hold", make_wrong)
+    monkeypatch.setattr(optimized, "_hold", make_wrong)
     assert not run_check(model, mode).passed
 
 
 def test_mask_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = packing.pack
+    pack = optimized.pack
 
     def pack_without_mask(batch: Any) -> Any:
         packed = pack(batch)
         return {**packed, "there": torch.ones_like(packed["there"])}
 
-    monkeypatch.setattr(packing, "pack", pack_without_mask)
-    monkeypatch.setattr(packing, "unpack", lambda outputs, batch: outputs[batch["rows"]] * _there(batch["rows"]))
+    monkeypatch.setattr(xlmr, "pack", pack_without_mask)
+    monkeypatch.setattr(xlmr, "unpack", lambda outputs, batch: outputs[batch["rows"]] * _there(batch["rows"]))
     report = run_check("xlmr", "infer", REALDIST)
     assert [one.what for one in report.failures] == ["outputs"]
 
@@ -355,30 +357,30 @@ def _there(rows: Any) -> Any:
 
 def test_mask_that_is_kept_passes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault above is in the attention alone: with the mask, its way of unpacking is right."""
-    monkeypatch.setattr(packing, "unpack", lambda outputs, batch: outputs[batch["rows"]] * _there(batch["rows"]))
+    monkeypatch.setattr(xlmr, "unpack", lambda outputs, batch: outputs[batch["rows"]] * _there(batch["rows"]))
     assert run_check("xlmr", "infer", REALDIST).passed
 
 
 def test_positions_that_do_not_begin_anew_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = packing.pack
-    monkeypatch.setattr(packing, "pack", lambda batch: {**(p := pack(batch)), "places": p["places"].flip(0)})
+    pack = optimized.pack
+    monkeypatch.setattr(xlmr, "pack", lambda batch: {**(p := pack(batch)), "places": p["places"].flip(0)})
     assert not run_check("xlmr", "infer", REALDIST).passed
 
 
 def test_words_guessed_at_wrong_places_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.bench.workloads.models.bert.optimized import FastBert
+    from stepscope.bench.workloads.models.bert import FastBert
 
-    arrange = FastBert.arrange
+    arrange = FastBert.collate
 
     def arrange_wrong(self: FastBert, batch: Any, *, mode: Any) -> Any:
         arranged = arrange(self, batch, mode=mode)
         return {**arranged, "hidden_at": arranged["hidden_at"] - 1}
 
-    monkeypatch.setattr(FastBert, "arrange", arrange_wrong)
+    monkeypatch.setattr(FastBert, "collate", arrange_wrong)
     assert not run_check("bert-base", "train").passed
 
 
 def test_last_layer_of_a_wrong_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = lean.LeanLayer.first_token
-    monkeypatch.setattr(lean.LeanLayer, "first_token", lambda self, hidden: first(self, hidden.roll(1, dims=1)))
+    first = optimized.LeanLayer.first_token
+    monkeypatch.setattr(optimized.LeanLayer, "first_token", lambda self, hidden: first(self, hidden.roll(1, dims=1)))
     assert not run_check("oscar", "infer").passed

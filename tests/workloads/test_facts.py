@@ -23,7 +23,7 @@ PLAIN = [one for one in choose_workloads(implementations=["ootb"]) if one.declar
 @pytest.mark.parametrize("workload", PLAIN, ids=lambda one: one.benchmark.id)
 def test_every_benchmark_has_a_number_of_operations(workload: Any) -> None:
     """Followed without values or made for real, it is the same number."""
-    task, mode = workload.make_plain("tiny"), workload.declared.mode
+    task, mode = workload.make_ootb("tiny"), workload.declared.mode
     batch = task.make_batch(2, seed=0, mode=mode)
     made = _count_on("cpu", task, mode, [batch])
     assert made is not None
@@ -33,7 +33,7 @@ def test_every_benchmark_has_a_number_of_operations(workload: Any) -> None:
 
 def test_what_the_device_cannot_count_is_counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy decoding depends on values; `meta` has none, and a device may lack an operator."""
-    task = find_workload("rnnt/ootb/infer/1dev-fp32").make_plain("tiny")
+    task = find_workload("rnnt/ootb/infer/1dev-fp32").make_ootb("tiny")
     batch, tried = task.make_batch(2, seed=0, mode="infer"), []
     right = _count_on("cpu", task, "infer", [batch])
 
@@ -52,7 +52,7 @@ def test_what_the_device_cannot_count_is_counted_on_the_cpu(monkeypatch: pytest.
 
 def test_a_step_waits_for_its_own_batch_not_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is received waits for all that was sent before."""
-    task = find_workload("resnet50/ootb/infer/1dev-fp32").make_plain("tiny")
+    task = find_workload("resnet50/ootb/infer/1dev-fp32").make_ootb("tiny")
     seen: list[str] = []
     for name in ("_send", "_receive"):
         original = getattr(Loader, name)
@@ -72,7 +72,7 @@ def test_a_step_waits_for_its_own_batch_not_for_the_next(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("implementation", ["ootb", "optimized"])
 def test_prompts_of_a_user_may_be_of_any_length(implementation: str, tmp_path: Path) -> None:
     workload = find_workload(f"gpt2/{implementation}/infer/small-1dev-fp32")
-    plain, task = workload.make_plain("tiny"), workload.make_task("tiny")
+    plain, task = workload.make_ootb("tiny"), workload.make_task("tiny")
     batch = plain.make_batch(2, seed=0, mode="infer")
     shorter = {name: one[:, 3:] for name, one in batch.items()}
     torch.save([batch, shorter], tmp_path / "prompts.pt")
@@ -83,7 +83,7 @@ def test_prompts_of_a_user_may_be_of_any_length(implementation: str, tmp_path: P
 def test_operations_are_the_mean_over_batches_and_equal_shapes_are_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    task = find_workload(LENGTHS).make_plain("tiny")
+    task = find_workload(LENGTHS).make_ootb("tiny")
     batches = [task.make_batch(1, seed=seed, mode="infer") for seed in (727, 728, 728, 729)]
     assert [one["input_ids"].shape[1] for one in batches] == [48, 10, 10, 14]
     one_by_one = _count_on("cpu", task, "infer", batches)
@@ -110,7 +110,7 @@ def test_a_round_is_over_when_every_batch_was_taken_equally_often() -> None:
 
 def test_generation_is_counted_to_its_last_token() -> None:
     """Twice the weights for each token, and attention over what came before."""
-    task = find_workload("gpt2/ootb/infer/small-1dev-fp32").make_plain("tiny")
+    task = find_workload("gpt2/ootb/infer/small-1dev-fp32").make_ootb("tiny")
     sizes = task.sizes
     batch = task.make_batch(3, seed=0, mode="infer")
     prompt = batch["input_ids"].shape[1]
@@ -176,12 +176,12 @@ def test_own_batches_that_one_graph_cannot_hold_are_refused(tmp_path: Path) -> N
         labels = batch["labels"]
         labels.view(-1)[int((labels.flatten() != -100).nonzero()[0])] = -100
 
-    path = save_batches(tmp_path / "own.pt", workload.make_plain("tiny"), "train", [leave, hide_one_less])
+    path = save_batches(tmp_path / "own.pt", workload.make_ootb("tiny"), "train", [leave, hide_one_less])
     with pytest.raises(BadInputError, match="replays one graph") as refused:
         read_batches(path, fast, batch_size=2, mode="train")
     assert str(refused.value.where).endswith("batch 1")
     assert "ootb" in str(refused.value.hint)
-    save_batches(path, workload.make_plain("tiny"), "train", [leave, leave])
+    save_batches(path, workload.make_ootb("tiny"), "train", [leave, leave])
     assert len(read_batches(path, fast, batch_size=2, mode="train")) == 2
 
 
@@ -191,7 +191,7 @@ def test_padding_where_the_fast_form_knows_none_is_refused(tmp_path: Path) -> No
     def pad(batch: Any) -> None:
         batch["input_ids"][1, -3:] = 1
 
-    path = save_batches(tmp_path / "own.pt", workload.make_plain("tiny"), "infer", [leave, pad])
+    path = save_batches(tmp_path / "own.pt", workload.make_ootb("tiny"), "infer", [leave, pad])
     with pytest.raises(BadInputError, match="holds padding") as refused:
         read_batches(path, workload.make_task("tiny"), batch_size=2, mode="infer")
     assert str(refused.value.where).endswith("batch 1")
@@ -234,7 +234,7 @@ def test_what_does_not_vary_is_demanded(tmp_path: Path, change: dict[str, Any], 
 
 def test_a_width_that_is_fixed_stays_demanded(tmp_path: Path) -> None:
     workload = find_workload("xlmr/ootb/infer/fb-1dev-A")
-    width = workload.make_plain("tiny").sizes["sequence"]
+    width = workload.make_ootb("tiny").sizes["sequence"]
     torch.save([{"input_ids": make_words(2, width - 1)["input_ids"]}], tmp_path / "own.pt")
     with pytest.raises(BadInputError, match=rf"of shape \[2, {width}\]"):
         read_batches(tmp_path / "own.pt", workload.make_task("tiny"), batch_size=2, mode="infer")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.bench.workloads.fingerprint import (
+from make_fingerprints import (
     METHOD,
     Fingerprint,
     benchmarks_to_mark,
@@ -17,7 +17,7 @@ from stepscope.bench.workloads.fingerprint import (
 )
 from stepscope.bench.workloads.models.convnets.ootb import PictureTask
 from stepscope.bench.workloads.models.decoders.ootb import PlainDecoder, PlainState
-from stepscope.bench.workloads.models.resnet50.ootb import ResNet50
+from stepscope.bench.workloads.models.resnet50 import ResNet50
 from stepscope.bench.workloads.models.rnnt.lamb import Lamb
 from stepscope.bench.workloads.protocol import Task
 from stepscope.bench.workloads.registry import Workload
@@ -113,7 +113,7 @@ def test_another_option_of_the_optimizer_is_seen(
     monkeypatch: pytest.MonkeyPatch, name: str, option: str, value: object
 ) -> None:
     before = take(name)
-    kind = type(benchmarks_to_mark()[name].make_plain("tiny"))
+    kind = type(benchmarks_to_mark()[name].make_ootb("tiny"))
     make_plainly = kind.make_optimizer
 
     def make_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:

@@ -1,4 +1,5 @@
-"""Prefill and decode: their times in fake time, and the check that leads a fast form along the plain one's text."""
+"""Prefill and decode: their times in fake time, and the check that leads an optimized implementation along the plain
+one's text."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.findings import CheckReport
 from stepscope.bench.workloads.generation import (
     Decoder,
-    GenerateStep,
+    DecoderRunner,
     GenerationTimes,
     check_generation,
-    measure_generation,
+    time_generation,
 )
 from stepscope.bench.workloads.models.decoders import network, optimized
 from stepscope.bench.workloads.protocol import EAGER
@@ -58,61 +59,40 @@ class Scripted:
         self.owed_s = 0.0
 
 
-def time_scripted(batches: list[tuple[int, int]], **options: Any) -> tuple[list[GenerationTimes], Scripted]:
+def time_scripted(*, new_tokens: int, owed_s: float = 0.0) -> tuple[GenerationTimes, Scripted]:
     clock = FakeClock()
     step = Scripted(clock)
-    times = measure_generation(step, batches, clock=clock, synchronise=step.synchronise, **options)
-    return times, step
+    step.owed_s = owed_s
+    return time_generation(step, 10, new_tokens=new_tokens, clock=clock, synchronise=step.synchronise), step
 
 
 def test_first_and_further_tokens_are_timed_apart() -> None:
-    [time], step = time_scripted([(10, 3)], new_tokens=4)
+    time, step = time_scripted(new_tokens=4)
     assert time.ttft_s == pytest.approx(0.05)
     assert time.token_s == pytest.approx([0.002, 0.003, 0.004])
-    assert time.decode_s == pytest.approx(0.009)
-    assert time.tpot_s == pytest.approx(0.003)
     assert time.duration_s == pytest.approx(0.059)
-    assert time.tokens_per_s == pytest.approx(12 / 0.059)
     assert step.waits == 5
 
 
-def test_without_streaming_the_host_waits_at_both_ends_only() -> None:
-    [time], step = time_scripted([(10, 3)], new_tokens=4, stream=False)
-    assert time.token_s == []
-    assert time.tpot_s == pytest.approx(0.003)
-    assert step.waits == 3
-
-
 def test_work_left_from_before_is_not_counted() -> None:
-    clock = FakeClock()
-    step = Scripted(clock)
-    step.owed_s = 1.0
-    [time] = measure_generation(step, [(10, 1)], new_tokens=1, clock=clock, synchronise=step.synchronise)
-    assert time.ttft_s == pytest.approx(0.05)
-    assert (time.tpot_s, time.decode_s) == (None, 0.0)
-
-
-def test_warm_up_batches_are_run_and_not_told() -> None:
-    times, step = time_scripted([(1, 1), (2, 1), (3, 1)], new_tokens=2, warmups=2)
-    assert [one.ttft_s for one in times] == pytest.approx([0.015])
-    assert step.waits == 9
+    time, _ = time_scripted(new_tokens=1, owed_s=1.0)
+    assert time.ttft_s == time.duration_s == pytest.approx(0.05)
+    assert time.token_s == []
 
 
 def test_wrong_use_is_told() -> None:
-    with pytest.raises(UsageError, match="new_tokens is 0"):
-        time_scripted([(1, 1)], new_tokens=0)
     plain, _ = tasks("gpt2")
-    step = GenerateStep(plain, torch.nn.Identity(), new_tokens=2, precision="fp32", device="cpu")
+    step = DecoderRunner(plain, torch.nn.Identity(), new_tokens=2, precision="fp32", device="cpu")
     with pytest.raises(UsageError, match="no batch was begun"):
         step.advance()
-    with pytest.raises(UsageError, match="not a fast form"):
+    with pytest.raises(UsageError, match="not an optimized implementation"):
         check_generation(plain, plain, precision="fp32", device="cpu", batch_size=1, new_tokens=1)
 
 
 def tasks(model: str) -> tuple[Decoder, optimized.OptimizedDecoder]:
     found = read_catalogue()[model]
     declared = next(one for one in found.benchmark if one.mode == "infer")
-    plain = found.make_task(found.make_task(declared.sizes_at("tiny")).calm())
+    plain = found.make_task(found.make_task(declared.sizes_at("tiny")).deterministic())
     fast = found.make_optimized(plain)
     assert isinstance(plain, Decoder)
     assert isinstance(fast, optimized.OptimizedDecoder)
@@ -173,7 +153,7 @@ def test_generation_goes_on_from_the_prompt(model: str) -> None:
     torch.manual_seed(1)
     module = plain.build().eval()
     batch = plain.make_batch(1, seed=3, mode="infer")
-    step = GenerateStep(plain, module, new_tokens=4, precision="fp32", device="cpu")
+    step = DecoderRunner(plain, module, new_tokens=4, precision="fp32", device="cpu")
     runs = []
     for _ in range(2):
         step.begin(batch)
@@ -186,8 +166,8 @@ def test_generation_goes_on_from_the_prompt(model: str) -> None:
         with torch.no_grad():
             assert module(input_ids=text).logits[0, -1].argmax() == token
         text = torch.cat([text, token.view(1, 1)], dim=1)
-    adopted = fast.adopt(module, mode="infer", precision="fp32")
-    quick = GenerateStep(fast, adopted, new_tokens=4, precision="fp32", device="cpu")
+    converted = fast.convert(module, mode="infer", precision="fp32")
+    quick = DecoderRunner(fast, converted, new_tokens=4, precision="fp32", device="cpu")
     for seed in (9, 3):  # the second batch takes the memory of the first, which lay on other tokens
         quick.begin(fast.make_batch(1, seed=seed, mode="infer"))
         for _ in range(3):

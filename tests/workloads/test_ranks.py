@@ -16,14 +16,13 @@ from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
 from suite_runs import measure as measure_alone
 
-from stepscope.bench.workloads import choose_workloads, find_workload, sharing
+from stepscope.bench.workloads import choose_workloads, find_workload
 from stepscope.bench.workloads import shared as shared_cases
-from stepscope.bench.workloads.asked import read_case
 from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.facts import Peak
 from stepscope.bench.workloads.producer import WorkloadProducer
 from stepscope.bench.workloads.protocol import Optimized
-from stepscope.bench.workloads.request import TRAIN_SAMPLE_S
+from stepscope.bench.workloads.request import TRAIN_SAMPLE_S, read_case
 from stepscope.bench.workloads.shared import RankFacts
 from stepscope.bench.workloads.steps import TrainStep
 from stepscope.core.errors import RankDiedError, UsageError
@@ -159,7 +158,7 @@ def test_fast_forms_are_shared_in_both_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "message"),
     [
-        (WITHOUT_TABLES, None, "no tables to spread"),
+        (WITHOUT_TABLES, None, "no tables to shard"),
         (WRONG, "wrong_result", ""),
         (UNEVEN, None, "cannot be shared evenly by 2 ranks"),
     ],
@@ -478,7 +477,7 @@ def test_a_model_is_gone_before_the_next_is_built(loop: RankLoop, monkeypatch: p
             alive.append(sum(one() is not None for one in built))
             built.append(weakref.ref(self._weights[0]))
 
-    monkeypatch.setattr(sharing, "TrainStep", WatchedStep)
+    monkeypatch.setattr(shared_cases, "TrainStep", WatchedStep)
     torch.backends.cudnn.benchmark = True
     gc.disable()
     try:

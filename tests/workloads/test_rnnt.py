@@ -1,4 +1,4 @@
-"""RNN-T: sizes as published, synthetic speech as declared, and the fast form against the plain one."""
+"""RNN-T: sizes as published, synthetic speech as declared, and the optimized implementation against the plain one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ torch = pytest.importorskip("torch")
 
 from stepscope.bench.workloads.catalogue import Declared, read_catalogue  # noqa: E402
 from stepscope.bench.workloads.check import check_optimized  # noqa: E402
-from stepscope.bench.workloads.models.rnnt import fast_decoding, fast_layers, fast_loss  # noqa: E402
-from stepscope.bench.workloads.models.rnnt.fast_decoding import Transcriber  # noqa: E402
+from stepscope.bench.workloads.models.rnnt import fast_loss, optimized  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.lamb import ForeachLamb, Lamb  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.ootb import RnntTask, encoded_lengths  # noqa: E402
-from stepscope.bench.workloads.models.rnnt.optimized import FastRnnt  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.optimized import FastRnnt, Transcriber  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.speech import make_utterances  # noqa: E402
 from stepscope.bench.workloads.protocol import Mode, Precision  # noqa: E402
 from stepscope.bench.workloads.steps import TrainStep  # noqa: E402
@@ -28,7 +27,7 @@ def declared(mode: Mode) -> Declared:
 
 def tiny(mode: Mode, **other: Any) -> RnntTask:
     task = RnntTask({**declared(mode).sizes_at("tiny"), **other})
-    return RnntTask(task.calm())
+    return RnntTask(task.deterministic())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_limits_on_symbols_hold_in_both_forms(most_a_frame: int, most: int) -> N
     fast = FastRnnt(task)
     with torch.inference_mode():
         expected = task.infer(network, batch)
-        got = fast.infer(fast.adopt(network, mode="infer", precision="fp32"), batch)
+        got = fast.infer(fast.convert(network, mode="infer", precision="fp32"), batch)
     lengths = encoded_lengths(batch["frames"])
     assert torch.equal(got[3].long(), (lengths * most_a_frame).clamp(max=most))
     for one, other in zip(got, expected, strict=True):
@@ -153,12 +152,12 @@ def test_lattice_that_is_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_loop_without_a_recurrent_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fast_decoding.decode
+    right = optimized.decode
 
     def forgetful(encoded: Any, lengths: Any, weights: dict[str, torch.Tensor], **limits: int) -> Any:
         return right(encoded, lengths, {**weights, "bias_1": torch.zeros_like(weights["bias_1"])}, **limits)
 
-    monkeypatch.setattr(fast_decoding, "decode", forgetful)
+    monkeypatch.setattr(optimized, "decode", forgetful)
     task = tiny("infer")
     report = check_optimized(
         task, FastRnnt(task), mode="infer", precision="fp32", device="cpu", batch_size=3, backend="eager"
@@ -168,7 +167,7 @@ def test_loop_without_a_recurrent_bias_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_single_layers_do_what_the_stack_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The half-precision way through the layers, with its padding and scaling, here in a precision that CPUs have."""
-    monkeypatch.setattr(fast_layers, "_in_half", lambda _: True)
+    monkeypatch.setattr(optimized, "_in_half", lambda _: True)
     right = torch.autocast
     monkeypatch.setattr(torch, "autocast", lambda kind, **how: right(kind, **{**how, "enabled": False}))
     task = tiny("train")
@@ -248,7 +247,7 @@ def test_decoding_kernel_does_what_torch_does() -> None:
         weights = dict(transcriber.named_buffers(recurse=False))
         projected = torch.nn.functional.linear(encoded, weights["of_encoder"], weights["hidden_bias"])
         for limits in ({"most_a_frame": 30, "most": 20}, {"most_a_frame": 1, "most": 3}):
-            expected = fast_decoding.decode(projected, lengths, weights, **limits)
+            expected = optimized.decode(projected, lengths, weights, **limits)
             got = kernels.decode(projected, lengths, weights, **limits)
             for one, other in zip(got, expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.bench.workloads.search import Trial, best_trial, most_tries, next_batch
+from stepscope.bench.workloads.search import BatchTrial, best_trial, most_tries, next_batch
 
 EXACT = 1e-9
-Scripted = Callable[[int], Trial]
+Scripted = Callable[[int], BatchTrial]
 
 
-def search(device: Scripted, largest: int, *, resolution: float = EXACT) -> list[Trial]:
-    tried: list[Trial] = []
+def search(device: Scripted, largest: int, *, resolution: float = EXACT) -> list[BatchTrial]:
+    tried: list[BatchTrial] = []
     while (size := next_batch(tried, largest=largest, resolution=resolution)) is not None:
         assert 1 <= size <= largest
         assert size not in {one.batch_size for one in tried}
@@ -26,9 +26,9 @@ def search(device: Scripted, largest: int, *, resolution: float = EXACT) -> list
 def scripted(*, peak: int, memory: int, slowest: int) -> Scripted:
     """Throughput rises up to `peak` and then falls; above `memory` nothing fits, above `slowest` it is too late."""
 
-    def measure(size: int) -> Trial:
+    def measure(size: int) -> BatchTrial:
         throughput = float(size if size <= peak else peak * peak / size)
-        return Trial(size, throughput if size <= memory else None, size <= slowest)
+        return BatchTrial(size, throughput if size <= memory else None, size <= slowest)
 
     return measure
 
@@ -50,7 +50,7 @@ def test_the_search_ends_at_the_true_best(largest: int, peak: int, memory: int, 
 def test_sizes_that_fail_before_any_works_do_not_end_it(least: int, peak: int) -> None:
     """Norms over a single example fail, whatever the device."""
     device = scripted(peak=peak, memory=9000, slowest=9000)
-    tried = search(lambda size: device(size) if size >= least else Trial(size, None, failed=True), 5000)
+    tried = search(lambda size: device(size) if size >= least else BatchTrial(size, None, failed=True), 5000)
     best = best_trial(tried)
     assert best is not None
     assert best.batch_size == peak
@@ -58,7 +58,7 @@ def test_sizes_that_fail_before_any_works_do_not_end_it(least: int, peak: int) -
 
 
 def test_a_search_in_which_everything_fails_ends() -> None:
-    tried = search(lambda size: Trial(size, None, failed=True), 100)
+    tried = search(lambda size: BatchTrial(size, None, failed=True), 100)
     assert [one.batch_size for one in tried] == [1, 2, 4, 8, 16, 32, 64, 100]
     assert best_trial(tried) is None
 
@@ -87,7 +87,7 @@ def test_the_tries_are_the_stated_ones() -> None:
 def test_one_size_that_the_device_dislikes_does_not_end_the_doubling(largest: int, peak: int, disliked: int) -> None:
     right = scripted(peak=peak, memory=9000, slowest=9000)
 
-    def measure(size: int) -> Trial:
+    def measure(size: int) -> BatchTrial:
         trial = right(size)
         return trial._replace(throughput=0.3 * (trial.throughput or 0.0)) if size == 2**disliked else trial
 
@@ -99,7 +99,7 @@ def test_one_size_that_the_device_dislikes_does_not_end_the_doubling(largest: in
 
 
 def test_nothing_in_time_is_no_result() -> None:
-    tried = search(lambda size: Trial(size, 10.0, in_time=False), 64)
+    tried = search(lambda size: BatchTrial(size, 10.0, in_time=False), 64)
     assert [one.batch_size for one in tried] == [1]
     assert best_trial(tried) is None
     assert best_trial([]) is None
@@ -108,7 +108,7 @@ def test_nothing_in_time_is_no_result() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_a_plateau_does_not_end_the_doubling(noise: float) -> None:
     """Less than two hundredths is noise."""
-    tried = search(lambda size: Trial(size, 100.0 * (1 - noise * (size % 3)) if size <= 64 else 100.0), 256)
+    tried = search(lambda size: BatchTrial(size, 100.0 * (1 - noise * (size % 3)) if size <= 64 else 100.0), 256)
     assert max(one.batch_size for one in tried) == 256
 
 

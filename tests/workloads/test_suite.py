@@ -9,7 +9,7 @@ from suite_runs import measure
 
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.catalogue import SUITE
-from stepscope.bench.workloads.suite import choose_suite, make_suite_cases, suite_precisions
+from stepscope.bench.workloads.registry import choose_suite, make_suite_cases, suite_precisions
 from stepscope.compare.views import compare_implementations
 from stepscope.core.errors import UsageError
 from stepscope.records import Failure

@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from stepscope.bench.workloads.models.rnnt import fast_loss  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.fast_loss import Transcripts, joint_transducer_costs  # noqa: E402
-from stepscope.bench.workloads.models.rnnt.transducer import (  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.ootb import (  # noqa: E402
     lattice_costs,
     pick_log_probs,
     skew,
@@ -122,7 +122,7 @@ def test_gradients_of_both_agree_and_padding_has_none() -> None:
 
 
 def test_long_lattices_keep_their_gradients_in_single_precision() -> None:
-    """Sums of hundreds of terms: the gradient of the plain form in double precision is the measure."""
+    """Sums of hundreds of terms: the gradient of the ootb implementation in double precision is the measure."""
     frames, said, classes = 60, 30, 8
     transcripts = make_transcripts(7, [frames], [said], classes)
     exact, single = make_joint(7, 1, frames, said, classes), make_joint(7, 1, frames, said, classes)

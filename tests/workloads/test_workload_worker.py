@@ -10,12 +10,12 @@ import pytest
 from suite_runs import SERVED, SMALL, measure, tiny
 
 from stepscope.bench.workloads import find_workload, list_workloads, steps
-from stepscope.bench.workloads.asked import SEED, read_case
 from stepscope.bench.workloads.catalogue import Declared, read_catalogue
 from stepscope.bench.workloads.facts import count_flops
 from stepscope.bench.workloads.feed import make_batches
-from stepscope.bench.workloads.files import hash_file
 from stepscope.bench.workloads.producer import Running, WorkloadProducer, open_step
+from stepscope.bench.workloads.request import SEED, read_case
+from stepscope.bench.workloads.user import hash_file
 from stepscope.compare.views import compare_implementations
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.launch.worker import Session
@@ -136,7 +136,7 @@ def test_a_loader_that_fails_costs_no_score(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_outputs_that_are_no_numbers_have_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = type(find_workload(SERVED).make_plain("tiny"))
+    task = type(find_workload(SERVED).make_ootb("tiny"))
     original = task.infer
     monkeypatch.setattr(task, "infer", lambda self, module, batch: original(self, module, batch) / 0)
     (found,) = measure(tmp_path, tiny(SERVED)).cases()
@@ -229,7 +229,7 @@ LENGTHS = "xlmr/ootb/infer/fb-1dev-A-realdist"
 
 def test_operations_are_those_of_the_batches_that_are_timed(tmp_path: Path) -> None:
     (case,) = measure(tmp_path, tiny(LENGTHS, batch_size=1)).cases()
-    task = find_workload(LENGTHS).make_plain("tiny")
+    task = find_workload(LENGTHS).make_ootb("tiny")
     timed = make_batches(task, batch_size=1, mode="infer", seed=SEED)
     counts = [count_flops(task, [batch], mode="infer", device="cpu") or 0 for batch in timed]
     assert len(set(counts)) > 1
@@ -248,7 +248,7 @@ def test_batches_of_one_shape_make_no_round(tmp_path: Path) -> None:
 def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepscope.bench.workloads.models.xlmr.ootb import Xlmr
+    from stepscope.bench.workloads.models.xlmr import Xlmr
 
     usual = Xlmr.make_batch
 

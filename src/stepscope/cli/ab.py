@@ -64,7 +64,8 @@ def command(
 
     Each pair of processes is on disk when it is done; --resume continues with the next one.
     """
-    from stepscope.compare.verdict import compare_interleaved, describe, describe_comparison
+    from stepscope.compare.verdict import describe, describe_comparison
+    from stepscope.compare.views import compare_interleaved
     from stepscope.measure.progress import open_progress
     from stepscope.run.processes import Side, measure_in_processes
     from stepscope.store import StoredRun

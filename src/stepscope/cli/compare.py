@@ -17,7 +17,7 @@ from stepscope.store import StoredRun, find_run
 if TYPE_CHECKING:
     from stepscope.compare.views import Gains
 
-VIEWS = ("cases", "systems", "ootb-optimized")
+VIEWS = ("cases", "ootb-optimized")
 
 
 @click.command("compare")
@@ -26,7 +26,7 @@ VIEWS = ("cases", "systems", "ootb-optimized")
 @level_option
 @resolution_option
 @click.option("--view", type=click.Choice(VIEWS), default="cases", show_default=True,
-              help="cases and systems: B beside A; ootb-optimized: inside the runs.")  # fmt: skip
+              help="cases: B beside A; ootb-optimized: the two implementations inside the runs.")  # fmt: skip
 @click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", show_default=True)
 @store_option
 @json_option

@@ -75,7 +75,7 @@ def rehearse(command: Sequence[str]) -> Job | None:
 
 def _require_same_files(run: StoredRun, job: Job) -> None:
     """Said apart from other differences, as files of users change often."""
-    from stepscope.bench.workloads.files import require_unchanged
+    from stepscope.bench.workloads.user import require_unchanged
 
     for stored, asked in zip(run.plan.cases, job.cases, strict=False):
         wanted, kept = asked.spec, stored.spec

@@ -107,7 +107,7 @@ def proxy(
 
     Example: stepscope bench suite proxy --device cpu --scale tiny
     """
-    from stepscope.bench.workloads.suite import choose_suite, make_suite_cases
+    from stepscope.bench.workloads.registry import choose_suite, make_suite_cases
 
     chosen = choose_suite(models=models, modes=modes, implementations=implementations, everything=everything)
     cases = make_suite_cases(chosen, device=how["device"], scale=how["scale"], precision=how["precision"])

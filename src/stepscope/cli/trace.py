@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,8 +23,7 @@ from stepscope.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from stepscope.analyze.answers.compose import Answer
-    from stepscope.analyze.job import JobReport
-    from stepscope.traces.read import TraceSet
+    from stepscope.analyze.job import JobReport, Timelines
 
 CLOCKS = ("auto", "as recorded", "aligned", "durations")
 
@@ -52,10 +53,11 @@ def summary(*, as_json: bool, **options: Any) -> int:
     for show in (show_sums, show_memory):
         if (told := show(options["source"], as_json=as_json)) is not None:
             return told
-    from stepscope.report.trace_text import format_job
+    from stepscope.report.trace_text import WIDTH, format_job
 
     _, job, answer = _explain(options)
-    emit(_as_data(job, answer), "" if as_json else format_job(job, answer), as_json=as_json)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    emit(_as_data(job, answer), "" if as_json else format_job(job, answer, width), as_json=as_json)
     return ExitCode.DONE
 
 
@@ -75,8 +77,8 @@ def report(*, output: Path, as_json: bool, **options: Any) -> int:
     """
     from stepscope.report.trace_page import write_page
 
-    traces, job, answer = _explain(options)
-    size = write_page(job, answer, traces.timeline, output)
+    timelines, job, answer = _explain(options)
+    size = write_page(job, answer, timelines, output)
     data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
     said = [job.damage, answer.sentence] if job.damage is not None else [answer.sentence]
     emit(data, "\n".join([*said, f"the page is in {output}"]), as_json=as_json)
@@ -104,9 +106,9 @@ def verify(*, source: str, as_json: bool) -> int:
     return ExitCode.FAILED if any(outcome == "stale" for _, outcome, _ in checked) else ExitCode.DONE
 
 
-def _explain(options: dict[str, Any]) -> tuple[TraceSet, JobReport, Answer]:
+def _explain(options: dict[str, Any]) -> tuple[Timelines, JobReport, Answer]:
     from stepscope.analyze.answers.compose import answer
-    from stepscope.analyze.job import explain_job
+    from stepscope.analyze.job import Timelines, explain_job
     from stepscope.analyze.ranks.ranks_report import ClockChoice
 
     if options["clocks"] not in get_args(ClockChoice):
@@ -114,6 +116,7 @@ def _explain(options: dict[str, Any]) -> tuple[TraceSet, JobReport, Answer]:
     traces = open_traces(options)
     for name, reason in traces.left_out.items():
         narrate(f"left out {name}: {reason}")
+    timelines = Timelines(traces)
     with Progress("ranks read") as progress:
         job = explain_job(
             traces,
@@ -122,8 +125,9 @@ def _explain(options: dict[str, Any]) -> tuple[TraceSet, JobReport, Answer]:
             engine=options["engine"],
             workers=options["workers"],
             on_done=progress.show,
+            timelines=timelines,
         )
-    return traces, job, answer(job, limits=job.limits)
+    return timelines, job, answer(job, limits=job.limits)
 
 
 def _as_data(job: JobReport, answer: Answer) -> dict[str, Any]:

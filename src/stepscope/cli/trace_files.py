@@ -121,10 +121,10 @@ def _refuse_input(target: Path, inputs: Iterable[Path], where: str) -> None:
 
 
 def tell_repairs(timelines: Iterable[Timeline]) -> dict[str, int]:
-    """What was mended in reading, over all ranks; told on stderr as well, since the result does not show it."""
+    """What was repaired in reading, over all ranks; told on stderr as well, since the result does not show it."""
     by_file: dict[str, dict[str, int]] = {}
     for timeline in timelines:
-        # Each rank of a file repeats what was mended in the file.
+        # Each rank of a file repeats what was repaired in the file.
         of_file = by_file.setdefault(str(timeline.metadata.get("source", timeline.rank)), {})
         for what, count in timeline.repairs.items():
             of_file[what] = max(of_file.get(what, 0), count)
@@ -134,7 +134,7 @@ def tell_repairs(timelines: Iterable[Timeline]) -> dict[str, int]:
             repairs[what] = repairs.get(what, 0) + count
     for what, count in repairs.items():
         # Notes on the place of a damage are in brackets and have no count of their own.
-        narrate(f"mended: {what}" if what.startswith("(") else f"mended: {what} ({count})")
+        narrate(f"repaired: {what}" if what.startswith("(") else f"repaired: {what} ({count})")
     return repairs
 
 

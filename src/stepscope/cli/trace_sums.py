@@ -13,7 +13,7 @@ from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_duration, format_share
 
 if TYPE_CHECKING:
-    from stepscope.analyze.diff.sums import SumChange, SumsDiff
+    from stepscope.analyze.diff.names import SumChange, SumsDiff
     from stepscope.formats.readers.nsys_stats import KernelSummary
 
 SHOWN = 10
@@ -32,7 +32,7 @@ def show_sums(source: str, *, as_json: bool) -> int | None:
 
 def diff_two_sums(a: str, b: str, *, chosen: bool, as_json: bool) -> int | None:
     """None where neither is such a table. `chosen`: ranks or steps were asked for, which sums do not have."""
-    from stepscope.analyze.diff.sums import diff_sums
+    from stepscope.analyze.diff.names import diff_sums
 
     sides = [_read(source) for source in (a, b)]
     if not any(sides):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -33,24 +33,28 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 LONG_S = 60.0
-"""Whoever waits longer for requests is told so before."""
+"""A load of requests that lasts longer is announced before it begins."""
 
 _OPTIONS = (
-    click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
+    click.option("--device", default="cpu", show_default=True, help="Device to measure on: cpu, cuda or cuda:N."),
     click.option(
         "--scale", type=click.Choice(["full", "tiny"]), default="full", show_default=True,
         help="`tiny` runs the same code with sizes for two CPU cores.",
     ),
-    click.option("--precision", help="One that the benchmark allows [default: its own]."),
-    click.option("--no-check", is_flag=True, help="Do not compare optimized forms with the plain one."),
+    click.option("--precision", help="One of the precisions that the benchmark allows [default: its own]."),
+    click.option(
+        "--no-check", is_flag=True,
+        help="Do not compare optimized implementations with the out-of-the-box one; they then have no score.",
+    ),
     click.option(
         "--loader-workers", type=click.IntRange(0), default=2, show_default=True,
-        help="Processes that feed the second score, the one with a loader.",
+        help="Worker processes of the data loader that feeds the second score.",
     ),
-    click.option("--no-loader", is_flag=True, help="Only time batches that are ready on the device."),
+    click.option("--no-loader", is_flag=True, help="Only time batches that are already on the device."),
     click.option("--trace", is_flag=True, help="Record a few steps after the timed ones."),
     click.option(
-        "--compile-backend", default="inductor", show_default=True, help="Of torch.compile, where used."
+        "--compile-backend", default="inductor", show_default=True,
+        help="Backend of torch.compile, for implementations that compile.",
     ),
 )  # fmt: skip
 
@@ -63,233 +67,146 @@ def workload_options(function: F) -> F:
 
 @click.command("workload")
 @click.argument("benchmark_id", required=False, metavar="[ID]")
-@click.option("--batch-size", type=click.IntRange(1), help="Examples a step [default: the benchmark's].")
-@click.option("--batch-sizes", metavar="N,N,…", help="One row for each of these.")
+@click.option("--batch-size", type=click.IntRange(1), help="Examples per step [default: the benchmark's own].")
+@click.option("--batch-sizes", metavar="N,N,…", help="Measure each of these batch sizes, one result per size.")
 @click.option(
-    "--find-batch", type=click.Choice(["throughput"]), help="Search the batch size with the best score in the limits."
+    "--find-batch", type=click.Choice(["throughput"]),
+    help="Search for the batch size with the highest score within the benchmark's limits; for a user model, up to "
+    "--largest-batch.",
+)  # fmt: skip
+@click.option("--largest-batch", type=click.IntRange(1), help="Largest batch size that --find-batch tries.")
+@click.option(
+    "--batch-resolution",
+    type=FiniteRange(1e-9, 1),
+    default=1 / 16,
+    show_default=True,
+    help="How close to the best batch size --find-batch ends, as a fraction of it.",
 )
-@click.option("--largest-batch", type=click.IntRange(1), help="The search tries none above this.")
 @click.option(
-    "--batch-resolution", type=FiniteRange(1e-9, 1), default=1 / 16, show_default=True,
-    help="How close to the best size the search ends, as a share of it.",
-)  # fmt: skip
+    "--accumulate",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Training: accumulate the gradients of N batches for each update [default: the benchmark's own].",
+)
 @click.option(
-    "--accumulate", type=click.IntRange(1), metavar="N",
-    help="Training: add up the gradients of N batches for each update [default: the benchmark's].",
-)  # fmt: skip
-@click.option("--rate", type=FiniteRange(0, min_open=True), help="Of decoders: requests a second that come in.")
-@click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="How many come with --rate.")
-@click.option("--ranks", type=click.IntRange(1), help="Start so many ranks here, which share the batch.")
+    "--rate", type=FiniteRange(0, min_open=True), help="Decoders: requests per second, sent after the timed batches."
+)
 @click.option(
-    "--parallel", type=click.Choice(["ddp", "fsdp", "sharded"]),
+    "--requests", type=click.IntRange(1), default=64, show_default=True, help="Number of requests sent with --rate."
+)
+@click.option("--ranks", type=click.IntRange(1), help="Start this many ranks here; they share the batch.")
+@click.option(
+    "--parallel",
+    type=click.Choice(["ddp", "fsdp", "sharded"]),
     help="How ranks share the model [default: ddp; sharded where the benchmark is for several devices].",
-)  # fmt: skip
-@click.option("--backend", "group_backend", default=None, help="Of several ranks [default: nccl on cuda, else gloo].")
+)
 @click.option(
-    "--hang-timeout", type=Duration(), default="300s", show_default=True,
-    help="End the run when a rank gives no sign of life for so long.",
-)  # fmt: skip
-@click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Your own examples.")
+    "--backend", "group_backend", help="Communication backend of several ranks [default: nccl on cuda, else gloo]."
+)
+@click.option(
+    "--hang-timeout",
+    type=Duration(),
+    default="300s",
+    show_default=True,
+    help="Abort if a rank sends no heartbeat for this long; a user model is bounded by it if it is given.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Your own examples: a list of batches written by torch.save, each a dict of tensors like the synthetic ones.",
+)
 @workload_options
 @measure_options
 @resume_option
 @store_option
 @json_option
-def workload(
-    *,
-    benchmark_id: str | None,
-    batch_size: int | None,
-    batch_sizes: str | None,
-    find_batch: str | None,
-    largest_batch: int | None,
-    batch_resolution: float,
-    accumulate: int | None,
-    rate: float | None,
-    requests: int,
-    ranks: int | None,
-    parallel: str | None,
-    group_backend: str | None,
-    hang_timeout: float,
-    data: Path | None,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
-    **how: Any,
-) -> int:
+def workload(*, benchmark_id: str | None, resume: str | None, store: Path, as_json: bool, **how: Any) -> int:
     """Measure a whole model. ID is model/implementation/mode/config, as `stepscope bench list` shows, or
-    path/to/file.py:build for a model of your own.
-
-    --data takes a file of torch.save: a list of batches, each a dict of tensors as the synthetic ones are.
+    path/to/file.py:build for a user model: a function that builds one training or inference step.
 
     Example: stepscope bench workload dlrm/ootb/train/A.1dev-embed32-fp32 --scale tiny
     """
-    if benchmark_id and is_own_model(benchmark_id):
-        _refuse_for_own()
-    shared = _find_ranks(ranks, group_backend, hang_timeout, how)
-    _refuse_idle(has={"--find-batch": find_batch, "--rate": rate, "--ranks": shared})
-    if benchmark_id:
-        _refuse_without_effect(benchmark_id)
+    from stepscope.bench.workloads import find_workload
+    from stepscope.bench.workloads.user import is_user_model
+
+    with_user_model = benchmark_id is not None and is_user_model(benchmark_id)
+    ranks = _find_ranks(how)
+    _refuse_without_effect(benchmark_id or "", how, ranks, with_user_model=with_user_model)
     job = None
-    if not benchmark_id and shared is not None and shared.outer:
-        return run_ranks(None, shared, store=store, resume=resume, as_json=as_json, verb="workload")
-    if benchmark_id and shared is not None:
-        _refuse_on_ranks()
-        sizes = _read_sizes(batch_size, batch_sizes, None)
-        added = _read_accumulate(benchmark_id, accumulate, sizes, how)
-        job = _make_shared_job(benchmark_id, sizes, shared, how, parallel=parallel, accumulate=added)
-        return run_ranks(job, shared, store=store, resume=resume, as_json=as_json, verb="workload")
-    if benchmark_id:
-        sizes = _read_sizes(batch_size, batch_sizes, find_batch)
-        search = Search(find_batch, largest_batch, batch_resolution) if find_batch else None
-        arrivals = Arrivals(rate, requests) if rate else None
-        job = _make_job(benchmark_id, sizes, how, accumulate=accumulate, search=search, arrivals=arrivals, data=data)
+    if benchmark_id and with_user_model:
+        job = _make_user_job(benchmark_id, how)
+    elif benchmark_id and ranks is not None:
+        job = _make_shared_job(find_workload(benchmark_id), ranks, how)
+    elif benchmark_id:
+        job = _make_job(find_workload(benchmark_id), how)
+    if ranks is not None and (benchmark_id or ranks.outer):
+        return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, verb="workload")
     stored = open_job(job, store=store, resume=resume, verb="workload")
     return run_stored(stored, as_json=as_json, finish=_describe_search)
 
 
-class Search(NamedTuple):
-    """For a batch size."""
-
-    goal: str
-    largest: int | None
-    resolution: float
+# --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-class Arrivals(NamedTuple):
-    """Of requests, to a decoder."""
+def _make_job(found: Workload, how: dict[str, Any]) -> Job:
+    """For one device."""
+    from stepscope.bench.workloads.user import hash_file
 
-    rate_per_s: float
-    requests: int
-
-
-def _make_job(
-    benchmark_id: str,
-    sizes: list[int | None],
-    how: dict[str, Any],
-    *,
-    accumulate: int | None,
-    search: Search | None,
-    arrivals: Arrivals | None,
-    data: Path | None,
-) -> Job:
-    """On one device."""
-    from stepscope.bench.workloads.files import hash_file
-
-    if search and how["processes"] > 1:
-        raise UsageError("a search decides as it goes: it has one process", where="--processes")
-    if search and data:
+    sizes, data, rate = _read_sizes(how), how["data"], how["rate"]
+    if how["find_batch"] and data:
         raise UsageError(
             "batches of your own have the size that they have", hint="leave --find-batch out", where="--data"
         )
-    if arrivals and data:
+    if rate and data:
         raise UsageError(
             "requests come with synthetic prompts, not with those of a file", hint="leave one of the two out",
             where="--data",
         )  # fmt: skip
     request = make_request(how, data=str(data.resolve()) if data else None)
-    if arrivals:
-        if not _generates(benchmark_id):
+    if rate:
+        if not found.generates:
             raise UsageError("only decoders answer requests", hint="gpt2 or llama, in inference", where="--rate")
-        duration_s = arrivals.requests / arrivals.rate_per_s
-        if duration_s > LONG_S:
+        if (duration_s := how["requests"] / rate) > LONG_S:
             click.echo(f"requests come for about {format_duration(duration_s)}", err=True)
-        request |= arrivals._asdict()
-    added = _read_accumulate(benchmark_id, accumulate, sizes, how)
-    if search:
-        largest = _find_largest(benchmark_id, search.largest, accumulate)
-        request["find_batch"] = {**search._asdict(), "largest": largest, "first": 1}
-    further = {
-        "search": search.goal if search else None,
-        "accumulate": added,
-        "data": hash_file(data) if data else None,
-    }
-    cases = _make_cases(benchmark_id, sizes, how, further)
-    return Job("workload", cases[0].benchmark.model, cases, request)
+        request |= {"rate_per_s": rate, "requests": how["requests"]}
+    accumulate, largest = _read_accumulate(found, sizes, how), how["largest_batch"]
+    # With accumulated gradients the benchmark's own limit is on all batches of an update.
+    most = (found.declared.max_batch_size or 0) // (how["accumulate"] or 1)
+    if how["find_batch"]:
+        request["find_batch"] = _make_search(how, min(largest or most, most) if most else largest)
+    further = {"search": how["find_batch"], "accumulate": accumulate, "data": hash_file(data) if data else None}
+    return Job("workload", found.model.model, [_make_case(found, size, how, **further) for size in sizes], request)
 
 
-_NEEDS = {
-    "largest_batch": "--find-batch", "batch_resolution": "--find-batch", "requests": "--rate",
-    "parallel": "--ranks", "group_backend": "--ranks", "hang_timeout": "--ranks",
-}  # fmt: skip
-"""Options that only mean something beside another one."""
-_ONE_DEVICE = ("find_batch", "data", "rate")
+def _make_user_job(place: str, how: dict[str, Any]) -> Job:
+    """In this process, or, where its time is limited, on one rank that a supervisor watches."""
+    from stepscope.bench.workloads.user import make_user_case
+
+    cases = [
+        make_user_case(
+            place, device=how["device"], batch_size=size, precision=how["precision"], search=how["find_batch"]
+        )
+        for size in _read_sizes(how)
+    ]
+    request = make_request(how)
+    if how["find_batch"]:
+        request["find_batch"] = _make_search(how, how["largest_batch"])
+    launcher = "inline"
+    if _was_given("hang_timeout"):
+        request["hang_timeout_s"], launcher = how["hang_timeout"], "self"
+    return Job("workload", cases[0].benchmark.model, cases, request, launcher)
 
 
-def _was_given(name: str) -> bool:
-    """On the command line, not by default."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source not in {None, click.core.ParameterSource.DEFAULT}
-
-
-def _refuse_idle(*, has: dict[str, object]) -> None:
-    from stepscope.bench.workloads.own import as_flag
-
-    for name, needed in _NEEDS.items():
-        if _was_given(name) and has[needed] is None:
-            other = " or a launcher such as torchrun" if needed == "--ranks" else ""
-            raise UsageError(f"without {needed} this does nothing", hint=f"add {needed}{other}", where=as_flag(name))
-
-
-def _refuse_without_effect(benchmark_id: str) -> None:
-    """Of the options that are for some benchmarks only."""
-    from stepscope.bench.workloads.own import as_flag
-
-    if "/ootb/" in benchmark_id:
-        for name in ("no_check", "compile_backend"):
-            if _was_given(name):
-                raise UsageError(
-                    "out-of-the-box forms are neither checked nor compiled", hint="leave it out", where=as_flag(name)
-                )
-    if _was_given("loader_workers") and _was_given("no_loader"):
-        raise UsageError("--no-loader has no workers", hint="leave one of the two out", where="--loader-workers")
-
-
-def _refuse_on_ranks() -> None:
-    from stepscope.bench.workloads.own import as_flag
-
-    for name in _ONE_DEVICE:
-        if _was_given(name):
-            raise UsageError(
-                "several ranks measure benchmarks of the suite at given batch sizes, without this",
-                hint="leave it out, or measure on one device",
-                where=as_flag(name),
-            )
-
-
-def _find_ranks(ranks: int | None, backend: str | None, hang_timeout: float, how: dict[str, Any]) -> Ranks | None:
-    """None: one process, which needs no group."""
-    from stepscope.launch import detect_rank_context
-
-    if ranks is None and detect_rank_context().world_size == 1:
-        return None
-    if backend == "fake":
-        raise UsageError("models are not played", hint="--backend gloo on a CPU", where="--backend")
-    chosen = backend or ("nccl" if how["device"].startswith("cuda") else "gloo")
-    return find_ranks(
-        {"ranks": ranks, "backend": chosen, "device": how["device"], "processes": how["processes"], "time_by": "host",
-         "hang_timeout": hang_timeout}
-    )  # fmt: skip
-
-
-def _make_shared_job(
-    benchmark_id: str,
-    sizes: list[int | None],
-    ranks: Ranks,
-    how: dict[str, Any],
-    *,
-    parallel: str | None,
-    accumulate: int | None,
-) -> Job:
-    from stepscope.bench.workloads import find_workload
-
-    found = find_workload(benchmark_id)
-    way = parallel or ("sharded" if found.declared.devices > 1 else "ddp")
-    if way == "sharded" and not found.spreads:
+def _make_shared_job(found: Workload, ranks: Ranks, how: dict[str, Any]) -> Job:
+    sizes = _read_sizes(how)
+    accumulate = _read_accumulate(found, sizes, how)
+    way = how["parallel"] or ("sharded" if found.declared.devices > 1 else "ddp")
+    if way == "sharded" and not found.model.shards:
         raise UsageError(
-            f"{found.model.model} has no tables to spread over the ranks", hint="--parallel ddp or fsdp",
+            f"{found.model.model} has no tables to shard over the ranks", hint="--parallel ddp or fsdp",
             where="--parallel",
         )  # fmt: skip
-    if _generates(benchmark_id):
+    if found.generates:
         raise UsageError("generation is measured on one device", hint="leave --ranks out", where="--ranks")
     for size in sizes:
         whole = found.require_batch(size, how["scale"])
@@ -305,7 +222,34 @@ def _make_shared_job(
     return Job("workload", found.model.model, cases, request, ranks.launcher, ranks.world_size)
 
 
-def _read_sizes(one: int | None, several: str | None, find_batch: str | None) -> list[int | None]:
+def _make_case(found: Workload, size: int | None, how: dict[str, Any], **further: Any) -> Case:
+    return found.make_case(
+        device=how["device"], scale=how["scale"], batch_size=size, precision=how["precision"], **further
+    )
+
+
+def _make_search(how: dict[str, Any], largest: int | None) -> dict[str, Any]:
+    if how["processes"] > 1:
+        raise UsageError("a search decides as it goes: it has one process", where="--processes")
+    return {"goal": how["find_batch"], "largest": largest, "resolution": how["batch_resolution"], "first": 1}
+
+
+def _find_ranks(how: dict[str, Any]) -> Ranks | None:
+    """None: one process, which needs no group."""
+    from stepscope.launch import detect_rank_context
+
+    if how["ranks"] is None and detect_rank_context().world_size == 1:
+        return None
+    if how["group_backend"] == "fake":
+        raise UsageError(
+            "workloads cannot run on the fake backend", hint="use --backend gloo or nccl", where="--backend"
+        )
+    backend = how["group_backend"] or ("nccl" if how["device"].startswith("cuda") else "gloo")
+    return find_ranks({**how, "backend": backend, "time_by": "host"})
+
+
+def _read_sizes(how: dict[str, Any]) -> list[int | None]:
+    one, several, find_batch = how["batch_size"], how["batch_sizes"], how["find_batch"]
     if sum(choice is not None for choice in (one, several, find_batch)) > 1:
         raise UsageError(
             "--batch-size, --batch-sizes and --find-batch exclude each other",
@@ -323,13 +267,11 @@ def _read_sizes(one: int | None, several: str | None, find_batch: str | None) ->
     return list(dict.fromkeys(sizes))
 
 
-def _read_accumulate(benchmark_id: str, asked: int | None, sizes: list[int | None], how: dict[str, Any]) -> int | None:
+def _read_accumulate(found: Workload, sizes: list[int | None], how: dict[str, Any]) -> int | None:
     """For the case; None: as the benchmark does without being asked."""
-    from stepscope.bench.workloads import find_workload
-
+    asked = how["accumulate"]
     if asked is None:
         return None
-    found = find_workload(benchmark_id)
     if found.declared.mode != "train":
         raise UsageError(
             "only training adds gradients up", hint="leave it out, or measure a benchmark …/train/…",
@@ -340,7 +282,8 @@ def _read_accumulate(benchmark_id: str, asked: int | None, sizes: list[int | Non
         whole = asked * found.require_batch(size, how["scale"])
         if most is not None and whole > most:
             raise UsageError(
-                f"{benchmark_id} is not known to converge with more than {most} examples an update: {whole} asked for",
+                f"{found.benchmark.id} is not known to converge with more than {most} examples per update: "
+                f"{whole} asked for",
                 hint=f"--batch-size {most // asked}" if most >= asked else f"--accumulate {most} at most",
                 where="--accumulate",
             )
@@ -348,58 +291,67 @@ def _read_accumulate(benchmark_id: str, asked: int | None, sizes: list[int | Non
     return asked if asked != usual else None
 
 
-def _find_largest(benchmark_id: str, asked: int | None, accumulate: int | None) -> int | None:
-    """Of a search: with gradients that are added up, the rule of the benchmark is on all batches of an update."""
-    from stepscope.bench.workloads import find_workload
+# --- options without effect ------------------------------------------------------------------------------------------
 
-    if accumulate is None:
-        return asked
-    most = (find_workload(benchmark_id).declared.max_batch_size or 0) // accumulate
-    return min(asked or most, most) if most else asked
-
-
-def _generates(benchmark_id: str) -> bool:
-    from stepscope.bench.workloads import find_workload
-
-    return not is_own_model(benchmark_id) and "new_tokens" in find_workload(benchmark_id).declared.sizes
+_NEEDS = {
+    "largest_batch": "--find-batch", "batch_resolution": "--find-batch", "requests": "--rate",
+    "parallel": "--ranks", "group_backend": "--ranks", "hang_timeout": "--ranks",
+}  # fmt: skip
+"""Options that only mean something beside another one."""
 
 
-def _make_cases(benchmark_id: str, sizes: list[int | None], how: dict[str, Any], further: dict[str, Any]) -> list[Case]:
-    from stepscope.bench.workloads import find_workload
-    from stepscope.bench.workloads.own import make_own_case
-
-    if is_own_model(benchmark_id):
-        return [
-            make_own_case(benchmark_id, device=how["device"], batch_size=size, precision=how["precision"])
-            for size in sizes
-        ]
-    found = find_workload(benchmark_id)
-    return [_make_case(found, size, how, **further) for size in sizes]
+def _was_given(name: str) -> bool:
+    """On the command line, not by default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in {None, click.core.ParameterSource.DEFAULT}
 
 
-def is_own_model(benchmark_id: str) -> bool:
-    from stepscope.bench.workloads.own import is_own
+def _refuse_without_effect(
+    benchmark_id: str, how: dict[str, Any], ranks: Ranks | None, *, with_user_model: bool
+) -> None:
+    """No option is silently without effect. Defaults are not refused: only what was written on the command line."""
+    from stepscope.bench.workloads.user import REFUSED
 
-    return is_own(benchmark_id)
+    reasons: dict[str, tuple[str, str]] = {}
+    if benchmark_id and ranks is not None:
+        alone = (
+            "several ranks measure benchmarks of the suite at given batch sizes, without this",
+            "leave it out, or measure on one device",
+        )
+        reasons |= dict.fromkeys(("find_batch", "data", "rate"), alone)
+    if "/ootb/" in benchmark_id:
+        unchecked = ("ootb implementations are neither checked nor compiled", "leave it out")
+        reasons |= dict.fromkeys(("no_check", "compile_backend"), unchecked)
+    if _was_given("no_loader"):
+        reasons["loader_workers"] = ("--no-loader has no workers", "leave one of the two out")
+    if with_user_model and ranks is not None and ranks.outer:
+        raise UsageError("a user model is measured in one process", hint="start it without the launcher")
+    has = {"--find-batch": how["find_batch"], "--rate": how["rate"], "--ranks": ranks}
+    for name, needed in _NEEDS.items():
+        if has[needed] is None:
+            other = " or a launcher such as torchrun" if needed == "--ranks" else ""
+            reasons[name] = (f"without {needed} this does nothing", f"add {needed}{other}")
+    if with_user_model:
+        reasons |= REFUSED
+        if not how["largest_batch"]:
+            limit = ("a user model has no rules that limit the search", "add --largest-batch, or use --batch-sizes 1,8")
+            reasons["find_batch"] = limit
+        reasons.pop("hang_timeout", None)
+    for name, (reason, hint) in reasons.items():
+        if _was_given(name):
+            raise UsageError(reason, hint=hint, where="--" + name.removeprefix("group_").replace("_", "-"))
 
 
-def _refuse_for_own() -> None:
-    """Defaults are not refused: only what was written on the command line."""
-    from stepscope.bench.workloads.own import refuse_options
-
-    refuse_options(name for name in click.get_current_context().params if _was_given(name))
-
-
-def _make_case(found: Workload, size: int | None, how: dict[str, Any], **further: Any) -> Case:
-    return found.make_case(
-        device=how["device"], scale=how["scale"], batch_size=size, precision=how["precision"], **further
-    )
+_NO_LIMITS = (
+    "device", "scale", "precision", "no_check", "loader_workers", "no_loader", "trace", "compile_backend", "batch_size",
+    "batch_sizes", "find_batch", "largest_batch", "batch_resolution", "accumulate", "rate", "requests", "ranks",
+    "parallel", "group_backend", "hang_timeout", "data",
+)  # fmt: skip
+"""Options of workloads; the others limit the measuring loop."""
 
 
 def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
-    limits = {name: value for name, value in how.items() if name not in PROCESS_OPTIONS}
-    for name in ("device", "scale", "precision", "no_check", "loader_workers", "no_loader", "trace", "compile_backend"):
-        limits.pop(name, None)
+    limits = {name: value for name, value in how.items() if name not in {*PROCESS_OPTIONS, *_NO_LIMITS}}
     return {
         "device": how["device"],
         **request_processes(how),
@@ -414,7 +366,7 @@ def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 def _describe_search(run: StoredRun) -> Addition:
     """What the tries of a search came to."""
-    from stepscope.bench.workloads.rounds import read_trial
+    from stepscope.bench.workloads.search import read_trial
 
     asked = run.plan.request.get("find_batch")
     if not asked:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.compare.sides import read_sides, slow_phase_chance
+from stepscope.compare.sides import choose_processes, read_processes, slow_phase_chance
 from stepscope.compare.verdict import (
     DEFAULT_FAMILY_LEVEL,
     PASS_LEVEL,
@@ -48,14 +48,17 @@ def check_regression(comparison: Comparison, max_regression: float) -> GateResul
     above 1 + max_regression, or when it worked in the baseline and fails in the candidate. It *passes* when the upper
     bound of its p10 ratio (one-sided, 95 %) is within the limit. Else it is *undecided*: the data allow both. One
     regression makes the whole a regression; without one, one undecided case makes it undecided. A case that failed in
-    the baseline has nothing to be held against and passes where the candidate is no worse off; a case skipped on both
+    the baseline has nothing to be compared with and passes where the candidate is no worse off; a case skipped on both
     sides passes too.
     """
     if max_regression < 0:
         raise UsageError(
             f"the largest allowed regression {max_regression} is below zero", hint="write for example 5% or 0.05"
         )
-    rows = [_check_row(row, 1 + max_regression) for row in comparison.rows]
+    rows = []
+    for row in comparison.rows:
+        outcome, reason = _check_status(row) or _check_ratio(row, 1 + max_regression)
+        rows.append(GateRow(label=row.label, outcome=outcome, reason=reason, row=row))
     rows += [
         GateRow(label=label, outcome="undecided", reason="the candidate does not have this case")
         for label in comparison.only_a
@@ -63,14 +66,9 @@ def check_regression(comparison: Comparison, max_regression: float) -> GateResul
     if not rows:
         rows = [GateRow(label="all", outcome="undecided", reason="baseline and candidate share no case")]
     outcomes = {row.outcome for row in rows}
-    outcome: Outcome = next((o for o in ("regression", "undecided") if o in outcomes), "pass")
+    overall: Outcome = next((o for o in ("regression", "undecided") if o in outcomes), "pass")
     codes = {"pass": ExitCode.DONE, "regression": ExitCode.REGRESSION, "undecided": ExitCode.UNDECIDED}
-    return GateResult(outcome=outcome, exit_code=codes[outcome], max_regression=max_regression, rows=rows)
-
-
-def _check_row(row: CaseComparison, limit: float) -> GateRow:
-    outcome, reason = _check_status(row) or _check_ratio(row, limit)
-    return GateRow(label=row.label, outcome=outcome, reason=reason, row=row)
+    return GateResult(outcome=overall, exit_code=codes[overall], max_regression=max_regression, rows=rows)
 
 
 def _check_status(row: CaseComparison) -> tuple[Outcome, str] | None:
@@ -80,12 +78,9 @@ def _check_status(row: CaseComparison) -> tuple[Outcome, str] | None:
     if row.status_a == "ok" and row.status_b == "skipped":
         return "undecided", row.reason
     if row.status_a != "ok":
-        return "pass", f"the baseline has no time to be held against: the case {_told(row.status_a)} there"
+        said = "was skipped" if row.status_a == "skipped" else "failed"
+        return "pass", f"the baseline has no time to be compared with: the case {said} there"
     return None
-
-
-def _told(status: str | None) -> str:
-    return "was skipped" if status == "skipped" else "failed"
 
 
 def _check_ratio(row: CaseComparison, limit: float) -> tuple[Outcome, str]:
@@ -107,9 +102,9 @@ def _tell_next(row: CaseComparison, distance: float) -> str:
     """How many processes would bring the upper bound below the limit, should the ratio stay as it is."""
     if row.verdict == "not enough data":
         return row.reason
-    if distance <= 0 or row.between_sd is None:
+    if distance <= 0 or row.between_bound is None:
         return f"the ratio is above the limit, but noise could have done that: {row.reason}"
-    needed = plan_processes(row.between_sd, distance, 2 * PASS_LEVEL)
+    needed = plan_processes(row.between_bound, distance, 2 * PASS_LEVEL)
     return f"{needed} processes per side would tell (--processes {needed})" if needed else row.reason
 
 
@@ -134,14 +129,20 @@ def plan_candidate(
 
 
 def _plan_one(a: MeasuredCase, b: MeasuredCase, log_effect: float, level: float, *, same_system: bool) -> int | None:
-    before, after = read_sides(a, b, same_system=same_system)
+    before, after = choose_processes(read_processes(a), read_processes(b), same_system=same_system)
     if len(before.processes) < 2:
         return None
     fast_end = STATISTICS[0]
-    return plan_processes(
-        compare_processes(before.seconds, after.seconds, quantile=fast_end.quantile).between_sd,
-        log_effect,
-        level * fast_end.weight,
-        slow_chance=slow_phase_chance(before, after, same_system=same_system),
-        other=len(before.processes),
-    )
+    noise = compare_processes(before.seconds, after.seconds, quantile=fast_end.quantile)
+
+    def plan(spread: float) -> int | None:
+        return plan_processes(
+            spread,
+            log_effect,
+            level * fast_end.weight,
+            slow_chance=slow_phase_chance(before, after, same_system=same_system),
+            other=len(before.processes),
+        )
+
+    # Where the baseline is too small for the largest spread that there may be, the likely one is planned for.
+    return plan(noise.between_bound) or plan(noise.between_sd)

@@ -19,7 +19,7 @@ NOTABLE_LOAD = 0.05
 """Fraction of a host's core time that others took from which on a process counts as loaded."""
 
 HOST_BOUND_SHARE = 0.8
-"""Of a sample's time spent issuing it: below, a device works on while the host may be slow or fast."""
+"""Fraction of a sample's time spent issuing it below which the device works on, whether the host is slow or fast."""
 
 SLOW_PROBE = 1.1
 """A process whose reference operation took this much longer than the fastest beside it ran on a slower machine."""
@@ -76,20 +76,23 @@ class Side(NamedTuple):
         return all(process.probe_s is not None for process in self.processes)
 
 
-def read_sides(
-    a: MeasuredCase, b: MeasuredCase, *, same_system: bool = True, paired: bool = False
+def choose_processes(
+    a: Sequence[Process], b: Sequence[Process], *, same_system: bool = True, paired: bool = False
 ) -> tuple[Side, Side]:
     """Disturbed processes (where paired: pairs with one) are left out where enough others remain."""
-    read = [_read_processes(case) for case in (a, b)]
-    probes = [process.probe_s for side in read for process in side if process.probe_s]
+    probes = [process.probe_s for process in (*a, *b) if process.probe_s]
     best = min(probes) if probes and same_system else None
-    sides = [[_judge_probe(process, best) for process in side] for side in read]
+    sides = [[_judge_probe(process, best) for process in side] for side in (a, b)]
     if paired:
         pairs = [pair for pair in zip(*sides, strict=True) if not any(process.disturbed for process in pair)]
-        chosen = [list(side) for side in zip(*pairs, strict=True)] if len(pairs) >= LEAST_UNDISTURBED else sides
+        chosen = [list(side) for side in zip(*pairs, strict=True)]
     else:
-        chosen = [_leave_out_disturbed(side) for side in sides]
-    return Side(chosen[0], sides[0]), Side(chosen[1], sides[1])
+        chosen = [[process for process in side if not process.disturbed] for side in sides]
+    first, second = (
+        Side(kept if len(kept) >= LEAST_UNDISTURBED else side, side)
+        for kept, side in zip(chosen or sides, sides, strict=True)
+    )
+    return first, second
 
 
 def slow_phase_chance(a: Side, b: Side, *, same_system: bool) -> float:
@@ -97,12 +100,7 @@ def slow_phase_chance(a: Side, b: Side, *, same_system: bool) -> float:
     return SLOW_PHASE_CHANCE_PROBED if a.probed and b.probed and same_system else SLOW_PHASE_CHANCE
 
 
-def _leave_out_disturbed(side: list[Process]) -> list[Process]:
-    undisturbed = [process for process in side if not process.disturbed]
-    return undisturbed if len(undisturbed) >= LEAST_UNDISTURBED else side
-
-
-def _read_processes(case: MeasuredCase) -> list[Process]:
+def read_processes(case: MeasuredCase) -> list[Process]:
     by_process: dict[int, list[RankSamples]] = {}
     for samples in case.samples:
         by_process.setdefault(samples.process, []).append(samples)

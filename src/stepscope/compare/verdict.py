@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.compare.sides import Side, explain_slowness, read_sides, slow_phase_chance
-from stepscope.core.errors import UsageError
+from stepscope.compare.sides import Process, Side, choose_processes, explain_slowness, read_processes, slow_phase_chance
 from stepscope.core.units import format_ratio, format_share
 from stepscope.stats import (
     SLOW_PHASE_CHANCE,
@@ -22,7 +22,7 @@ from stepscope.stats import (
     plan_processes,
     quantile_time,
 )
-from stepscope.store import MeasuredCase, StoredRun
+from stepscope.store import MeasuredCase
 
 Verdict = Literal["better", "worse", "no difference found", "not enough data"]
 
@@ -41,6 +41,7 @@ FIRST_LOOK = 5
 PASS_LEVEL = 0.05
 """Chance that a gate passes a case that is exactly at its limit."""
 
+SINGLE = "a single process on a side: the noise between processes is unknown, and only large differences are called"
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
 
@@ -77,7 +78,7 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One row: B beside A for one case. Whatever could not be computed is None, and `reason` says why."""
 
     key: str
-    """Of A's case; pairs inside one run have two keys, and the label tells them apart."""
+    """Key of A's case; pairs inside one run have two keys, and the label tells them apart."""
     label: str
     benchmark: str
     verdict: Verdict
@@ -92,12 +93,13 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     ci_low: float | None = None
     ci_high: float | None = None
     upper_bound: float | None = None
-    """Of the p10 ratio, one-sided with 95 % coverage: what a gate holds against its limit."""
+    """Upper bound of the p10 ratio, one-sided with 95 % coverage: what a gate compares with its limit."""
     p_adjusted: float | None = None
-    """To be held against the family's level."""
+    """To be compared with the family's level."""
     statistics: list[StatisticRow] = []
     processes_needed: int | None = None
-    """Per side, to see a change of the resolution; None where they are there, or would be more than a thousand."""
+    """Per side, for a new comparison to see a change of the resolution, planned with an upper bound of the spread
+    between processes; None where as many are there, or more than a thousand would be needed."""
     n_a: int = 0
     n_b: int = 0
     processes_a: int = 0
@@ -107,6 +109,8 @@ class CaseComparison(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the processes ran on a loaded or slower machine; they are left out where enough others remain."""
     between_sd: float | None = None
     """Relative standard deviation between processes, of the p10 time."""
+    between_bound: float | None = None
+    """Its upper bound (one-sided, 80 %), which numbers of processes are planned with."""
     score_a: float | None = None
     score_b: float | None = None
     unit: str | None = None
@@ -126,7 +130,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Two cases to be held against each other, and what to call them."""
+    """Two cases to be compared, and what to call them."""
 
     a: MeasuredCase
     b: MeasuredCase
@@ -134,7 +138,7 @@ class Pair(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """One statistic's ratio, with the p-value that is held against the case's level."""
+    """One statistic's ratio, with the p-value that is compared with the case's level."""
 
     statistic: Statistic
     ratio: RatioEstimate
@@ -188,7 +192,7 @@ def compare_cases(
 
 
 def leave_out_tries(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
-    """Of a search for a batch size; the case that it ended with stays."""
+    """Without the tries of a search for a batch size; the case that it ended with stays."""
     return [case for case in cases if not case.result.case.spec.is_try]
 
 
@@ -209,6 +213,7 @@ def compare_pairs(
     prepared = [_prepare(pair, same_system=same_system, paired=paired) for pair in ordered]
     tested = [item for item in prepared if isinstance(item, _Tested)]
     p_values = [item.p_value for item in tested]
+    single = sum(item.has_single for item in tested)
     decided = iter(zip(holm(p_values), holm_levels(p_values, level), strict=True))
     rows = []
     for item in prepared:
@@ -224,24 +229,27 @@ def compare_pairs(
         level=level,
         min_effect=min_effect,
         resolution=resolution,
-        notes=_single_process_notes(tested),
+        notes=[f"{single} of {len(tested)} cases have {SINGLE}; measure with --processes {FIRST_LOOK}"]
+        if single
+        else [],
     )
 
 
 def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseComparison:
     """What can be tested, or the row that says why it cannot."""
-    row = _describe_pair(pair)
-    for name, case in (("A", pair.a), ("B", pair.b)):
+    read = [read_processes(case) for case in (pair.a, pair.b)]
+    row = _describe_pair(pair, *read)
+    for name, case, processes in zip("AB", (pair.a, pair.b), read, strict=True):
         if case.result.status != "ok":
             cause = f": {case.result.failure.message}" if case.result.failure else ""
             told = "was skipped" if case.result.status == "skipped" else "failed"
             return msgspec.structs.replace(row, reason=f"the case {told} in {name}{cause}")
-        times = case.seconds()
-        if len(times) < MIN_SAMPLES:
-            return msgspec.structs.replace(row, reason=f"{name} has {len(times)} samples and {MIN_SAMPLES} are needed")
-        if any(not (value > 0 and math.isfinite(value)) for value in times):
+        count = sum(len(process.seconds) for process in processes)
+        if count < MIN_SAMPLES:
+            return msgspec.structs.replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
+        if any(not (value > 0 and math.isfinite(value)) for process in processes for value in process.seconds):
             return msgspec.structs.replace(row, reason=f"{name} holds a sample that is not a time above zero")
-    a, b = read_sides(pair.a, pair.b, same_system=same_system, paired=paired)
+    a, b = choose_processes(*read, same_system=same_system, paired=paired)
     if paired and len(a.processes) < 2:
         return msgspec.structs.replace(row, reason="one pair of processes shows no noise; at least two are needed")
     chance = slow_phase_chance(a, b, same_system=same_system)
@@ -291,22 +299,21 @@ def lead_estimate(estimates: Sequence[Estimate]) -> Estimate:
     return min(estimates, key=lambda estimate: estimate.p_value)
 
 
-def _describe_pair(pair: Pair) -> CaseComparison:
+def _describe_pair(pair: Pair, processes_a: Sequence[Process], processes_b: Sequence[Process]) -> CaseComparison:
     """The row with everything that needs no test."""
     a, b = pair.a, pair.b
     score = a.result.score or b.result.score
     same_unit = len({case.result.score.unit for case in (a, b) if case.result.score}) == 1
-    counts = [[len(process) for process in case.seconds_by_process()] for case in (a, b)]
     return CaseComparison(
         key=a.key,
         label=pair.label,
         benchmark=a.result.case.benchmark.id,
         verdict="not enough data",
         reason="",
-        n_a=sum(counts[0]),
-        n_b=sum(counts[1]),
-        processes_a=len(counts[0]),
-        processes_b=len(counts[1]),
+        n_a=sum(len(process.seconds) for process in processes_a),
+        n_b=sum(len(process.seconds) for process in processes_b),
+        processes_a=len(processes_a),
+        processes_b=len(processes_b),
         score_a=a.score() if same_unit else None,
         score_b=b.score() if same_unit else None,
         unit=score.unit if score and same_unit else None,
@@ -323,7 +330,6 @@ def _decide(
     called = [row for row in statistics if row.significant and abs(math.log(row.ratio)) >= math.log1p(min_effect)]
     lead_name = lead_estimate(item.estimates).statistic.name
     shown = next((row for row in called if row.name == lead_name), called[0] if called else statistics[0])
-    own_weight = STATISTICS[0].weight
     seen = math.log(fast_end.ratio / statistics[0].ci_low) - fast_end.explained_b if statistics[0].ci_low else math.inf
     explained = max(fast_end.explained_a, fast_end.explained_b)
     row = msgspec.structs.replace(
@@ -337,35 +343,45 @@ def _decide(
         upper_bound=fast_end.interval_at(2 * PASS_LEVEL)[1],
         p_adjusted=adjusted,
         between_sd=fast_end.between_sd,
+        between_bound=fast_end.between_bound,
         statistics=statistics,
     )
     if called:
         verdict: Verdict = "worse" if shown.ratio > 1 else "better"
         reason = f"the {shown.name} times differ at a family-wise level of {format_share(level)}"
-        return msgspec.structs.replace(row, verdict=verdict, reason=reason + _remark_others(shown, called))
+        # Where another statistic went the other way, a reader must hear of it.
+        against = [one for one in called if (one.ratio > 1) != (shown.ratio > 1)]
+        reason += "".join(
+            f"; but the {one.name} times differ the other way, by {format_ratio(one.ratio)}" for one in against
+        )
+        return msgspec.structs.replace(row, verdict=verdict, reason=reason)
     limit = f"a change below {format_share(math.expm1(seen), 0 if seen > 0.1 else 1)} would not have been seen"
     if explained > math.log1p(resolution):
         return msgspec.structs.replace(row, reason=_tell_disturbance(item, explained))
+    needed: int | None = FIRST_LOOK
+    if not item.has_single:
+        chance, size = item.slow_chance, math.log1p(resolution)
+        needed = plan_processes(
+            fast_end.between_bound, size, own_level * STATISTICS[0].weight, slow_chance=chance, paired=item.paired
+        )
     if seen > math.log1p(resolution):
-        needed = _plan_case(item, own_level * own_weight, resolution)
         reason = f"{limit}; {_tell_needed(needed, item, resolution)}"
         return msgspec.structs.replace(row, reason=reason, processes_needed=needed)
     small = any(one.significant for one in statistics)
     reason = f"the difference is smaller than {format_share(min_effect)}" if small else "the interval includes 1"
-    return msgspec.structs.replace(row, verdict="no difference found", reason=f"{reason}; {limit}")
-
-
-def _plan_case(item: _Tested, level: float, resolution: float) -> int | None:
-    if item.has_single:
-        return FIRST_LOOK
-    between_sd = item.estimates[0].ratio.between_sd
-    return plan_processes(between_sd, math.log1p(resolution), level, slow_chance=item.slow_chance, paired=item.paired)
+    return msgspec.structs.replace(
+        row,
+        verdict="no difference found",
+        reason=f"{reason}; {limit}",
+        processes_needed=needed if needed and needed > min(len(side.processes) for side in (item.a, item.b)) else None,
+    )
 
 
 def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> StatisticRow:
     quantile, level = estimate.statistic.quantile, own_level * estimate.statistic.weight
     low, high = estimate.ratio.interval_at(level)
-    times = [_mean_time(side, quantile) for side in (item.a, item.b)]
+    logs = [[math.log(quantile_time(process, quantile)) for process in side.seconds] for side in (item.a, item.b)]
+    times = [math.exp(fmean(side)) for side in logs]
     return StatisticRow(
         name=estimate.statistic.name,
         time_a_s=times[0],
@@ -375,17 +391,6 @@ def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> St
         ci_high=high,
         significant=estimate.ratio.p_value <= level,
     )
-
-
-def _mean_time(side: Side, quantile: float) -> float:
-    logs = [math.log(quantile_time(process, quantile)) for process in side.seconds]
-    return math.exp(math.fsum(logs) / len(logs))
-
-
-def _remark_others(shown: StatisticRow, called: Sequence[StatisticRow]) -> str:
-    """Where another statistic went the other way, a reader must hear of it."""
-    against = [row for row in called if (row.ratio > 1) != (shown.ratio > 1)]
-    return "".join(f"; but the {row.name} times differ the other way, by {format_ratio(row.ratio)}" for row in against)
 
 
 def _tell_disturbance(item: _Tested, explained: float) -> str:
@@ -407,12 +412,6 @@ def _tell_needed(needed: int | None, item: _Tested, resolution: float) -> str:
     return f"{needed} {unit} would show one of {size} (--processes {needed})"
 
 
-def _single_process_notes(tested: Sequence[_Tested]) -> list[str]:
-    single = sum(item.has_single for item in tested)
-    told = "a single process on a side: the noise between processes is unknown, and only large differences are called"
-    return [f"{single} of {len(tested)} cases have {told}; measure with --processes {FIRST_LOOK}"] if single else []
-
-
 def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase]) -> list[str]:
     """Two versions of a benchmark compute different things: their cases never pair, and that should not puzzle."""
     versions_a = {case.result.case.benchmark.id: case.result.case.benchmark.version for case in a.values()}
@@ -424,59 +423,11 @@ def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase])
     ]
 
 
-def compare_runs(
-    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
-) -> Comparison:
-    """Verdicts for every case that both have."""
-    same_system = _place(a) == _place(b)
-    found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=same_system)
-    return msgspec.structs.replace(found, notes=[*found.notes, *_check_notes(a, b)])
-
-
-def _place(run: StoredRun) -> tuple[str, str] | None:
-    return run.system.place if run.system else None
-
-
-def _check_notes(a: StoredRun, b: StoredRun) -> list[str]:
-    """Results that are compared between the timed calls may leave other data in the caches."""
-    checks = [run.plan.request.get("check") for run in (a, b)]
-    if checks[0] == checks[1] or None in checks:
-        return []
-    told = f"A was measured with --check {checks[0]} and B with --check {checks[1]}"
-    return [f"{told}; measure both sides with the same one to be sure that a difference is not the check's"]
-
-
-def compare_interleaved(
-    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
-) -> Comparison:
-    """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
-
-    Only differences inside the pairs count: what the machine did to both at that hour cancels.
-    """
-    cases_a, cases_b = a.cases(), b.cases()
-    keys_b = {case.key: case for case in cases_b}
-    if all(case.key in keys_b for case in cases_a):
-        pairs = [(case, keys_b[case.key]) for case in cases_a]
-    elif len(cases_a) == len(cases_b):
-        pairs = list(zip(cases_a, cases_b, strict=True))
-    else:
-        raise UsageError(
-            f"side A has {len(cases_a)} cases and side B has {len(cases_b)}, and they do not pair up",
-            hint="give both sides the same number of shapes or sizes",
-        )
-    labelled = [Pair(one, other, _label(one, other)) for one, other in pairs]
-    return compare_pairs(labelled, level=level, resolution=resolution, same_system=False, paired=True)
-
-
-def _label(a: MeasuredCase, b: MeasuredCase) -> str:
-    return a.result.case.label if a.key == b.key else f"{a.result.case.label} | {b.result.case.label}"
-
-
 ORDER: tuple[Verdict, ...] = ("worse", "better", "no difference found", "not enough data")
 
 
 def describe(row: CaseComparison, name_a: str = "A", name_b: str = "B") -> str:
-    """One sentence with factor, interval and n; the faster side is the subject, as people speak."""
+    """One sentence with factor, interval and n; the faster side is the subject."""
     count = f"n = {row.n_a} and {row.n_b} in {row.processes_a} and {_plural(row.processes_b, 'process', 'processes')}"
     if row.ratio is None or row.ci_low is None or row.ci_high is None:
         return f"{row.label}: not enough data: {row.reason}."

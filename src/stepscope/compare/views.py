@@ -1,4 +1,4 @@
-"""Optimized beside out-of-the-box: a table made of comparisons inside one run or several."""
+"""Comparisons of whole runs: two runs, two sides measured in turn, optimized beside out-of-the-box."""
 
 from __future__ import annotations
 
@@ -12,18 +12,64 @@ from stepscope.compare.verdict import (
     DEFAULT_RESOLUTION,
     Comparison,
     Pair,
+    compare_cases,
     compare_pairs,
     leave_out_tries,
 )
+from stepscope.core.errors import UsageError
 from stepscope.records import Case
-from stepscope.store import MeasuredCase
+from stepscope.store import MeasuredCase, StoredRun
+
+
+def compare_runs(
+    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
+) -> Comparison:
+    """Verdicts for every case that both have."""
+    places = [run.system.place if run.system else None for run in (a, b)]
+    found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=places[0] == places[1])
+    checks = [run.plan.request.get("check") for run in (a, b)]
+    if checks[0] == checks[1] or None in checks:
+        return found
+    # Results that are checked between the timed calls may leave other data in the caches.
+    note = (
+        f"A was measured with --check {checks[0]} and B with --check {checks[1]}; "
+        "measure both sides with the same one to be sure that a difference is not the check's"
+    )
+    return msgspec.structs.replace(found, notes=[*found.notes, note])
+
+
+def compare_interleaved(
+    a: StoredRun, b: StoredRun, *, level: float = DEFAULT_FAMILY_LEVEL, resolution: float = DEFAULT_RESOLUTION
+) -> Comparison:
+    """Verdicts from pairs of processes; the cases of the two sides pair up by key, else by their order.
+
+    Only differences inside the pairs count: what the machine did to both at that hour cancels.
+    """
+    cases_a, cases_b = a.cases(), b.cases()
+    keys_b = {case.key: case for case in cases_b}
+    if all(case.key in keys_b for case in cases_a):
+        pairs = [(case, keys_b[case.key]) for case in cases_a]
+    elif len(cases_a) == len(cases_b):
+        pairs = list(zip(cases_a, cases_b, strict=True))
+    else:
+        raise UsageError(
+            f"side A has {len(cases_a)} cases and side B has {len(cases_b)}, and they do not pair up",
+            hint="give both sides the same number of shapes or sizes",
+        )
+    labels = [
+        one.result.case.label + (f" | {other.result.case.label}" if one.key != other.key else "")
+        for one, other in pairs
+    ]
+    labelled = [Pair(*pair, label) for pair, label in zip(pairs, labels, strict=True)]
+    return compare_pairs(labelled, level=level, resolution=resolution, same_system=False, paired=True)
+
 
 _FINEST = ("fp32", "tf32", "bf16", "fp16", "fp8", "None")
 """Precisions from the finest on; `None` of what has none."""
 
 
 class Gains(msgspec.Struct, frozen=True, kw_only=True):
-    """How many times the score of `ootb` the optimized forms reach."""
+    """How many times the score of `ootb` the optimized implementations reach."""
 
     benchmarks: int
     """Each batch size, number of ranks and set of parameters of a benchmark counts by itself."""
@@ -43,10 +89,10 @@ class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
     same_precision: Gains | None
     """Over the pairs that share a precision, each precision by itself; None without any."""
     any_precision: Gains | None
-    """Of each benchmark the fastest optimized form, in whichever precision, over the out-of-the-box form in the
+    """For each benchmark, the fastest optimized implementation, in any precision, over the out-of-the-box one in the
     finest precision that was measured: more coarse out-of-the-box cases change nothing here."""
     unpaired: list[str]
-    """Labels of ootb and optimized cases that are held against nothing, neither in a row nor in a mean."""
+    """Labels of ootb and optimized cases that have no counterpart, neither in a row nor in a mean."""
     without_score: list[str]
     """Labels of pairs that are in no mean, as one of them has no score: it failed, was skipped or was not checked."""
 
@@ -132,7 +178,13 @@ def _split_by_implementation(
 
 def _pair_with_reference(ootb: Mapping[str, MeasuredCase], optimized: Mapping[str, MeasuredCase]) -> list[Pair]:
     """Each optimized case beside the out-of-the-box case of its benchmark in the finest precision that there is."""
-    coarse_first = sorted(ootb.values(), key=_coarseness, reverse=True)
+
+    def coarseness(case: MeasuredCase) -> int:
+        """Models of users have precisions that only they know."""
+        name = str(_precision(case))
+        return _FINEST.index(name) if name in _FINEST else len(_FINEST)
+
+    coarse_first = sorted(ootb.values(), key=coarseness, reverse=True)
     references = {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
     found = ((references.get(_neutral_key(fast.result.case, any_precision=True)), fast) for fast in optimized.values())
     return [_make_pair(plain, fast) for plain, fast in found if plain is not None]
@@ -141,13 +193,7 @@ def _pair_with_reference(ootb: Mapping[str, MeasuredCase], optimized: Mapping[st
 def _make_pair(plain: MeasuredCase, fast: MeasuredCase) -> Pair:
     before, after = _precision(plain), _precision(fast)
     change = f" ({before}→{after})" if before != after else ""
-    return Pair(plain, fast, _neutral_label(plain) + change)
-
-
-def _coarseness(case: MeasuredCase) -> int:
-    """Models of users have precisions that only they know."""
-    name = str(_precision(case))
-    return _FINEST.index(name) if name in _FINEST else len(_FINEST)
+    return Pair(plain, fast, plain.result.case.label.replace("/ootb/", "/ootb→optimized/", 1) + change)
 
 
 def _precision(case: MeasuredCase) -> str | None:
@@ -155,17 +201,6 @@ def _precision(case: MeasuredCase) -> str | None:
 
 
 def _neutral_key(case: Case, *, any_precision: bool = False) -> str:
-    neutral = _as_ootb(case)
-    if any_precision:
-        neutral = msgspec.structs.replace(neutral, spec=case.spec.without_precision())
-    return neutral.key
-
-
-def _neutral_label(case: MeasuredCase) -> str:
-    label = case.result.case.label
-    return label.replace("/ootb/", "/ootb→optimized/", 1)
-
-
-def _as_ootb(case: Case) -> Case:
     benchmark = msgspec.structs.replace(case.benchmark, implementation="ootb")
-    return msgspec.structs.replace(case, benchmark=benchmark)
+    spec = case.spec.without_precision() if any_precision else case.spec
+    return msgspec.structs.replace(case, benchmark=benchmark, spec=spec).key

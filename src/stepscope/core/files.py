@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import shutil
@@ -20,6 +22,18 @@ _NAME_PART = 100
 """Characters of a name that a scratch file beside it repeats: together they must stay below the file system's limit."""
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/(?:self|thread-self|(?P<pid>\d+)))/fd/(?P<number>\d+)")
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """A regular file, for reading. OSError where it cannot be opened or is something else: a pipe may never answer, a
+    device never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb", buffering=0)
+    os.close(descriptor)
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+    raise OSError(errno.EINVAL, f"is {kind}, not a file")
 
 
 def write_file_atomically(path: Path, data: bytes) -> None:

@@ -58,13 +58,13 @@ class CollectiveSetting(msgspec.Struct, frozen=True, kw_only=True):
     timing: str = "slowest_rank"
     """Whose time it is, as the cases' results say it; `published` for tables, which seldom do."""
     version: int = 1
-    """Of the benchmark: what two versions measure is not one curve."""
+    """Version of the benchmark: what two versions measure is not one curve."""
     system: str
     """What a person calls the machine."""
     fingerprint: str | None = None
-    """Of the system record; None for a table that came without one."""
+    """Fingerprint of the system record; None for a table that came without one."""
     configuration: str | None = None
-    """Of the variables and settings that change results, such as `NCCL_ALGO`."""
+    """Hash of the variables and settings that change results, such as `NCCL_ALGO`."""
 
     @property
     def call(self) -> str:
@@ -112,7 +112,7 @@ class CollectiveCost(CollectiveSetting, frozen=True, kw_only=True):
     """The sizes it was fitted on lie between these."""
     sizes: int
     held_out: HeldOut
-    """Of the whole procedure: each size was kept from the choice of the form too, not from its fit alone."""
+    """Errors of the whole procedure: each size was kept from the choice of the form too, not from its fit alone."""
     level: float
     """Share of the held-out sizes that the interval covers, counted so that it holds for a new one."""
     log_spread: float
@@ -184,7 +184,7 @@ class CollectiveFit(NamedTuple):
 
 
 def fit_collectives(curves: Iterable[CollectiveCurve]) -> CollectiveFit:
-    """Each curve by itself: one that cannot be fitted does not hold up the others."""
+    """Each curve by itself: one that cannot be fitted does not affect the others."""
     costs, refused = [], []
     for curve in curves:
         reason = find_refusal(curve)
@@ -249,7 +249,7 @@ TABLE_COLUMNS = ("system", "nranks", "bytes", "time_us")
 """A published table has at least these; also read are `nnodes`, `operation`, `backend`, `dtype`, `device`, `source`."""
 TABLE_DEFAULTS = {"operation": "all_reduce", "backend": "nccl", "dtype": "float32", "device": "cuda"}
 COMMUNICATION_VERBS = frozenset({"comms", "import"})
-"""Of the plans of runs that may hold collectives: measured here, or read from what nccl-tests printed."""
+"""Verbs of runs that may hold collectives: measured here, or read from what nccl-tests printed."""
 _NOT_VARIANTS = frozenset({"size_bytes", "dtype", "device"})
 """Parameters of a case that the setting has a field of its own for."""
 
@@ -344,7 +344,7 @@ def _parse_row(row: Mapping[str, str | None], where: str) -> Measurement:
         return Measurement(setting, _whole(cells, "bytes", least=0), time_us * 1e-6, source)
     except ValueError as error:
         raise BadInputError(
-            f"this is not a row of a collective's table: {error}", hint="mend or remove the line", where=where
+            f"this is not a row of a collective's table: {error}", hint="fix or remove the line", where=where
         ) from error
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, combinations, pairwise
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ MODEL_NAMES: tuple[ModelName, ...] = ("alpha_beta", "sqrt", "piecewise")
 """From the plainest to the most flexible."""
 
 END_SPAN = 4.0
-"""An end slope is taken over sizes that differ by this factor: between close neighbours it would be mostly noise."""
+"""An end slope is taken over sizes that differ by this factor: between close sizes it would be mostly noise."""
 
 
 class AlphaBeta(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", tag="alpha_beta"):
@@ -71,7 +71,7 @@ class Piecewise(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", ta
 
     @property
     def s_per_byte(self) -> float:
-        """Of the last piece: how the curve goes on beyond its largest size."""
+        """Slope of the last piece: how the curve goes on beyond its largest size."""
         largest = self.sizes_bytes[-1]
         far = max((i for i, size in enumerate(self.sizes_bytes) if size * END_SPAN <= largest), default=0)
         slope = self._slope(far, len(self.sizes_bytes) - 1)
@@ -175,8 +175,9 @@ def fit_terms(points: Points, terms: Sequence[Callable[[int], float]]) -> list[f
     table = np.array([[term(point.size_bytes) / point.time_s for term in terms] for point in points])
     scale = np.linalg.norm(table, axis=0)  # sizes span ten orders of magnitude
     best, least = [0.0] * len(terms), math.inf
-    for chosen in _subsets(len(terms), most=len(points)):
-        columns = table[:, chosen] / scale[chosen]
+    sizes = range(1, min(len(terms), len(points)) + 1)
+    for chosen in chain.from_iterable(combinations(range(len(terms)), size) for size in sizes):
+        columns = table[:, chosen] / scale[[*chosen]]
         solution, *_ = np.linalg.lstsq(columns, np.ones(len(points)), rcond=None)
         rest = float(np.sum((columns @ solution - 1) ** 2))
         # Equal fits go to the fewer terms; the margin is rounding.
@@ -185,12 +186,6 @@ def fit_terms(points: Points, terms: Sequence[Callable[[int], float]]) -> list[f
             for index, value in zip(chosen, solution / scale[chosen], strict=True):
                 best[index] = float(value)
     return best
-
-
-def _subsets(count: int, *, most: int) -> Iterator[list[int]]:
-    for size in range(1, min(count, most) + 1):
-        for chosen in combinations(range(count), size):
-            yield list(chosen)
 
 
 def rising(values: Sequence[float]) -> list[float]:
@@ -213,7 +208,7 @@ NEAR = 0.1
 SAME = 0.001
 """Mean errors that differ by less are equal: timings do not repeat better."""
 LARGEST_SHARE = 0.25
-"""Of the sizes, from the top: left out to see how a curve goes on beyond its range."""
+"""Fraction of the sizes, from the top, left out to see how a curve goes on beyond its range."""
 
 Fit = Callable[[Points], Curve]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import io
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from stepscope.core import files
 from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
 from stepscope.core.units import format_bytes
 
@@ -130,23 +131,15 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Pipes and devices are refused before they are opened: they may never answer, or never end."""
+    """Pipes and devices are refused before they are read: they may never answer, or never end."""
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode):
-            return path.open("rb")
+        return io.BufferedReader(files.open_regular(path))
     except OSError as error:
         raise BadInputError(
-            f"cannot be read: {error.strerror}",
-            hint="give a trace file; folders are read with read_traces",
+            (error.strerror or "") if error.errno == errno.EINVAL else f"cannot be read: {error.strerror}",
+            hint="give a trace file; write a pipe's content to a file first, and read a folder with read_traces",
             where=str(path),
         ) from error
-    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
-    raise BadInputError(
-        f"is {kind}, not a file",
-        hint="folders are read with read_traces" if stat.S_ISDIR(mode) else "write the content to a file first",
-        where=str(path),
-    )
 
 
 def _read_some(stream: BinaryIO, size: int) -> tuple[bytes, Exception | None]:

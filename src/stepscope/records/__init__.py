@@ -1,17 +1,31 @@
 """What the rooms hand to each other: plain, versioned, without torch, numpy or I/O."""
 
-from stepscope.records.benchmark import Benchmark, Case, Implementation
+from stepscope.records.case import (
+    Benchmark,
+    Case,
+    CaseResult,
+    Failure,
+    Implementation,
+    KernelUse,
+    LatencyTarget,
+    Notice,
+    RankSamples,
+    Reading,
+    Sample,
+    SampleSlice,
+    Score,
+    Status,
+    describe_exception,
+    is_out_of_memory,
+    slowest_rank_seconds,
+)
 from stepscope.records.codec import UNREADABLE, encode_document, find_unstorable, parse_document, parse_samples
-from stepscope.records.communication import Communication, RankPlace
-from stepscope.records.failure import Failure, Notice, describe_exception, is_out_of_memory
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
-from stepscope.records.result import CaseResult, KernelUse, LatencyTarget, Reading, SampleSlice, Score, Status
-from stepscope.records.run import FileEntry, Plan, Run, RunKind
-from stepscope.records.sample import RankSamples, Sample, slowest_rank_seconds
-from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_seal
-from stepscope.records.system import (
+from stepscope.records.run import (
+    Communication,
     Container,
     Cpu,
+    FileEntry,
     Git,
     Gpu,
     Host,
@@ -20,8 +34,13 @@ from stepscope.records.system import (
     Memory,
     Nic,
     NumaNode,
+    Plan,
+    RankPlace,
+    Run,
+    RunKind,
     System,
 )
+from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_seal
 
 __all__ = [
     "UNREADABLE",

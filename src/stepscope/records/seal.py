@@ -13,7 +13,7 @@ import msgspec
 from stepscope.core.errors import CorruptRunError
 
 SCHEMA_VERSION = 3
-"""Of every record that is written."""
+"""Format of every record that is written."""
 SEALED_FROM = 2
 """Documents of older formats have no seal."""
 _SEALED = re.compile(rb'(?P<body>\{.*),"seal":"(?P<seal>[0-9a-f]{64})"\}', re.DOTALL)
@@ -30,7 +30,7 @@ def add_seal(document: bytes, after: str = "") -> bytes:
 
 
 def read_seal(document: bytes) -> str:
-    """Of what `add_seal` made."""
+    """The seal of what `add_seal` made."""
     return document[-66:-2].decode()
 
 

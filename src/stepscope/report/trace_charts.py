@@ -1,92 +1,99 @@
-"""Plots of a traced job: where steps went, as bars, and memory over time. All text in them is escaped."""
+"""Charts of a traced job: where steps went, memory over time, who waited for whom, a roofline. All text is escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from typing import NamedTuple
 
-from stepscope.analyze.job import RankSummary
-from stepscope.analyze.step.breakdown import SHARES
+from stepscope.analyze.ranks.section import describe_column, name_row, short_title
+from stepscope.analyze.ranks.waiting import MapRow, WaitingMap
+from stepscope.analyze.section import Bar, Bars, Chart
 from stepscope.analyze.step.memory import DeviceMemory
+from stepscope.analyze.step.operator_rates import DrawnRates, OperatorRate
 from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.report.axes import Axis, linear_axis, time_ticks
+from stepscope.report.rooflines import Roofline, RooflinePoint, drawable
+from stepscope.report.svg_heatmap import Box, draw_cell, label_step
 from stepscope.report.svg_parts import draw_text, draw_tick_below, shorten, wrap_svg
-from stepscope.report.trace_words import by_step_time, median_rank, share_values
+from stepscope.report.svg_roofline import draw_roofline
+from stepscope.system.catalogue import DevicePeak
 
 WIDTH, LEFT, RIGHT = 900, 120, 80
 ROW, BAR = 20, 14
 AXIS = 30
-MOST_BARS = 32
-"""Ranks or steps with a bar of their own; more of them are put together."""
-GROUPS = 24
 MEMORY_HEIGHT, MEMORY_POINTS = 220, 600
+WIDEST = 74
+"""A column of a heat map with few is not wider than this."""
+WRITTEN_FROM = 52
+"""Cells of this width have room for their number."""
+_LEAN = -40.0
+"""Degrees by which the titles of columns lean."""
+_LETTER, _LEANING = 5.8, 18.0
+"""Width of a letter, and of a column that has room for its leaning title."""
 
 
-class Bar(NamedTuple):
-    label: str
-    step_s: float
-    parts_s: Sequence[float]
-    """In the order of SHARES; they sum to step_s."""
+class Figure(NamedTuple):
+    caption: str
+    plot: str
+    """SVG."""
+    legend: list[tuple[str, str]]
+    """Classes of the mark, and its word."""
+    is_wide: bool = True
 
 
-def rank_bars(ranks: list[RankSummary]) -> list[Bar]:
-    """One a rank; of many ranks the slowest, the median and the fastest, and then means of neighbours."""
-    if len(ranks) <= MOST_BARS:
-        return [_rank_bar(f"rank {one.rank}", one) for one in ranks]
-    ordered = by_step_time(ranks)
-    single = (("slowest", ordered[0]), ("median", median_rank(ranks)), ("fastest", ordered[-1]))
-    bars = [_rank_bar(f"{word}: {one.rank}", one) for word, one in single]
-    size = -(-len(ranks) // GROUPS)
-    for first in range(0, len(ranks), size):
-        group = ranks[first : first + size]
-        parts = [
-            sum(column) / len(group) for column in zip(*(share_values(one.breakdown_s) for one in group), strict=True)
-        ]
-        label = f"{group[0].rank}–{group[-1].rank}" if len(group) > 1 else f"rank {group[0].rank}"
-        bars.append(Bar(label, sum(one.step_s for one in group) / len(group), parts))
-    return bars
+def draw_chart(chart: Bars | Chart, linked: Collection[int]) -> Figure | None:
+    """Ranks in `linked` have a timeline to go to. None: there is nothing to draw."""
+    if isinstance(chart, Bars):
+        used = [name for place, name in enumerate(chart.words) if any(bar.parts_s[place] > 0 for bar in chart.bars)]
+        legend = [(f"square f-{name.replace('_', '-')}", chart.words[name]) for name in used]
+        return Figure(chart.caption, _draw_bars(chart), legend)
+    if chart.kind == "memory":
+        legend = [("s0", "allocated"), ("dashed", "held by the allocator")]
+        return Figure(chart.caption, _draw_memory(chart.data, chart.name), legend)
+    if chart.kind == "waiting":
+        return Figure(chart.caption, _draw_waiting(chart.data, linked, chart.name), [])
+    return _draw_rates(chart)
 
 
-def _rank_bar(label: str, summary: RankSummary) -> Bar:
-    return Bar(label, summary.step_s, share_values(summary.breakdown_s))
+# Bars and memory
 
 
-def draw_bars(bars: Sequence[Bar], words: dict[str, str], name: str) -> str:
+def _draw_bars(chart: Bars) -> str:
     """Lengths are times, so that slow ones stand out; shares are in the titles of the parts."""
-    longest = max((bar.step_s for bar in bars), default=0.0) or 1e-9
+    longest = max((bar.whole_s for bar in chart.bars), default=0.0) or 1e-9
     axis = Axis(0.0, longest, LEFT, WIDTH - RIGHT)
-    height = len(bars) * ROW + AXIS
+    height = len(chart.bars) * ROW + AXIS
     parts = []
-    for number, bar in enumerate(bars):
-        parts.append(_draw_bar(bar, number * ROW + 2, axis, words))
-    bottom = len(bars) * ROW + 4
+    for number, bar in enumerate(chart.bars):
+        parts.append(_draw_bar(bar, number * ROW + 2, axis, chart.words))
+    bottom = len(chart.bars) * ROW + 4
     parts.append(f'<path class="axis" d="M{axis.start} {bottom}H{axis.end}"/>')
     ticks, scale = time_ticks(axis)
     parts += [draw_tick_below(tick, axis, bottom) for tick in ticks]
     parts.append(draw_text(WIDTH - 2, bottom + 16, scale.unit, "", "end"))
-    return wrap_svg("bars", name, parts, height=height, width=WIDTH)
+    return wrap_svg("bars", chart.name, parts, height=height, width=WIDTH)
 
 
 def _draw_bar(bar: Bar, top: float, axis: Axis, words: dict[str, str]) -> str:
     drawn = [draw_text(LEFT - 8, top + 11, bar.label, "", "end")]
     reached = 0.0
-    for share, spent in zip(SHARES, bar.parts_s, strict=True):
+    for share, spent in zip(words, bar.parts_s, strict=True):
         if spent <= 0:
             continue
         left, right = axis.place(reached), axis.place(reached + spent)
-        of_step = format_share(spent / bar.step_s) if bar.step_s > 0 else ""
+        of_step = format_share(spent / bar.whole_s) if bar.whole_s > 0 else ""
         title = f"{bar.label}: {words[share]} {format_duration(spent)} ({of_step})"
         drawn.append(
             f'<rect class="f-{share.replace("_", "-")}" x="{left:.2f}" y="{top}" width="{max(right - left, 0.2):.2f}" '
             f'height="{BAR}"><title>{escape(title)}</title></rect>'
         )
         reached += spent
-    drawn.append(draw_text(axis.place(reached) + 6, top + 11, format_duration(bar.step_s), "value", "start"))
+    drawn.append(draw_text(axis.place(reached) + 6, top + 11, format_duration(bar.whole_s), "value", "start"))
     return "".join(drawn)
 
 
-def draw_memory(memory: DeviceMemory, name: str) -> str:
+def _draw_memory(memory: DeviceMemory, name: str) -> str:
     """Bytes allocated, and above them bytes held by the allocator where that is recorded."""
     points = memory.timeline
     step = max(1, -(-len(points) // MEMORY_POINTS))
@@ -121,3 +128,92 @@ def _step_line(kind: str, points: Sequence[tuple[float, float]], x: Axis, y: Axi
     places = [(x.place(at), y.place(value)) for at, value in points]
     path = f"M{places[0][0]:.1f} {places[0][1]:.1f}" + "".join(f"H{at:.1f}V{up:.1f}" for at, up in places[1:])
     return f'<path class="{kind}" d="{path}"/>'
+
+
+# Waiting
+
+
+def _draw_waiting(found: WaitingMap, linked: Collection[int], name: str) -> str:
+    """Rows are ranks, columns collectives in order of time; ranks in `linked` have a timeline to go to."""
+    wide = min(WIDEST, (WIDTH - LEFT - RIGHT) / len(found.columns))
+    titles = [short_title(column) for column in found.columns]
+    top = 14 + 0.66 * _LETTER * max(map(len, titles))
+    most = max((_wait_each(found, row, place) for row in found.rows for place in range(len(titles))), default=0.0)
+    parts = [
+        draw_text(LEFT + (place + 0.4) * wide, top - 6, titles[place], "", "start", turn=_LEAN)
+        for place in range(0, len(titles), label_step(_LEANING, wide))
+    ]
+    for number, row in enumerate(found.rows):
+        y = top + number * ROW
+        label = draw_text(LEFT - 8, y + 14, name_row(row), "", "end")
+        rank = row.ranks[0]
+        is_linked = len(row.ranks) == 1 and rank in linked
+        parts.append(f'<a href="#rank-{rank}">{label}</a>' if is_linked else label)
+        parts += [
+            _draw_cell(found, row, place, Box(LEFT + place * wide, y, wide, ROW), most)
+            for place in range(len(found.columns))
+        ]
+    height = top + len(found.rows) * ROW + 4
+    return wrap_svg("heatmap waiting", name, parts, height=height, width=WIDTH, role="group")
+
+
+def _wait_each(found: WaitingMap, row: MapRow, place: int) -> float:
+    """Mean over the collectives of a column, so that columns of two and of three compare."""
+    return (row.wait_s[place] or 0.0) / sum(found.columns[place].collectives.values())
+
+
+def _draw_cell(found: WaitingMap, row: MapRow, place: int, box: Box, most: float) -> str:
+    wait, late, column = row.wait_s[place], row.late_s[place], found.columns[place]
+    who = f"{name_row(row)}, {describe_column(column)}"
+    if wait is None:
+        return draw_cell(box, None, f"{who}: took no part", kind="gap")
+    is_last = row.ranks == [column.last_rank]
+    arrived = "" if late is None else f", arrived {_compare(late)}"
+    said = f"{who}: waited {format_duration(wait)}{arrived}{', the last to come' if is_last else ''}"
+    text = ("last" if is_last else format_duration(wait)) if box.wide >= WRITTEN_FROM else ""
+    heat = _wait_each(found, row, place) / most if most > 0 else 0.0
+    return draw_cell(box, heat, said, kind="marked" if is_last else "", text=text)
+
+
+def _compare(late_s: float) -> str:
+    if late_s == 0:
+        return "with the median rank"
+    return f"{format_duration(abs(late_s))} {'after' if late_s > 0 else 'before'} the median rank"
+
+
+# Roofline
+
+
+def _draw_rates(chart: Chart) -> Figure | None:
+    found: DrawnRates = chart.data
+    used = {rate.dtype for rate in found.rates}
+    roofline = Roofline(
+        run_id="",
+        device=found.peak.name,
+        matrix_flops_per_s={dtype: rate for dtype, rate in found.peak.flops.items() if dtype in used},
+        bytes_per_s={"copy": found.peak.memory_bytes_per_s},
+        points=[_point(place, rate, found.peak) for place, rate in enumerate(found.rates) if drawable(rate.intensity)],
+    )
+    plot = draw_roofline(roofline, chart.name)
+    if plot is None:
+        return None
+    legend = [(f"round hollow {colour}", dtype) for dtype, colour in plot.colours.items()]
+    return Figure(f"{len(roofline.points)} {chart.caption}", plot.markup, legend, is_wide=False)
+
+
+def _point(place: int, rate: OperatorRate, peak: DevicePeak) -> RooflinePoint:
+    """Caches are as the step left them: neither cold nor warm."""
+    roof = peak.flops.get(rate.dtype)
+    return RooflinePoint(
+        anchor=f"rate-{place}",
+        label=f"{rate.calls} × {rate.name} {rate.shapes.replace(', []', '')}",
+        operator=rate.name,
+        dtype=rate.dtype,
+        cache="in-step",
+        intensity=rate.intensity,
+        median_s=rate.median_s,
+        flops_per_s=rate.flops_per_s,
+        bytes_per_s=rate.bytes_per_s,
+        compute_share=rate.flops_per_s / roof if roof else None,
+        memory_share=rate.bytes_per_s / peak.memory_bytes_per_s,
+    )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import CriticalPath
+from stepscope.analyze.critical.section import short_on_path, spell_path_kind
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.classify import CATEGORIES, short_name
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME, Thread, Timeline
 from stepscope.report.trace_blocks import Blocks, Events, clip, flatten, follow, join, list_contents, reduce_events
-from stepscope.report.trace_words import short_on_path, spell_path_kind
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Integers

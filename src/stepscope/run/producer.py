@@ -17,7 +17,7 @@ from stepscope.records import Case, Failure, KernelUse, LatencyTarget, Notice, O
 from stepscope.run.control import Alone, Control, TorchControl
 from stepscope.run.ranks import Ranks
 from stepscope.store import MeasuredCase
-from stepscope.system.communication import describe_torch_library
+from stepscope.system.collect import describe_torch_library
 
 PRODUCERS = {
     "ops": "stepscope.bench.ops.producer:OperatorProducer",

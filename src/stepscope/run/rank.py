@@ -44,13 +44,13 @@ from stepscope.records import (
     Reading,
     System,
 )
-from stepscope.records.result import ReadingMoment
+from stepscope.records.case import ReadingMoment
 from stepscope.run.clocks import ClockOffset, compare_clocks, find_arrivals, name_clock
 from stepscope.run.producer import Prepared, Producer, RankOutcome, Timing, find_producer
 from stepscope.run.ranks import BarrierPeers, Ranks, Refusal, describe_refusal
 from stepscope.store import MeasuredCase, RunWriter, StoredRun, utc_now
 from stepscope.system import collect_system, merge_systems, open_telemetry
-from stepscope.system.communication import read_communication_settings
+from stepscope.system.collect import read_communication_settings
 
 ARRIVAL = "arrival"
 CRASH_LIMIT = 2

@@ -1,6 +1,5 @@
 """Run folders: journal, resume, hashes, index and SQL."""
 
-from stepscope.store.ceilings import Ceilings, find_ceilings
 from stepscope.store.folder import RANKS_FOLDER, TRACES_FOLDER, resolve_store, utc_now
 from stepscope.store.kernel_table import (
     KernelRow,
@@ -22,7 +21,7 @@ from stepscope.store.reader import (
     run_folders,
 )
 from stepscope.store.verify import Damage, verify_run
-from stepscope.store.view import TPOT, TTFT, MeasuredCase
+from stepscope.store.view import TPOT, TTFT, Ceilings, MeasuredCase, find_ceilings
 from stepscope.store.writer import RunWriter, create_run, record_failure
 
 __all__ = [

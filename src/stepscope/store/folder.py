@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stepscope.core.errors import CorruptRunError, RunBusyError, StoreNotWritableError, UsageError
+from stepscope.core.errors import CorruptRunError, RunBusyError, StoreNotWritableError, StoreWriteError, UsageError
+from stepscope.core.files import open_regular, sync_folder
 
 STORE_VARIABLE = "STEPSCOPE_STORE"
 DEFAULT_STORE = "stepscope-runs"
@@ -75,21 +76,14 @@ def read_evidence(path: Path, *, where: str, offset: int = 0, length: int | None
     refused, and a length is believed only as far as the file reaches.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(min(offset, size))
+            return file.readall() if length is None else file.read(min(length, max(0, size - offset)))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise CorruptRunError(f"{path.name} is not a regular file", where=where)
-    with open(descriptor, "rb", buffering=0) as file:
-        try:
-            file.seek(min(offset, found.st_size))
-            return file.readall() if length is None else file.read(min(length, max(0, found.st_size - offset)))
-        except OSError as error:
-            raise CorruptRunError(f"cannot read {path.name}: {error.strerror}", where=where) from error
 
 
 def require_plain_folder(folder: Path) -> None:
@@ -205,3 +199,47 @@ def release_run(folder: Path) -> None:
     lock = _held.pop(folder.resolve(), None)
     if lock is not None:
         lock.__exit__(None, None, None)
+
+
+class AppendFile:
+    """Appends whole lines and flushes them to disk; a line that does not fit on the disk is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        existed = path.exists()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        self.size = os.lseek(self._descriptor, 0, os.SEEK_END)
+        if not existed:
+            sync_folder(path.parent)
+
+    def append(self, line: bytes) -> int:
+        """The offset the line begins at. On failure the file is as before and StoreWriteError says why."""
+        offset, data = self.size, line + b"\n"
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], offset + written)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, offset)
+            raise StoreWriteError(
+                f"cannot write {self.path.name}: {error.strerror}; every finished case is kept",
+                hint="make room (or fix the disk), then continue with --resume",
+                where=str(self.path),
+            ) from error
+        self.size += len(data)
+        return offset
+
+    def cut(self, size: int) -> None:
+        """Drop what a crash left behind the last whole line."""
+        if size < self.size:
+            os.ftruncate(self._descriptor, size)
+            self.size = size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def whole_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and content of each line that ends; a torn last line is not one."""
+    yield from enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1)

@@ -10,15 +10,14 @@ import csv
 import gzip
 import io
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from stepscope.core.errors import BadInputError, CorruptRunError, MissingDependencyError, StoreWriteError, UsageError
-from stepscope.core.files import output_file, write_output
+from stepscope.core.errors import BadInputError, CorruptRunError, MissingDependencyError, UsageError
+from stepscope.core.files import write_output
 from stepscope.records import Parameter, Scalar, System
 from stepscope.records.kinds import CallSpec, OperatorObserved, OperatorSpec
 from stepscope.stats import median, summarize
@@ -48,7 +47,7 @@ _COUNTS = ("samples", "flops", "bytes", "unique_bytes")
 REQUIRED = (*LEADING, "latency_s")
 """Parameters of a case that have a column of their own."""
 _DIGITS = 6
-"""Of a time: far below its noise, and half of the file's size."""
+"""Digits of a time: far below its noise, and half of the file's size."""
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +76,7 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, float] = {}
     """Name → launches an iteration."""
     config: str | None = None
-    """Of the benchmark: `custom`, the name of a shape set, or `ceiling`, which is measured with settings of its own."""
+    """Config of the benchmark: `custom`, the name of a shape set, or `ceiling` for a measured peak."""
     system: str | None = None
     """Fingerprint of the system record."""
 
@@ -204,14 +203,14 @@ def _trailing(row: KernelRow) -> dict[str, str | int | float | None]:
 
 
 def _print_plain(value: str | int | float | None) -> str:
-    """Of a column whose type is known."""
+    """A cell of a column whose type is known."""
     if value is None:
         return ""
     return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
 
 
 def _print_scalar(value: Scalar) -> str:
-    """Of a parameter: `_parse_scalar` gives the same value back. Words that would come back as another one, such as
+    """A parameter's cell: `_parse_scalar` gives the same value back. Words that would come back as another one, such as
     the order 1032 of a permutation, are written in the quotes of JSON."""
     text = str(value)
     if isinstance(value, str) and (text == "" or text.startswith('"') or _parse_scalar(text) != value):
@@ -258,7 +257,7 @@ def _parse_line(path: Path, line: int, header: Sequence[str], cells: Sequence[st
             raise ValueError(f"latency_s {row.latency_s} is not above 0")
     except (ValueError, KeyError, msgspec.DecodeError) as error:
         raise BadInputError(
-            f"this is not a row of a kernel table: {error}", hint="mend or remove the line", where=f"{path}:{line}"
+            f"this is not a row of a kernel table: {error}", hint="fix or remove the line", where=f"{path}:{line}"
         ) from error
     return row
 
@@ -338,55 +337,43 @@ def _parse_scalar(text: str) -> Scalar:
 
 
 def write_parquet(path: Path, rows: Iterable[KernelRow]) -> int:
-    """The same table as Parquet; for readers, who have duckdb.
+    """The same table as Parquet; for readers, who have polars.
 
     Columns that every table has are of the same type in every table, also where they are empty.
     """
     require_parquet_name(path)
     try:
-        import duckdb
+        import polars as pl
     except ImportError:
-        raise MissingDependencyError("Parquet needs duckdb", hint="pip install 'stepscope[read]'") from None
+        raise MissingDependencyError("Parquet needs polars", hint="pip install 'stepscope[read]'") from None
     listed = list(rows)
     kinds = _column_types(listed)
-    columns = ", ".join(f"{_quote(name)}: {_quote(kind)}" for name, kind in kinds.items())
-    with tempfile.TemporaryDirectory(prefix="stepscope-table-") as scratch:
-        lines = Path(scratch) / "table.json"
-        try:
-            lines.write_bytes(msgspec.json.Encoder().encode_lines([_json_row(row, kinds) for row in listed]))
-            with output_file(path, make_folders=True) as made, duckdb.connect(":memory:") as connection:
-                connection.execute(
-                    f"CREATE TABLE t AS SELECT * FROM read_json(?, format='newline_delimited', columns={{{columns}}})",
-                    [str(lines)],
-                )
-                connection.execute(f"COPY t TO {_quote(str(made))} (FORMAT parquet)")
-        except (OSError, duckdb.Error) as error:
-            raise StoreWriteError(f"cannot write Parquet: {error}", where=str(path)) from error
+    schema = {name: getattr(pl, kind) for name, kind in kinds.items()}
+    content = io.BytesIO()
+    pl.DataFrame([_plain_row(row, kinds) for row in listed], schema=schema).write_parquet(content)
+    write_output(path, content.getvalue(), make_folders=True)
     return len(listed)
 
 
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _column_types(rows: Sequence[KernelRow]) -> dict[str, str]:
-    known = {**dict.fromkeys(_TIMES, "DOUBLE"), **dict.fromkeys(_COUNTS, "BIGINT")}
+    """By column, the name of its type in polars."""
+    known = {**dict.fromkeys(_TIMES, "Float64"), **dict.fromkeys(_COUNTS, "Int64")}
     return {
-        **dict.fromkeys(LEADING, "VARCHAR"),
+        **dict.fromkeys(LEADING, "String"),
         **{name: _parameter_type(name, rows) for name in _parameter_names(rows)},
-        **{name: known.get(name, "VARCHAR") for name in TRAILING},
+        **{name: known.get(name, "String") for name in TRAILING},
     }
 
 
 def _parameter_type(name: str, rows: Iterable[KernelRow]) -> str:
     """The narrowest type that holds every value; numbers and words together become words."""
     kinds = {type(row.parameters[name]) for row in rows if name in row.parameters}
-    for allowed, found in (({bool}, "BOOLEAN"), ({int}, "BIGINT"), ({int, float}, "DOUBLE")):
+    for allowed, found in (({bool}, "Boolean"), ({int}, "Int64"), ({int, float}, "Float64")):
         if kinds <= allowed:
             return found
-    return "VARCHAR"
+    return "String"
 
 
-def _json_row(row: KernelRow, kinds: Mapping[str, str]) -> dict[str, Scalar | None]:
-    parameters = {name: str(value) if kinds[name] == "VARCHAR" else value for name, value in row.parameters.items()}
+def _plain_row(row: KernelRow, kinds: Mapping[str, str]) -> dict[str, Scalar | None]:
+    parameters = {name: str(value) if kinds[name] == "String" else value for name, value in row.parameters.items()}
     return {"op": row.op, "device": row.device, "dtype": row.dtype, **parameters, **_trailing(row)}

@@ -38,7 +38,7 @@ from stepscope.records import (
     parse_samples,
 )
 from stepscope.store import folder as layout
-from stepscope.store.journal import whole_lines
+from stepscope.store.folder import whole_lines
 from stepscope.store.view import MeasuredCase
 
 RunStatus = Literal["complete", "interrupted", "running"]
@@ -60,7 +60,7 @@ class Journal(NamedTuple):
     end: int
     """Where the last whole line ends."""
     seal: str
-    """Of the last line, which the next one is bound to; empty where there is none."""
+    """Seal of the last line, which the next one is bound to; empty where there is none."""
     sealed: bool
     """Every line has a seal."""
 

@@ -1,17 +1,18 @@
-"""Every byte of a run against the hashes taken when it was written."""
+"""What a complete run vouches for: the hashes of its files, its counts, and the check of both."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
-from stepscope.core.errors import StepscopeError
-from stepscope.records import Run
+from stepscope.core.errors import CorruptRunError, StepscopeError
+from stepscope.records import FileEntry, Run
 from stepscope.store import folder as layout
-from stepscope.store.journal import whole_lines
+from stepscope.store.folder import whole_lines
 from stepscope.store.reader import StoredRun
-from stepscope.store.writer import describe_run, hash_files
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,3 +87,43 @@ def _verify_counts(stored: StoredRun) -> Iterator[Damage]:
 def _damage(stored: StoredRun, error: StepscopeError) -> Damage:
     file = (error.where or "").removeprefix(f"{stored.folder}/") or stored.id
     return Damage(file=file, message=error.message)
+
+
+def hash_files(folder: Path) -> dict[str, FileEntry]:
+    """Every file of evidence: all but run.json, the locks, and what ranks write of themselves while they end."""
+    entries = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.RUNNER_LOCK_FILE, layout.BEGUN_FILE}
+        of_the_run = name not in passing and not path.name.endswith(".tmp")
+        if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=digest)
+    return entries
+
+
+def describe_run(stored: StoredRun, *, finished_at: str, files: dict[str, FileEntry]) -> Run:
+    """The record of a run that is complete, from its other records."""
+    plan, system, failures = stored.plan, stored.system, stored.failures
+    if system is None:
+        raise CorruptRunError(f"{layout.SYSTEM_FILE} is missing", where=str(stored.folder / layout.SYSTEM_FILE))
+    states = [result.status for result in {result.case.key: result for result in stored.results}.values()]
+    return Run(
+        id=plan.run_id,
+        kind=plan.kind,
+        created_at=plan.created_at,
+        finished_at=finished_at,
+        tool_version=plan.tool_version,
+        verb=plan.verb,
+        command=plan.command,
+        launcher=plan.launcher,
+        world_size=plan.world_size,
+        system_fingerprint=system.fingerprint,
+        cases_ok=states.count("ok"),
+        cases_failed=states.count("failed"),
+        cases_skipped=states.count("skipped"),
+        resumed=sum(failure.kind == "interrupted" for failure in failures),
+        failures=failures,
+        files=files,
+    )

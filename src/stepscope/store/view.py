@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from stepscope.core.units import scale_score
 from stepscope.records import CaseResult, RankSamples, slowest_rank_seconds
-from stepscope.records.kinds import WorkloadObserved
+from stepscope.records.kinds import OperatorSpec, WorkloadObserved
 from stepscope.stats import Summary, median, quantile_sorted, summarize
 
 ARRIVAL = "arrival"
-"""Of `RankSamples.extra_s`: when this rank began each iteration, in seconds after the first rank."""
+"""Name in `RankSamples.extra_s`: when this rank began each iteration, in seconds after the first rank."""
 
 LATENCY_PERCENTILES = (50, 75, 95, 99)
 
 
 LOADER = "loader"
-"""Of `RankSamples.extra_s`: seconds a step when every batch came through a loader."""
+"""Name in `RankSamples.extra_s`: seconds per step when every batch came through a loader."""
 
 TTFT, TPOT = "ttft", "tpot"
-"""Of `RankSamples.extra_s`: seconds to the first token of a batch, and for each one after it."""
+"""Names in `RankSamples.extra_s`: seconds to the first token of a batch, and for each one after it."""
 
 NO_PARTS = (ARRIVAL, "graph", "kernel", LOADER, TTFT, TPOT)
-"""Of the further times: those that are no part of an iteration."""
+"""Further times that are no part of an iteration."""
 
 
 class MeasuredCase(NamedTuple):
@@ -202,3 +202,37 @@ def keep_whole_rounds(timed: Sequence[tuple[float, int]], steps: int) -> Sequenc
     sums = accumulate(iterations for _, iterations in timed)
     ends = [place for place, total in enumerate(sums, start=1) if total % steps == 0]
     return timed[: ends[-1]] if ends else []
+
+
+_BANDWIDTHS = {"read": "read", "memset": "write", "memcpy": "copy"}
+"""Operator → the bandwidth it shows."""
+
+
+class Ceilings(NamedTuple):
+    """Measured on one device in one run. Work per second in base units; a missing one was not measured."""
+
+    matrix_flops_per_s: dict[str, float]
+    """By dtype: a large square matmul."""
+    bytes_per_s: dict[str, float]
+    """`read`, `write`, `copy` (both directions counted), each of a stream many times any cache."""
+
+
+def find_ceilings(cases: Iterable[MeasuredCase]) -> dict[str, Ceilings]:
+    """By device, from the cases of one run that were measured as ceilings; empty where none were."""
+    found: dict[str, Ceilings] = {}
+    for measured in cases:
+        spec, rule = measured.result.case.spec, measured.result.score
+        if measured.result.status != "ok" or rule is None or not isinstance(spec, OperatorSpec):
+            continue
+        if not spec.is_measured_peak or spec.device is None or spec.dtype is None:
+            continue
+        summary = measured.summary()
+        if summary is None or summary.median_s <= 0:
+            continue
+        ceilings = found.setdefault(spec.device, Ceilings({}, {}))
+        rate = rule.work / summary.median_s
+        if spec.op in _BANDWIDTHS:
+            ceilings.bytes_per_s[_BANDWIDTHS[spec.op]] = rate
+        else:
+            ceilings.matrix_flops_per_s[spec.dtype] = rate
+    return found

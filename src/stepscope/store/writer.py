@@ -19,7 +19,6 @@ from stepscope.records import (
     CaseResult,
     Communication,
     Failure,
-    FileEntry,
     Notice,
     Plan,
     RankSamples,
@@ -32,8 +31,9 @@ from stepscope.records import (
     read_seal,
 )
 from stepscope.store import folder as layout
-from stepscope.store.journal import AppendFile
+from stepscope.store.folder import AppendFile
 from stepscope.store.reader import StoredRun
+from stepscope.store.verify import describe_run, hash_files
 
 
 def create_run(
@@ -171,7 +171,7 @@ class RunWriter:
             raise _cannot_write(path, error) from error
 
     def write_communication(self, communication: Communication) -> None:
-        """Of the ranks that are here now: a resumed run has others than before."""
+        """For the ranks that are here now: a resumed run has others than before."""
         path = self.folder / layout.COMMUNICATION_FILE
         try:
             write_file_atomically(path, add_seal(encode_document(communication), self._plan_seal))
@@ -242,46 +242,6 @@ def record_failure(folder: Path, failure: Failure) -> None:
         file.close()
 
 
-def hash_files(folder: Path) -> dict[str, FileEntry]:
-    """Every file of evidence: all but run.json, the locks, and what ranks write of themselves while they end."""
-    entries = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.RUNNER_LOCK_FILE, layout.BEGUN_FILE}
-        of_the_run = name not in passing and not path.name.endswith(".tmp")
-        if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=digest)
-    return entries
-
-
-def describe_run(stored: StoredRun, *, finished_at: str, files: dict[str, FileEntry]) -> Run:
-    """The record of a run that is complete, from its other records."""
-    plan, system, failures = stored.plan, stored.system, stored.failures
-    if system is None:
-        raise CorruptRunError(f"{layout.SYSTEM_FILE} is missing", where=str(stored.folder / layout.SYSTEM_FILE))
-    states = [result.status for result in {result.case.key: result for result in stored.results}.values()]
-    return Run(
-        id=plan.run_id,
-        kind=plan.kind,
-        created_at=plan.created_at,
-        finished_at=finished_at,
-        tool_version=plan.tool_version,
-        verb=plan.verb,
-        command=plan.command,
-        launcher=plan.launcher,
-        world_size=plan.world_size,
-        system_fingerprint=system.fingerprint,
-        cases_ok=states.count("ok"),
-        cases_failed=states.count("failed"),
-        cases_skipped=states.count("skipped"),
-        resumed=sum(failure.kind == "interrupted" for failure in failures),
-        failures=failures,
-        files=files,
-    )
-
-
 def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseResult, Sequence[RankSamples]]:
     """JSON has no infinities and no NaN: a time that is none fails its case, another fact is left out with a notice."""
     for rank in samples:
@@ -303,6 +263,6 @@ def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseR
 def _cannot_write(path: Path, error: OSError) -> StoreWriteError:
     return StoreWriteError(
         f"cannot write {path.name}: {error.strerror}; every finished case is kept",
-        hint="make room (or mend the disk), then continue with --resume",
+        hint="make room (or fix the disk), then continue with --resume",
         where=str(path),
     )

@@ -1,10 +1,9 @@
-"""What this machine is, what it promises (catalogue), how it feels (telemetry) and what to put right (doctor)."""
+"""What this machine is, its data-sheet peaks (catalogue), its state (telemetry) and what to fix (doctor)."""
 
 from stepscope.system.catalogue import find_device_peak, find_link_peak
 from stepscope.system.collect import collect_system, merge_systems
-from stepscope.system.cpu import read_last_level_cache
 from stepscope.system.doctor import Diagnosis, diagnose, format_diagnosis
-from stepscope.system.host import read_container
+from stepscope.system.host import read_container, read_last_level_cache
 from stepscope.system.probes import bfloat16_works
 from stepscope.system.telemetry import Telemetry, open_telemetry
 

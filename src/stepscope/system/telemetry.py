@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepscope.records import Reading
-from stepscope.system.files import ROOT, is_there, list_folder, parse_cpu_list, read_int, read_text
-from stepscope.system.host import read_throttled_periods
+from stepscope.system.collect import find_loaded_torch
+from stepscope.system.host import (
+    ROOT,
+    is_there,
+    list_folder,
+    parse_cpu_list,
+    read_int,
+    read_text,
+    read_throttled_periods,
+)
 from stepscope.system.nvml import ask, find_nvml_index, import_nvml, start_nvml
-from stepscope.system.software import find_loaded_torch
 
 Moment = Literal["start", "during", "end"]
 

@@ -19,8 +19,8 @@ from stepscope.analyze.critical.path import (
     critical_path,
     critical_path_of_ranks,
     kind_totals,
+    path_columns,
     path_events,
-    path_stretches,
 )
 from stepscope.analyze.critical.schedule import order_edges, path_edges, retime, slack_of_rows
 from stepscope.analyze.critical.what_if import (
@@ -46,11 +46,11 @@ def a_timeline(seed: int = 3) -> Timeline:
 def test_kinds_sum_to_the_length_exactly(seed: int, factor: float) -> None:
     graph = build_graph(a_timeline(seed))
     schedule, _ = apply_edits(graph, parse_what_if(f"device={factor}, host={factor}"))
-    stretches = path_stretches(graph, schedule, path_edges(graph, schedule))
-    totals = kind_totals(stretches)
+    columns = path_columns(graph, schedule, path_edges(graph, schedule))
+    totals = kind_totals(columns)
     assert tuple(totals) == COSTS
     assert sum(totals.values()) == schedule.length_ns
-    assert (stretches.start[1:] == (stretches.start + stretches.length)[:-1]).all()
+    assert (columns.start[1:] == (columns.start + columns.length)[:-1]).all()
 
 
 @FEW

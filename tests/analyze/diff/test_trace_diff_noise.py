@@ -7,7 +7,7 @@ import pytest
 from test_trace_diff import steps_with
 
 from stepscope.analyze.diff.compare import diff_traces
-from stepscope.analyze.diff.noise import ENOUGH_STEPS, middle_steps, noise_of_step
+from stepscope.analyze.diff.exposure import ENOUGH_STEPS, middle_steps, noise_of_step
 from stepscope.formats.timeline import Timeline
 
 KERNELS_NS = np.array([400_000, 90_000, 7_000, 1_000_000])

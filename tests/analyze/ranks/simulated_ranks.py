@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from stepscope.analyze.ranks.collectives import CALL_FIELDS, ProcessGroup, format_members
+from stepscope.analyze.ranks.collectives import CALL_FIELDS
 from stepscope.analyze.ranks.digest import RankDigest, StepDigest
+from stepscope.analyze.ranks.groups import ProcessGroup, format_members
 from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from simulated_ranks import US, Call, collective_fields, real_timeline
 
-from stepscope.analyze.ranks.collectives import collective_calls, list_collectives
+from stepscope.analyze.ranks.collective_table import list_collectives
+from stepscope.analyze.ranks.collectives import collective_calls
 from stepscope.analyze.ranks.digest import RankDigest, digest
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, PYTHON, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish

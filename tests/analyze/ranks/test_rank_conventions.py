@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyze.ranks.collectives import (
-    ProcessGroup,
-    count_elements,
-    find_members,
-    format_members,
-    kernel_collective,
-    listed_groups,
-    parse_members,
-    uneven_bus_elements,
-)
+from stepscope.analyze.ranks.collectives import count_elements, kernel_collective, uneven_bus_elements
+from stepscope.analyze.ranks.groups import ProcessGroup, find_members, format_members, listed_groups, parse_members
 from stepscope.core import collectives as conv
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 

@@ -136,7 +136,7 @@ def test_a_planted_straggler_is_named_with_its_lateness() -> None:
     assert entry.last_share == 1.0
     assert entry.skew_s == pytest.approx(40 * 200e-6, rel=0.1)
     assert entry.caused_s == pytest.approx(7 * 40 * 200e-6, rel=0.1), "seven others waited each time"
-    assert entry.verdict == "later than noise, throughout"
+    assert entry.verdict == "significantly late throughout"
 
 
 def test_steps_are_the_units_where_there_are_enough() -> None:

@@ -18,13 +18,13 @@ from stepscope.analyze.answers.facts import (
     latest_rank,
     own_path,
     share_of_step,
-    spell_collective,
 )
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import PathShare
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.ranks.collective_table import CollectiveRow
+from stepscope.analyze.ranks.section import spell_collective
 from stepscope.analyze.ranks.stragglers import RankLateness
 from stepscope.analyze.step.idle import IdleGap, IdleOf
 from stepscope.analyze.step.kernels import Transfer

@@ -22,14 +22,13 @@ from stepscope.analyze.answers.facts import (
     name_communication,
     profiler_cost_s,
     share_of_step,
-    share_words,
     spell_communication,
     wait_share,
 )
 from stepscope.analyze.answers.points import list_points
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
-from stepscope.analyze.step.breakdown import SHARES
+from stepscope.analyze.step.breakdown import SHARES, share_words
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
 from stepscope.core.units import format_duration, format_ratio, format_share
 
@@ -118,7 +117,7 @@ def _sentence(job: JobReport) -> str:
 
 def _parts(job: JobReport) -> list[tuple[float, str]]:
     """The shares of the step in words; without a device, what the program did beside operators one by one."""
-    breakdown, words = job.detail.breakdown, dict(share_words(job.detail))
+    breakdown, words = job.detail.breakdown, dict(share_words(job.detail.breakdown))
     words["exposed_comm"] = f"exposed {spell_communication(job)}"
     shares = msgspec.to_builtins(breakdown.breakdown_s)
     told = ("host_idle", "sync_idle") if is_cpu(job.detail) else ()
@@ -161,5 +160,7 @@ def _caution(job: JobReport, bound_by: str | None) -> str | None:
     text = f"The profiled step is {format_ratio(ratio)} as long as one without the profiler."
     if is_host and not is_cpu(job.detail):
         spent = format_duration(min(profiler_cost_s(job), host_s))
-        return f"{text} What it adds is time of the host: {spent} of the waiting for the host above is the profiler's."
+        return (
+            f"{text} What it adds is time of the host: {spent} of the launch-bound idle time above is the profiler's."
+        )
     return f"{text} Times of the host are longer here than without it." if is_host else text

@@ -22,8 +22,9 @@ from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.job.report import TELLING_DIFFERENCE
 from stepscope.analyze.ranks.collectives import kernel_collective
+from stepscope.analyze.ranks.section import spell_collective
 from stepscope.analyze.ranks.stragglers import RankLateness
-from stepscope.analyze.step.breakdown import CPU, UNRECORDED
+from stepscope.analyze.step.breakdown import UNRECORDED
 from stepscope.analyze.step.host_activity import HostActivity
 from stepscope.analyze.step.report import StepReport
 from stepscope.core.collectives import COLLECTIVES, DEVICE_BACKENDS, OTHER, SEND_RECV, canonical_collective
@@ -36,21 +37,6 @@ CLASSES = ("compute", "communication", "copies", "host", "synchronisation", "str
 waiting in them for ranks that came later. Synchronisation: the device was idle while the host was inside a blocking
 call, a stream waited for an event, or the host was inside a collective; without a device: the program waited in a
 call for something else than a collective."""
-
-SHARE_WORDS = {
-    "compute": "compute",
-    "exposed_comm": "exposed communication",
-    "exposed_copy": "copies that nothing hides",
-    "host_idle": "waiting for the host",
-    "sync_idle": "waiting in synchronisation",
-    "other_idle": "idle for other reasons",
-}
-CPU_SHARE_WORDS = {
-    **SHARE_WORDS,
-    "compute": "inside operators",
-    "host_idle": "data loading, sleeping and Python code",
-    "other_idle": "outside recorded calls",
-}
 
 NO_COLLECTIVE = "communication"
 """Where no better name is known; also the class of such kernels."""
@@ -92,17 +78,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_cpu(detail: StepReport) -> bool:
-    """Whether the trace has no device work."""
-    return detail.breakdown.device in (CPU, UNRECORDED)
+    return not detail.breakdown.has_device
 
 
 def is_unrecorded(detail: StepReport) -> bool:
     """Whether it has none though a device was used: operators do not tell where the time went then."""
     return detail.breakdown.device == UNRECORDED
-
-
-def share_words(detail: StepReport) -> dict[str, str]:
-    return CPU_SHARE_WORDS if is_cpu(detail) else SHARE_WORDS
 
 
 def find_activity(job: JobReport, name: str) -> HostActivity | None:
@@ -241,11 +222,6 @@ def _by_kernel(job: JobReport) -> dict[str, float]:
             name = NO_COLLECTIVE if code == OTHER else COLLECTIVES[code]
             times[name] = times.get(name, 0.0) + entry.total_s
     return times
-
-
-def spell_collective(name: str) -> str:
-    """As people write it: `all_reduce` → `all-reduce`."""
-    return {"send_recv": "send/receive", "recv": "receive", "other": NO_COLLECTIVE}.get(name, name.replace("_", "-"))
 
 
 def name_communication(job: JobReport) -> str:

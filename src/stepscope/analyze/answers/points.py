@@ -14,13 +14,15 @@ from stepscope.analyze.answers.facts import (
     latest_rank,
     name_communication,
     share_of_step,
-    share_words,
     wait_share,
 )
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import CriticalPath
+from stepscope.analyze.critical.section import short_on_path, spell_path_kind
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
+from stepscope.analyze.step.breakdown import share_words
+from stepscope.analyze.step.memory import name_memory
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
 from stepscope.formats.classify import short_name
 
@@ -30,7 +32,6 @@ LEAST_SHARE = 0.01
 LEAST_POINTS = 3
 LONGEST_NAME = 60
 KEPT_WAITING = " of waiting for it, summed over ranks"
-PATH_KIND_WORDS = {"gap": "between recorded events", "launch_call": "launch calls", "data_loading": "data loading"}
 NOT_COMPUTE = ("communication", "copy", "set")
 
 
@@ -74,11 +75,8 @@ def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> It
     first = next((one for one in path.by_name if one.name != "(no event)"), None)
     text = f"critical path{_whose_path(job, path)}: {', '.join(listed)}"
     if first is not None:
-        is_work = first.kind in ("compute", "communication", "copy")
-        name = shorten(short_name(first.name) if is_work else first.name)
-        text += (
-            f"; longest on it: {name} ({PATH_KIND_WORDS.get(first.kind, first.kind)}) {format_duration(first.time_s)}"
-        )
+        name = shorten(short_on_path(first.name, first.kind))
+        text += f"; longest on it: {name} ({spell_path_kind(first.kind)}) {format_duration(first.time_s)}"
     yield Point(text=text, time_s=max(parts.values()))
 
 
@@ -195,7 +193,9 @@ def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -
     text = f"{count_of(launches.calls, 'launch', 'launches')} take the host {format_duration(launches.call_s)}"
     queue = next((one for one in launches.queue if one.stream is None), None)
     if queue is not None:
-        text += f"; on average {format_significant(queue.pending_mean, 2)} pieces of work wait in the device's queues"
+        text += (
+            f"; on average {format_significant(queue.pending_mean, 2)} device activities wait in the device's queues"
+        )
     if launches.blocked.calls:
         text += f"; {launches.blocked.calls} calls waited for room in a full queue"
     yield Point(text=text, time_s=launches.call_s)
@@ -204,7 +204,11 @@ def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -
 def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
     variation = job.detail.variation
     if variation.slow_steps and variation.max_s is not None and variation.median_s is not None:
-        why = "" if variation.explained_by is None else f", mostly by {share_words(job.detail)[variation.explained_by]}"
+        why = (
+            ""
+            if variation.explained_by is None
+            else f", mostly by {share_words(job.detail.breakdown)[variation.explained_by]}"
+        )
         yield Point(
             text=f"{len(variation.slow_steps)} of {variation.judged} steps are over 5 % slower than the median of "
             f"{format_duration(variation.median_s)}; the slowest takes {format_duration(variation.max_s)}{why}",
@@ -226,8 +230,9 @@ def _others(job: JobReport) -> Iterator[Point]:
     """What is rarely long, but good to know where little else is there."""
     for device in job.detail.memory.devices if job.detail.memory is not None else []:
         holder = f", most of it from {shorten(device.at_peak[0].operator)}" if device.at_peak else ""
-        where = device.device if device.device == "cpu" else f"device {device.device}"
-        yield Point(text=f"memory of {where} peaks at {format_bytes(device.peak_bytes)}{holder}", time_s=0.0)
+        yield Point(
+            text=f"memory of {name_memory(device)} peaks at {format_bytes(device.peak_bytes)}{holder}", time_s=0.0
+        )
     unknown = job.detail.idle.by_reason_s.get("unknown", 0.0)
     if unknown > 0:
         yield Point(text=f"{format_duration(unknown)} of idle time has no known reason", time_s=unknown)

@@ -57,7 +57,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """For calls that never met an idle stream."""
     launch_usual_ns: int = 0
     stream_ns: int = FALLBACK_STREAM_NS
-    """From the end of one piece of work to the start of the next that was already waiting."""
+    """From the end of one device activity to the start of the next that was already waiting."""
     stream_usual_ns: int = 0
     event_ns: int = 0
     """From the end of work to the start of work on another stream that waited for its event."""
@@ -77,16 +77,11 @@ def least(delays: Whole) -> int:
 
 def usual(delays: Whole) -> int:
     """What is usual above the least."""
-    return min(_high(delays) - least(delays), MOST_USUAL_NS) if len(delays) else 0
+    return _most_usual(delays, above=least(delays))
 
 
-def _most_usual(delays: Whole) -> int:
-    """What is usual above nothing."""
-    return min(_high(delays), MOST_USUAL_NS) if len(delays) else 0
-
-
-def _high(delays: Whole) -> int:
-    return _at(delays, ceil(USUAL * (len(delays) - 1)))
+def _most_usual(delays: Whole, *, above: int = 0) -> int:
+    return min(_at(delays, ceil(USUAL * (len(delays) - 1))) - above, MOST_USUAL_NS) if len(delays) else 0
 
 
 def _at(delays: Whole, place: int) -> int:
@@ -97,7 +92,7 @@ def _at(delays: Whole, place: int) -> int:
 def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Constants:
     """From all steps of a trace; `queues` is its device work on the clock of the trace, `roles` what its calls do.
 
-    Work that another stream may have held up says nothing about launches or streams, and does not count there.
+    Work that another stream may have delayed says nothing about launches or streams, and does not count there.
     """
     free_from = free_times(queues)
     others_end = ends_awaited(timeline, queues, roles)
@@ -125,18 +120,13 @@ def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Cons
 
 
 def _like_their_family(by_call: dict[str, int]) -> dict[str, int]:
-    """Calls that do the same take about the same: one that was only seen held up does not get a latency of its own."""
-    families = {name: _family(name) for name in by_call}
+    """Calls that do the same take about the same: one that was only seen delayed does not get a latency of its own."""
+    families = {name: next((one for one, pattern in _FAMILIES if pattern.search(name)), None) for name in by_call}
     capped = {}
     for name, latency in by_call.items():
         others = [by_call[other] for other in by_call if other != name and families[other] == families[name]]
         capped[name] = min([latency, *(FAMILY_FACTOR * other for other in others)])
     return capped
-
-
-def _family(name: str) -> str | None:
-    """What a launching call does; None: nothing known, and then like no other."""
-    return next((family for family, pattern in _FAMILIES if pattern.search(name)), None)
 
 
 def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
@@ -165,7 +155,7 @@ def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
 
 
 def free_times(queues: Devices) -> Whole:
-    """When everything before a piece of work on its stream had ended; the least number for the first one."""
+    """When everything before a device activity on its stream had ended; the least number for the first one."""
     free = np.full(len(queues), NO_END, np.int64)
     for mine in queues.queues:
         free[mine.start + 1 : mine.stop] = np.maximum.accumulate(queues.end[mine])[:-1]

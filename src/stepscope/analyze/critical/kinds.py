@@ -26,7 +26,7 @@ COSTS = (
 )
 """What time on the path was spent on. Host: inside operators; inside calls of the runtime, of those that launch; inside
 Python functions; between recorded events; loading data; handing over to another thread. Device: from a launch call to
-the start of its work; work, by class (copies and fills are `copy`); from one piece of work to the next. `sync`: from
+the start of its work; work, by class (copies and fills are `copy`); from one activity to the next. `sync`: from
 the end of device work to the return of the call that waited for it. `unexplained`: delay that nothing known gives."""
 (
     C_OPERATOR,

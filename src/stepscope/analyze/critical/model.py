@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyze.critical import device, host, kinds, waits
-from stepscope.analyze.critical.device import find_event_waits
+from stepscope.analyze.critical import edges, kinds, waits
 from stepscope.analyze.critical.draft import Constants, Draft, EdgeBuffer, begin_draft
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.rows import StepRows, core
@@ -67,11 +66,11 @@ def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Co
     waits.add_queue_limits(draft)
     _add_device_edges(draft)
     draft.limit[rows.start_of[np.flatnonzero(meets & (rows.start_of >= 0))] + 1] = 0
-    costs = host.host_costs(draft)
-    host.add_handovers(draft, costs)
-    host.add_helpers(draft, np.isin(costs, (kinds.C_OPERATOR, kinds.C_LAUNCH_CALL, kinds.C_PYTHON)))
-    host.add_chains(draft, costs)
-    host.add_host_pace(draft, step)
+    costs = edges.host_costs(draft)
+    edges.add_handovers(draft, costs)
+    edges.add_helpers(draft, np.isin(costs, (kinds.C_OPERATOR, kinds.C_LAUNCH_CALL, kinds.C_PYTHON)))
+    edges.add_chains(draft, costs)
+    edges.add_host_pace(draft, step)
     if not rows.source:
         draft.edges.add(0, 1, [rows.window.length_ns], kind=kinds.WINDOW, cost=kinds.C_GAP)
     draft.counts["device_events"] = len(rows.devices)
@@ -81,16 +80,16 @@ def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Co
 
 
 def _add_device_edges(draft: Draft) -> None:
-    cost = device.work_costs(draft)
-    device.add_work(draft, cost)
-    ready = device.add_launches(draft)
-    ready = np.maximum(ready, device.add_stream_order(draft, cost))
-    device.add_borders(draft, ready)
-    ready = np.maximum(ready, device.add_events(draft, *find_event_waits(draft)))
-    before, after = device.find_default_stream_waits(draft)
-    ready = np.maximum(ready, device.add_events(draft, before, after, np.ones_like(before)))
-    before, after = device.find_close_ends(draft, ready)
-    device.add_events(draft, before, after, np.ones_like(before))
+    cost = edges.work_costs(draft)
+    edges.add_work(draft, cost)
+    ready = edges.add_launches(draft)
+    ready = np.maximum(ready, edges.add_stream_order(draft, cost))
+    edges.add_borders(draft, ready)
+    ready = np.maximum(ready, edges.add_events(draft, *edges.find_event_waits(draft)))
+    before, after = edges.find_default_stream_waits(draft)
+    ready = np.maximum(ready, edges.add_events(draft, before, after, np.ones_like(before)))
+    before, after = edges.find_close_ends(draft, ready)
+    edges.add_events(draft, before, after, np.ones_like(before))
 
 
 def _usable_matches(
@@ -131,7 +130,10 @@ def _assemble(
     more = _add_meetings(common, parts, first, time, groups)
     if len(parts) > 1:
         source = len(time) + len(more)
-        _add_common_window(common, parts, first, time, source)
+        # Ranks begin their windows at different times: that is given, not explained.
+        begins = np.array([int(place) + part.source for place, part in zip(first[:-1], parts, strict=True)])
+        common.add(source, begins, time[begins], kind=kinds.WINDOW, cost=kinds.C_GAP)
+        common.add(begins + 1, source + 1, 0, kind=kinds.WINDOW, cost=kinds.C_GAP)
         more = np.append(more, (0, time.max()))
     columns = _joined(drafts, first, common, rank)
     time = np.concatenate((time, more))
@@ -139,7 +141,7 @@ def _assemble(
         for name, count in draft.counts.items():
             counts[name] = counts.get(name, 0) + count
     usual = np.array([_usual_delays(draft.constants) for draft in drafts])
-    edges = settle(columns, time, usual, borders=(source, source + 1), counts=counts)
+    settled = settle(columns, time, usual, borders=(source, source + 1), counts=counts)
     return StepGraph(
         timelines=[draft.timeline for draft in drafts],
         step=step,
@@ -150,7 +152,7 @@ def _assemble(
         node_time=time,
         node_rank=np.append(rank, np.zeros(len(more), np.int64)),
         node_row=np.append(row, np.full(len(more), -1)),
-        edges=edges,
+        edges=settled,
         constants=[draft.constants for draft in drafts],
         counts=counts,
     )
@@ -203,13 +205,6 @@ def _add_meetings(
     moved = time[start + 1] - met[meeting]
     edges.add(node, start + 1, moved, kind=kinds.COLLECTIVE, cost=kinds.C_COMMUNICATION, row=row)
     return met
-
-
-def _add_common_window(edges: EdgeBuffer, parts: Sequence[StepRows], first: Whole, time: Whole, source: int) -> None:
-    """Ranks begin their windows at different times: that is given, not explained."""
-    begins = np.array([int(place) + part.source for place, part in zip(first[:-1], parts, strict=True)])
-    edges.add(source, begins, time[begins], kind=kinds.WINDOW, cost=kinds.C_GAP)
-    edges.add(begins + 1, source + 1, 0, kind=kinds.WINDOW, cost=kinds.C_GAP)
 
 
 def _usual_delays(constants: Constants) -> list[int]:
@@ -299,16 +294,11 @@ def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
     """What had to happen before what, row by row, without a cycle even together with `parent`.
 
     `host` edges lead from one event to the next on its thread, not into what it encloses: that is in `parent`. Where
-    device work holds up an event that had itself launched it, the edge leads to the next event of the thread.
+    device work delays an event that had itself launched it, the edge leads to the next event of the thread.
     """
     graph = build_graph(timeline, step)
-    before, after, kind, inferred = [], [], [], []
-    for source, target, number, guess in (_host_order(graph), _others(timeline, graph)):
-        before.append(source)
-        after.append(target)
-        kind.append(number)
-        inferred.append(guess)
-    columns = [np.concatenate(column) for column in (before, after, kind, inferred)]
+    parts = (_host_order(graph), _others(timeline, graph))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     keep = (columns[0] >= 0) & (columns[1] >= 0) & (columns[0] != columns[1])
     table = np.unique(np.stack([column[keep] for column in columns], 1), axis=0)
     return RowEdges(before=table[:, 0], after=table[:, 1], kind=table[:, 2], inferred=table[:, 3])
@@ -329,17 +319,13 @@ def _others(timeline: Timeline, graph: StepGraph) -> tuple[Whole, Whole, Whole, 
     is_host = after >= 0
     is_host[is_host] &= core(timeline, "thread")[after[is_host]] >= 0
     to_end = (target & 1 == 1) & is_host
-    moved = to_end & ~_is_plain_wait(timeline, before, after)
+    # Calls that only wait: what they wait for was launched by another call.
+    only_waits = (core(timeline, "kind")[after] == RUNTIME) & (core(timeline, "parent")[before] != after)
+    moved = to_end & ~only_waits
     after = np.where(moved, _next_started(graph)[target], after)
     # Work that overlaps has an edge from start to start already; that between the ends says nothing about rows.
     keep = is_host | (target & 1 == 0)
     return before[keep], after[keep], graph.edges.kind[mine][keep], graph.edges.inferred[mine][keep]
-
-
-def _is_plain_wait(timeline: Timeline, before: Whole, after: Whole) -> Whole:
-    """Calls that only wait: what they wait for was launched by another call."""
-    kind, parent = core(timeline, "kind"), core(timeline, "parent")
-    return (kind[after] == RUNTIME) & (parent[before] != after)  # type: ignore[no-any-return]
 
 
 def _next_started(graph: StepGraph) -> Whole:

@@ -24,7 +24,7 @@ MUCH_UNEXPLAINED = 0.05
 
 
 class PathSegment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A stretch of the path that belongs to one event."""
+    """A segment of the path that belongs to one event."""
 
     name: str
     kind: str
@@ -32,7 +32,7 @@ class PathSegment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     start_ns: int
     end_ns: int
     row: int | None
-    """Of the timeline of its rank; None: no event."""
+    """In the timeline of its rank; None: no event."""
     rank: int
     """Index of the timeline."""
 
@@ -60,7 +60,7 @@ class NameSlack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a profiled step; its length is that of the window."""
+    """The critical path of a profiled step; its length is that of the window."""
 
     step: int | None
     """None: the whole trace."""
@@ -86,7 +86,7 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     """What to know before believing it."""
 
 
-class Stretches(NamedTuple):
+class PathColumns(NamedTuple):
     """The path as columns: what was spent between two nodes, split where a part of it is unexplained."""
 
     start: Whole
@@ -97,7 +97,7 @@ class Stretches(NamedTuple):
 
 
 def critical_path(timeline: Timeline, step: int | None = None, *, constants: Constants | None = None) -> CriticalPath:
-    """Of one rank's step, or of the whole trace."""
+    """The path of one rank's step, or of the whole trace."""
     return describe_path(build_graph(timeline, step, constants=constants))
 
 
@@ -126,8 +126,10 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
     shown = measured
     if schedule is not None:
         shown, edges = schedule, path_edges(graph, schedule)
-    stretches = path_stretches(graph, shown, edges)
-    by_kind = kind_totals(stretches)
+    columns = path_columns(graph, shown, edges)
+    by_kind = kind_totals(columns)
+    by_rank = np.zeros(len(graph.timelines), np.int64)
+    np.add.at(by_rank, columns.rank, columns.length)
     return CriticalPath(
         step=graph.step,
         ranks=[timeline.rank for timeline in graph.timelines],
@@ -137,9 +139,9 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
         host_s=seconds(sum(by_kind[COSTS[cost]] for cost in HOST_COSTS)),
         device_s=seconds(sum(by_kind[COSTS[cost]] for cost in WORK_COSTS)),
         by_kind_s={kind: seconds(total) for kind, total in by_kind.items()},
-        by_rank_s=_by_rank(graph, stretches),
-        by_name=_by_name(graph, stretches),
-        segments=_segments(graph, stretches) if segments else [],
+        by_rank_s=[seconds(total) for total in by_rank.tolist()],
+        by_name=_by_name(graph, columns),
+        segments=_segments(graph, columns) if segments else [],
         slack=_slack_by_name(graph, shown, edges),
         checks=checks,
         constants=list(graph.constants),
@@ -147,8 +149,8 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
     )
 
 
-def path_stretches(graph: StepGraph, schedule: Schedule, edges: Whole) -> Stretches:
-    """Edges of the path as stretches of time, in order; those of no length are left out."""
+def path_columns(graph: StepGraph, schedule: Schedule, edges: Whole) -> PathColumns:
+    """Edges of the path as columns of segments, in order; those of no length are left out."""
     own, rest = schedule.weight[edges], schedule.unexplained[edges]
     begin = schedule.time[graph.edges.source[edges]]
     # What is unexplained comes first: the delay that is known leads up to the event.
@@ -157,20 +159,14 @@ def path_stretches(graph: StepGraph, schedule: Schedule, edges: Whole) -> Stretc
     cost = np.stack((np.full(len(edges), kinds.C_UNEXPLAINED), graph.edges.cost[edges]), 1).ravel()
     row, rank = np.repeat(graph.edges.row[edges], 2), np.repeat(graph.edges.rank[edges], 2)
     there = length != 0
-    return Stretches(*(column[there] for column in (start, length, cost, row, rank)))
+    return PathColumns(*(column[there] for column in (start, length, cost, row, rank)))
 
 
-def kind_totals(stretches: Stretches) -> dict[str, int]:
+def kind_totals(columns: PathColumns) -> dict[str, int]:
     """Nanoseconds of each of COSTS."""
     totals = np.zeros(len(COSTS), np.int64)
-    np.add.at(totals, stretches.cost, stretches.length)
+    np.add.at(totals, columns.cost, columns.length)
     return dict(zip(COSTS, totals.tolist(), strict=True))
-
-
-def _by_rank(graph: StepGraph, stretches: Stretches) -> list[float]:
-    totals = np.zeros(len(graph.timelines), np.int64)
-    np.add.at(totals, stretches.rank, stretches.length)
-    return [seconds(total) for total in totals.tolist()]
 
 
 def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:
@@ -179,20 +175,20 @@ def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:
     return np.where(rows >= 0, names[rows], -1).astype(np.int64)
 
 
-def _by_name(graph: StepGraph, stretches: Stretches) -> list[PathShare]:
+def _by_name(graph: StepGraph, columns: PathColumns) -> list[PathShare]:
     totals: dict[tuple[str, int], list[int]] = {}
     for rank, timeline in enumerate(graph.timelines):
-        mine = stretches.rank == rank
-        key = (_names(graph, rank, stretches.row[mine]) + 1) * len(COSTS) + stretches.cost[mine]
+        mine = columns.rank == rank
+        key = (_names(graph, rank, columns.row[mine]) + 1) * len(COSTS) + columns.cost[mine]
         found, place, count = np.unique(key, return_inverse=True, return_counts=True)
         sums = np.zeros(len(found), np.int64)
-        np.add.at(sums, place, stretches.length[mine])
+        np.add.at(sums, place, columns.length[mine])
         for code, total, number in zip(found.tolist(), sums.tolist(), count.tolist(), strict=True):
             name, cost = divmod(code, len(COSTS))
             entry = totals.setdefault((timeline.texts[name - 1] if name else NO_EVENT, cost), [0, 0])
             entry[0] += total
             entry[1] += number
-    whole = int(stretches.length.sum()) or 1
+    whole = int(columns.length.sum()) or 1
     ranked = sorted(totals.items(), key=lambda item: -item[1][0])
     return [
         PathShare(name=name, kind=COSTS[cost], time_s=seconds(total), share=total / whole, count=number)
@@ -200,9 +196,9 @@ def _by_name(graph: StepGraph, stretches: Stretches) -> list[PathShare]:
     ]
 
 
-def _segments(graph: StepGraph, stretches: Stretches) -> list[PathSegment]:
-    """Neighbours of one event and kind become one."""
-    start, length, cost, row, rank = stretches
+def _segments(graph: StepGraph, columns: PathColumns) -> list[PathSegment]:
+    """Segments that follow each other and are of one event and kind become one."""
+    start, length, cost, row, rank = columns
     if not len(start):
         return []
     same = (
@@ -306,7 +302,7 @@ _FLOW = "critical_path"
 
 
 def path_records(path: CriticalPath) -> list[PathSegment]:
-    """The stretches of the path in order of time, without those of negative length (clocks that differ by a little)."""
+    """The segments of the path in order of time, without those of negative length (clocks that differ by a little)."""
     return [segment for segment in path.segments if segment.end_ns > segment.start_ns]
 
 

@@ -142,7 +142,7 @@ def device_queues(timeline: Timeline) -> Devices:
 
 
 def _number_queues(device: Whole, stream: Whole) -> tuple[list[tuple[int, int]], Whole]:
-    """The (device, stream) of each queue, ascending, and the queue of each piece of work."""
+    """The (device, stream) of each queue, ascending, and the queue of each device activity."""
     devices, streams = distinct(device), distinct(stream)
     # A handful of each: looking their numbers up is much faster than sorting all pairs.
     pair = np.searchsorted(devices, device) * len(streams) + np.searchsorted(streams, stream)
@@ -162,7 +162,7 @@ def step_rows(timeline: Timeline, step: int | None, queues: Devices) -> StepRows
     """What belongs to the exclusive window of a step: its host events and what they launched, as far as they reach into
     it, and work launched before that was still running.
 
-    Work of later steps is left out: on a stream it comes after all of this step, so it cannot have held it up.
+    Work of later steps is left out: on a stream it comes after all of this step, so it cannot have delayed it.
     """
     window = step_window(timeline, step)
     hosts = _hosts(timeline, step, window)

@@ -186,7 +186,7 @@ class Schedule:
     binding: Whole
     """The edge that decided a node's time; −1 for the first node."""
     weight: Whole
-    """Of each edge, without what is unexplained."""
+    """Delay of each edge, without what is unexplained."""
     unexplained: Whole
     sink: int
 

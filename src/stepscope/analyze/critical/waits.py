@@ -1,4 +1,4 @@
-"""Calls that hold up the host until device work has ended, and launches that a full queue holds up."""
+"""Calls that block the host until device work has ended, and launches that a full queue delays."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.analyze.critical import kinds
-from stepscope.analyze.critical.device import last_recorded
 from stepscope.analyze.critical.draft import Draft, least, usual
+from stepscope.analyze.critical.edges import last_recorded
 from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.formats.classify import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC

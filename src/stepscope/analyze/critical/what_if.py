@@ -54,7 +54,7 @@ TARGETS = {
     "gaps": Target((kinds.C_GAP,), "name", False, "the host's time between recorded events"),
     "data_loading": Target((kinds.C_DATA_LOADING,), "name", False, "loading data"),
     "handovers": Target((kinds.C_HANDOVER,), "name", False, "handing over between threads"),
-    "stream_gaps": Target((kinds.C_STREAM,), None, False, "from one piece of work to the next on a stream"),
+    "stream_gaps": Target((kinds.C_STREAM,), None, False, "from one device activity to the next on a stream"),
     "sync": Target((kinds.C_SYNC,), "name", False, "from the end of work to the return of the call that waited"),
     "unexplained": Target((kinds.C_UNEXPLAINED,), None, False, "delay that no known dependency gives"),
     "blocking": Target((kinds.C_SYNC,), "name", False, "0: calls no longer wait for the device"),

@@ -9,29 +9,27 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.diff.exposure import (
+    DEVICE_VARIATION,
+    HOST_VARIATION,
+    MAD_TO_SD,
+    MIN_EFFECT,
     NO_OPERATOR,
     Identity,
     Names,
     OperatorNames,
     Side,
+    Table,
+    are_clear,
     complete_steps,
     count_idle,
     count_operators,
     count_work,
     known_steps,
-)
-from stepscope.analyze.diff.matching import Group, match_names, pair_renamed
-from stepscope.analyze.diff.noise import (
-    DEVICE_VARIATION,
-    HOST_VARIATION,
-    MAD_TO_SD,
-    MIN_EFFECT,
-    Table,
-    are_clear,
     middle_steps,
     noise_of_step,
     p_values,
 )
+from stepscope.analyze.diff.names import Group, match_names, pair_renamed
 from stepscope.analyze.diff.records import (
     Contribution,
     NameChange,
@@ -97,7 +95,7 @@ def diff_traces(
 
 
 class _Pair:
-    """Both sides, with the steps that speak for each."""
+    """Both sides, with the steps that represent each."""
 
     def __init__(self, a: Side, b: Side) -> None:
         self.a = a
@@ -422,21 +420,14 @@ def choose_ranks(a: Mapping[int, float], b: Mapping[int, float]) -> ChosenRanks:
     Jobs of the same ranks: the rank whose step changed most. Else the slowest rank of each side, of those that both
     have if there are any.
     """
-    ranks = [_of_rank(rank, a.get(rank), b.get(rank)) for rank in sorted({*a, *b})]
     common = sorted({*a} & {*b})
+    ranks = [
+        RankSteps(rank=rank, a_s=a.get(rank), b_s=b.get(rank), change_s=b[rank] - a[rank] if rank in common else None)
+        for rank in sorted({*a, *b})
+    ]
     if len(common) == len(ranks):
         most = max(common, key=lambda rank: (abs(b[rank] - a[rank]), -rank))
         return ChosenRanks(most, most, ranks, f"of {len(ranks)} ranks the one whose step changed most")
     slowest = [max(common or side, key=lambda rank: (side[rank], -rank)) for side in (a, b)]
-    return ChosenRanks(slowest[0], slowest[1], ranks, _say_slowest(len(common)))
-
-
-def _say_slowest(common: int) -> str:
-    if common == 1:
-        return "the only rank that both have"
-    return f"the slowest of the {common} ranks that both have" if common else "the slowest, as no rank is in both"
-
-
-def _of_rank(rank: int, a_s: float | None, b_s: float | None) -> RankSteps:
-    change_s = None if a_s is None or b_s is None else b_s - a_s
-    return RankSteps(rank=rank, a_s=a_s, b_s=b_s, change_s=change_s)
+    why = f"the slowest of the {len(common)} ranks that both have" if common else "the slowest, as no rank is in both"
+    return ChosenRanks(slowest[0], slowest[1], ranks, "the only rank that both have" if len(common) == 1 else why)

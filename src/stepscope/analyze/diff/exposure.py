@@ -6,13 +6,13 @@ which nothing else ran. Of two works of one share that run at once, the one that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from stepscope.analyze.diff.noise import Table
 from stepscope.analyze.step.breakdown import SHARES
 from stepscope.analyze.step.device_work import (
     COMMUNICATION,
@@ -26,11 +26,143 @@ from stepscope.analyze.step.device_work import (
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS, divide_cpu_time
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
 from stepscope.analyze.step.intervals import Intervals, complement, length, measure_within, subtract, union
-from stepscope.analyze.step.numbers import number_codes
+from stepscope.analyze.step.numbers import Floats, Mask, number_codes
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import CATEGORIES, classify_lone_communication, normal_name
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME, Integers, Timeline
+from stepscope.stats import holm, t_quantile, t_two_sided
+
+Table: TypeAlias = Floats
+"""Steps down, names across. NaN: the name has no value in that step."""
+
+LEVEL = 0.01
+"""Chance of even one false alarm in a table, as long as both traces vary as their steps do."""
+
+MIN_EFFECT = 0.01
+"""A difference smaller than this share of the larger value is not called one, however sure it is."""
+
+ENOUGH_STEPS = 3
+"""Steps of each trace from which on they tell themselves how much a step varies."""
+
+STEP_VARIATION = 0.03
+DEVICE_VARIATION = 0.02
+HOST_VARIATION = 0.10
+"""Relative standard deviation taken at least: of a step where there are few, of device work of one name, of anything
+the host decides. Steps of one trace share its clocks and its caches and may differ less than two runs of the same
+program do."""
+
+ASSUMED_FREEDOM = 4
+"""Degrees of freedom where no variation can be seen, because there is one step."""
+
+MAD_TO_SD = 1.4826
+"""From the median deviation to a standard deviation, for normal values."""
+SMALL_SAMPLES = (1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
+"""The median deviation of few values is too small by this (Croux and Rousseeuw 1992), by number of values."""
+MAD_EFFICIENCY = 0.4
+"""Degrees of freedom of a median deviation over those of a standard deviation."""
+MEDIAN_INEFFICIENCY = 1.2533
+"""Standard error of a median over that of the mean, for normal values."""
+MIDDLE_INEFFICIENCY = 1.1
+"""Standard error of a mean over the middle half of all values over that of the mean of all, for normal values."""
+
+
+def middle_steps(durations: Any) -> Mask:
+    """The middle half by length: of three the median one, of one or two all."""
+    count = len(durations)
+    dropped = (count + 1) // 4 if count > 2 else 0
+    order = np.argsort(durations, kind="stable")
+    middle = np.zeros(count, bool)
+    middle[order[dropped : count - dropped]] = True
+    return middle
+
+
+def spreads(values: Table) -> tuple[Table, Table]:
+    """For each name a standard deviation that a few odd steps do not move, and how many steps have the name."""
+    there = ~np.isnan(values)
+    count = there.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        deviation = np.where(there, np.abs(values - _median(values, there)), np.nan)
+    few = np.array(SMALL_SAMPLES)[np.minimum(count, len(SMALL_SAMPLES) - 1)]
+    correction = np.where(count < len(SMALL_SAMPLES), few, count / np.maximum(count - 0.8, 1))
+    return MAD_TO_SD * correction * _median(deviation, there), count.astype(np.float64)
+
+
+def _median(values: Table, there: Mask) -> Table:
+    """The median of each column over the steps that have a value; 0 where none has."""
+    ordered = np.sort(np.where(there, values, np.inf), axis=0)
+    count = there.sum(axis=0)
+    columns = np.arange(values.shape[1])
+    last = max(len(values) - 1, 0)
+    low = ordered[np.clip((count - 1) // 2, 0, last), columns]
+    high = ordered[np.clip(count // 2, 0, last), columns]
+    return np.where(count > 0, (low + high) / 2, 0.0)
+
+
+def p_values(a: Table, b: Table, *, level: Table, variation: float) -> list[float]:
+    """For each name the chance that medians over steps differ so much from variation alone.
+
+    `level` is how large the values are; `variation` of it is taken at least.
+    """
+    spread, freedom, counts = _pooled(a, b, variation * level)
+    # The variance of a median of so many values, in variances of one value.
+    error = spread * np.sqrt(
+        sum(np.where(count > 2, MEDIAN_INEFFICIENCY**2, 1.0) / np.maximum(count, 1) for count in counts)
+    )
+    there = [~np.isnan(values) for values in (a, b)]
+    moved = np.abs(_median(b, there[1]) - _median(a, there[0])) * (level > 0)
+    return [
+        (t_two_sided(distance / by_chance, df) if by_chance > 0 else 0.0) if distance > 0 else 1.0
+        for distance, by_chance, df in zip(moved.tolist(), error.tolist(), freedom.tolist(), strict=True)
+    ]
+
+
+def _pooled(a: Table, b: Table, least: Table) -> tuple[Table, Table, tuple[Table, Table]]:
+    """Variation between steps of one side, its degrees of freedom, and in how many steps of each side it was seen."""
+    (spread_a, count_a), (spread_b, count_b) = spreads(a), spreads(b)
+    seen_a, seen_b = np.maximum(count_a - 1, 0), np.maximum(count_b - 1, 0)
+    seen = np.maximum(seen_a + seen_b, 1)
+    observed = np.sqrt((seen_a * spread_a**2 + seen_b * spread_b**2) / seen)
+    freedom = ASSUMED_FREEDOM + MAD_EFFICIENCY * (seen_a + seen_b)
+    return np.maximum(observed, least), freedom, (count_a, count_b)
+
+
+def are_clear(p: Sequence[float], change: Table, level: Table) -> list[bool]:
+    """Which changes of a table stand, each with regard to how many were looked at."""
+    large = (abs(change) >= MIN_EFFECT * level).tolist()
+    return [adjusted <= LEVEL and enough for adjusted, enough in zip(holm(p), large, strict=True)]
+
+
+class StepNoise(NamedTuple):
+    """What a step may change by from variation alone."""
+
+    noise_s: float
+    assumed: bool
+    """Whether it comes from an assumed variation, because too few steps were seen."""
+
+
+def noise_of_step(a: Table, b: Table, level: float) -> StepNoise:
+    """The smallest change of the step that would be called one.
+
+    The steps say how much they vary, where there are enough of them: by their standard deviation or by their median
+    deviation, whichever asks for less. The first needs few steps, the second does not mind odd ones.
+    """
+    least = MIN_EFFECT * level
+    error = MIDDLE_INEFFICIENCY * math.sqrt(1 / len(a) + 1 / len(b))
+    columns = a[:, None], b[:, None]
+    if min(len(a), len(b)) < ENOUGH_STEPS:
+        floor = STEP_VARIATION * level
+        spread, freedom, _ = _pooled(*columns, np.array([floor]))
+        noise_s = t_quantile(LEVEL, float(freedom[0])) * error * float(spread[0])
+        return StepNoise(max(noise_s, least), bool(spread[0] <= floor))
+    seen = len(a) + len(b) - 2
+    deviation = math.sqrt((float(((a - a.mean()) ** 2).sum()) + float(((b - b.mean()) ** 2).sum())) / seen)
+    robust = float(_pooled(*columns, np.zeros(1))[0][0])
+    noise_s = error * min(
+        t_quantile(LEVEL, seen) * deviation, t_quantile(LEVEL, max(MAD_EFFICIENCY * seen, 1.0)) * robust
+    )
+    return StepNoise(max(noise_s, least), assumed=False)
+
 
 IDLE_SHARES = SHARES[3:]
 _REASONS_OF_SHARE = (HOST_REASONS, SYNC_REASONS, OTHER_REASONS)
@@ -70,7 +202,7 @@ class Work(NamedTuple):
 
 
 class IdleTime(NamedTuple):
-    """Of one window: idle nanoseconds by label of what the host was doing, one column a share."""
+    """Idle nanoseconds of one window by label of what the host was doing, one column per share."""
 
     labels: list[str]
     spent: Integers
@@ -88,7 +220,8 @@ class Side:
         self.overlapping = any(self.trace.windows[number] != whole[number] for number in self.numbers)
         self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
         self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
-        self.work = _cpu_work(self.trace) if self._device is None else _device_work(self._device)
+        one = self._device
+        self.work = _cpu_work(self.trace) if one is None else _own_times(one.rows, one.start, one.end, one.share)
 
     @property
     def has_device(self) -> bool:
@@ -158,10 +291,6 @@ def known_steps(trace: TraceView, steps: Sequence[int]) -> list[int]:
     return [trace.span(number).number for number in dict.fromkeys(steps)]
 
 
-def _device_work(device: DeviceWork) -> Work:
-    return _own_times(device.rows, device.start, device.end, device.share)
-
-
 def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) -> Work:
     own_start = start.astype(np.int64)
     spans: list[Intervals] = []
@@ -229,7 +358,7 @@ class Names(NamedTuple):
     total_ns: Table
     exposed_ns: Table
     operators: list[str | None]
-    """Of kernels: the operator that launches most of them."""
+    """The operator that launches most of the kernels of a name."""
 
 
 class OperatorNames(NamedTuple):
@@ -254,7 +383,10 @@ def count_work(side: Side) -> tuple[Names, Integers]:
     exposed = np.zeros((len(side.windows), count))
     for number, (part, spent) in enumerate(side.exposed):
         exposed[number] = np.bincount(which[part], weights=spent, minlength=count)
-    calls, total = _by_step(side, rows, which, count) if side.has_device else (exposed * 0, exposed)
+    calls, total = exposed * 0, exposed
+    if side.has_device:
+        calls = _sums(side, rows, which, count)
+        total = _sums(side, rows, which, count, trace.end[rows] - trace.start[rows])
     operators = _main_operators(side, which, count)
     return Names(identities, calls, total, exposed, operators), which
 
@@ -275,13 +407,8 @@ def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     return list(found), np.array(local, np.int64)
 
 
-def _by_step(side: Side, rows: Integers, which: Integers, count: int) -> tuple[Table, Table]:
-    """Calls and durations of what each step launched."""
-    duration = side.trace.end[rows] - side.trace.start[rows]
-    return _sums(side, rows, which, count), _sums(side, rows, which, count, duration)
-
-
 def _sums(side: Side, rows: Integers, which: Integers, count: int, weights: Any = None) -> Table:
+    """By step and name, of what each step launched: the number of rows, or their weights."""
     numbers = np.array(side.numbers, np.int64)
     order = np.argsort(numbers)
     step = side.trace.step[rows]

@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.analyze.diff.exposure import Side
-from stepscope.analyze.diff.noise import ENOUGH_STEPS, STEP_VARIATION
+from stepscope.analyze.diff.exposure import ENOUGH_STEPS, STEP_VARIATION, Side
 from stepscope.core.collectives import COLLECTIVES, OTHER, SEND_RECV, find_collective
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.classify import short_name
@@ -19,7 +18,7 @@ Status = Literal["same", "renamed", "added", "removed"]
 
 
 class StepsUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps of a trace speak for it."""
+    """Which steps represent a trace."""
 
     source: str | None
     marker: str
@@ -29,7 +28,7 @@ class StepsUsed(msgspec.Struct, frozen=True, kw_only=True):
     middle: list[int]
     """Those of middle length: values are means over them, so that one odd step does not count."""
     durations_s: list[float]
-    """Of all steps looked at, in order."""
+    """One per step looked at, in order."""
     step_s: float
     median_s: float
     spread_s: float | None
@@ -77,9 +76,9 @@ class NameChange(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     verdict: NameVerdict
     category: str | None
-    """Of kernels."""
+    """Only kernels have one."""
     operator: str | None
-    """Of kernels: the operator that launches most of them."""
+    """The operator that launches most of these kernels."""
     names_a: list[str]
     names_b: list[str]
     """As the traces spell it; different where it was renamed."""
@@ -91,7 +90,7 @@ class NameChange(msgspec.Struct, frozen=True, kw_only=True):
     """Sum of durations a step; of operators on the host, without the operators they call."""
     mean_a_s: float | None
     mean_b_s: float | None
-    """Of one call; None where there is none."""
+    """Mean duration of one call; None where there is none."""
     change_s: float
     from_calls_s: float
     """Part of the change because there are more or fewer calls, at A's duration (B's where it is new)."""
@@ -101,7 +100,7 @@ class NameChange(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the change of the step: the time in which nothing more important ran on the device."""
     device_a_s: float | None = None
     device_b_s: float | None = None
-    """Of operators: device time they launched themselves; None where the trace has no device."""
+    """Device time that an operator launched itself; None where the trace has no device."""
 
 
 class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +126,7 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
     change_s: float
     change_ns: int
     change_share: float | None
-    """Of A's step; None where that is empty."""
+    """Fraction of A's step; None where that is empty."""
     noise_s: float
     """A change of the step smaller than this could be variation between steps, unless clear contributions are most of
     it."""

@@ -37,13 +37,22 @@ def run_tasks(
     function: Callable[[Task], Answer],
     tasks: Sequence[Task],
     *,
+    here: Callable[[Task], Answer] | None = None,
     engine: str | None = None,
     workers: int | None = None,
     on_done: Progress = lambda _done, _of: None,
 ) -> list[Answer]:
-    """`engine`: None for this machine, `ray://HOST:PORT` (or `ray://` for a local one), `dask://HOST:PORT` or `tcp://…`."""
+    """`engine`: None for this machine, `ray://HOST:PORT` (or `ray://` for a local one), `dask://HOST:PORT` or `tcp://…`.
+
+    `here` gives the same answers, and is called instead where no other process is worth its start.
+    """
+    if not tasks:
+        return []
     if engine is None:
-        return _run_here(function, tasks, workers, on_done)
+        count = choose_workers(tasks, workers)
+        return (
+            _run_in_pools(function, tasks, count, on_done) if count > 1 else _run_here(here or function, tasks, on_done)
+        )
     scheme, _, address = engine.partition("://")
     if scheme == "ray":
         return _run_on_ray(function, tasks, engine if address else None, on_done)
@@ -68,16 +77,17 @@ def choose_workers(tasks: Sequence[HasPath], asked: int | None) -> int:
     return max(1, min(cores, len(tasks), int(psutil.virtual_memory().available * 0.8 / each)))
 
 
-def _run_here(
-    function: Callable[[Task], Answer], tasks: Sequence[Task], workers: int | None, on_done: Progress
+def _run_here(function: Callable[[Task], Answer], tasks: Sequence[Task], on_done: Progress) -> list[Answer]:
+    answers = []
+    for task in tasks:
+        answers.append(function(task))
+        on_done(len(answers), len(tasks))
+    return answers
+
+
+def _run_in_pools(
+    function: Callable[[Task], Answer], tasks: Sequence[Task], count: int, on_done: Progress
 ) -> list[Answer]:
-    count = choose_workers(tasks, workers)
-    if count == 1:
-        answers = []
-        for task in tasks:
-            answers.append(function(task))
-            on_done(len(answers), len(tasks))
-        return answers
     found: dict[int, Answer] = {}
     # A pool's own way to replace its processes (max_tasks_per_child) can hang for ever: a new pool after each batch.
     batch = count * RANKS_A_PROCESS

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
+from stepscope.analyze.analyses import compute_more
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job.engines import run_tasks
@@ -14,9 +16,11 @@ from stepscope.analyze.job.steps import ChosenSteps, StepTime, choose_steps, lis
 from stepscope.analyze.job.tasks import RankAnswer, RankTask, explain_rank
 from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, explain_ranks
 from stepscope.analyze.step.breakdown import Shares
-from stepscope.analyze.step.report import CHOSEN, StepReport
-from stepscope.core.errors import StepscopeError, UsageError
+from stepscope.analyze.step.report import CHOSEN, StepReport, explain_step
+from stepscope.analyze.step.view import view
+from stepscope.core.errors import StepscopeError
 from stepscope.formats.source import describe_damage
+from stepscope.formats.timeline import Timeline
 from stepscope.traces.read import TraceSet
 
 FULL_DETAIL_RANKS = 8
@@ -43,7 +47,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     hidden_comm_share: float | None
     """Share of communication that ran beside compute; None without communication."""
     repairs: dict[str, int]
-    """What was mended while reading the trace."""
+    """What was repaired while reading the trace."""
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +87,25 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     unprofiled_step_s: float | None = None
     """A step of the telling rank without the profiler, where the recording timed some; never from the trace."""
     notes: list[str]
+    more: dict[str, Any] = {}
+    """Results of analyses that compute something of their own for the representative rank, by name, see `ANALYSES`."""
+
+
+class Timelines:
+    """The timelines of a job: each is read once where all fit into memory together, else the latest one is kept."""
+
+    def __init__(self, traces: TraceSet) -> None:
+        self.traces = traces
+        size = sum(os.path.getsize(path) for path in set(traces.paths))
+        self.fit_together = len(traces) <= FULL_DETAIL_RANKS and size <= JOB_PATH_BYTES
+        self._kept: dict[int, Timeline] = {}
+
+    def __call__(self, rank: int) -> Timeline:
+        if rank not in self._kept:
+            if not self.fit_together:
+                self._kept.clear()
+            self._kept[rank] = self.traces.timeline(rank)
+        return self._kept[rank]
 
 
 def explain_job(
@@ -93,39 +116,39 @@ def explain_job(
     engine: str | None = None,
     workers: int | None = None,
     on_done: Callable[[int, int], None] = lambda _done, _of: None,
+    timelines: Timelines | None = None,
 ) -> JobReport:
     """Explain one step of all ranks: the one named, else the median step of those that all have.
 
-    Each rank is read and reduced in a process of its own (see `run_tasks` for engines); only small answers come
-    together, so that memory does not grow with the size of the traces.
+    Ranks of large jobs are read and reduced in processes of their own (see `run_tasks` for engines); only small answers
+    come together, so that memory does not grow with the size of the traces. `timelines` keeps what this process reads.
     """
-    full = len(traces) <= FULL_DETAIL_RANKS
-    first_try = step if step is not None else _median_step(traces)
+    timelines = timelines or Timelines(traces)
+    # The median step of the first rank is a good guess of what all ranks have; None: each trace decides.
+    first_try = step if step is not None else view(timelines(traces.ranks[0])).median_step()
     tasks = [
         RankTask(path=str(traces.path(rank)), place=traces.place(rank), rank=rank, step=first_try, or_another=True,
-                 step_marker=traces.step_marker, cache=traces.cache, in_full=full)
+                 step_marker=traces.step_marker, cache=traces.cache, in_full=len(traces) <= FULL_DETAIL_RANKS)
         for rank in traces.ranks
     ]  # fmt: skip
-    answers = run_tasks(explain_rank, tasks, engine=engine, workers=workers, on_done=on_done)
+
+    def explain_here(task: RankTask) -> RankAnswer:
+        return explain_rank(task, timelines(task.rank))
+
+    # The first timeline is here already.
+    answers = [explain_here(tasks[0])]
+    on_done(1, len(tasks))
+    answers += run_tasks(
+        explain_rank, tasks[1:], here=explain_here, engine=engine, workers=workers,
+        on_done=lambda done, _of: on_done(done + 1, len(tasks)),
+    )  # fmt: skip
     chosen = choose_steps(answers, step)
-    tasks = [msgspec.structs.replace(task, step=own) for task, own in zip(tasks, chosen.own, strict=True)]
     again = [place for place, own in enumerate(chosen.own) if own is not None and answers[place].step != own]
-    if again:
-        found = run_tasks(explain_rank, [tasks[place] for place in again], engine=engine, workers=workers)
-        for place, answer in zip(again, found, strict=True):
-            answers[place] = answer
-    telling = _choose_telling(answers)
-    if telling.report is None or telling.critical is None:
-        place = list(traces.ranks).index(telling.rank)
-        telling = run_tasks(explain_rank, [msgspec.structs.replace(tasks[place], in_full=True, critical=True)])[0]
-    return _join(traces, answers, telling, chosen=chosen, asked=step is not None, clocks=clocks)
-
-
-def _median_step(traces: TraceSet) -> int | None:
-    """The first rank's, a good guess of what all ranks have; None: the trace decides."""
-    from stepscope.analyze.step.view import view
-
-    return view(traces.timeline(traces.ranks[0])).median_step()
+    retry = [msgspec.structs.replace(tasks[place], step=chosen.own[place]) for place in again]
+    found = run_tasks(explain_rank, retry, here=explain_here, engine=engine, workers=workers)
+    for place, answer in zip(again, found, strict=True):
+        answers[place] = answer
+    return _join(timelines, answers, chosen=chosen, asked=step is not None, clocks=clocks)
 
 
 def _choose_telling(answers: Sequence[RankAnswer]) -> RankAnswer:
@@ -141,17 +164,13 @@ def _choose_telling(answers: Sequence[RankAnswer]) -> RankAnswer:
 
 
 def _join(
-    traces: TraceSet,
-    answers: Sequence[RankAnswer],
-    telling: RankAnswer,
-    *,
-    chosen: ChosenSteps,
-    asked: bool,
-    clocks: ClockChoice,
+    timelines: Timelines, answers: Sequence[RankAnswer], *, chosen: ChosenSteps, asked: bool, clocks: ClockChoice
 ) -> JobReport:
-    report = telling.report
-    if report is None:
-        raise UsageError("no rank could be explained", where=str(traces.paths[0]))
+    traces, telling = timelines.traces, _choose_telling(answers)
+    timeline = timelines(telling.rank)
+    own_step = telling.step if timeline.steps else None
+    report = telling.report or explain_step(timeline, own_step)
+    critical, limits, failed = _path_of_rank(timeline, own_step)
     digests = [answer.digest for answer in answers]
     has_collectives = any(item.calls for item in digests)
     only = chosen.number if asked else None
@@ -160,7 +179,7 @@ def _join(
         across = explain_ranks(digests, step=only, clocks=clocks, map_step=chosen.number)
     steps = list_steps(answers)
     number = report.step if chosen.number is None else chosen.number
-    through_all, path_notes = _path_of_job(traces, chosen, telling, across)
+    through_all, path_notes = _path_of_job(timelines, chosen, telling.rank, across) if critical else (None, [])
     return JobReport(
         source=str(traces.paths[0] if len(traces) == 1 else traces.paths[0].parent),
         damage=_list_damage(answers),
@@ -175,11 +194,14 @@ def _join(
         detail=report,
         details=[answer.report for answer in answers if answer.report is not None] or [report],
         across=across,
-        critical=through_all if through_all is not None else telling.critical,
-        own_critical=telling.critical if through_all is not None else None,
-        limits=telling.limits,
+        critical=through_all or critical,
+        own_critical=critical if through_all else None,
+        limits=limits,
+        more=compute_more(timeline, None if timeline.step_marker == "none" else own_step),
         unprofiled_step_s=_unprofiled_s(traces, telling.rank),
-        notes=list(dict.fromkeys([*chosen.notes, *telling.notes, *_missing_ranks(traces, telling), *path_notes])),
+        notes=list(
+            dict.fromkeys([*chosen.notes, *report.notes, *failed, *_missing_ranks(traces, telling), *path_notes])
+        ),
     )
 
 
@@ -192,23 +214,36 @@ def _unprofiled_s(traces: TraceSet, rank: int) -> float | None:
     return found[0].unprofiled_s() if found else None
 
 
+def _path_of_rank(timeline: Timeline, step: int | None) -> tuple[CriticalPath | None, list[Limit], list[str]]:
+    from stepscope.analyze.critical.model import build_graph
+    from stepscope.analyze.critical.path import describe_path
+    from stepscope.analyze.critical.what_if import find_limits
+
+    try:
+        graph = build_graph(timeline, step)
+        return describe_path(graph), find_limits(graph), []
+    except StepscopeError as error:
+        return None, [], [f"no critical path: {error.message}"]
+
+
 def _path_of_job(
-    traces: TraceSet, chosen: ChosenSteps, telling: RankAnswer, across: RanksReport | None
+    timelines: Timelines, chosen: ChosenSteps, telling: int, across: RanksReport | None
 ) -> tuple[CriticalPath | None, list[str]]:
     """The critical path through all ranks, where the job is small enough; else a note that it is of one rank alone."""
-    if len(traces) == 1 or telling.critical is None:
+    ranks = timelines.traces.ranks
+    if len(ranks) == 1:
         return None, []
-    alone = f"the critical path is of rank {telling.rank} alone"
-    if len(traces) > FULL_DETAIL_RANKS:
+    alone = f"the critical path is of rank {telling} alone"
+    if len(ranks) > FULL_DETAIL_RANKS:
         return None, [f"{alone}: the job has more than {FULL_DETAIL_RANKS} ranks"]
-    if sum(os.path.getsize(path) for path in set(traces.paths)) > JOB_PATH_BYTES:
+    if not timelines.fit_together:
         return None, [f"{alone}: the traces are too large to be held together"]
     from stepscope.analyze.critical.model import graph_of_job
     from stepscope.analyze.critical.path import describe_path
 
     try:
         as_recorded = across is not None and across.clocks == "as recorded"
-        graph = graph_of_job(list(traces), chosen.number, align_clocks=not as_recorded)
+        graph = graph_of_job([timelines(rank) for rank in ranks], chosen.number, align_clocks=not as_recorded)
         return describe_path(graph), []
     except StepscopeError as error:
         return None, [f"{alone}: {error.message}"]

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.analyze.critical.path import CriticalPath
-from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.step.breakdown import Shares
 from stepscope.analyze.step.report import StepReport
-from stepscope.core.errors import StepscopeError
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Timeline
@@ -30,8 +27,6 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     cache: bool = True
     in_full: bool = True
     """Whether the full report of the step comes back, or only its summary."""
-    critical: bool = False
-    """Whether the critical path comes back too."""
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,13 +45,13 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     repairs: dict[str, int]
     digest: RankDigest
     report: StepReport | None
-    critical: CriticalPath | None
-    limits: list[Limit]
-    notes: list[str]
 
 
-def explain_rank(task: RankTask) -> RankAnswer:
-    """The same answer wherever it runs: nothing here depends on the process, the machine or other ranks."""
+def explain_rank(task: RankTask, timeline: Timeline | None = None) -> RankAnswer:
+    """The same answer wherever it runs: nothing here depends on the process, the machine or other ranks.
+
+    `timeline`: that of the task, where it has been read already.
+    """
     from dataclasses import replace
     from importlib.util import find_spec
 
@@ -65,15 +60,15 @@ def explain_rank(task: RankTask) -> RankAnswer:
     from stepscope.analyze.step.report import explain_step
     from stepscope.traces.read import load_timeline
 
-    if not task.in_full and find_spec("numba") is not None:
-        import numba  # noqa: F401 - one of many ranks: loading the compiled scanner once pays for all of them
-    timeline = load_timeline(Path(task.path), place=task.place, step_marker=task.step_marker, cache=task.cache)
+    if timeline is None:
+        if not task.in_full and find_spec("numba") is not None:
+            import numba  # noqa: F401 - one of many ranks: loading the compiled scanner once pays for all of them
+        timeline = load_timeline(Path(task.path), place=task.place, step_marker=task.step_marker, cache=task.cache)
     if timeline.rank != task.rank:
         timeline = replace(timeline, rank=task.rank)
     step = _own_step(timeline, task.step, or_another=task.or_another)
     report = explain_step(timeline, step) if task.in_full else None
     breakdown = report.breakdown if report is not None else break_down(timeline, step)
-    critical, limits, notes = _critical(timeline, breakdown.step) if task.critical else (None, [], [])
     return RankAnswer(
         rank=task.rank,
         source=task.path,
@@ -90,9 +85,6 @@ def explain_rank(task: RankTask) -> RankAnswer:
         repairs=dict(timeline.repairs),
         digest=digest(timeline),
         report=report,
-        critical=critical,
-        limits=limits,
-        notes=[*(report.notes if report is not None else []), *notes],
     )
 
 
@@ -107,18 +99,6 @@ def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int 
     if or_another:
         return view(timeline).median_step()
     raise UsageError(f"rank {timeline.rank} has no step {step}", hint=f"its steps: {list_numbers(numbers)}")
-
-
-def _critical(timeline: Timeline, step: int | None) -> tuple[CriticalPath | None, list[Limit], list[str]]:
-    from stepscope.analyze.critical.model import build_graph
-    from stepscope.analyze.critical.path import describe_path
-    from stepscope.analyze.critical.what_if import find_limits
-
-    try:
-        graph = build_graph(timeline, step)
-        return describe_path(graph), find_limits(graph), []
-    except StepscopeError as error:
-        return None, [], [f"no critical path: {error.message}"]
 
 
 def _device_names(timeline: Timeline) -> list[str]:

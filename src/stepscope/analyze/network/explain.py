@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.analyze.network.pair_matrix import Pair, PairMatrix, Quantity
-from stepscope.analyze.network.suspects import Layout, Suspect, list_links, list_suspects
+from stepscope.analyze.network.pair_matrix import Layout, Pair, PairMatrix, Quantity, Suspect, list_links, list_suspects
 from stepscope.stats import median, quantile_sorted
 
 LEAST_SPREAD = 0.03
-"""Of logarithms: no two links repeat better than this, so no class is taken to be narrower."""
+"""Least spread of logarithms: no two links repeat better, so no class is taken to be narrower."""
 
 _REACH = 4.0
 """Spreads around the centre that still count as usual."""
@@ -144,7 +143,7 @@ LEAST_EFFECT = math.log(1.2)
 """Slower by less than a fifth is not called slow, however sure it is."""
 
 LEAST_PAIRS = 6
-"""Of one class: with fewer nobody knows what is usual."""
+"""Pairs per class: with fewer it is not known what is usual."""
 
 _SURE_SPREADS = 4.0
 """How far the middle of several pairs must stand out."""
@@ -157,7 +156,7 @@ _FEW = 6
 _AGREEING = 0.8
 """Share of a suspect's pairs that must be slow too."""
 _SEVERAL = 3
-"""Pairs that speak for each other; fewer have to stand alone."""
+"""Pairs that support each other; fewer have to stand out alone."""
 _MOST_CAUSES = 64
 
 
@@ -174,7 +173,7 @@ class Cause(NamedTuple):
     effect: float
     """Logarithm of the time over the usual one."""
     pairs: tuple[Pair, ...]
-    """Those that speak for it."""
+    """Those that support it."""
 
 
 def read_cells(matrix: PairMatrix, quantity: Quantity) -> dict[Pair, Cell]:
@@ -313,13 +312,9 @@ def _set_apart(state: _State, number: int) -> list[Pair]:
     for count in range(max(2, len(pairs) // _FEW), 0, -1):
         last, following = state.slowness[pairs[count - 1]], state.slowness[pairs[count]]
         if last >= max(least, _GAP * following):
-            return [pair for pair in pairs[:count] if _holds_throughout(state, pair)]
+            # Nearly all samples must be slow, not just the middle one: else the pair was contended for a while.
+            return [pair for pair in pairs[:count] if state.surely[pair] >= max(LEAST_EFFECT, state.slowness[pair] / 2)]
     return []
-
-
-def _holds_throughout(state: _State, pair: Pair) -> bool:
-    """Whether nearly all samples are slow, not just the middle one: else the pair was held up for a while."""
-    return state.surely[pair] >= max(LEAST_EFFECT, state.slowness[pair] / 2)
 
 
 class Split(NamedTuple):
@@ -365,15 +360,12 @@ def _find_tiers(cells: Mapping[Quantity, Mapping[Pair, Cell]], chosen: Sequence[
         ):
             if len(others) < LEAST_PAIRS:
                 continue
-            tiers = find_tiers(slowness, (median(others) or 0.0) / 2, _unit(layout, chosen[0]))
+            # A group is made of hosts, or of ranks inside a host.
+            unit_of = str if layout.is_inside(chosen[0]) else layout.host.__getitem__
+            tiers = find_tiers(slowness, (median(others) or 0.0) / 2, unit_of)
             if tiers is not None and len(slowness) - len(tiers.far) >= LEAST_PAIRS <= len(tiers.far):
                 return tiers
     return None
-
-
-def _unit(layout: Layout, pair: Pair) -> Callable[[int], str]:
-    """What a group is made of: hosts, or ranks inside a host."""
-    return str if layout.is_inside(pair) else layout.host.__getitem__
 
 
 def _effects(

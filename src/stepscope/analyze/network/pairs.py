@@ -11,27 +11,18 @@ import msgspec
 from stepscope.analyze.network.explain import Cause, Split, classify, explain, read_cells
 from stepscope.analyze.network.pair_matrix import (
     QUANTITIES,
-    HostMatrix,
+    Kind,
+    Layout,
     Pair,
     PairMatrix,
     Quantity,
+    Scope,
+    Suspect,
     by_host,
-    read_pair_matrices,
-    read_pair_matrix,
+    list_links,
+    list_suspects,
 )
-from stepscope.analyze.network.suspects import Kind, Layout, Scope, Suspect, list_links, list_suspects
 from stepscope.core.units import format_share, format_significant
-
-__all__ = [
-    "Finding",
-    "HostMatrix",
-    "PairMatrix",
-    "by_host",
-    "find_outliers",
-    "pairs_to_dict",
-    "read_pair_matrices",
-    "read_pair_matrix",
-]
 
 BOTH_WAYS = frozenset({"slow_host", "slow_nic", "slow_rank"})
 ONE_WAY = frozenset({"slow_sender", "slow_receiver"})
@@ -52,9 +43,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_ratio: float | None = None
     """Over the usual one of such pairs: 0.5 is half as much. None where the bandwidth is not what stands out."""
     pairs: list[Pair]
-    """Sources and targets that speak for it."""
+    """Sources and targets that support it."""
     evidence: int
-    """Measurements that speak for it; a pair may count twice, by its latency and by its bandwidth."""
+    """Measurements that support it; a pair may count twice, by its latency and by its bandwidth."""
     groups: list[list[int]] = []
     """Ranks that are near to each other, for `tiers`."""
     sentence: str
@@ -211,7 +202,8 @@ class Effect(NamedTuple):
 
 def describe_slow(suspect: Suspect, effect: Effect, pairs: int) -> tuple[str, str]:
     counted = f"{pairs} pair{'s' if pairs > 1 else ''}"
-    return f"{_who(suspect)} {_what(suspect)}: {_how_much(effect)} ({counted})", _next_step(suspect)
+    step = _STEPS.get((suspect.kind, suspect.scope)) or _STEPS_ANYWHERE[suspect.kind]
+    return f"{_who(suspect)} {_what(suspect)}: {_how_much(effect)} ({counted})", step
 
 
 def describe_failed(suspect: Suspect, pairs: int, message: str) -> tuple[str, str]:
@@ -253,24 +245,16 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def _who(suspect: Suspect) -> str:
-    ranks = f"rank {suspect.ranks[0]}" if len(suspect.ranks) == 1 else f"ranks {_list_names(_words(suspect.ranks))}"
+    several = len(suspect.ranks) > 1
+    ranks = f"rank {suspect.ranks[0]}" if not several else f"ranks {_list_names(list(map(str, suspect.ranks)))}"
     if suspect.kind in {"bad_link", "asymmetric_pair"}:
         return _link_name(suspect)
     host = suspect.hosts[0]
     if suspect.nic is not None:
         return f"NIC {suspect.nic} of host {host} ({ranks})"
-    return f"host {host} ({ranks})" if _is_host(suspect) else f"{ranks} on host {host}"
-
-
-def _is_host(suspect: Suspect) -> bool:
-    """Whether the whole host is meant: all its ranks, of which there may be one."""
-    if suspect.kind == "slow_host":
-        return True
-    return suspect.kind in {"slow_sender", "slow_receiver"} and len(suspect.ranks) > 1
-
-
-def _words(ranks: Sequence[int]) -> list[str]:
-    return [str(rank) for rank in ranks]
+    # A whole host is meant with all its ranks, of which there may be one.
+    is_host = suspect.kind == "slow_host" or (suspect.kind in {"slow_sender", "slow_receiver"} and several)
+    return f"host {host} ({ranks})" if is_host else f"{ranks} on host {host}"
 
 
 def _link_name(suspect: Suspect) -> str:
@@ -314,10 +298,6 @@ def _how_much(effect: Effect) -> str:
     if effect.latency_ratio is None:
         parts.reverse()
     return ", ".join(parts)
-
-
-def _next_step(suspect: Suspect) -> str:
-    return _STEPS.get((suspect.kind, suspect.scope)) or _STEPS_ANYWHERE[suspect.kind]
 
 
 _STEPS: dict[tuple[Kind, Scope], str] = {

@@ -44,7 +44,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """The lowest rank given."""
     method: str
     resolution_s: float
-    """Of the coarsest clock among the ranks."""
+    """Unit of the coarsest clock among the ranks."""
     collectives: int
     """Matched synchronising ones that were looked at."""
     offsets: list[ClockOffset]
@@ -223,14 +223,18 @@ def shift(timeline: Timeline, offset_ns: int) -> Timeline:
 
 
 CONTRADICTED = 0.05
-"""Of the collectives: with more of them impossible, the ranks' times cannot be compared."""
+"""With more than this fraction of the collectives impossible, the ranks' times cannot be compared."""
 
 
 def choose_clocks(matching: Matching, clocks: Clocks) -> tuple[Literal["as recorded", "aligned", "durations"], str]:
     """The choice and why: aligned where every rank that needs an offset has a usable one; durations where starts are
     impossible; else as recorded."""
+    # An offset within its spread is none; one that is not known may be any.
     needed = [
-        entry for entry in clocks.offsets[1:] if not entry.usable and not _needs_none(entry.offset_s, entry.spread_s)
+        entry
+        for entry in clocks.offsets[1:]
+        if not entry.usable
+        and (entry.offset_s is None or entry.spread_s is None or abs(entry.offset_s) > entry.spread_s)
     ]
     usable = sum(entry.usable for entry in clocks.offsets)
     is_aligned = usable > 0 and not needed
@@ -247,11 +251,6 @@ def choose_clocks(matching: Matching, clocks: Clocks) -> tuple[Literal["as recor
     if usable:
         return "as recorded", f"the clock of {len(needed):,} of {len(clocks.offsets):,} ranks has no usable offset"
     return "as recorded", "no clock offset can be told from none"
-
-
-def _needs_none(offset_s: float | None, spread_s: float | None) -> bool:
-    """An offset within its spread is none; one that is not known may be any."""
-    return offset_s is not None and spread_s is not None and abs(offset_s) <= spread_s
 
 
 def count_impossible(matching: Matching, offsets_ns: Sequence[int], resolution_s: float) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Collectives in a table: by what they are, among how many, how large; and what each process group costs in all."""
+"""Collectives in tables: one row per call, one per kind, group and size, and what each process group costs in all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,95 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.collectives import SIZE_REASONS
+from stepscope.analyze.ranks.collectives import NAMED_BY, PLACES, SIZE_REASONS, RankCalls, collective_calls
+from stepscope.analyze.ranks.groups import ProcessGroup
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
 from stepscope.core import collectives as coll
+from stepscope.formats.timeline import Timeline
+
+_LEFT_OPEN = "named by its kernel alone: an all_to_all looks the same, and older NCCL ran others under this name too"
+
+
+class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective call of one rank."""
+
+    row: int
+    """Row of the timeline: its (first) kernel, or the host event."""
+    collective: str
+    named_by: str
+    note: str | None = None
+    """What the name leaves open."""
+    place: str
+    step: int | None
+    call: int
+    """The n-th in its group, from 1; sends and receives are counted for each peer apart."""
+    sequence: int | None
+    """The number the recorder gave it, where it did."""
+    group: ProcessGroup
+    peer: int | None
+    dtype: str | None
+    size_bytes: int | None
+    size_unknown: str | None
+    """Why there is no size."""
+    stream: int | None
+    pieces: int
+    """Kernels it consists of."""
+    start_ns: int
+    end_ns: int
+    duration_s: float
+    algbw_bytes_per_s: float | None
+    """Over the whole duration, waiting for others included: a lower bound of what the links gave."""
+    busbw_bytes_per_s: float | None
+
+
+def list_collectives(timeline: Timeline, step: int | None = None) -> list[CollectiveCall]:
+    """One record a collective call, in order of start; of one step, or of all."""
+    found = collective_calls(timeline)
+    calls = found.calls if step is None else found.calls[found.calls["step"] == step]
+    names = calls.dtype.names
+    return [_record(dict(zip(names, row, strict=True)), found) for row in calls.tolist()]
+
+
+def _record(cells: dict[str, int], found: RankCalls) -> CollectiveCall:
+    collective, duration_s = cells["collective"], (cells["end_ns"] - cells["start_ns"]) / 1e9
+    guess = collective == coll.SEND_RECV
+    return CollectiveCall(
+        row=cells["row"],
+        collective=coll.COLLECTIVES[collective],
+        named_by=NAMED_BY[cells["named_by"]],
+        note=_LEFT_OPEN if guess else None,
+        place=PLACES[cells["place"]],
+        step=_known(cells["step"]),
+        call=cells["call"],
+        sequence=_known(cells["sequence"]),
+        group=found.groups[cells["group"]],
+        peer=_known(cells["peer"]),
+        dtype=found.dtypes[cells["dtype"]] if cells["dtype"] >= 0 else None,
+        size_bytes=_known(cells["size_bytes"]),
+        size_unknown=SIZE_REASONS[cells["size_reason"]] or None,
+        stream=_known(cells["stream"]),
+        pieces=cells["pieces"],
+        start_ns=cells["start_ns"],
+        end_ns=cells["end_ns"],
+        duration_s=duration_s,
+        algbw_bytes_per_s=rate(_known(cells["size_bytes"]), duration_s),
+        busbw_bytes_per_s=rate(_known(cells["bus_bytes"]), duration_s),
+    )
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def rate(moved_bytes: float | None, seconds: float | None) -> float | None:
+    """Bytes per second; None where either is unknown or no time passed."""
+    return moved_bytes / seconds if moved_bytes is not None and seconds is not None and seconds > 0 else None
+
 
 MOST_SIZES = 16
-"""Of one collective in one group: beyond it sizes are put together by powers of two."""
+"""Sizes of one collective in one group with rows of their own: more are put together by powers of two."""
 
 _NOT_RECORDED = "not recorded: all ranks with the call are taken for its members"
 
@@ -41,7 +122,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """Sum of the durations (of matched ones: of the median over the ranks), waiting included."""
     median_s: float
     wait_share: float | None
-    """Of all members' time in them."""
+    """Fraction of all members' time in them."""
     transfer_s: float | None
     """Median, from the last arrival to the end."""
     algbw_bytes_per_s: float | None
@@ -50,7 +131,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """The rates are over the whole duration and so lower bounds: waiting could not be taken out."""
     fastest_s: float
     slowest_s: float
-    """Of the time that the rates are over."""
+    """Shortest and longest of the times that the rates are over."""
     slowest_call: int
     slowest_step: int | None
 
@@ -205,7 +286,7 @@ def _make_row(part: Whole, entries: Entries, named: list[str], matching: Matchin
 
 
 def _median_rate(moved: Whole, timed_s: Floats) -> float | None:
-    """Of the single collectives' rates; those without a size or a time are left out."""
+    """Median of the single collectives' rates; those without a size or a time are left out."""
     known = (moved >= 0) & (timed_s > 0)
     return float(np.median(moved[known] / timed_s[known])) if known.any() else None
 

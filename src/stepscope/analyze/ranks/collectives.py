@@ -9,7 +9,7 @@ itself (gloo) are the host's own events.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,121 +17,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stepscope.analyze.ranks.groups import ProcessGroup, find_members, listed_groups, parse_members
 from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.core import collectives as coll
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats.classify import COMMUNICATION, base_name
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, HOST_KINDS, MISSING, OPERATOR, Timeline
-
-
-class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group as one rank's trace describes it."""
-
-    name: str | None = None
-    description: str | None = None
-    members: str | None = None
-    """Global ranks as runs: `0-7`, `0-24:8` (every eighth), `0-1,4`. None: not known."""
-    size: int | None = None
-    stand_in: str | None = None
-    """Set where the trace names no group: what its calls were kept together by (a stream, the host)."""
-    note: str | None = None
-    """How the members were found where the trace does not list them."""
-
-    def label(self) -> str:
-        """For people: description and name, or what stands in for them."""
-        if self.stand_in is not None:
-            return f"not recorded ({self.stand_in})"
-        named = [text for text in (self.description, self.name and f"[{self.name}]") if text]
-        return " ".join(named) or f"ranks {self.members or '?'}"
-
-
-def format_members(ranks: Sequence[int]) -> str:
-    """Ranks as runs of equal distance; the order is kept, since it is part of what the group is."""
-    runs: list[str] = []
-    place = 0
-    while place < len(ranks):
-        stride = ranks[place + 1] - ranks[place] if place + 1 < len(ranks) else 0
-        end = place + 1
-        while stride > 0 and end < len(ranks) and ranks[end] - ranks[end - 1] == stride:
-            end += 1
-        if end - place < (2 if stride == 1 else 3):  # two ranks far apart are shorter as themselves
-            end = place + 1
-            runs.append(str(ranks[place]))
-        else:
-            runs.append(f"{ranks[place]}-{ranks[end - 1]}" + (f":{stride}" if stride != 1 else ""))
-        place = end
-    return ",".join(runs)
-
-
-@lru_cache(4096)
-def parse_members(text: str) -> tuple[int, ...]:
-    """The ranks again. Raises ValueError on anything `format_members` does not write."""
-    ranks: list[int] = []
-    for run in text.split(",") if text else ():
-        span, _, stride = run.partition(":")
-        first, _, last = span.partition("-")
-        ranks.extend(range(int(first), int(last or first) + 1, int(stride or 1)))
-    return tuple(ranks)
-
-
-def find_members(
-    recorded: str | None,
-    *,
-    size: int | None,
-    start: int | None,
-    stride: int | None,
-    listed: Sequence[int] | None = None,
-    world_size: int | None = None,
-) -> tuple[str | None, str | None]:
-    """Members as runs, and how they were found where the record does not list them all.
-
-    `recorded` is the list as written, shortened with `...` when long; `listed` is the group's list in the file's
-    header, which is never shortened.
-    """
-    shown = [int(number) for number in re.findall(r"\d+", recorded or "")]
-    shortened = "..." in (recorded or "") or "…" in (recorded or "")
-    if shown and not shortened and size in (None, len(shown)):
-        return format_members(shown), None
-    if listed and size in (None, len(listed)):
-        return format_members(listed), "members taken from the list of groups in the file's header"
-    ways = (
-        (_rebuild(size, start, stride), "members rebuilt from first rank, stride and size"),
-        (_continue(shown, size), "members rebuilt from the shortened list and the size"),
-    )
-    for members, how in ways:
-        if members is not None and set(shown) <= set(members):
-            return format_members(members), how
-    if not shown and size is not None and size == world_size:
-        return format_members(range(size)), "no list: the group has as many members as there are ranks"
-    return None, "the list of members is shortened and cannot be rebuilt" if shortened else None
-
-
-def _rebuild(size: int | None, start: int | None, stride: int | None) -> range | None:
-    if size is None or start is None or start < 0 or (size > 1 and (stride is None or stride <= 0)):
-        return None
-    return range(start, start + size * (stride or 1), stride or 1)
-
-
-def _continue(shown: Sequence[int], size: int | None) -> range | None:
-    """A shortened list shows its first ranks and its last one: with the size, the last one proves the distance."""
-    if len(shown) < 3:
-        return None
-    members = _rebuild(size, shown[0], shown[1] - shown[0])
-    return members if members is not None and members[-1] == shown[-1] else None
-
-
-def listed_groups(metadata: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Groups by name from the header of a Kineto file (`distributedInfo`)."""
-    distributed = metadata.get("distributed")
-    configured = distributed.get("pg_config") if isinstance(distributed, Mapping) else None
-    groups: dict[str, list[int]] = {}
-    for entry in configured if isinstance(configured, list) else ():
-        if isinstance(entry, Mapping) and isinstance(entry.get("ranks"), list):
-            ranks = [rank for rank in entry["ranks"] if isinstance(rank, int)]
-            if ranks:
-                groups[str(entry.get("pg_name"))] = ranks
-    return groups
-
 
 SIZE_REASONS = (
     "",
@@ -168,41 +59,6 @@ _DEEPEST = 1000
 """Enclosing events looked at: stacks of Python frames are deep, and a damaged file may have a circle."""
 
 
-_LEFT_OPEN = "named by its kernel alone: an all_to_all looks the same, and older NCCL ran others under this name too"
-
-
-class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective call of one rank."""
-
-    row: int
-    """Of the timeline: its (first) kernel, or the host event."""
-    collective: str
-    named_by: str
-    note: str | None = None
-    """What the name leaves open."""
-    place: str
-    step: int | None
-    call: int
-    """The n-th in its group, from 1; sends and receives are counted for each peer apart."""
-    sequence: int | None
-    """The number the recorder gave it, where it did."""
-    group: ProcessGroup
-    peer: int | None
-    dtype: str | None
-    size_bytes: int | None
-    size_unknown: str | None
-    """Why there is no size."""
-    stream: int | None
-    pieces: int
-    """Kernels it consists of."""
-    start_ns: int
-    end_ns: int
-    duration_s: float
-    algbw_bytes_per_s: float | None
-    """Over the whole duration, waiting for others included: a lower bound of what the links gave."""
-    busbw_bytes_per_s: float | None
-
-
 @dataclass(frozen=True)
 class RankCalls:
     """The same as columns."""
@@ -213,50 +69,6 @@ class RankCalls:
     dtypes: Sequence[str]
     left_out: dict[str, int]
     """Records that are no calls of their own, counted by what they are."""
-
-
-def list_collectives(timeline: Timeline, step: int | None = None) -> list[CollectiveCall]:
-    """One record a collective call, in order of start; of one step, or of all."""
-    found = collective_calls(timeline)
-    calls = found.calls if step is None else found.calls[found.calls["step"] == step]
-    names = calls.dtype.names
-    return [_record(dict(zip(names, row, strict=True)), found) for row in calls.tolist()]
-
-
-def _record(cells: dict[str, int], found: RankCalls) -> CollectiveCall:
-    collective, duration_s = cells["collective"], (cells["end_ns"] - cells["start_ns"]) / 1e9
-    guess = collective == coll.SEND_RECV
-    return CollectiveCall(
-        row=cells["row"],
-        collective=coll.COLLECTIVES[collective],
-        named_by=NAMED_BY[cells["named_by"]],
-        note=_LEFT_OPEN if guess else None,
-        place=PLACES[cells["place"]],
-        step=_known(cells["step"]),
-        call=cells["call"],
-        sequence=_known(cells["sequence"]),
-        group=found.groups[cells["group"]],
-        peer=_known(cells["peer"]),
-        dtype=found.dtypes[cells["dtype"]] if cells["dtype"] >= 0 else None,
-        size_bytes=_known(cells["size_bytes"]),
-        size_unknown=SIZE_REASONS[cells["size_reason"]] or None,
-        stream=_known(cells["stream"]),
-        pieces=cells["pieces"],
-        start_ns=cells["start_ns"],
-        end_ns=cells["end_ns"],
-        duration_s=duration_s,
-        algbw_bytes_per_s=rate(_known(cells["size_bytes"]), duration_s),
-        busbw_bytes_per_s=rate(_known(cells["bus_bytes"]), duration_s),
-    )
-
-
-def _known(value: int) -> int | None:
-    return None if value < 0 else value
-
-
-def rate(moved_bytes: float | None, seconds: float | None) -> float | None:
-    """Bytes per second; None where either is unknown or no time passed."""
-    return moved_bytes / seconds if moved_bytes is not None and seconds is not None and seconds > 0 else None
 
 
 def collective_calls(timeline: Timeline) -> RankCalls:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.collectives import CALL_FIELDS, ProcessGroup, collective_calls
+from stepscope.analyze.ranks.collectives import CALL_FIELDS, collective_calls
+from stepscope.analyze.ranks.groups import ProcessGroup
 from stepscope.analyze.step.device_work import Window, exclusive_windows
 from stepscope.analyze.step.intervals import union_lengths
 from stepscope.analyze.step.numbers import Whole
@@ -28,7 +29,7 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     start_ns: int
     end_ns: int
-    """Of the step's interval on the host, or of the last device work launched in it where that is later."""
+    """End of the step's interval on the host, or of the last device work launched in it where that is later."""
     busy_ns: int | None = None
     """Union of computing, copying and setting; several devices are added up. None: no device work in the trace."""
     communication_ns: int = 0
@@ -69,7 +70,7 @@ def step_times_ns(digest: RankDigest) -> dict[int, int]:
 
 
 def digest(timeline: Timeline, step: int | None = None) -> RankDigest:
-    """Of one step, or of all of them; calls keep the number they have in the whole trace."""
+    """The digest of one step, or of all; calls keep the number they have in the whole trace."""
     found = collective_calls(timeline)
     calls = found.calls if step is None else found.calls[found.calls["step"] == step]
     return RankDigest(

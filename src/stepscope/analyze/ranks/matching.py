@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.collectives import BY_KERNEL, ProcessGroup, ordinals, parse_members
+from stepscope.analyze.ranks.collectives import BY_KERNEL, ordinals
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
+from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
 from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
@@ -34,6 +35,7 @@ REASONS = (
 )
 ALONE, ABSENT, OTHER_COLLECTIVE, OTHER_SIZE, NO_PEER = range(5)
 
+_PER_COLLECTIVE = ("collective", "group", "step", "size_bytes", "bus_bytes", "dtype", "members", "assumed", "method")
 _MOST_LISTED = 20
 
 
@@ -57,7 +59,7 @@ class MatchingSummary(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     """Matched: each is one call on every rank of its group that was given."""
     calls: int
-    """Of all ranks together, matched and unmatched."""
+    """Over all ranks, matched and unmatched."""
     matched_calls: int
     methods: dict[str, int]
     """Collectives by how they were matched."""
@@ -78,7 +80,7 @@ class Matching:
     rows: Any
     """Structured array (CALL_FIELDS); `group` and `dtype` point into the lists above."""
     rank: Whole
-    """Of each row: place in `ranks`."""
+    """By row: place in `ranks`."""
     member: Whole
     """Places in `rows`, run by run, by rank inside a run."""
     first: Whole
@@ -106,26 +108,13 @@ class Matching:
         return self.rows[column][self.member]
 
     def owner(self) -> Whole:
-        """Of each matched row: its collective."""
+        """By matched row: its collective."""
         return np.repeat(np.arange(len(self)), self.count)
 
     def only(self, keep: Mask, keep_unmatched: Mask) -> Matching:
         """Some of the collectives and some of the unmatched rows."""
         count = self.count[keep]
-        per_collective = {
-            name: getattr(self, name)[keep]
-            for name in (
-                "collective",
-                "group",
-                "step",
-                "size_bytes",
-                "bus_bytes",
-                "dtype",
-                "members",
-                "assumed",
-                "method",
-            )
-        }
+        per_collective = {name: getattr(self, name)[keep] for name in _PER_COLLECTIVE}
         return replace(
             self,
             member=self.member[np.repeat(keep, self.count)],
@@ -331,7 +320,7 @@ class _Best:
             moved = key[order]
             new[1:] |= moved[1:] != moved[:-1]
         member, first = rows[order], np.flatnonzero(new)
-        block = np.cumsum(np.r_[True, _changes(channel[order][first]) | _changes(coarse[order][first])]) - 1
+        block = np.cumsum(np.r_[0, (np.diff(channel[order][first]) != 0) | (np.diff(coarse[order][first]) != 0)])
         reason = self._judge(member, first, block)
         count = np.diff(np.r_[first, len(member)])
         fitting = np.bincount(self.channel[member[first]], weights=count * (reason < 0), minlength=self.channels)
@@ -386,12 +375,6 @@ class _Best:
         return members[np.repeat(first[order], counts_sorted) + inside], begin, order
 
 
-def _changes(values: Whole) -> Mask:
-    """From the second value on: whether it differs from the one before."""
-    changed: Mask = values[1:] != values[:-1]
-    return changed
-
-
 def _describe(
     *,
     ranks: Whole,
@@ -409,7 +392,9 @@ def _describe(
     """Adds what all members of a collective have in common."""
     count = np.diff(np.r_[first, len(member)]) if len(first) else np.empty(0, np.int64)
     group = rows["group"][member[first]].astype(np.int64)
-    collective = _common_name(rows, member, first)
+    # The most that any member says: `send_recv` by a kernel's name gives way to a recorded name.
+    named = rows["named_by"][member].astype(np.int64) * 256 + rows["collective"][member]
+    collective = _reduce(np.minimum, named, first) % 256
     known_size = np.array([entry.size or 0 for entry in groups], np.int64)
     members = known_size[group] if len(groups) else group
     single = np.isin(collective, (coll.SEND, coll.RECV, coll.SEND_RECV)) & (members == 0)
@@ -442,12 +427,6 @@ def _describe(
 
 def _reduce(how: Any, values: Any, first: Whole) -> Whole:
     return how.reduceat(values.astype(np.int64), first) if len(first) else np.empty(0, np.int64)
-
-
-def _common_name(rows: Any, member: Whole, first: Whole) -> Whole:
-    """The most that any member says: `send_recv` by a kernel's name gives way to a recorded name."""
-    collective, named_by = rows["collective"][member].astype(np.int64), rows["named_by"][member].astype(np.int64)
-    return _reduce(np.minimum, named_by * 256 + collective, first) % 256
 
 
 def _common_sizes(rows: Any, member: Whole, first: Whole, collective: Whole, members: Whole) -> tuple[Whole, Whole]:

@@ -30,8 +30,8 @@ ClockChoice = Literal["auto", "as recorded", "aligned", "durations"]
 """as recorded: the ranks' times are compared as they stand. aligned: usable offsets are taken off first. durations: no
 clock is compared; whoever was longer in a collective waited longer. auto: whichever of these the clocks allow."""
 
-TELLING_DIFFERENCE = 0.05
-"""Of the time in collectives: by more than this the two ways to find waiting do not differ where both are right."""
+LARGEST_DISAGREEMENT = 0.05
+"""Fraction of the time in collectives by which the two ways to find waiting differ at most where both are right."""
 
 
 class RankWaiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class RankWaiting(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None
     """In matched synchronising collectives; None: there are none."""
     wait_share: float | None
-    """Of its time in those."""
+    """Fraction of its time in those."""
     wait_by_durations_s: float | None
     """The same without comparing clocks."""
 
@@ -59,7 +59,7 @@ class StepRanks(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     """Matched ones."""
     calls: int
-    """Of all ranks, unmatched ones included."""
+    """Over all ranks, unmatched ones included."""
     profiled_step_s: float | None
     """Median over the ranks."""
     communication_s: float | None
@@ -70,7 +70,7 @@ class StepRanks(msgspec.Struct, frozen=True, kw_only=True):
     skew_s: float | None
     """Latest minus median arrival, summed over the step's synchronising collectives; None: there is none."""
     skew_share: float | None
-    """Of the step."""
+    """Fraction of the step."""
     latest_rank: int | None
     """To whom most of the skew is due."""
     imbalance: float | None
@@ -410,7 +410,7 @@ def _notes_on_agreement(by_starts: Waiting, by_durations: Waiting, used: str) ->
     told = ~np.isnan(by_starts.wait_s) & ~np.isnan(by_durations.wait_s)
     first, second = float(by_starts.wait_s[told].sum()), float(by_durations.wait_s[told].sum())
     inside = float(by_starts.duration_s[told].sum())
-    if used != "durations" and abs(first - second) > TELLING_DIFFERENCE * inside:
+    if used != "durations" and abs(first - second) > LARGEST_DISAGREEMENT * inside:
         yield (
             f"starts say {format_duration(first)} of waiting, durations say {format_duration(second)}: the clocks "
             "disagree, or the ranks do not leave their collectives together"

@@ -17,9 +17,9 @@ from stepscope.analyze.step.numbers import Floats, Whole, run_medians, run_sums
 from stepscope.stats import median, median_interval
 
 CHANCE = 0.05
-"""Of calling any rank a straggler where none is; shared out among the ranks."""
+"""Chance of calling any rank a straggler where none is; divided among the ranks."""
 
-LATE_THROUGHOUT = "later than noise, throughout"
+LATE_THROUGHOUT = "significantly late throughout"
 LATE_IN_ONE_HALF = "late in one half of the trace only"
 HANDED_ON = "late only because others had kept it waiting before"
 
@@ -51,7 +51,7 @@ class RankLateness(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stands_out(self) -> bool:
-        """Whether it may be named: later than noise by its own doing, throughout or in one half of the trace."""
+        """Whether it may be named: significantly late by its own doing, throughout or in one half of the trace."""
         if self.straggler or self.verdict != LATE_IN_ONE_HALF:
             return self.straggler
         return (self.own_median_s or 0.0) > (self.floor_s or 0.0) and self.caused_s > 0
@@ -97,7 +97,7 @@ def find_stragglers(
     both halves of the trace. The interval's level is shared out among the ranks, so that large jobs have few false
     ones. Or it is the latest of all in every step, by more than its floor, and there are so many ranks and steps that
     this is no chance: ranks ** (1 − steps) is at most CHANCE. And in both cases it must be late by its own doing:
-    lateness is handed on from group to group, and only where it arises there is something to mend.
+    lateness is handed on from group to group, and only where it arises there is something to fix.
     """
     ranks = len(matching.ranks)
     level = 1 - 2 * CHANCE / max(ranks, 1)
@@ -105,7 +105,8 @@ def find_stragglers(
     if ranks < 2 or not len(by_call.late_s):
         return _nothing(matching)
     unapplied = by_starts and not aligned
-    enough_steps = _is_enough(by_step.most_units(), level)
+    most_steps = by_step.most_units()
+    enough_steps = most_steps > 0 and median_interval(range(most_steps), level)[2] >= level
     judged = _judge(by_step if enough_steps else by_call, clocks, level, unapplied=unapplied)
     always = _latest_in_every_step(by_step, clocks, unapplied=unapplied)
     blame = _blame(matching, waiting, clocks.resolution_s)
@@ -227,10 +228,6 @@ def _caution(matching: Matching, units: str) -> str | None:
     return None
 
 
-def _is_enough(n: int, level: float) -> bool:
-    return n > 0 and median_interval(range(n), level)[2] >= level
-
-
 class _Judged(NamedTuple):
     jitter_s: float
     ranks: list[tuple[dict[str, float | int | None], str | None]]
@@ -276,7 +273,7 @@ def _verdict(low_s: float, half_s: float, floor_s: float, *, enough: bool) -> st
     if not enough:
         return "too few units to decide"
     if low_s <= floor_s:
-        return "not later than noise"
+        return "not significantly late"
     if half_s <= floor_s:
         return LATE_IN_ONE_HALF
     return None

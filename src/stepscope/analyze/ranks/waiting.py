@@ -48,7 +48,8 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
     owner, runs = matching.owner(), len(matching)
     together = np.isin(matching.collective, coll.SYNCHRONISING)
     # Starts are counted from the run's first one: nanoseconds since 1970 do not fit a float.
-    since_first = (start - _lowest(start, matching)[owner]).astype(np.float64)
+    begun = np.minimum.reduceat(start, matching.first) if runs else start
+    since_first = (start - begun[owner]).astype(np.float64)
     arrival = since_first if basis == "starts" else -duration
     latest = np.maximum.reduceat(arrival, matching.first) if runs else np.empty(0)
     middle = run_medians(arrival, owner, runs)
@@ -69,11 +70,6 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
         skew_s=np.where(together, latest - middle, np.nan) / 1e9,
         last=np.where(together, rank[_place_of_latest(arrival, latest, matching)], -1) if runs else owner,
     )
-
-
-def _lowest(values: Whole, matching: Matching) -> Whole:
-    lowest: Whole = np.minimum.reduceat(values, matching.first) if len(matching) else values
-    return lowest
 
 
 def _place_of_latest(arrival: Floats, latest: Floats, matching: Matching) -> Whole:
@@ -125,7 +121,7 @@ def _add_messages(matching: Matching, arrival: Floats, duration: Floats, wait: F
 
 
 MOST_COLUMNS = 48
-"""Collectives with a column of their own; more of them are put together with their neighbours in time."""
+"""Collectives with a column of their own; more of them are put together with those next to them in time."""
 MOST_ROWS, SINGLE_ROWS, GROUP_ROWS = 32, 8, 24
 """Ranks with a row of their own. Of more ranks, those that kept others waiting longest have one, and groups of
 neighbouring ranks have the others."""
@@ -135,9 +131,9 @@ class MapColumn(msgspec.Struct, frozen=True, kw_only=True):
     """One collective, or several that follow each other."""
 
     collectives: dict[str, int]
-    """How many of each kind: one, except where neighbours were put together."""
+    """How many of each kind: one, except where several were put together."""
     size_bytes: int | None
-    """Of the single collective; None: not known, or several."""
+    """Size of the single collective; None: not known, or several."""
     group_size: int | None
     last_rank: int | None
     """The rank to whom most of the arrival skew is due; None: all came at the same time."""
@@ -147,7 +143,7 @@ class MapColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 class MapRow(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int]
-    """One rank, or the first and the last of a group of neighbours."""
+    """One rank, or the first and the last of a group of consecutive ranks."""
     wait_s: list[float | None]
     """By column: how long the rank waited for later ones (mean over a group); None: it took no part."""
     late_s: list[float | None]
@@ -164,7 +160,7 @@ class WaitingMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def map_waiting(matching: Matching, waiting: Waiting, step: int | None) -> WaitingMap | None:
-    """Of the matched synchronising collectives of one step, or of all; None where there are none."""
+    """The map of the matched synchronising collectives of one step, or of all; None where there are none."""
     told = waiting.last >= 0
     if step is not None:
         told &= matching.step == step

@@ -33,6 +33,22 @@ if TYPE_CHECKING:
 SHARES = ("compute", "exposed_comm", "exposed_copy", "host_idle", "sync_idle", "other_idle")
 """In the order in which time is given away: what two kinds of work cover at once belongs to the first of them."""
 
+SHARE_WORDS = {
+    "compute": "compute",
+    "exposed_comm": "exposed communication",
+    "exposed_copy": "exposed copies",
+    "host_idle": "launch-bound idle",
+    "sync_idle": "idle in synchronisation",
+    "other_idle": "other idle",
+}
+CPU_SHARE_WORDS = {
+    **SHARE_WORDS,
+    "compute": "inside operators",
+    "host_idle": "data loading, sleeping and Python code",
+    "other_idle": "outside recorded calls",
+}
+"""What they are called where the trace has no device work."""
+
 CPU = "cpu"
 UNRECORDED = "not recorded"
 """The label of the device where the trace has no device work: none was used, or it was left out."""
@@ -141,6 +157,21 @@ class Breakdown(DeviceBreakdown, frozen=True, kw_only=True):
     `break_down`."""
     note: str | None = None
 
+    @property
+    def has_device(self) -> bool:
+        """Whether the trace has device work."""
+        return self.device not in (CPU, UNRECORDED)
+
+
+def share_words(breakdown: Breakdown) -> dict[str, str]:
+    """What each of SHARES is called, in their order."""
+    return SHARE_WORDS if breakdown.has_device else CPU_SHARE_WORDS
+
+
+def list_shares(shares: Shares) -> list[float]:
+    """In the order of SHARES."""
+    return [getattr(shares, name) for name in SHARES]
+
 
 def break_down(timeline: Timeline, step: int | None) -> Breakdown:
     """The shares of one step; None: of the whole trace."""
@@ -172,6 +203,10 @@ def break_down_steps(timeline: Timeline) -> list[Breakdown]:
 
 
 def _break_down(trace: TraceView, step: int | None, window: Window) -> Breakdown:
+    return trace.keep(("breakdown", step), lambda: _divide(trace, step, window))
+
+
+def _divide(trace: TraceView, step: int | None, window: Window) -> Breakdown:
     notes = []
     devices: list[DeviceBreakdown] = []
     if not trace.works:

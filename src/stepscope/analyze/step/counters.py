@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.section import Field, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Timeline
@@ -13,9 +14,12 @@ from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from stepscope.analyze.job import JobReport
     from stepscope.formats.timeline import Integers
 
 NO_COUNTERS = "no counters recorded: the trace has neither counter rows nor profiler ranges"
+MOST_COUNTERS = 12
+"""In the table of the page; all of them are in the report."""
 _COUNTER_MARK = "__"
 """CUPTI writes `unit__what.how`: an object without such a key is no set of counters."""
 
@@ -255,3 +259,29 @@ def _find_series(trace: TraceView, step: int | None) -> list[CounterSeries]:
             )
         )
     return series
+
+
+def counters_section(job: JobReport) -> Section | None:
+    counters = job.detail.counters
+    if counters is None:
+        return None
+
+    def summed(name: str) -> Field:
+        return field(name, lambda one: one.sums.get(name), "value")
+
+    by_operator = make_table(
+        "Counters by operator", "Sums over the kernels that each operator launched", counters.by_operator, [
+            field("Operator", "operator"),
+            field("Kernels", "kernels", "count"),
+            *map(summed, counters.counters[:MOST_COUNTERS]),
+        ]
+    )  # fmt: skip
+    series = make_table("Counters over time", "As recorded", counters.series, [
+        field("Counter", "name"),
+        field("Samples", "samples", "count"),
+        field("Mean over time", "time_mean", "value"),
+        field("Least", "min", "value"),
+        field("Most", "max", "value"),
+    ])  # fmt: skip
+    first, *rest = [table for table in (by_operator, series) if table.rows]
+    return Section(id="counters", title="Counters", tables=[first._replace(is_folded=False), *rest])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.idle_loops import (
@@ -25,9 +26,11 @@ from stepscope.analyze.step.intervals import Intervals, measure_within, no_inter
 from stepscope.analyze.step.numbers import distinct, number_codes, seconds, share_of, top_by
 from stepscope.analyze.step.row_loops import NEVER
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.units import format_duration
 from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
 
 if TYPE_CHECKING:
+    from stepscope.analyze.job import JobReport
     from stepscope.analyze.step.numbers import Whole
     from stepscope.formats.timeline import Integers
 
@@ -404,4 +407,48 @@ def _describe_gap(
         operator=label,
         call=trace.text(int(trace.name[doing])) if doing >= 0 and trace.kind[doing] == RUNTIME else None,
         next_name=None if name is None else short_name(name),
+    )
+
+
+REASON_WORDS = {
+    "host_launch": "not launched yet",
+    "sync": "host in a blocking call",
+    "event_wait": "stream waited for an event",
+    "collective_peer": "host in a collective",
+    "stream_order": "hand-over on a stream",
+    "unknown": "unknown",
+}
+
+
+def idle_section(job: JobReport) -> Section | None:
+    idle = job.detail.idle
+    if not idle.gaps:
+        return None
+    reasons = sorted((item for item in idle.by_reason_s.items() if item[1] > 0), key=lambda item: -item[1])
+    listed = ", ".join(f"{REASON_WORDS[name]} {format_duration(spent)}" for name, spent in reasons)
+    by_reason = make_table("Reasons", f"{format_duration(idle.idle_s)} in {idle.gaps} gaps", reasons, [
+        field("Time", lambda item: item[1], "s"),
+        field("% of idle", lambda item: share_of(item[1], idle.idle_s), "share"),
+        field("Reason", lambda item: REASON_WORDS[item[0]]),
+    ], is_folded=False)  # fmt: skip
+    by_operator = make_table("Host activity", "What the host was doing during most of each gap", idle.by_operator, [
+        field("Time", "total_s", "s", brief=1),
+        field("% of idle", "share", "share", brief=1),
+        field("Gaps", "gaps", "count", brief=1),
+        field("Longest", "longest_s", "s", brief=1),
+        field("The host was in", "operator", brief=1),
+    ], is_folded=False)  # fmt: skip
+    longest = make_table("Longest gaps", "The longest first", idle.longest, [
+        field("At", "start_s", "s", "From the start of the step"),
+        field("Length", "duration_s", "s"),
+        field("Reason", lambda gap: REASON_WORDS[gap.reason]),
+        field("The host was in", "operator"),
+        field("Call", "call"),
+        field("Next device activity", "next_name"),
+    ])  # fmt: skip
+    return Section(
+        id="idle",
+        title="Idle time",
+        summary=[f"Idle {format_duration(idle.idle_s)} in {idle.gaps} gaps: {listed}", Brief("", by_operator, 3)],
+        tables=[by_reason, by_operator, longest],
     )

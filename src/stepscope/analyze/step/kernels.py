@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.analyze.section import Brief, Field, Section, Table, field, make_table
 from stepscope.analyze.step.group_times import TimesTable, tabulate
 from stepscope.analyze.step.intervals import length
 from stepscope.analyze.step.kernel_origins import PHASES, find_annotations, find_modules, find_phases
 from stepscope.analyze.step.numbers import number_codes, seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.units import format_duration
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -24,6 +26,9 @@ from stepscope.formats.timeline import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.analyze.job import JobReport
     from stepscope.formats.timeline import Integers
 
 NO_OPERATOR = "no operator recorded"
@@ -273,3 +278,80 @@ def list_host_operators(trace: TraceView, step: int | None) -> list[HostOperator
         )
         for code, count, total, own_ns in sorted(listed, key=lambda one: -one[3])
     ]
+
+
+def kernels_section(job: JobReport) -> Section | None:
+    kernels = job.detail.kernels
+    names = _times_table("Kernels", "Device work by name", kernels.by_name, [
+        field("Class", lambda row: kernels.names[row.name].category, brief=1),
+        field("Kernel", "name", "name", "In short; the whole name when the pointer rests on it", brief=1),
+    ])  # fmt: skip
+    operator = field("Operator", "name", brief=1)
+    operators = _times_table(
+        "By operator", "By the innermost operator around the launch", kernels.by_operator, [operator]
+    )
+    others = [
+        _times_table(title, caption, times, [field(what, "name")])
+        for title, caption, times, what in (
+            ("By class", "Device work by class of kernel", kernels.by_category, "Class"),
+            ("By outermost operator", "By the outermost operator around the launch", kernels.by_top_operator,
+             "Operator"),
+            ("By phase", "Device work by phase of training", kernels.by_phase, "Phase"),
+            ("By annotation", "Device work by the innermost annotation around its launch", kernels.by_annotation,
+             "Annotation"),
+            ("By module", "Device work by the innermost nn.Module", kernels.by_module, "Module"),
+        )
+        if times is not None
+    ]  # fmt: skip
+    transfers = make_table("Copies and fills", "By direction and kind of memory", kernels.transfers, [
+        field("Time", "busy_s", "s"),
+        field("Count", "count", "count"),
+        field("Bytes", "bytes", "B"),
+        field("Rate", "bytes_per_s", "B/s"),
+        field("Copy", "name"),
+    ])  # fmt: skip
+    if not any(table.rows for table in (names, operators, *others)):
+        return None
+    counts = f"{kernels.kernels} kernels, {kernels.copies} copies and fills"
+    return Section(
+        id="device",
+        title="Device work",
+        summary=[
+            Brief(f"Device work: {counts}, {format_duration(kernels.sum_s)} in sum", names, 5, "names"),
+            Brief("Device time by operator", operators, 3, "operators"),
+        ],
+        facts=[
+            ("Kernels", str(kernels.kernels)),
+            ("Copies and fills", str(kernels.copies)),
+            ("Sum of durations", format_duration(kernels.sum_s)),
+            ("Busy", format_duration(job.detail.breakdown.device_busy_s)),
+        ],
+        tables=[names._replace(is_folded=False), others[0], operators, *others[1:], transfers],
+    )
+
+
+def _times_table(title: str, caption: str, times: TimesTable, named: Sequence[Field]) -> Table:
+    more = f"; the first {times.covering} cover 80 % of the time" if times.rows else ""
+    return make_table(title, caption + more, times.rows, [
+        field("Time", "total_s", "s", brief=1),
+        field("% of work", "share", "share", "Of the sum of device work", brief=1),
+        field("Count", "count", "count", brief=1),
+        field("Median", "median_s", "s", brief=1),
+        field("p95", "p95_s", "s"),
+        field("Longest", "max_s", "s"),
+        *named,
+    ])  # fmt: skip
+
+
+def operators_section(job: JobReport) -> Section | None:
+    kernels = job.detail.kernels
+    on_cpu = not kernels.by_name.rows
+    table = make_table("Operators on the host", "Profiled host time by operator", kernels.host_operators, [
+        field("Self time", "self_s", "s", "Without the operators it calls", brief=1),
+        field("% of self", "share", "share", "Of the self times of all operators", brief=1),
+        field("Count", "count", "count", brief=1),
+        field("Total time", "total_s", "s", brief=1),
+        field("Operator", "name", brief=1),
+    ], is_folded=not on_cpu)  # fmt: skip
+    summary = [Brief("Operators on the host", table, 5, "operators")] if on_cpu and table.rows else []
+    return Section(id="operators", title="Operators on the host", summary=summary, tables=[table])

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import Window, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import StepFunction, count_open, sweep, value_at
 from stepscope.analyze.step.numbers import distinct, seconds, share_of, top_by
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.units import format_duration, format_significant
 from stepscope.formats.timeline import Timeline
+
+if TYPE_CHECKING:
+    from stepscope.analyze.job import JobReport
 
 LONG_CALL_NS = 50_000
 """A launch call that takes longer is listed as slow."""
@@ -389,4 +394,65 @@ def _blocked(trace: TraceView, calls: Any, durations: Any, pending: StepFunction
     spent = int(durations[is_blocked].sum())
     return BlockedLaunches(
         calls=int(is_blocked.sum()), total_s=seconds(spent), share=share_of(spent, int(durations.sum()))
+    )
+
+
+def launches_section(job: JobReport) -> Section:
+    launches = job.detail.launches
+    caption = "How long the host was inside, and how long until the work began"
+    calls = make_table("Launch calls", caption, launches.by_call, [
+        field("Call", "name", brief=1),
+        field("Calls", "calls", "count", brief=1),
+        field("Launched", "launched", "count"),
+        field("Median", "call.median_s", "s", brief=1),
+        field("p95", "call.p95_s", "s", brief=1),
+        field("Longest", "call.max_s", "s"),
+        field("To empty stream", "latency.median_s", "s", "From the call to the start of its work, median", brief=1),
+        field("Behind an event", "held.median_s", "s"),
+        field("In queue", "queueing.median_s", "s", brief=1),
+        field("Longer than work", "longer_than_work", "count", "Calls longer than what they launched"),
+        field("Over 50 µs", "slow_calls", "count"),
+    ], is_folded=False)  # fmt: skip
+    queues = make_table("Queues", "Device activities launched and not started, weighted by time", launches.queue, [
+        field("Device", "device"),
+        field("Stream", lambda one: "all" if one.stream is None else str(one.stream)),
+        field("Waiting, mean", "pending_mean", "number"),
+        field("p95", "pending_p95", "count"),
+        field("Most", "pending_max", "count"),
+        field("Not finished, mean", "outstanding_mean", "number"),
+        field("Most", "outstanding_max", "count"),
+    ])  # fmt: skip
+    single = [
+        make_table(title, "Single launches that stand out", rows, [
+            field("At", "start_s", "s", "From the start of the step"),
+            field("In the call", "call_s", "s"),
+            field("Until its start", "delay_s", "s"),
+            field("Waited for", "waited_for"),
+            field("Call", "call"),
+            field("Launched", "launched"),
+            field("Operator", "operator"),
+        ])
+        for title, rows in (("Slowest calls", launches.slowest_calls), ("Latest starts", launches.latest_starts))
+    ]  # fmt: skip
+    if not launches.calls:
+        return Section(id="launches", title="Launches", tables=[calls, *single, queues])
+    what = f"{launches.calls} calls for {launches.launched} device activities"
+    blocked = launches.blocked
+    summary: list[str | Brief] = [Brief(f"Launches: {what}, {format_duration(launches.call_s)}", calls, 2)]
+    whole = next((one for one in launches.queue if one.stream is None), None)
+    if whole is not None:
+        full = f"; {blocked.calls} launches waited for room" if blocked.calls else ""
+        mean = format_significant(whole.pending_mean, 3)
+        summary.append(f"  waiting in the device's queues: {mean} on average, {whole.pending_max} at most{full}")
+    return Section(
+        id="launches",
+        title="Launches",
+        summary=summary,
+        facts=[
+            ("Launches", what),
+            ("Time inside", format_duration(launches.call_s)),
+            ("Work without a launch in the trace", str(launches.without_launch)),
+            ("Waited for room in the queue", f"{blocked.calls} ({format_duration(blocked.total_s)})"),
+        ],
+        tables=[calls, *single, queues],
     )

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.section import Chart, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.units import format_bytes
 from stepscope.formats.timeline import MEMORY, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
+    from stepscope.analyze.job import JobReport
     from stepscope.formats.timeline import Integers
 
 NOT_RECORDED = "memory was not recorded (profile with profile_memory=True)"
@@ -180,3 +183,31 @@ def _points(events: _Events, part: slice, begin: int) -> list[MemoryPoint]:
         MemoryPoint(time_s=seconds(at), allocated_bytes=held, reserved_bytes=kept if kept >= 0 else None)
         for at, held, kept in zip(time.tolist(), total[chosen].tolist(), reserved.tolist(), strict=True)
     ]
+
+
+def memory_section(job: JobReport) -> Section | None:
+    if job.detail.memory is None:
+        return None
+    summary, charts, tables = [], [], []
+    for device in job.detail.memory.devices:
+        where = name_memory(device)
+        holder = f", most of it from {device.at_peak[0].operator}" if device.at_peak else ""
+        peak, start, end = map(format_bytes, (device.peak_bytes, device.start_bytes, device.end_bytes))
+        summary.append(f"Memory of {where}: peak {peak}{holder}")
+        caption = f"Memory of {where} in the step: peak {peak}, from {start} to {end}"
+        charts.append(Chart("memory", f"Memory of {where}", caption, device))
+        for title, text, rows in (
+            (f"Held at the peak of {where}", "By the operator that allocated it", device.at_peak),
+            (f"Kept by {where}", "Allocated in the step and still held at its end", device.kept),
+        ):
+            columns = [
+                field("Bytes", "bytes", "B"),
+                field("Allocations", "allocations", "count"),
+                field("Allocated by", "operator"),
+            ]
+            tables.append(make_table(title, text, rows, columns))
+    return Section(id="memory", title="Memory", summary=summary, charts=charts, tables=tables)
+
+
+def name_memory(device: DeviceMemory) -> str:
+    return device.device if device.device == "cpu" else f"device {device.device}"

@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.section import Chart, Section, field, make_table
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.dtypes import dtype_bytes, dtype_name
+from stepscope.core.units import format_share
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
+from stepscope.system.catalogue import DevicePeak, find_device_peak
 from stepscope.traces.operator_work import count_operations
 
 if TYPE_CHECKING:
+    from stepscope.analyze.job import JobReport
     from stepscope.formats.timeline import Integers
 
 NO_SHAPES = "shapes were not recorded (profile with record_shapes=True): work of operators is not known"
 NO_WORK = "no matrix product, convolution or attention of known work ran on a device in this step"
 
+MOST_RATES = 60
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 """Operator → where the first factor stands among its inputs."""
 _ATTENTION = re.compile(
@@ -193,3 +198,45 @@ def _convolution_backward(sizes: Sequence[Shape], scalars: Sequence[str]) -> tup
     wanted = [word.strip() == "True" for word in scalars[-1].strip("[]").split(",")][:2]
     outputs = [size for size, is_wanted in zip(sizes[1:3], wanted, strict=True) if is_wanted]
     return 2 * len(outputs) * prod(sizes[0]) * prod(sizes[2][1:]), outputs
+
+
+class DrawnRates(NamedTuple):
+    """What a roofline is drawn from."""
+
+    rates: Sequence[OperatorRate]
+    peak: DevicePeak
+
+
+def roofline_section(job: JobReport) -> Section | None:
+    found: RateReport | None = job.more.get("operator_rates")
+    if found is None:
+        return None
+    device = next(iter(job.devices), "")
+    peak = find_device_peak(device) if device else None
+    peaks = peak.flops if peak is not None else {}
+    table = make_table("Operators in the roofline", "Work from shapes, time from kernels", found.rates, [
+        field("Device time", "total_s", "s"),
+        field("Calls", "calls", "count"),
+        field("Median call", "median_s", "s"),
+        field("Work", "flops", "flop"),
+        field("Rate", "flops_per_s", "flop/s"),
+        field("% of peak", lambda one: one.flops_per_s / peaks[one.dtype] if peaks.get(one.dtype) else None, "share",
+              "Of the maker's dense rate for this type"),
+        field("Bytes rate", "bytes_per_s", "B/s"),
+        field("Flop per byte", "intensity", "number"),
+        field("Type", "dtype"),
+        field("Operator", "name"),
+        field("Shapes", lambda one: one.shapes.replace(", []", "")),
+    ], most=MOST_RATES, id="rate")  # fmt: skip
+    if not found.rates or peak is None:
+        reason = f"{found.note}."
+        if found.rates:
+            unknown = f"the peaks of {device!r} are not in the catalogue" if device else "the trace names no device"
+            reason = f"{unknown}. The rates are in the table."
+        return Section(id="roofline", title="Roofline", lead=f"No roofline: {reason}", tables=[table])
+    caption = (
+        f"operators with {format_share(found.share)} of device work; roofs are what the maker states for {peak.name} "
+        f"({peak.source}), both axes logarithmic"
+    )
+    chart = Chart("roofline", f"Roofline of the step on {peak.name}", caption, DrawnRates(found.rates, peak))
+    return Section(id="roofline", title="Roofline", charts=[chart], tables=[table])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import measure_within
 from stepscope.analyze.step.numbers import seconds
@@ -18,6 +19,7 @@ from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
 
 if TYPE_CHECKING:
+    from stepscope.analyze.job import JobReport
     from stepscope.formats.timeline import Integers
 
 FENCE = 1.5
@@ -214,3 +216,27 @@ def _events_inside(trace: TraceView, step: int | None) -> Any:
     rows = trace.rows_of(step, OPERATOR, RUNTIME)
     top = _top_operator_of(trace, rows)
     return np.bincount(top[(top != MISSING) & (top != rows)], minlength=len(trace.start))
+
+
+def overheads_section(job: JobReport) -> Section:
+    overheads = job.detail.overheads
+    whole = [("T1 between two operators", overheads.t1)] if overheads.t1 is not None else []
+    whole += [(f"T4 {name}", sample) for name, sample in overheads.t4.items()]
+    by_kind = make_table("T1 and T4", "Between top-level operators of a thread, and inside launch calls", whole, [
+        field("Overhead", lambda item: item[0]),
+        field("Count", lambda item: item[1].count, "count"),
+        field("Mean", lambda item: item[1].mean_s, "s"),
+        field("Median", lambda item: item[1].median_s, "s"),
+        field("Trimmed mean", lambda item: item[1].trimmed_mean_s, "s", "Without outliers"),
+    ])  # fmt: skip
+    by_operator = make_table("T2, T3 and T5", "By top-level operator; trimmed means", overheads.operators, [
+        field("Operator", "name"),
+        field("Count", "count", "count"),
+        field("Launches", "launches", "number"),
+        field("Events", "events", "number", "Host events recorded inside: each costs the profiler time"),
+        field("T2", "t2.trimmed_mean_s", "s", "From its start to its first launch"),
+        field("T3", "t3.trimmed_mean_s", "s", "From its last launch to its end"),
+        field("T5", "t5.trimmed_mean_s", "s", "Between two launches in it"),
+        field("T5 without launch", "t5_without_launch.trimmed_mean_s", "s", "Where it launched nothing"),
+    ])  # fmt: skip
+    return Section(id="overheads", title="Overheads of the host", tables=[by_kind, by_operator])

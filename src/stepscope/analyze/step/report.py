@@ -48,7 +48,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryReport | None
     """None where it was not recorded."""
     notes: list[str]
-    """What does not apply to this trace, and what was mended while reading it."""
+    """What does not apply to this trace, and what was repaired while reading it."""
 
 
 def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.device_work import COMPUTE, DeviceWork, busy_spans
 from stepscope.analyze.step.intervals import Intervals, common_length, complement, union
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.units import format_duration
 from stepscope.formats.timeline import KERNEL, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from stepscope.analyze.job import JobReport
 
 SHORT_NS = 20_000
 """A kernel is short when it takes no longer than this: about what it costs to launch one under a profiler."""
@@ -223,3 +227,21 @@ def _describe(
         launches_saved=len(one.places) * (one.length - 1),
         share=share_of(members.size, kernels),
     )
+
+
+def sequences_section(job: JobReport) -> Section:
+    found = job.detail.sequences
+    caption = (
+        f"Short kernels (at most {format_duration(found.short_s)}) that follow each other again and again: "
+        f"{found.short_kernels} of {found.kernels} kernels are that short"
+    )
+    table = make_table("Sequences to fuse", caption, found.sequences, [
+        field("Gaps", "gap_s", "s", "Time between its kernels: what fusion saves at most"),
+        field("Kernels", "kernel_s", "s"),
+        field("Times", "count", "count"),
+        field("Launches saved", "launches_saved", "count"),
+        field("Length", lambda row: len(row.kernels), "count"),
+        field("Operators", lambda row: " → ".join(name or "?" for name in row.operators)),
+        field("Kernels in order", lambda row: " → ".join(row.kernels)),
+    ])  # fmt: skip
+    return Section(id="sequences", title="Sequences to fuse", tables=[table])

@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_steps
+from stepscope.analyze.section import Bar, Bars, Section, field, make_table
+from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_steps, list_shares, share_words
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import view
+from stepscope.core.units import format_duration
 from stepscope.formats.timeline import Timeline
 from stepscope.stats import quantile_sorted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.analyze.job import JobReport
+
+MOST_BARS, MOST_STEPS = 32, 64
+"""Steps that the page shows as bars, and in its table."""
 SLOW = 1.05
 """A step is slow when it takes more than so many times the median."""
 
@@ -159,3 +165,38 @@ def _variance_shares(parts: Any) -> Any:
 def _largest_excess(shares: Sequence[ShareVariation]) -> str | None:
     known = [(one.slow_excess_s, one.share) for one in shares if one.slow_excess_s is not None]
     return max(known)[1] if known else None
+
+
+def steps_section(job: JobReport) -> Section | None:
+    variation = job.detail.variation
+    if len(variation.steps) < 2:
+        return None
+    words = share_words(job.detail.breakdown)
+    summary = []
+    if variation.judged > 1 and variation.median_s is not None and variation.min_s is not None and variation.max_s:
+        slow = f", {len(variation.slow_steps)} over 5 % slower than the median" if variation.slow_steps else ""
+        why = f" ({words[variation.explained_by]})" if variation.explained_by else ""
+        of = f"{variation.judged} of {len(variation.steps)}"
+        summary.append(
+            f"{variation.judged if variation.judged == len(variation.steps) else of} profiled steps: median step time "
+            f"{format_duration(variation.median_s)}, {format_duration(variation.min_s)} to "
+            f"{format_duration(variation.max_s)}{slow}{why}"
+        )
+    shown = variation.steps[:MOST_BARS]
+    some = f", the first {len(shown)}" if len(shown) < len(variation.steps) else ""
+    bars = Bars(
+        name="Breakdown by step",
+        caption=f"Steps of rank {job.telling_rank}{some}",
+        words=words,
+        bars=[Bar(f"step {one.step}", one.step_s, list_shares(one.breakdown_s)) for one in shown],
+    )
+    caption = f"Steps of rank {job.telling_rank}; slow ones take over 5 % more than the median"
+    table = make_table("Steps", caption, variation.steps, [
+        field("Step", "step", "count"),
+        field("Profiled step", "step_s", "s", "Without device work of the steps before"),
+        field("On the host", "host_s", "s"),
+        field("To the next", "period_s", "s"),
+        *(field(words[name], f"breakdown_s.{name}", "s") for name in SHARES),
+        field("", lambda one: "slow" if one.is_slow else "" if one.is_judged else "not judged"),
+    ], most=MOST_STEPS)  # fmt: skip
+    return Section(id="steps", title="Steps", summary=summary, charts=[bars], tables=[table])

@@ -19,7 +19,7 @@ from stepscope.bench.comms.group import (
     list_messages,
 )
 from stepscope.run.control import TorchControl
-from stepscope.system.communication import describe_torch_library
+from stepscope.system.collect import describe_torch_library
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.records import KernelUse
 from stepscope.store import StoredRun
-from stepscope.store.journal import whole_lines
+from stepscope.store.folder import whole_lines
 
 KERNELS_FILE = "kernels.jsonl"
 

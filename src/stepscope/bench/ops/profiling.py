@@ -15,7 +15,7 @@ from stepscope.launch.worker import Session
 from stepscope.records import Case, describe_exception
 from stepscope.run.ranks import CaseSkipped
 from stepscope.store import StoredRun
-from stepscope.store.journal import AppendFile, whole_lines
+from stepscope.store.folder import AppendFile, whole_lines
 
 SHOWN_EVERY = 200
 

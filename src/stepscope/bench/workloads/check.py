@@ -1,4 +1,5 @@
-"""Whether a fast form computes what the plain one does: outputs, loss, gradients, and how the loss falls."""
+"""Whether an optimized implementation computes what the plain one does: outputs, loss, gradients, and how the loss
+falls."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.bench.workloads.asked import SEED
-from stepscope.bench.workloads.distances import (
+from stepscope.bench.workloads.feed import to_device
+from stepscope.bench.workloads.findings import (
+    HIGHEST,
+    TOLERANCES,
+    CheckReport,
+    Finding,
     as_order,
     buffers_of,
     compare_differences,
@@ -20,10 +25,9 @@ from stepscope.bench.workloads.distances import (
     size_error,
     update_errors,
 )
-from stepscope.bench.workloads.feed import to_device
-from stepscope.bench.workloads.findings import CEILINGS, TOLERANCES, CheckReport, Finding
-from stepscope.bench.workloads.precision import math_of, products_of, shape_module
+from stepscope.bench.workloads.precision import math_of, matmul_rounding, shape_module
 from stepscope.bench.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Task
+from stepscope.bench.workloads.request import SEED
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_loss
 
 if TYPE_CHECKING:
@@ -37,13 +41,14 @@ if TYPE_CHECKING:
 ORDER = (0, 0, 0, 1, 0, 1)
 """Which of two batches each step of the convergence run takes; in longer ones rounding grows into another path."""
 STEPS = len(ORDER)
-STIR = 0.1
+PERTURBED_BY = 0.1
 """Spread of what is added to biases and norms, which begin as zeros and ones: there, a lost one would not show."""
 NOISE = 1.5
-"""How many times as far from the plain form in fp32 a fast form may be as rounding alone takes the plain one."""
-JOSTLES = 8
-"""Times that the plain form is run in fp32 with weights that differ in their last bit, to see what rounding does.
-Single activations that change their sign decide it: of fewer runs, often none has the one that matters."""
+"""How many times as far from the ootb implementation in fp32 an optimized implementation may be as rounding alone takes
+the plain one."""
+PERTURBATIONS = 8
+"""Times that the ootb implementation is run in fp32 with weights that differ in their last bit, to see what rounding
+does. Single activations that change their sign decide it: of fewer runs, often none has the one that matters."""
 MOST_SIZE = 0.4
 """Up to which rounding may change the part of all gradients, or of what tells outputs apart, that points along the
 right one; halves are off by 0.5."""
@@ -72,10 +77,11 @@ def check_optimized(
     at_once: int = 1,
     strict: Sequence[Finding] = (),
 ) -> CheckReport:
-    """Against the plain form in fp32 on the same weights and data: in fp32, where only the order of sums differs, and
-    in the precision that is scored. `plain` and `fast` must be made from calm sizes. `at_once`: batches whose gradients
-    are added up for a step. `strict`: what was found in fp32, where that is known from another precision."""
-    reference = build_stirred(plain, device=device, seed=seed)
+    """Against the ootb implementation in fp32 on the same weights and data: in fp32, where only the order of sums
+    differs, and in the precision that is scored. `plain` and `fast` must be made from deterministic sizes. `at_once`:
+    batches whose gradients are added up for a step. `strict`: what was found in fp32, where that is known from another
+    precision."""
+    reference = build_perturbed(plain, device=device, seed=seed)
     findings = list(strict)
     for one in dict.fromkeys(("fp32", precision)):
         if strict and one == "fp32":
@@ -85,7 +91,7 @@ def check_optimized(
     return CheckReport(findings=findings)
 
 
-def build_stirred(task: Task, *, device: str, seed: int) -> nn.Module:
+def build_perturbed(task: Task, *, device: str, seed: int) -> nn.Module:
     """The plain module, with noise on everything that begins as a constant: biases, norms, their statistics."""
     import torch
 
@@ -96,7 +102,7 @@ def build_stirred(task: Task, *, device: str, seed: int) -> nn.Module:
 
     def noise_like(one: torch.Tensor) -> torch.Tensor:
         drawn = torch.randn(one.shape, generator=generator, device=one.device)
-        return (STIR * drawn).to(one.dtype)
+        return (PERTURBED_BY * drawn).to(one.dtype)
 
     kept = module.state_dict(keep_vars=True)
     with torch.no_grad():
@@ -112,20 +118,20 @@ def build_stirred(task: Task, *, device: str, seed: int) -> nn.Module:
 
 
 class _Unchanged(Optimized):
-    """The plain form in the place of a fast one: how far rounding alone takes it."""
+    """The ootb implementation in the place of a fast one: how far rounding alone takes it."""
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
         return []
 
 
-class _Jostled(_Unchanged):
-    """The plain form with weights that are rounded otherwise."""
+class _Perturbed(_Unchanged):
+    """The ootb implementation with weights that are rounded otherwise."""
 
     def __init__(self, plain: Task, seed: int) -> None:
         super().__init__(plain)
         self._seed = seed
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         import torch
 
         for parameter in module.parameters():
@@ -176,7 +182,7 @@ class _Side(NamedTuple):
         plain_batch, fast_batch = self._batches(self.seed)
         with math_of("fp32", mode="infer", device=self.device):
             expected = self.plain.infer(self.reference.eval(), plain_batch)
-        got = self.fast.restore(self._run_captured(self._adopt(), fast_batch), fast_batch)
+        got = self.fast.unpack(self._run_captured(self._convert(), fast_batch), fast_batch)
         apart = compare_differences(got, expected, self.batch_size)
         return [
             self._find("outputs", relative_error(got, expected), TOLERANCES[self.precision].outputs),
@@ -197,9 +203,10 @@ class _Side(NamedTuple):
         return step.outputs
 
     def compare_training(self) -> list[Finding]:
-        """Where rounding alone moves the plain form further than the table allows, the fast form may be up to NOISE
-        times as far: deep networks with batch norms amplify it, and single activations change their sign. In fp32 that
-        is granted to what is the same function beyond doubt: the two forms must agree in fp64."""
+        """Where rounding alone moves the ootb implementation further than the table allows, the optimized
+        implementation may be up to NOISE times as far: deep networks with batch norms amplify it, and single
+        activations change their sign. In fp32 that is granted to what is the same function beyond doubt: the two
+        must agree in fp64."""
         expected = self._train_plain()
         got = self._distance(self._train_fast(), expected)
         findings = self._judge(got)
@@ -213,12 +220,12 @@ class _Side(NamedTuple):
         return [*findings, self._compare_update()] if self.precision == "fp32" else findings
 
     def _train_rounded(self, *, converge: bool) -> Iterator[_Training]:
-        """The plain form with nothing but other rounding."""
+        """The ootb implementation with nothing but other rounding."""
         if self.precision != "fp32":
             yield self._replace(fast=_Unchanged(self.plain))._train_fast(converge=converge)
             return
-        for number in range(JOSTLES):
-            yield self._replace(fast=_Jostled(self.plain, self.seed + number))._train_fast(converge=converge)
+        for number in range(PERTURBATIONS):
+            yield self._replace(fast=_Perturbed(self.plain, self.seed + number))._train_fast(converge=converge)
 
     def _compare_in_double(self) -> list[Finding]:
         """Not compiled: what compilers and kernels make of the same function is compared in fp32."""
@@ -226,7 +233,7 @@ class _Side(NamedTuple):
 
         side = self._replace(batch_size=min(self.batch_size, DOUBLE_BATCH))
         plain_batch, fast_batch = side._batches(self.seed)
-        modules = copy.deepcopy(self.reference).train(), self._adopt()
+        modules = copy.deepcopy(self.reference).train(), self._convert()
         found: list[tuple[float, dict[str, torch.Tensor]]] = []
         # Timing cuDNN's algorithms for every shape would take far longer than this one step.
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
@@ -245,9 +252,9 @@ class _Side(NamedTuple):
         ]
 
     def _compare_update(self) -> Finding:
-        """One step, not captured. The plain optimizer is given the fast form's own gradients: what is left to differ is
-        the update itself."""
-        candidate = self._adopt()
+        """One step, not captured. The plain optimizer is given the optimized implementation's own gradients: what is
+        left to differ is the update itself."""
+        candidate = self._convert()
         loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
         _, batch = self._batches(self.seed)
         self._backward(loss_of, batch)
@@ -283,8 +290,8 @@ class _Side(NamedTuple):
         )
 
     def _judge(self, got: _Distance, rounded: Sequence[_Distance] = ()) -> list[Finding]:
-        """`rounded`: the plain form with nothing but other rounding."""
-        table, ceiling = TOLERANCES[self.precision], CEILINGS[self.precision]
+        """`rounded`: the ootb implementation with nothing but other rounding."""
+        table, ceiling = TOLERANCES[self.precision], HIGHEST[self.precision]
         assert got.convergence is not None
         apart, step = got.convergence
         strays = [one.convergence[0] for one in rounded if one.convergence is not None]
@@ -303,7 +310,7 @@ class _Side(NamedTuple):
 
     def _find_worst(self, what: str, errors: Mapping[str, float], rounded: Sequence[Mapping[str, float]]) -> Finding:
         """Of all parameters or norms, the one that is furthest beyond its limit, or nearest to it."""
-        table, ceiling = TOLERANCES[self.precision].gradients, CEILINGS[self.precision].gradients
+        table, ceiling = TOLERANCES[self.precision].gradients, HIGHEST[self.precision].gradients
         if self.precision == "fp32":
             # Which one is hit by the few signs that change is chance; below fp32 so many change that all are.
             rounded = [dict.fromkeys(one, max(map(as_order, one.values()))) for one in rounded]
@@ -316,7 +323,7 @@ class _Side(NamedTuple):
     def _train_plain(self) -> _Training:
         module = copy.deepcopy(self.reference).train()
         batch, _ = self._batches(self.seed)
-        with products_of("fp32"):
+        with matmul_rounding("fp32"):
             with math_of("fp32", mode="train", device=self.device):
                 loss = self.plain.loss(module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -327,7 +334,7 @@ class _Side(NamedTuple):
     def _train_fast(self, *, converge: bool = True) -> _Training:
         """The convergence run goes on with the very step that is timed."""
         module = copy.deepcopy(self.reference)
-        # Fast forms use the plain one's norms as they are.
+        # Optimized implementations use the plain one's norms as they are.
         buffers = buffers_of(module)
         candidate = shape_module(self.fast, module, mode=self.mode, precision=self.precision)
         del module
@@ -340,7 +347,7 @@ class _Side(NamedTuple):
         return _Training(loss, gradients, statistics, losses)
 
     def _backward(self, loss_of: LossOf, batch: dict[str, torch.Tensor]) -> float:
-        with products_of(self.precision):
+        with matmul_rounding(self.precision):
             with math_of(self.precision, mode="train", device=self.device):
                 loss = loss_of(batch)
             loss.backward()
@@ -383,12 +390,12 @@ class _Side(NamedTuple):
             losses.append(float(step.loss))
         return losses
 
-    def _adopt(self) -> nn.Module:
-        """The fast form of the reference, with weights of its own."""
+    def _convert(self) -> nn.Module:
+        """The optimized implementation of the reference, with weights of its own."""
         return shape_module(self.fast, copy.deepcopy(self.reference), mode=self.mode, precision=self.precision)
 
     def _batches(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """For the plain form in fp32, and for the fast one in its precision."""
+        """For the ootb implementation in fp32, and for the fast one in its precision."""
         plain = self.plain.make_batch(self.batch_size, seed=seed, mode=self.mode)
         fast = self.fast.make_batch(self.batch_size, seed=seed, mode=self.mode)
         where: dict[str, Any] = {"device": self.device, "mode": self.mode}

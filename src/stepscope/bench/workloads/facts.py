@@ -64,7 +64,7 @@ def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str
         for batch in batches:
             counter = FlopCounterMode(display=False)
             there = to_device(batch, device=device, precision="fp32", mode=mode)
-            with counter, math_of("fp32", mode=mode, device=device), in_plain_products(device):
+            with counter, math_of("fp32", mode=mode, device=device), countable_kernels(device):
                 _make_step(task, module, there, mode)
             counts.append(int(counter.get_total_flops()))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
@@ -73,7 +73,7 @@ def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str
 
 
 @contextmanager
-def in_plain_products(device: str) -> Iterator[None]:
+def countable_kernels(device: str) -> Iterator[None]:
     """Some layers are one operator of a library that nobody counts, and that not every machine has: recurrent ones,
     attention on a CPU."""
     import torch

@@ -72,7 +72,7 @@ def read_batches(
     path: Path, task: Task, *, batch_size: int, mode: Mode, any_shape: bool = False
 ) -> list[dict[str, torch.Tensor]]:
     """A user's batches: a file of torch.save with a list of dicts, laid out as the benchmark's own synthetic ones.
-    `any_shape`: a fast form has a graph for each shape, not one for all batches."""
+    `any_shape`: an optimized implementation has a graph for each shape, not one for all batches."""
     import torch
 
     plain = task.plain if isinstance(task, Optimized) else task
@@ -91,17 +91,17 @@ def read_batches(
         wrong = _find_difference(batch, wanted)
         if wrong:
             raise BadInputError(wrong, hint=hint, where=f"{path}: batch {number}")
-    return _arrange(found, task, mode, path, any_shape=any_shape) if isinstance(task, Optimized) else found
+    return _collate(found, task, mode, path, any_shape=any_shape) if isinstance(task, Optimized) else found
 
 
-def _arrange(
+def _collate(
     found: list[dict[str, torch.Tensor]], task: Optimized, mode: Mode, path: Path, *, any_shape: bool
 ) -> list[dict[str, torch.Tensor]]:
     """Refuses batches that come out in different shapes where one graph is replayed for all of them."""
     arranged = []
     for number, batch in enumerate(found):
         try:
-            arranged.append(task.arrange(dict(batch), mode=mode))
+            arranged.append(task.collate(dict(batch), mode=mode))
         except BadInputError as error:
             raise BadInputError(error.message, hint=error.hint, where=f"{path}: batch {number}") from error
     if task.engine(mode).graph and not any_shape:

@@ -1,25 +1,26 @@
-"""Text that is generated: prefill, then one token after another over a cache; its times and its check."""
+"""Text that is generated: prefill, then one token after another over a cache; its times, its check, requests."""
 
 from __future__ import annotations
 
 import copy
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import msgspec
-
-from stepscope.bench.workloads.asked import SEED
-from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_stirred
-from stepscope.bench.workloads.distances import compare_differences, relative_error
-from stepscope.bench.workloads.feed import to_device
-from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding
+from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_perturbed
+from stepscope.bench.workloads.feed import Feed, to_device
+from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding, compare_differences, relative_error
 from stepscope.bench.workloads.precision import math_of, shape_module
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Task
+from stepscope.bench.workloads.request import SEED
+from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, compiled
 from stepscope.core.errors import UsageError
+from stepscope.measure import Device, WallClock, no_garbage_collection
+from stepscope.records import LatencyTarget, Notice
+from stepscope.records.kinds import Serving
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stepscope.measure.clock import Clock
 
     Batch = Mapping[str, torch.Tensor]
+
 
 State = Any
 """What a decoder remembers between tokens; only the decoder that reserved it looks inside."""
@@ -81,7 +83,7 @@ class Generates(Protocol):
     def advance(self) -> None: ...
 
 
-class GenerateStep:
+class DecoderRunner:
     """A decoder with its module, run as its engine says. With graphs, prefill and decode are captured once for each
     shape of batch, and a new batch takes the memory of the one before."""
 
@@ -163,84 +165,31 @@ class _Place(NamedTuple):
     advance: Callable[[], None]
 
 
-class GenerationTimes(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationTimes(NamedTuple):
     """One batch from its prompts to the last token."""
 
-    sequences: int
     ttft_s: float
     """Time to first token: prefill and the choice of one token for every sequence."""
     token_s: list[float]
-    """Each further token of all sequences; empty when only their sum was taken or there were none."""
-    decode_s: float
-    """All further tokens together."""
-    new_tokens: int
-    """Of each sequence, the first one included."""
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there was one token only."""
-        return self.decode_s / (self.new_tokens - 1) if self.new_tokens > 1 else None
-
-    @property
-    def duration_s(self) -> float:
-        return self.ttft_s + self.decode_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of all sequences together, prefill included."""
-        return self.sequences * self.new_tokens / self.duration_s
+    """Each further token of all sequences."""
+    duration_s: float
 
 
-def measure_generation(
-    step: Generates,
-    batches: Iterable[tuple[Any, int]],
-    *,
-    new_tokens: int,
-    clock: Clock,
-    synchronise: Callable[[], None],
-    warmups: int = 0,
-    stream: bool = True,
-) -> list[GenerationTimes]:
-    """`batches` are pairs of a batch and its number of sequences; the first `warmups` of them are run and not told.
-    With `stream` the host waits for every token, as a server does that sends tokens out or looks for an end mark;
-    without, it waits only after the first and the last one."""
-    if new_tokens < 1:
-        raise UsageError(f"new_tokens is {new_tokens}", hint="generate at least one token")
-    times = [
-        _time_batch(step, one, count, new_tokens=new_tokens, clock=clock, synchronise=synchronise, stream=stream)
-        for one, count in batches
-    ]
-    return times[warmups:]
-
-
-def _time_batch(
-    step: Generates,
-    batch: Any,
-    sequences: int,
-    *,
-    new_tokens: int,
-    clock: Clock,
-    synchronise: Callable[[], None],
-    stream: bool,
+def time_generation(
+    step: Generates, batch: Any, *, new_tokens: int, clock: Clock, synchronise: Callable[[], None]
 ) -> GenerationTimes:
+    """The host waits for every token, as a server does that sends tokens out or looks for an end mark."""
     synchronise()
     marks = [clock.now_ns()]
     step.begin(batch)
     synchronise()
     marks.append(clock.now_ns())
-    for left in range(new_tokens - 2, -1, -1):
+    for _ in range(new_tokens - 1):
         step.advance()
-        if stream or left == 0:
-            synchronise()
-            marks.append(clock.now_ns())
-    token_s = [(after - before) * 1e-9 for before, after in pairwise(marks[1:])]
-    return GenerationTimes(
-        sequences=sequences,
-        ttft_s=(marks[1] - marks[0]) * 1e-9,
-        token_s=token_s if stream else [],
-        decode_s=(marks[-1] - marks[1]) * 1e-9,
-        new_tokens=new_tokens,
-    )
+        synchronise()
+        marks.append(clock.now_ns())
+    first_s, *token_s = [(after - before) * 1e-9 for before, after in pairwise(marks)]
+    return GenerationTimes(first_s, token_s, (marks[-1] - marks[0]) * 1e-9)
 
 
 def check_generation(
@@ -254,15 +203,17 @@ def check_generation(
     backend: str = "inductor",
     seed: int = SEED,
 ) -> CheckReport:
-    """The plain form writes in fp32; the fast form is led along its tokens and must give the same logits at each one.
-    So a near-tie that two roundings decide differently is no error, and everything after it is still compared.
-    `plain` and `fast` must be made from calm sizes."""
+    """The ootb implementation writes in fp32; the optimized implementation is led along its tokens and must give the
+    same logits at each one. So a near-tie that two roundings decide differently is no error, and everything after it is
+    still compared. `plain` and `fast` must be made from deterministic sizes."""
     import torch
 
     if not isinstance(fast, Optimized):
-        raise UsageError(f"{type(fast).__name__} is not a fast form", hint="pass a class derived from Optimized")
-    reference = build_stirred(plain, device=device, seed=seed)
-    step = GenerateStep(plain, copy.deepcopy(reference).eval(), new_tokens=new_tokens, precision="fp32", device=device)
+        raise UsageError(
+            f"{type(fast).__name__} is not an optimized implementation", hint="pass a class derived from Optimized"
+        )
+    reference = build_perturbed(plain, device=device, seed=seed)
+    step = DecoderRunner(plain, copy.deepcopy(reference).eval(), new_tokens=new_tokens, precision="fp32", device=device)
     expected = _write(step, _prompts(plain, batch_size, seed, "fp32", device), new_tokens)
     chosen = step.tokens()
     del step
@@ -271,7 +222,7 @@ def check_generation(
     for one in dict.fromkeys(("fp32", precision)):
         module = shape_module(fast, copy.deepcopy(reference), mode="infer", precision=one)
         engine = fast.engine("infer")
-        led = GenerateStep(
+        led = DecoderRunner(
             fast, module, new_tokens=new_tokens, precision=one, device=device, engine=engine, backend=backend
         )
         with torch.inference_mode():
@@ -287,7 +238,7 @@ def _prompts(task: Task, count: int, seed: int, precision: Precision, device: st
     return to_device(task.make_batch(count, seed=seed, mode="infer"), device=device, precision=precision, mode="infer")
 
 
-def _write(step: GenerateStep, batch: Batch, new_tokens: int) -> list[torch.Tensor]:
+def _write(step: DecoderRunner, batch: Batch, new_tokens: int) -> list[torch.Tensor]:
     """Logits of each token."""
     step.begin(batch)
     logits = [step.task.logits(step.state).clone()]
@@ -298,7 +249,7 @@ def _write(step: GenerateStep, batch: Batch, new_tokens: int) -> list[torch.Tens
 
 
 def _follow(
-    step: GenerateStep, batch: Batch, expected: list[torch.Tensor], chosen: torch.Tensor, precision: Precision
+    step: DecoderRunner, batch: Batch, expected: list[torch.Tensor], chosen: torch.Tensor, precision: Precision
 ) -> list[Finding]:
     errors, apart, slips = [], [], []
     for place, right in enumerate(expected):
@@ -322,3 +273,52 @@ def _worst(what: str, precision: Precision, errors: list[float], limit: float) -
     place = max(range(len(errors)), key=lambda i: (errors[i] != errors[i], errors[i]))
     where = f"token {place + 1} of {len(errors)}"
     return Finding(what=what, precision=precision, error=errors[place], limit=limit, where=where)
+
+
+class GenerationStep:
+    """Each call generates for the next batch; the times of its tokens are kept."""
+
+    def __init__(self, runner: DecoderRunner, batches: Sequence[Batch], *, new_tokens: int, device: Device) -> None:
+        self.runner = runner
+        self.new_tokens = new_tokens
+        self.times: list[GenerationTimes] = []
+        self._device = device
+        self.feed = Feed(batches)
+
+    def __call__(self) -> None:
+        how: dict[str, Any] = {"clock": WallClock(), "synchronise": self._device.synchronize}
+        self.times.append(time_generation(self.runner, self.feed.take(), new_tokens=self.new_tokens, **how))
+
+
+def serve_requests(
+    step: GenerationStep,
+    batches: Mapping[int, Batch],
+    *,
+    rate_per_s: float,
+    requests: int,
+    device: Device,
+    seed: int,
+    target: LatencyTarget | None,
+) -> tuple[Serving, list[Notice]]:
+    """An open loop: arrivals do not wait for answers. Every size of batch is tried once before."""
+    server = DecoderServer(step.runner, batches)
+    for size in batches:
+        server.begin(range(size))
+        server.advance()
+    device.synchronize()
+    with no_garbage_collection():
+        result = serve(
+            make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
+            clock=WallClock(), synchronise=device.synchronize,
+        )  # fmt: skip
+    serving = Serving(
+        requests=len(result.requests),
+        achieved_per_s=result.achieved_per_s,
+        busy_share=result.busy_share,
+        longest_queue=result.longest_queue,
+        above_capacity=result.above_capacity,
+        offered_per_s=result.offered_per_s,
+        missed_latency=result.misses(target) if target is not None else None,
+        **result.percentiles(),
+    )
+    return serving, [Notice(kind="overloaded", message=result.notice)] if result.notice else []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def products_of(precision: Precision) -> Iterator[None]:
+def matmul_rounding(precision: Precision) -> Iterator[None]:
     """How products of float32 are rounded: fp32 is fp32. Around the whole step: backward has products, too."""
     import torch
 
@@ -37,7 +37,7 @@ def math_of(precision: Precision, *, mode: Mode, device: str) -> Iterator[None]:
 
     kind = device.partition(":")[0]
     with ExitStack() as scope:
-        scope.enter_context(products_of(precision))
+        scope.enter_context(matmul_rounding(precision))
         if mode == "train" and precision in ("bf16", "fp8"):
             # A cache of cast weights would outlive a captured graph.
             scope.enter_context(torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False))
@@ -65,10 +65,10 @@ def cast_module(module: nn.Module, precision: Precision, mode: Mode) -> nn.Modul
 
 
 def shape_module(task: Task, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-    """As it is run: in its fast form where the task is one, its weights as the precision holds them."""
+    """As it is run: in its optimized implementation where the task is one, its weights as the precision holds them."""
     module.train(mode == "train")
     if isinstance(task, Optimized):
-        module = task.adopt(module, mode=mode, precision=precision)
+        module = task.convert(module, mode=mode, precision=precision)
     return cast_module(module, precision, mode)
 
 

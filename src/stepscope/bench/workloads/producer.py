@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from stepscope.bench.workloads.asked import SEED, Asked, count_accumulated, read_case
 from stepscope.bench.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
 from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
-from stepscope.bench.workloads.files import require_unchanged
-from stepscope.bench.workloads.generation import Decoder, GenerateStep
+from stepscope.bench.workloads.generation import Decoder, DecoderRunner, GenerationStep, serve_requests
 from stepscope.bench.workloads.precision import build_module
 from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
 from stepscope.bench.workloads.request import (
     LOADER_STEPS,
     LOADER_TIME_S,
+    SEED,
     TRAIN_SAMPLE_S,
+    ParsedCase,
     WorkloadRequest,
     choose_settings,
+    count_accumulated,
+    read_case,
     read_request,
     require_samples,
 )
-from stepscope.bench.workloads.rounds import next_cases
+from stepscope.bench.workloads.search import next_cases
 from stepscope.bench.workloads.shared import fold_shared, is_shared, prepare_shared
 from stepscope.bench.workloads.steps import (
     InferStep,
@@ -36,8 +38,8 @@ from stepscope.bench.workloads.steps import (
     name_early_updates,
     require_sound,
 )
+from stepscope.bench.workloads.user import require_unchanged
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
-from stepscope.bench.workloads.writing import WritingStep, serve_requests
 from stepscope.core.errors import first_line
 from stepscope.launch.worker import Session
 from stepscope.measure import (
@@ -83,7 +85,7 @@ def open_step(case: Case) -> Callable[[], None]:
     return producer.build(read_case(case))
 
 
-Step = TrainStep | InferStep | WritingStep
+Step = TrainStep | InferStep | GenerationStep
 
 
 class Running:
@@ -186,58 +188,66 @@ class WorkloadProducer(Producer):
     def prepare(self, case: Case) -> Prepared:
         """Raises CaseSkipped for what does not fit or cannot run here."""
         if isinstance(case.spec, UserModelSpec):
-            from stepscope.bench.workloads.own import prepare_own
+            from stepscope.bench.workloads.user import prepare_user_model
 
-            return prepare_own(case, self.device, record_in=self._folder if self._request.trace else None)
-        asked = read_case(case)
+            is_watched = math.isfinite(self.session.hang_limit_s)
+            prepared = prepare_user_model(
+                case,
+                self.device,
+                beat=self.session.heartbeat.tick if is_watched else None,
+                record_in=self._folder if self._request.trace else None,
+            )
+            self.session.heartbeat.beat("measuring", case.key)
+            return prepared
+        parsed = read_case(case)
         if is_shared(case):
-            return prepare_shared(asked, self.ranks, self._request, self.device)
-        task = asked.workload.make_task(asked.scale)
+            return prepare_shared(parsed, self.ranks, self._request, self.device)
+        task = parsed.workload.make_task(parsed.scale)
         if self._request.data is not None:
-            require_unchanged(Path(self._request.data), str(asked.spec.data))
-        batches = self._guarded(lambda: self._host_batches(task, asked))
+            require_unchanged(Path(self._request.data), str(parsed.spec.data))
+        batches = self._guarded(lambda: self._host_batches(task, parsed))
         self._release()
-        self._forget_others(asked)
+        self._forget_others(parsed)
         memory = PeakMemory(self.device.name)
         start = time.perf_counter()
-        running = self.build(asked, task, batches)
+        running = self.build(parsed, task, batches)
         for _ in range(running.round_steps):  # what is new for a shape is compiled here
             self._guarded(running)
         self.device.synchronize()
         setup_s = time.perf_counter() - start
-        settings = self._keep_rounds(asked, running, choose_settings(asked, self._request.settings, self.device))
+        settings = self._keep_rounds(parsed, running, choose_settings(parsed, self._request.settings, self.device))
         energy = StepEnergy(self.device.name, running)
 
         def keep_measured(measurement: Measurement) -> None:
             energy.end()
             running.keep_measured(measurement)
 
-        score = Score(unit="ex/s", work=float(asked.batch_size * count_accumulated(asked)))
+        score = Score(unit="ex/s", work=float(parsed.batch_size * count_accumulated(parsed)))
         return Prepared(
             body=running,
-            score=None if self._is_unchecked(asked) else score,
-            latency_target=asked.workload.declared.latency_target,
-            observed=WorkloadObserved(setup_s=setup_s) | self._describe(task, asked, running),
+            score=None if self._is_unchecked(parsed) else score,
+            latency_target=parsed.workload.declared.latency_target,
+            observed=WorkloadObserved(setup_s=setup_s) | self._describe(task, parsed, running),
             settings=settings,
             before_sample=energy.begin if energy.is_counted else None,
             on_measured=keep_measured,
-            finish=lambda measurement: (measurement, self._measure_extra(asked, batches, memory, energy)),
+            finish=lambda measurement: (measurement, self._measure_extra(parsed, batches, memory, energy)),
         )
 
-    def _is_unchecked(self, asked: Asked) -> bool:
+    def _is_unchecked(self, parsed: ParsedCase) -> bool:
         """And so without a score. Tries are never checked; they have one for their search alone."""
-        is_fast = asked.workload.implementation == "optimized"
-        return is_fast and not self._request.check and not asked.spec.is_try
+        is_fast = parsed.workload.implementation == "optimized"
+        return is_fast and not self._request.check and not parsed.spec.is_try
 
     def build(
-        self, asked: Asked, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
+        self, parsed: ParsedCase, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
     ) -> Running:
         """The model with its batches on the device; the one before is given up."""
         self._release()
-        chosen = task or asked.workload.make_task(asked.scale)
-        given = batches or self._host_batches(chosen, asked)
-        round_steps = count_round(given, at_once=count_accumulated(asked) if asked.mode == "train" else 1)
-        running: Running = self._guarded(lambda: Running(self._build(chosen, asked, given), round_steps=round_steps))
+        chosen = task or parsed.workload.make_task(parsed.scale)
+        given = batches or self._host_batches(chosen, parsed)
+        round_steps = count_round(given, at_once=count_accumulated(parsed) if parsed.mode == "train" else 1)
+        running: Running = self._guarded(lambda: Running(self._build(chosen, parsed, given), round_steps=round_steps))
         self._running = running
         return running
 
@@ -247,36 +257,36 @@ class WorkloadProducer(Producer):
         self._running = None
         clear_up(self.device.name)
 
-    def _forget_others(self, asked: Asked) -> None:
+    def _forget_others(self, parsed: ParsedCase) -> None:
         """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else."""
-        wanted = (asked.case.benchmark.id, asked.batch_size)
+        wanted = (parsed.case.benchmark.id, parsed.batch_size)
         if self._compiled_for != wanted:
             forget_compiled()
         self._compiled_for = wanted
 
-    def _host_batches(self, task: Task, asked: Asked) -> list[dict[str, torch.Tensor]]:
+    def _host_batches(self, task: Task, parsed: ParsedCase) -> list[dict[str, torch.Tensor]]:
         if self._request.data is not None:
             path = Path(self._request.data)
-            writes = asked.mode == "infer" and isinstance(task, Decoder)
-            return read_batches(path, task, batch_size=asked.batch_size, mode=asked.mode, any_shape=writes)
-        return make_batches(task, batch_size=asked.batch_size, mode=asked.mode, seed=SEED)
+            writes = parsed.mode == "infer" and isinstance(task, Decoder)
+            return read_batches(path, task, batch_size=parsed.batch_size, mode=parsed.mode, any_shape=writes)
+        return make_batches(task, batch_size=parsed.batch_size, mode=parsed.mode, seed=SEED)
 
-    def _build(self, task: Task, asked: Asked, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
-        kind: dict[str, Any] = {"mode": asked.mode, "precision": asked.precision, "device": self.device.name}
+    def _build(self, task: Task, parsed: ParsedCase, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
+        kind: dict[str, Any] = {"mode": parsed.mode, "precision": parsed.precision, "device": self.device.name}
         module = build_module(task, seed=SEED, **kind)
         ready = [to_device(one, **kind) for one in batches]
         how: dict[str, Any] = {
-            "precision": asked.precision,
+            "precision": parsed.precision,
             "device": self.device.name,
-            "engine": task.engine(asked.mode) if isinstance(task, Optimized) else EAGER,
+            "engine": task.engine(parsed.mode) if isinstance(task, Optimized) else EAGER,
             "backend": self._request.compile_backend,
         }
-        if asked.mode == "train":
-            return TrainStep(task, module, ready, accumulate=count_accumulated(asked), **how)
+        if parsed.mode == "train":
+            return TrainStep(task, module, ready, accumulate=count_accumulated(parsed), **how)
         if isinstance(task, Decoder):
             tokens = int(task.sizes["new_tokens"])
-            generate = GenerateStep(task, module, new_tokens=tokens, **how)
-            return WritingStep(generate, ready, sequences=asked.batch_size, new_tokens=tokens, device=self.device)
+            runner = DecoderRunner(task, module, new_tokens=tokens, **how)
+            return GenerationStep(runner, ready, new_tokens=tokens, device=self.device)
         return InferStep(task, module, ready, **how)
 
     def _guarded(self, body: Callable[[], Any]) -> Any:
@@ -292,12 +302,12 @@ class WorkloadProducer(Producer):
             hint = smaller if self._request.data is None else "give fewer or smaller batches: all lie on the device"
             raise CaseSkipped("does_not_fit", first_line(error), hint) from error
 
-    def _keep_rounds(self, asked: Asked, running: Running, settings: MeasureSettings) -> MeasureSettings:
+    def _keep_rounds(self, parsed: ParsedCase, running: Running, settings: MeasureSettings) -> MeasureSettings:
         """Where batches differ in shape, a sample of training is whole rounds of them; of latencies there is at least
         one round."""
         if running.round_steps == 1:
             return settings
-        if asked.mode == "train":
+        if parsed.mode == "train":
             steps: int = self._guarded(lambda: self._count_whole_rounds(running, settings.min_sample_s))
             return msgspec.structs.replace(settings, iterations=steps)
         return require_samples(settings, running.round_steps)
@@ -310,15 +320,15 @@ class WorkloadProducer(Producer):
         self.device.synchronize()
         return running.round_steps * max(1, math.ceil(least_s / (time.perf_counter() - start)))
 
-    def _describe(self, task: Task, asked: Asked, running: Running) -> WorkloadObserved:
+    def _describe(self, task: Task, parsed: ParsedCase, running: Running) -> WorkloadObserved:
         facts = WorkloadObserved(
             round_steps=None if running.round_steps == 1 else running.round_steps,
-            porting=asked.workload.make_plain(asked.scale).ported(self.device.name) or None,
+            porting=parsed.workload.make_ootb(parsed.scale).ported(self.device.name) or None,
         )
         if isinstance(task, Optimized):
-            facts |= describe_changes(task, asked, self.device, self._request.compile_backend)
-            unused = name_early_updates(task, mode=asked.mode, precision=asked.precision)
-            if unused and count_accumulated(asked) > 1:
+            facts |= describe_changes(task, parsed, self.device, self._request.compile_backend)
+            unused = name_early_updates(task, mode=parsed.mode, precision=parsed.precision)
+            if unused and count_accumulated(parsed) > 1:
                 changes = f"{facts.changes}; not used with accumulated gradients: {unused}"
                 facts |= WorkloadObserved(changes=changes)
         return facts
@@ -327,7 +337,7 @@ class WorkloadProducer(Producer):
 
     def _measure_extra(
         self,
-        asked: Asked,
+        parsed: ParsedCase,
         batches: list[dict[str, torch.Tensor]],
         memory: PeakMemory,
         energy: StepEnergy,
@@ -337,82 +347,84 @@ class WorkloadProducer(Producer):
         require_sound(running.step)
         facts = WorkloadObserved(peak_memory_bytes=memory.read_bytes())
         extra: dict[str, list[float]] = {}
-        notices = self._doubt_percentile(asked, running)
-        if isinstance(running.step, WritingStep):
+        notices = self._doubt_percentile(parsed, running)
+        if isinstance(running.step, GenerationStep):
             written = running.step.times[-running.sampled :]
             extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
-            if not self._is_unchecked(asked):
-                tokens = sum(one.sequences * one.new_tokens for one in written)
+            if not self._is_unchecked(parsed):
+                tokens = len(written) * parsed.batch_size * running.step.new_tokens
                 facts |= WorkloadObserved(tokens_per_s=tokens / sum(one.duration_s for one in written))
-        if asked.spec.is_try:
-            if asked.workload.implementation == "optimized":
+        if parsed.spec.is_try:
+            if parsed.workload.implementation == "optimized":
                 facts |= WorkloadObserved(check="not made: a try")
             return ExtraMeasurements(extra_s=extra, observed=facts, notices=notices)
         if energy.j_per_step is not None:
-            per_example = energy.j_per_step / (asked.batch_size * count_accumulated(asked))
+            per_example = energy.j_per_step / (parsed.batch_size * count_accumulated(parsed))
             facts |= WorkloadObserved(energy_j_per_example=per_example)
         rate_per_s, step = self._request.rate_per_s, running.step
-        if isinstance(step, WritingStep) and rate_per_s is not None:
-            served = _try("requests were not served", lambda: self._serve(step, asked, rate_per_s), notices)
+        if isinstance(step, GenerationStep) and rate_per_s is not None:
+            served = _try("requests were not served", lambda: self._serve(step, parsed, rate_per_s), notices)
             if served is not None:
                 facts |= WorkloadObserved(serving=served[0])
                 notices += served[1]
         if self._request.loader_workers is not None:
             loaded = _try(
-                "there is no score with a loader", lambda: self._time_with_loader(running, asked, batches), notices,
+                "there is no score with a loader", lambda: self._time_with_loader(running, parsed, batches), notices,
                 hint="--no-loader, or fewer --loader-workers",
             )  # fmt: skip
             extra |= {LOADER: loaded} if loaded else {}
         if self._request.trace:
-            place = _try("no steps were recorded", lambda: record_steps(running, self._folder, asked.case), notices)
+            place = _try("no steps were recorded", lambda: record_steps(running, self._folder, parsed.case), notices)
             facts |= WorkloadObserved(trace=place)
         self._release()
-        facts |= self._count(asked, batches)
-        if asked.workload.implementation == "optimized":
-            facts |= self._check(asked)
+        facts |= self._count(parsed, batches)
+        if parsed.workload.implementation == "optimized":
+            facts |= self._check(parsed)
         return ExtraMeasurements(extra_s=extra, observed=facts, notices=notices)
 
-    def _doubt_percentile(self, asked: Asked, running: Running) -> list[Notice]:
+    def _doubt_percentile(self, parsed: ParsedCase, running: Running) -> list[Notice]:
         """A percentile of fewer samples than it divides is the largest of them."""
-        target = asked.workload.declared.latency_target
+        target = parsed.workload.declared.latency_target
         if target is None or running.sampled >= 100 / (100 - target.percentile):
             return []
         message = f"p{target.percentile:g} of {running.sampled} batches is the slowest of them, or nearly so"
         return [Notice(kind="few_for_percentile", message=message, hint="raise --max-time and --min-samples")]
 
-    def _serve(self, step: WritingStep, asked: Asked, rate_per_s: float) -> tuple[Serving, list[Notice]]:
+    def _serve(self, step: GenerationStep, parsed: ParsedCase, rate_per_s: float) -> tuple[Serving, list[Notice]]:
         """With a batch ready for every power of two up to the case's."""
-        task = asked.workload.make_task(asked.scale)
-        sizes = {min(1 << power, asked.batch_size) for power in range(asked.batch_size.bit_length() + 1)}
+        task = parsed.workload.make_task(parsed.scale)
+        sizes = {min(1 << power, parsed.batch_size) for power in range(parsed.batch_size.bit_length() + 1)}
         batches = {
             size: to_device(
-                task.make_batch(size, seed=SEED, mode="infer"), device=self.device.name, precision=asked.precision,
+                task.make_batch(size, seed=SEED, mode="infer"), device=self.device.name, precision=parsed.precision,
                 mode="infer",
             )
             for size in sizes
         }  # fmt: skip
         return serve_requests(
             step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self.device, seed=SEED,
-            target=asked.workload.declared.latency_target,
+            target=parsed.workload.declared.latency_target,
         )  # fmt: skip
 
-    def _time_with_loader(self, running: Running, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> list[float]:
+    def _time_with_loader(
+        self, running: Running, parsed: ParsedCase, batches: list[dict[str, torch.Tensor]]
+    ) -> list[float]:
         """Seconds a step when every batch comes through worker processes and is sent to the device."""
         step = running.step
         assert step is not None
         assert self._request.loader_workers is not None
         loader = Loader(
-            batches, device=self.device.name, precision=asked.precision, mode=asked.mode,
+            batches, device=self.device.name, precision=parsed.precision, mode=parsed.mode,
             workers=self._request.loader_workers,
         )  # fmt: skip
         with step.feed.of(loader), no_garbage_collection():
-            return self._time_steps(running, asked)
+            return self._time_steps(running, parsed)
 
-    def _time_steps(self, running: Running, asked: Asked) -> list[float]:
+    def _time_steps(self, running: Running, parsed: ParsedCase) -> list[float]:
         running()
         self.device.synchronize()
         # As without a loader: in training on a GPU nobody waits for the device between two steps.
-        window_s = TRAIN_SAMPLE_S if asked.mode == "train" and self.device.has_events else 0.0
+        window_s = TRAIN_SAMPLE_S if parsed.mode == "train" and self.device.has_events else 0.0
         limit_s = min(LOADER_TIME_S, self._request.settings.max_time_s)
         times: list[float] = []
         begin = start = time.perf_counter()
@@ -429,22 +441,22 @@ class WorkloadProducer(Producer):
             start = now
         return times
 
-    def _count(self, asked: Asked, batches: list[dict[str, torch.Tensor]]) -> WorkloadObserved:
-        plain = asked.workload.make_plain(asked.scale)
-        timed = batches if asked.workload.implementation == "ootb" else self._host_batches(plain, asked)
-        flops = count_flops(plain, timed, mode=asked.mode, device=self.device.name)
+    def _count(self, parsed: ParsedCase, batches: list[dict[str, torch.Tensor]]) -> WorkloadObserved:
+        plain = parsed.workload.make_ootb(parsed.scale)
+        timed = batches if parsed.workload.implementation == "ootb" else self._host_batches(plain, parsed)
+        flops = count_flops(plain, timed, mode=parsed.mode, device=self.device.name)
         if flops is None:
             return WorkloadObserved()
-        facts = WorkloadObserved(model_flops=flops * count_accumulated(asked))
-        peak = find_peak(self.device.name, asked.precision)
+        facts = WorkloadObserved(model_flops=flops * count_accumulated(parsed))
+        peak = find_peak(self.device.name, parsed.precision)
         if peak is not None:
             facts |= WorkloadObserved(peak_flops=peak.flops, peak_source=peak.source)
         return facts
 
-    def _check(self, asked: Asked) -> WorkloadObserved:
+    def _check(self, parsed: ParsedCase) -> WorkloadObserved:
         if not self._request.check:
             return WorkloadObserved(check=UNCHECKED)
         start = time.perf_counter()
-        facts = self._verifier.check(asked)
+        facts = self._verifier.check(parsed)
         give_back_memory(self.device.name)
         return facts | WorkloadObserved(check_s=time.perf_counter() - start)

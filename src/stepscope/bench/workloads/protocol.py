@@ -1,10 +1,10 @@
-"""What a model of the suite gives: how it is built, fed and stepped; and what its fast form changes."""
+"""What a model of the suite gives: how it is built, fed and stepped; and what its optimized implementation changes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Outputs: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
@@ -53,7 +54,7 @@ class Task(ABC):
         """What was changed in out-of-the-box code for no other reason than that it runs on this device at all."""
         return None
 
-    def calm(self) -> Mapping[str, Any]:
+    def deterministic(self) -> Mapping[str, Any]:
         """Sizes with every random part switched off, for comparisons: dropout rates are 0."""
         return {name: 0.0 if "drop" in name else value for name, value in self.sizes.items()}
 
@@ -63,14 +64,14 @@ class Task(ABC):
 
 
 class Change(NamedTuple):
-    """One thing that a fast form does differently; shown with every result."""
+    """One thing that an optimized implementation does differently; shown with every result."""
 
     name: str
     what: str
 
 
 class Engine(NamedTuple):
-    """How the step of a fast form is run."""
+    """How the step of an optimized implementation is run."""
 
     compile: str | None = None
     """Mode of torch.compile; None: not compiled."""
@@ -85,7 +86,7 @@ EAGER = Engine()
 
 
 class Optimized(Task):
-    """The fast form of a task. What is not said otherwise is done as the plain task does it."""
+    """The optimized implementation of a task. What is not said otherwise is done as the plain task does it."""
 
     repeated: tuple[str, ...] = ()
     """Names of classes in the fast module that are compiled one by one where the engine compiles: layers that are
@@ -98,16 +99,18 @@ class Optimized(Task):
     def build(self) -> nn.Module:
         return self.plain.build()
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        """The fast form of a plain module, with its weights, on its device. The plain module is not used afterwards."""
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        """The optimized implementation of a plain module, with its weights, on its device. The plain module is not used
+        afterwards."""
         return module
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
-        """The same examples laid out for the fast form (packed, sorted), as a loader would; on the host, not timed."""
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+        """The same examples laid out for the optimized implementation (packed, sorted), as a loader would; on the host,
+        not timed."""
         return batch
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
-        return self.arrange(self.plain.make_batch(count, seed=seed, mode=mode), mode=mode)
+        return self.collate(self.plain.make_batch(count, seed=seed, mode=mode), mode=mode)
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self.plain.loss(module, batch)
@@ -121,8 +124,8 @@ class Optimized(Task):
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return self.plain.blocks(module)
 
-    def restore(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
-        """Outputs of an arranged batch as the plain form gives them for the plain batch."""
+    def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        """Outputs of an arranged batch as the ootb implementation gives them for the plain batch."""
         return outputs
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
@@ -142,8 +145,4 @@ class Optimized(Task):
 
     @abstractmethod
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        """Everything that an owner of the model would have to adopt."""
-
-
-if TYPE_CHECKING:
-    Outputs = torch.Tensor | tuple[torch.Tensor, ...]
+        """Everything that an owner of the model would have to take over."""

@@ -1,4 +1,4 @@
-"""From a benchmark's id to what is declared of it, and from what was asked to cases."""
+"""From a benchmark's id to what is declared of it, from what was asked to cases, and which cases make the suite."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from stepscope.bench.workloads.catalogue import Declared, DeclaredModel, Scale, read_catalogue
-from stepscope.bench.workloads.protocol import Optimized, Precision, Task
+from stepscope.bench.workloads.catalogue import PRECISIONS, SUITE, Declared, DeclaredModel, Scale, read_catalogue
+from stepscope.bench.workloads.protocol import Mode, Optimized, Precision, Task
 from stepscope.core.errors import UsageError
 from stepscope.records import Benchmark, Case
-from stepscope.records.benchmark import Implementation
+from stepscope.records.case import Implementation
 from stepscope.records.kinds import WorkloadSpec
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("ootb", "optimized")
@@ -27,18 +27,18 @@ class Workload(NamedTuple):
     def benchmark(self) -> Benchmark:
         return self.model.identify(self.declared, self.implementation)
 
-    def make_plain(self, scale: Scale) -> Task:
+    def make_ootb(self, scale: Scale) -> Task:
         return self.model.make_task(self.declared.sizes_at(scale))
 
     def make_task(self, scale: Scale, *, with_dense_gradients: bool = False) -> Task:
-        plain = self.make_plain(scale)
+        plain = self.make_ootb(scale)
         if with_dense_gradients:
             plain = self.model.make_task(plain.dense())
         return plain if self.implementation == "ootb" else self.model.make_optimized(plain)
 
-    def make_calm(self, scale: Scale) -> tuple[Task, Optimized]:
+    def make_deterministic(self, scale: Scale) -> tuple[Task, Optimized]:
         """Both forms without their random parts, for comparing them."""
-        plain = self.model.make_task(self.make_plain(scale).calm())
+        plain = self.model.make_task(self.make_ootb(scale).deterministic())
         return plain, self.model.make_optimized(plain)
 
     def make_case(
@@ -64,9 +64,8 @@ class Workload(NamedTuple):
         )
 
     @property
-    def spreads(self) -> bool:
-        """Whether ranks can share it part by part instead of each having all of it."""
-        return type(self.make_plain("tiny")).shard is not Task.shard
+    def generates(self) -> bool:
+        return "new_tokens" in self.declared.sizes
 
     @property
     def precisions(self) -> list[Precision]:
@@ -131,3 +130,59 @@ def choose_workloads(
         and (not modes or one.declared.mode in modes)
         and (not implementations or one.implementation in implementations)
     ]
+
+
+FASTEST: dict[Mode, tuple[Precision, ...]] = {
+    "train": ("bf16", "fp8", "tf32", "fp32"),
+    "infer": ("fp8", "bf16", "fp16", "tf32", "fp32"),
+}
+"""An optimized implementation is measured in its reference precision and in the first of these that it allows. In
+training every tensor must be brought to 8 bits in two layouts: whether that pays at the widths of the suite has not
+been measured."""
+
+
+def choose_suite(
+    *, models: Sequence[str] = (), modes: Sequence[str] = (), implementations: Sequence[str] = (), everything: bool
+) -> list[Workload]:
+    """The first configuration of each model and mode; with `everything` all that run on one device."""
+    known = read_catalogue()
+    for model in models:
+        if model not in known:
+            raise UsageError(f"there is no model {model!r}", hint=f"one of {', '.join(known)}", where="--model")
+    wanted = list(models) or (list(known) if everything else [name for name in SUITE if name in known])
+    found = [
+        one
+        for one in choose_workloads(models=wanted, modes=modes, implementations=implementations)
+        if one.declared.devices == 1
+    ]
+    return found if everything else [one for one in found if one.declared is _first(one)]
+
+
+def _first(one: Workload) -> object:
+    return next(other for other in one.model.benchmark if other.mode == one.declared.mode and other.devices == 1)
+
+
+def make_suite_cases(
+    chosen: Sequence[Workload], *, device: str, scale: Scale, precision: str | None = None
+) -> list[Case]:
+    """Out of the box in the benchmark's precision; optimized in the same, and in the fastest that is allowed."""
+    if precision is not None and precision not in PRECISIONS:
+        raise UsageError(f"{precision!r} is no precision", hint=f"one of {', '.join(PRECISIONS)}", where="--precision")
+    cases = [
+        one.make_case(device=device, scale=scale, precision=name)
+        for one in chosen
+        for name in ([precision] if precision else suite_precisions(one))
+        if name in one.precisions
+    ]
+    if not cases:
+        raise UsageError(
+            "no benchmark is left", hint="stepscope bench list shows what each allows", where="--precision"
+        )
+    return cases
+
+
+def suite_precisions(one: Workload) -> list[str]:
+    if one.implementation == "ootb":
+        return [one.declared.precision]
+    fastest = next(name for name in FASTEST[one.declared.mode] if name in one.precisions)
+    return list(dict.fromkeys([one.declared.precision, fastest]))

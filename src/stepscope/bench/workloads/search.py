@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stepscope.records import Case
+from stepscope.records.kinds import WorkloadSpec
+from stepscope.store import MeasuredCase
 
 DEFAULT_RESOLUTION = 1 / 16
 """Of the bracket's middle: how close to the best size the search ends."""
@@ -13,7 +19,7 @@ FALLS = 2
 """In a row, and doubling ends: a single one is often a size that the device's libraries dislike."""
 
 
-class Trial(NamedTuple):
+class BatchTrial(NamedTuple):
     batch_size: int
     throughput: float | None
     """Examples a second; None: it did not fit, or failed."""
@@ -28,7 +34,7 @@ class Trial(NamedTuple):
 
 
 def next_batch(
-    trials: Iterable[Trial], *, largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUTION
+    trials: Iterable[BatchTrial], *, largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUTION
 ) -> int | None:
     """The size to try after these; None: the search is over, see `best_trial`."""
     known = {trial.batch_size: trial for trial in trials}
@@ -42,7 +48,7 @@ def next_batch(
     return wanted
 
 
-def best_trial(trials: Sequence[Trial]) -> Trial | None:
+def best_trial(trials: Sequence[BatchTrial]) -> BatchTrial | None:
     """The largest throughput within the limits; of equal ones the smaller batch. None where no size was in time."""
     valid = [trial for trial in trials if trial.worth >= 0]
     return max(valid, key=lambda trial: (trial.worth, -trial.batch_size), default=None)
@@ -57,9 +63,9 @@ def most_tries(largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUT
     return doublings + len(_fibonacci(candidates + 1))
 
 
-def _search(largest: int, first: int, resolution: float) -> Generator[int, Trial, None]:
+def _search(largest: int, first: int, resolution: float) -> Generator[int, BatchTrial, None]:
     """Doubles until it no longer pays or fits, then narrows down between the neighbours of the best."""
-    tried: list[Trial] = []
+    tried: list[BatchTrial] = []
     size, falls = min(first, largest), 0
     while True:
         trial = yield size
@@ -78,7 +84,7 @@ def _search(largest: int, first: int, resolution: float) -> Generator[int, Trial
     yield from _narrow(low, high, tried[place].batch_size, resolution)
 
 
-def _narrow(low: int, high: int, middle: int, resolution: float) -> Generator[int, Trial, None]:
+def _narrow(low: int, high: int, middle: int, resolution: float) -> Generator[int, BatchTrial, None]:
     """Fibonacci search over the sizes between two that are worse, the ends included."""
     granule = max(1, int(middle * resolution))
     candidates = [size for size in range(low, high + 1) if size > 0 and (size - middle) % granule == 0]
@@ -105,3 +111,59 @@ def _fibonacci(least: int) -> list[int]:
     while numbers[-1] < least:
         numbers.append(numbers[-1] + numbers[-2])
     return numbers
+
+
+WITHOUT_LIMIT = 1 << 20
+"""The largest batch where no rule limits it: memory does."""
+
+
+def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[Case]:
+    """The next try of each search that is not over, or the size it ended with, to be measured in full.
+
+    Empty when all is done.
+    """
+    following = []
+    done = {case.result.case.key for case in measured}
+    for cases in _searches(measured).values():
+        size = next_batch(
+            [read_trial(case) for case in cases],
+            largest=_largest(cases[0].result.case, asked),
+            first=int(asked["first"]),
+            resolution=float(asked["resolution"]),
+        )
+        tried = cases[0].result.case
+        if size is not None:
+            following.append(msgspec.structs.replace(tried, batch_size=size))
+        elif (best := best_trial([read_trial(case) for case in cases])) is not None:
+            final = _as_final(tried, best.batch_size)
+            following += [final] if final.key not in done else []
+    return following
+
+
+def _as_final(tried: Case, batch_size: int) -> Case:
+    return msgspec.structs.replace(tried, batch_size=batch_size, spec=msgspec.structs.replace(tried.spec, search=None))
+
+
+def read_trial(case: MeasuredCase) -> BatchTrial:
+    failure = case.result.failure
+    failed = case.result.status == "failed" and failure is not None and failure.kind != "out_of_memory"
+    return BatchTrial(case.result.case.batch_size or 0, case.score(), not case.missed_latency(), failed)
+
+
+def _largest(case: Case, asked: dict[str, Any]) -> int:
+    from stepscope.bench.workloads.registry import find_workload
+
+    is_of_suite = isinstance(case.spec, WorkloadSpec)
+    rule = find_workload(case.benchmark.id).declared.max_batch_size if is_of_suite else None
+    return min(asked.get("largest") or WITHOUT_LIMIT, rule or WITHOUT_LIMIT)
+
+
+def _searches(measured: Sequence[MeasuredCase]) -> dict[str, list[MeasuredCase]]:
+    """Tries by what they have in common: everything but the batch size."""
+    groups: dict[str, list[MeasuredCase]] = {}
+    for case in measured:
+        if not case.result.case.spec.is_try:
+            continue
+        common = msgspec.structs.replace(case.result.case, batch_size=None).key
+        groups.setdefault(common, []).append(case)
+    return groups

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.workloads.feed import Feed
-from stepscope.bench.workloads.precision import math_of, products_of
+from stepscope.bench.workloads.precision import math_of, matmul_rounding
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized
 from stepscope.measure import give_back_memory
 from stepscope.run.producer import WrongResultError
@@ -33,8 +33,8 @@ CAPTURE_WARMUPS = 3
 
 
 class UpdatesEarly(Optimized):
-    """A fast form whose optimizer leaves updates to the backward pass. It cannot where gradients are added up first,
-    over several batches or ranks: what one of them gives is no update yet."""
+    """An optimized implementation whose optimizer leaves updates to the backward pass. It cannot where gradients are
+    added up first, over several batches or ranks: what one of them gives is no update yet."""
 
     early_change = "update in backward"
     """As its changes name it, where it makes such updates at all."""
@@ -137,7 +137,7 @@ class TrainStep(_FedStep):
 
     def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        with products_of(self._precision):
+        with matmul_rounding(self._precision):
             for number, batch in enumerate(batches, start=1):
                 with self._withhold() if number < len(batches) else nullcontext():
                     self._add_gradients(batch, len(batches))

@@ -1,12 +1,13 @@
-"""What stands beside the score of an optimized form: that it computes the right thing, and what it changed."""
+"""What stands beside the score of an optimized implementation: that it computes the right thing, and what it
+changed."""
 
 from __future__ import annotations
 
-from stepscope.bench.workloads.asked import SEED, Asked, count_accumulated
 from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport, Finding
 from stepscope.bench.workloads.generation import Decoder, check_generation
 from stepscope.bench.workloads.protocol import Optimized
+from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
 from stepscope.core.errors import StepscopeError, first_line
 from stepscope.measure import Device, give_back_memory
 from stepscope.records import is_out_of_memory
@@ -30,52 +31,52 @@ class Verifier:
         self._backend = backend
         self._strict: dict[tuple[str, str, int, int], list[Finding]] = {}
 
-    def check(self, asked: Asked, *, adds_up: bool = False) -> WorkloadObserved:
-        """Raises WrongResultError: a fast form that computes something else has no score.
+    def check(self, parsed: ParsedCase, *, adds_up: bool = False) -> WorkloadObserved:
+        """Raises WrongResultError: an optimized implementation that computes something else has no score.
 
         `adds_up`: gradients are added up, over several batches or ranks, before they are used.
         """
-        adds_up = adds_up or count_accumulated(asked) > 1
+        adds_up = adds_up or count_accumulated(parsed) > 1
         # On a GPU as many examples as are timed: what was compiled for them need not be compiled again.
-        examples = asked.batch_size if self._device.has_events else min(asked.batch_size, CHECK_BATCH)
+        examples = parsed.batch_size if self._device.has_events else min(parsed.batch_size, CHECK_BATCH)
         while True:
             try:
-                report = self._compare(asked, examples, ADDED_UP if adds_up else 1)
+                report = self._compare(parsed, examples, ADDED_UP if adds_up else 1)
                 break
             except Exception as error:
-                # The plain form in fp32 beside the fast one needs more than what is timed.
+                # The ootb implementation in fp32 beside the fast one needs more than what is timed.
                 if not is_out_of_memory(error):
                     raise
                 if examples == 1:
                     raise StepscopeError(
-                        f"there is no room for the plain form in fp32 beside the fast one: {first_line(error)}",
+                        f"no room for the ootb implementation in fp32 beside the optimized one: {first_line(error)}",
                         hint="--no-check measures without a score; a device with more memory can check it",
                     ) from error
             give_back_memory(self._device.name)
             examples //= 2
         if not report.passed:
             raise WrongResultError(
-                f"not what the out-of-the-box form computes: {format_failures(report)}",
+                f"not what the out-of-the-box implementation computes: {format_failures(report)}",
                 hint="compare the two forms layer by layer; see docs/workloads.md#correctness",
             )
         return WorkloadObserved(
             check="passed",
-            check_examples=examples if examples < asked.batch_size else None,
+            check_examples=examples if examples < parsed.batch_size else None,
             check_errors={f"{one.what.replace(' ', '_')}_{one.precision}": one.error for one in report.findings},
         )
 
-    def _compare(self, asked: Asked, examples: int, at_once: int) -> CheckReport:
-        plain, fast = asked.workload.make_calm(asked.scale)
-        known = (asked.case.benchmark.id, asked.scale, examples, at_once)
+    def _compare(self, parsed: ParsedCase, examples: int, at_once: int) -> CheckReport:
+        plain, fast = parsed.workload.make_deterministic(parsed.scale)
+        known = (parsed.case.benchmark.id, parsed.scale, examples, at_once)
         report = check_optimized(
-            plain, fast, mode=asked.mode, precision=asked.precision, device=self._device.name, batch_size=examples,
+            plain, fast, mode=parsed.mode, precision=parsed.precision, device=self._device.name, batch_size=examples,
             backend=self._backend, seed=SEED, at_once=at_once,
             strict=self._strict.get(known, ()),
         )  # fmt: skip
         self._strict[known] = [one for one in report.findings if one.precision in ("fp32", "fp64")]
-        if asked.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
+        if parsed.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
             more = check_generation(
-                plain, fast, precision=asked.precision, device=self._device.name, batch_size=examples,
+                plain, fast, precision=parsed.precision, device=self._device.name, batch_size=examples,
                 new_tokens=min(CHECK_TOKENS, plain.sizes["new_tokens"]), backend=self._backend, seed=SEED,
             )  # fmt: skip
             report = CheckReport(findings=[*report.findings, *more.findings])
@@ -91,11 +92,11 @@ def format_failures(report: CheckReport) -> str:
     )
 
 
-def describe_changes(task: Optimized, asked: Asked, device: Device, backend: str) -> WorkloadObserved:
-    """All that an owner of the model would have to adopt. Graphs and kernels of a GPU are not there on a CPU."""
-    changes = task.changes(mode=asked.mode, precision=asked.precision)
+def describe_changes(task: Optimized, parsed: ParsedCase, device: Device, backend: str) -> WorkloadObserved:
+    """All that an owner of the model would have to take over. Graphs and kernels of a GPU are not there on a CPU."""
+    changes = task.changes(mode=parsed.mode, precision=parsed.precision)
     listed = "; ".join(f"{one.name}: {one.what}" for one in changes)
     return WorkloadObserved(
         changes=listed if device.has_events else f"(as on a GPU) {listed}",
-        compile_backend=backend if task.engine(asked.mode).compile is not None else None,
+        compile_backend=backend if task.engine(parsed.mode).compile is not None else None,
     )

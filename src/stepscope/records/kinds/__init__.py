@@ -3,7 +3,7 @@
 A new kind is one Spec and one Observed here, and a producer; readers ask for the type, never for the names of fields.
 """
 
-from stepscope.records.kinds.base import BaseObserved, BaseSpec, Number, Parameter, Scalar
+from stepscope.records.kinds.base import BaseObserved, BaseSpec, Number, OtherObserved, OtherSpec, Parameter, Scalar
 from stepscope.records.kinds.communication import (
     COMM,
     COMMUNICATION_OWNER,
@@ -28,10 +28,13 @@ from stepscope.records.kinds.communication import (
     PointToPointObserved,
     PointToPointSpec,
 )
-from stepscope.records.kinds.operators import CALL, CallObserved, CallSpec, OperatorObserved, OperatorSpec
-from stepscope.records.kinds.other import OtherObserved, OtherSpec
-from stepscope.records.kinds.workloads import (
+from stepscope.records.kinds.compute import (
+    CALL,
+    CallObserved,
+    CallSpec,
     ModelObserved,
+    OperatorObserved,
+    OperatorSpec,
     Serving,
     UserModelObserved,
     UserModelSpec,

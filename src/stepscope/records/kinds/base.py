@@ -57,7 +57,7 @@ class BaseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def precision(self) -> str | None:
-        """Of a whole model."""
+        """Precision of a whole model."""
         return None
 
     def without_precision(self: SpecT) -> SpecT:
@@ -153,3 +153,14 @@ def list_defaults(struct: type[msgspec.Struct]) -> dict[str, object]:
 def inspect_fields(struct: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
     """Takes most of a millisecond, and every case asks for it."""
     return msgspec.structs.fields(struct)
+
+
+class OtherSpec(BaseSpec, frozen=True, kw_only=True, tag="other"):
+    parameters: dict[str, Parameter] = {}
+
+    def list_parameters(self, model: str, mode: str) -> dict[str, Parameter]:
+        return dict(self.parameters)
+
+
+class OtherObserved(BaseObserved, frozen=True, kw_only=True, tag="other"):
+    pass

@@ -26,14 +26,14 @@ class CollectiveSpec(BaseSpec, frozen=True, kw_only=True, tag="collective"):
     dtype: str = "float32"
     device: str = "cpu"
     splits: str | None = None
-    """Of imported results: who chose the pieces of an uneven operation."""
+    """Who chose the pieces of an uneven operation; only imported results have it."""
     reduction: str = "sum"
     root: int = 0
     placement: str | None = None
     """`in_place` or `out_of_place`, where it is not the operation's usual."""
     form: str = "tensor"
     pattern: str | None = None
-    """Of messages: who sends to whom."""
+    """Who sends messages to whom."""
     window: int = 1
     sources: list[int] | None = None
     """Ranks that send, one for each of `targets`, in place of those of the pattern."""
@@ -50,9 +50,9 @@ class CollectiveSpec(BaseSpec, frozen=True, kw_only=True, tag="collective"):
     group: int | None = None
     """The only one that acts; None: all at the same time."""
     round: int | None = None
-    """Of a search that measures again what it measured before."""
+    """Round of a search that measures again what it measured before."""
     clock: str | None = None
-    """Of imported results: `issue` where the host's time to issue the calls was taken."""
+    """`issue` in imported results where the host's time to issue the calls was taken."""
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -87,7 +87,7 @@ class OverlapSpec(BaseSpec, frozen=True, kw_only=True, tag="overlap"):
     dtype: str = "float32"
     device: str = "cpu"
     repeat: int | None = None
-    """Kernels per stretch; None: as many as take about as long as the longest collective."""
+    """Kernels per repetition; None: as many as take about as long as the longest collective."""
     groups: str = WORLD
     beside: list[str] = []
 
@@ -150,9 +150,9 @@ class CollectiveObserved(MessageObserved, frozen=True, kw_only=True, tag="collec
     """As another tool printed it; None: derived from size and time."""
     busbw_bytes_per_s: float | None = None
     average_s: float | None = None
-    """Of imported results: the time that the tool itself printed."""
+    """The time that the tool of imported results itself printed."""
     iteration: dict[str, float] = {}
-    """Of imported results: statistics over single iterations (`min_s`, `p99_s`)."""
+    """Statistics over single iterations in imported results (`min_s`, `p99_s`)."""
 
     def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
         named = super().name_facts(field, value)
@@ -182,12 +182,12 @@ class OverlapSide(msgspec.Struct, frozen=True, kw_only=True):
 
 class OverlapObserved(ExchangeObserved, frozen=True, kw_only=True, tag="overlap"):
     size_bytes: int | float | None = None
-    """Of all collectives together."""
+    """For all collectives together."""
     bus_factor: float | None = None
     members: int | None = None
     sides: list[OverlapSide] = []
     repeat: int | None = None
-    """Kernels per stretch."""
+    """Kernels per repetition."""
     compute_flops: int | float | None = None
     compute_bytes: int | float | None = None
 

@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.bench.workloads.protocol import PRECISIONS, Mode, Precision
 from stepscope.records import Benchmark, LatencyTarget
-from stepscope.records.benchmark import Implementation
+from stepscope.records.case import Implementation
 
 if TYPE_CHECKING:
     from stepscope.bench.workloads.protocol import Optimized, Task
@@ -38,7 +38,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     version: int = 1
     """Raised whenever the benchmark computes something else."""
     precision: Precision
-    """Of the out-of-the-box form, unless another is asked for."""
+    """Of the out-of-the-box implementation, unless another is asked for."""
     precisions: list[Precision]
     """Those that are known to be viable for the model."""
     batch_size: int
@@ -87,8 +87,10 @@ class DeclaredModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str
     owner: str
     task: str
-    """`module:Class` of the out-of-the-box form, below `stepscope.bench.workloads.models`."""
+    """`module:Class` of the out-of-the-box implementation, below `stepscope.bench.workloads.models`."""
     optimized: str
+    shards: bool = False
+    """Whether ranks can share it part by part instead of each having all of it: its tasks then have `shard`."""
     benchmark: list[Declared]
 
     def make_task(self, sizes: Mapping[str, Any]) -> Task:
@@ -120,9 +122,20 @@ def read_catalogue() -> dict[str, DeclaredModel]:
     found = {}
     for file in resources.files(__package__).iterdir():
         if file.name.endswith(".toml"):
-            declared = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), DeclaredModel)
+            declared = _parse_model(file.read_text(encoding="utf-8"))
             found[declared.model] = declared
     return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def _parse_model(text: str) -> DeclaredModel:
+    """What stands under `[sizes]` and `[tiny]` of a file holds for each of its benchmarks that says nothing else."""
+    read = tomllib.loads(text)
+    sizes, tiny = read.pop("sizes", {}), read.pop("tiny", {})
+    for one in read["benchmark"]:
+        own = one.get("tiny", {})
+        one["sizes"] = sizes | one.get("sizes", {})
+        one["tiny"] = tiny | own | {"sizes": tiny.get("sizes", {}) | own.get("sizes", {})}
+    return msgspec.convert(read, DeclaredModel)
 
 
 SUITE = ("dlrm", "xlmr", "cvt", "oscar", "rnnt", "resnext3d", "regnety")

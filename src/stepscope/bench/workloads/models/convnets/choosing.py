@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from stepscope.bench.workloads.distances import relative_error
+import torch
+from torch import nn
+
+from stepscope.bench.workloads.findings import relative_error
 from stepscope.bench.workloads.models.convnets.grouped import NATIVE, Way, list_ways
-from stepscope.bench.workloads.precision import math_of, products_of, storage_dtype
+from stepscope.bench.workloads.models.convnets.layers import LAST, GroupedConv
+from stepscope.bench.workloads.precision import math_of, matmul_rounding, storage_dtype
 from stepscope.bench.workloads.protocol import Mode, Precision
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-    from torch import nn
+from stepscope.bench.workloads.steps import capture
 
 TRIAL_BATCH: dict[Mode, int] = {"train": 32, "infer": 8}
 """Pictures in a trial: the batch that will be measured is not known yet, and the order of the ways hardly needs it."""
@@ -43,23 +42,20 @@ class Layer(NamedTuple):
         return f"{self.shape[1]} channels in {self.groups} groups at {extent}{step}"
 
 
-class Trial(NamedTuple):
+class WayTimes(NamedTuple):
     """Seconds of each way, the chosen first; None: it did not run here."""
 
     way: Way
     seconds: dict[Way, float | None]
 
 
-TRIALS: dict[tuple[Layer, Mode, Precision, str], Trial] = {}
-"""Made in this process: later adoptions choose the same."""
+TRIALS: dict[tuple[Layer, Mode, Precision, str], WayTimes] = {}
+"""Made in this process: later conversions choose the same."""
 
 
 def find_grouped(shadow: nn.Module, example: torch.Tensor) -> dict[str, Layer]:
     """Grouped convolutions by name, with the shapes that `example` gives them; both arguments are on the meta device,
     where nothing is computed."""
-    import torch
-    from torch import nn
-
     found: dict[str, Layer] = {}
 
     def watch(name: str, conv: nn.Conv2d | nn.Conv3d) -> None:
@@ -87,7 +83,7 @@ def choose_way(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precisi
     return TRIALS[key].way
 
 
-def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> Trial:
+def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> WayTimes:
     width = max(layer.weight[1], layer.weight[0] // layer.groups)
     axes = len(layer.stride)
     ways = list_ways(layer.groups, width, axes=axes, kernels=_kernels_available())
@@ -104,7 +100,7 @@ def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision
     fastest_first = sorted(ran, key=lambda way: ran[way])
     # Checks of the whole network cannot tell a slight fault of one layer from rounding that all of them amplify.
     right = (way for way in fastest_first if is_right(way, layer, conv, mode=mode, precision=precision))
-    return Trial(next(right, NATIVE), seconds)
+    return WayTimes(next(right, NATIVE), seconds)
 
 
 def time_way(
@@ -117,8 +113,6 @@ def time_way(
     give_up_s: float = float("inf"),
 ) -> float | None:
     """Seconds of one pass, in training with its backward, as a replayed CUDA graph; None where it does not run."""
-    from stepscope.bench.workloads.steps import capture
-
     run = _make_pass(way, layer, conv, mode=mode, precision=precision)
     refusals: tuple[type[Exception], ...] = (RuntimeError, *_kernel_errors())
     try:
@@ -146,10 +140,6 @@ def _make_pass(
     way: Way, layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision
 ) -> Callable[[], list[torch.Tensor]]:
     """One pass over the same numbers each time: outputs, and in training gradients of input and weight."""
-    import torch
-
-    from stepscope.bench.workloads.models.convnets.fast_network import LAST, GroupedConv
-
     dtype = storage_dtype(precision, mode)
     device = conv.weight.device
     half = mode == "train" and precision == "bf16"
@@ -170,7 +160,7 @@ def _make_pass(
 
     def run() -> list[torch.Tensor]:
         module.weight.grad = x.grad = None
-        with products_of(precision):
+        with matmul_rounding(precision):
             with math_of(precision, mode=mode, device=str(device)):
                 y = module(x)
             if mode == "train":
@@ -183,8 +173,6 @@ def _make_pass(
 @contextmanager
 def _without_search() -> Iterator[None]:
     """cuDNN takes the algorithm that it expects most of: timing all of them for every way would take minutes."""
-    import torch
-
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -194,8 +182,6 @@ def _without_search() -> Iterator[None]:
 
 
 def _time_on_device(run: Callable[[], object], repeats: int = 1) -> float:
-    import torch
-
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(repeats):

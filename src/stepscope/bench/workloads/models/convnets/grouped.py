@@ -4,14 +4,15 @@ Libraries have good kernels for dense convolutions and often poor ones for many 
 axes. Several groups can be computed as one wider group whose weights are zero between them; a window over time can
 be computed as a convolution over each frame, added up over neighbours; and there are kernels of our own.
 """
+# ruff: noqa: PLR0917
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn.functional import conv2d, pad
 
 WIDE = (64, 128)
 """Channels a group at which libraries' dense kernels begin to be efficient."""
@@ -70,8 +71,6 @@ def convolved_shape(
 
 def merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor:
     """[O, I, …] of `groups` as [O, I·merged, …] of groups/merged: zero between what belonged to different groups."""
-    import torch
-
     if merged == 1:
         return weight
     out, wide, *window = weight.shape
@@ -84,9 +83,6 @@ def convolve_frames(
     x: torch.Tensor, weight: torch.Tensor, *, stride: tuple[int, ...], padding: tuple[int, ...], groups: int
 ) -> torch.Tensor:
     """A convolution over clips as one over frames that gives each moment of the window its own channels."""
-    import torch
-    from torch.nn.functional import conv2d, pad
-
     count, wide, frames, height, width = x.shape
     out, narrow, moments, *window = weight.shape
     apart = weight.view(groups, out // groups, narrow, moments, *window).movedim(3, 1)
@@ -100,3 +96,79 @@ def convolve_frames(
     summed = sum(parts[:, a : a + last : stride[0], :, a] for a in range(moments))
     assert isinstance(summed, torch.Tensor)
     return summed.flatten(2, 3).movedim(2, 1)
+
+
+# Operators take their arguments in order.
+
+
+LAST = torch.channels_last_3d
+
+
+@torch.library.custom_op("stepscope::grouped_conv", mutates_args=())
+def grouped_conv(
+    x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
+) -> torch.Tensor:
+    """Of [N, C, T, H, W], without bias; the result is stored channels last."""
+    if x.is_cuda:
+        from stepscope.bench.workloads.models.convnets import grouped_kernels
+
+        return grouped_kernels.forward(x, weight, stride, padding, groups, tf32)
+    y = torch.nn.functional.conv3d(x, weight, stride=stride, padding=padding, groups=groups)
+    return y.contiguous(memory_format=LAST)
+
+
+@grouped_conv.register_fake
+def _(
+    x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
+) -> torch.Tensor:
+    shape = convolved_shape(x.shape, weight.shape, stride, padding)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=LAST)
+
+
+@torch.library.custom_op("stepscope::grouped_conv_backward", mutates_args=())
+def grouped_conv_backward(
+    slope: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    groups: int,
+    tf32: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the input, stored channels last, and of the weight."""
+    if x.is_cuda:
+        from stepscope.bench.workloads.models.convnets import grouped_kernels
+
+        back = grouped_kernels.backward_input(slope, x, weight, stride, padding, groups, tf32)
+        return back, grouped_kernels.backward_weight(slope, x, weight, stride, padding, groups, tf32)
+    back, change, _ = torch.ops.aten.convolution_backward(
+        slope, x, weight, None, stride, padding, [1, 1, 1], False, [0, 0, 0], groups, [True, True, False]
+    )
+    return back.contiguous(memory_format=LAST), change.contiguous()
+
+
+@grouped_conv_backward.register_fake
+def _(
+    slope: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    groups: int,
+    tf32: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x, memory_format=LAST), torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weight, *ctx.rest = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    back, change = grouped_conv_backward(slope, x, weight, *ctx.rest)
+    return back, change, None, None, None, None
+
+
+grouped_conv.register_autograd(_backward, setup_context=_keep)

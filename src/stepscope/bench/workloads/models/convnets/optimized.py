@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from stepscope.bench.workloads.models.convnets.choosing import (
-    TRIAL_BATCH,
-    TRIALS,
-    Layer,
-    choose_way,
-    find_grouped,
-)
-from stepscope.bench.workloads.models.convnets.folding import fold_norms
+import torch
+from torch import nn
+
+from stepscope.bench.workloads.models.convnets.choosing import TRIAL_BATCH, TRIALS, Layer, choose_way, find_grouped
+from stepscope.bench.workloads.models.convnets.layers import GroupedConv, Stem, StemOnBlocks, fold_norms
 from stepscope.bench.workloads.models.convnets.ootb import MOMENTUM, PictureTask
-from stepscope.bench.workloads.models.convnets.stem import Stem
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 STEP = Engine(compile="default", graph=True, dynamic=False)
 """Blocks differ in their shapes; torch would compile the second one for all shapes, which takes far longer."""
@@ -37,12 +29,10 @@ class FastPictures(Optimized):
 
     plain: PictureTask
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return {**batch, "pictures": self.stem.lay_out(batch["pictures"])}
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        import torch
-
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         if next(module.parameters()).is_cuda:
             # For the whole process: a backward pass runs outside of whatever could be set around the forward pass.
             torch.backends.cudnn.benchmark = True
@@ -59,21 +49,15 @@ class FastPictures(Optimized):
         """What one network alone has to offer."""
 
     def _find_grouped(self, mode: Mode) -> dict[str, Layer]:
-        import torch
-
         with torch.device("meta"):
             return find_grouped(self.plain.build(), torch.empty(TRIAL_BATCH[mode], 3, *self.plain.extent))
 
     def _lay_stem(self, module: nn.Module, mode: Mode) -> None:
-        from stepscope.bench.workloads.models.convnets.fast_network import StemOnBlocks
-
         conv: Any = module.get_submodule(self.stem_at)
         stem = StemOnBlocks(conv, self.stem)
         module.set_submodule(self.stem_at, stem if mode == "train" else stem.freeze())
 
     def _replace_grouped(self, module: nn.Module, grouped: dict[str, Layer], mode: Mode, precision: Precision) -> None:
-        from stepscope.bench.workloads.models.convnets.fast_network import GroupedConv
-
         half = mode == "train" and precision == "bf16"
         for name, layer in grouped.items():
             conv: Any = module.get_submodule(name)
@@ -82,8 +66,6 @@ class FastPictures(Optimized):
             module.set_submodule(name, fast.freeze() if mode == "infer" else fast)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        import torch
-
         return torch.optim.SGD(
             module.parameters(),
             lr=self.sizes["learning_rate"],
@@ -145,8 +127,6 @@ def describe_precision(mode: Mode, precision: Precision) -> list[Change]:
 
 
 def _store_channels_last(module: nn.Module) -> nn.Module:
-    import torch
-
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() == 4:

@@ -1,23 +1,19 @@
-"""The fast form of every decoder: how it is trained, and how it writes over a cache of fixed size."""
+"""The optimized implementation of every decoder: how it is trained, and how it writes over a cache of fixed size."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 from stepscope.bench.workloads.generation import Decoder
-from stepscope.bench.workloads.models.decoders.data import pack_prompts
-from stepscope.bench.workloads.models.decoders.ootb import adam_options
-from stepscope.bench.workloads.models.encoders.optimizers import decayed_groups
-from stepscope.bench.workloads.protocol import Change, Engine, Optimized
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.models.decoders.network import Cache, FastDecoder
-    from stepscope.bench.workloads.protocol import Mode, Precision
+from stepscope.bench.workloads.models.decoders.network import Cache, FastDecoder
+from stepscope.bench.workloads.models.decoders.ootb import adam_options, pack_prompts
+from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
 
 PLACES_MULTIPLE = 64
 """The cache is filled up to this: attention over it wants aligned rows."""
@@ -48,15 +44,13 @@ class OptimizedDecoder(Optimized, Decoder):
     @abstractmethod
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]: ...
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        import torch
-
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         halves = mode == "train" and precision in ("bf16", "fp8")
         with torch.no_grad():
             fast = self.translate(module, torch.bfloat16 if halves else torch.float32)
         return fast.train(module.training)
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return batch if mode == "train" else pack_prompts(batch)
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -66,8 +60,6 @@ class OptimizedDecoder(Optimized, Decoder):
         return _fast(module).prefill(batch, None)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        import torch
-
         on_cuda = next(module.parameters()).device.type == "cuda"
         groups = decayed_groups(module, self.sizes["weight_decay"])
         return torch.optim.AdamW(groups, fused=True, capturable=on_cuda, **adam_options(self.sizes))
@@ -124,7 +116,7 @@ class OptimizedDecoder(Optimized, Decoder):
         return both + (TRAIN_CHANGES if mode == "train" else INFER_CHANGES)
 
     def fusions(self) -> list[Change]:
-        """Products that are one here and several in the plain form."""
+        """Products that are one here and several in the ootb implementation."""
         return []
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from stepscope.bench.workloads.models.dlrm.network import HEADER_BYTES, Dlrm, QuantisedBag, WeightedBag, loss_of
-from stepscope.bench.workloads.models.dlrm.tables import Tables
+from stepscope.bench.workloads.models.dlrm.ootb import HEADER_BYTES, Dlrm, QuantisedBag, Tables, WeightedBag, loss_of
 
 EVEN = 8
 """Inner widths are filled up with zeros to a multiple: tensor cores want rows that begin at 16 bytes."""
@@ -296,7 +295,7 @@ class PackedTables(nn.Module):
 
 class LowerProducts(torch.autograd.Function):
     """Dot products of every two features, each pair once. Backward is one product with the symmetric gradient, where
-    the plain form adds up scattered elements and multiplies twice. Takes an even number of features."""
+    the ootb implementation adds up scattered elements and multiplies twice. Takes an even number of features."""
 
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, lower: torch.Tensor, mirror: torch.Tensor) -> torch.Tensor:

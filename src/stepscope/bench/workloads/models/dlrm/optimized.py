@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+import torch
+from torch import nn
+
+from stepscope.bench.workloads.models.dlrm import fast_network
+from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, MasterSgd, even
+from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, QuantisedBag
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Precision, Task
 from stepscope.bench.workloads.steps import UpdatesEarly
 from stepscope.core.errors import BadInputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm
-    from stepscope.bench.workloads.models.dlrm.network import Dlrm, QuantisedBag
 
 COUNTED_ROWS_A_LOOKUP = 32
 """Up to so many rows of a table for each lookup of a bag, a product with counts costs less than reading row by row:
@@ -30,15 +28,11 @@ class DlrmOptimized(UpdatesEarly):
         assert isinstance(plain, DlrmTask)
         self.plain = plain
 
-    def adopt(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         plain = cast("Dlrm", module)
-        return self.adopt_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
+        return self.convert_around(self._lay_out_tables(plain, mode), plain, mode=mode, precision=precision)
 
-    def adopt_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
-        import torch
-
-        from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm
-
+    def convert_around(self, lookup: nn.Module, plain: Dlrm, *, mode: Mode, precision: Precision) -> FastDlrm:
         device = plain.get_buffer("lower").device
         halves = mode == "train" and precision == "bf16"
         fast = FastDlrm(
@@ -52,13 +46,11 @@ class DlrmOptimized(UpdatesEarly):
         return fast.train(plain.training)
 
     def shard(self) -> Task:
-        from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+        from stepscope.bench.workloads.models.dlrm.sharded import ShardedFastDlrm
 
         return ShardedFastDlrm(self)
 
     def _lay_out_tables(self, plain: Dlrm, mode: Mode) -> nn.Module:
-        from stepscope.bench.workloads.models.dlrm import fast_network
-
         tables = list(plain.tables)
         if self._packed:
             return fast_network.PackedTables(cast("list[QuantisedBag]", tables), int(self.sizes["width"]))
@@ -77,12 +69,8 @@ class DlrmOptimized(UpdatesEarly):
         equal = len(set(rows)) == len(set(lookups)) == 1 and self.sizes["lengths"] == "fixed"
         return equal and rows[0] <= COUNTED_ROWS_A_LOOKUP * lookups[0] and lookups[0] <= 256
 
-    def arrange(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         """Indices count from the first row of all tables together, in 32 bits; offsets from the first lookup."""
-        import torch
-
-        from stepscope.bench.workloads.models.dlrm.fast_network import even
-
         if self._packed or (mode == "train" and self._counted):
             _require_fixed_bags(batch["offsets"], self.plain.tables.lookups)
         features = batch["dense"].shape[1]
@@ -112,10 +100,6 @@ class DlrmOptimized(UpdatesEarly):
         return self._make_sgd(fast, leave=fast.arm(None))
 
     def _make_sgd(self, fast: FastDlrm, *, leave: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        from stepscope.bench.workloads.models.dlrm.fast_network import MasterSgd
-
         if fast.dtype != torch.float32:
             return MasterSgd(fast, self._rate, leave=leave)
         left = [one for one in fast.parameters() if not any(one is other for other in leave)]
@@ -168,15 +152,11 @@ class DlrmOptimized(UpdatesEarly):
 
 
 def _join_tables(parts: tuple[torch.Tensor, ...], starts: list[int]) -> torch.Tensor:
-    import torch
-
     return torch.cat([(part + start).int() for part, start in zip(parts, starts, strict=True)])
 
 
 def _join_offsets(offsets: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """[tables · batch + 1]: the end of the last bag is there too."""
-    import torch
-
     ends = torch.tensor(lengths).cumsum(0)
     begins = torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])
     return torch.cat([(offsets + begins.unsqueeze(1)).flatten(), ends[-1:]]).int()
@@ -235,12 +215,10 @@ _ROUNDED = Change("tf32", "32-bit products are rounded to tf32")
 
 def _require_fixed_bags(offsets: torch.Tensor, lookups: Sequence[int]) -> None:
     """The benchmark says how many lookups every bag has, and this form does without their offsets."""
-    import torch
-
     each = torch.tensor(lookups).unsqueeze(1)
     if not torch.equal(offsets, torch.arange(offsets.shape[1]) * each):
         raise BadInputError(
             "bags have different numbers of lookups; this benchmark says they are all equal",
-            hint="give batches with fixed bags, or measure the out-of-the-box form",
+            hint="give batches with fixed bags, or measure the out-of-the-box implementation",
             where="offsets",
         )

@@ -1,1 +1,2 @@
-"""What the encoder transformers of the suite share: synthetic text, and the fast form of their layers."""
+"""What the encoder transformers of the suite share: synthetic text, and the optimized implementation of their
+layers."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from stepscope.bench.workloads.feed import to_device
-
-if TYPE_CHECKING:
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
+from stepscope.bench.workloads.protocol import Mode, Precision, Task
 
 KIND = torch.float8_e4m3fn
 SLOPES = torch.float8_e5m2
@@ -98,11 +96,11 @@ class Fp8TrainedLinear(nn.Module):
         count = rows.shape[0]
         # Backward sums over rows, whose number must be even, too.
         padded = nn.functional.pad(rows, (0, 0, 0, -count % EVEN))
-        product: torch.Tensor = _Fp8Product.apply(padded, self.weight)  # type: ignore[no-untyped-call]
+        product: torch.Tensor = _Fp8Matmul.apply(padded, self.weight)  # type: ignore[no-untyped-call]
         return product[:count].view(*inputs.shape[:-1], -1) + self.bias.to(product.dtype)
 
 
-class _Fp8Product(torch.autograd.Function):
+class _Fp8Matmul(torch.autograd.Function):
     """[rows, in] × [out, in] → [rows, out], in bfloat16."""
 
     @staticmethod

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepscope.bench.workloads.models.rnnt.transducer import HALVES, IMPOSSIBLE, skew
+from stepscope.bench.workloads.models.rnnt.ootb import HALVES, IMPOSSIBLE, skew
 
 
 class Transcripts(NamedTuple):

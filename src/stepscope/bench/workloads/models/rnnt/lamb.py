@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction, with a step in proportion to each weight's own size. Loads torch."""
+"""LAMB: Adam's direction, with a step in proportion to each weight's own size."""
 
 from __future__ import annotations
 

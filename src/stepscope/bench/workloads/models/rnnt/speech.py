@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 FRAME_S = 0.03
 """A stacked frame: three hops of 10 ms."""
@@ -21,8 +20,6 @@ SPEAKERS = 0.15
 def make_utterances(sizes: Mapping[str, Any], count: int, *, seed: int) -> dict[str, Tensor]:
     """Padded to the declared maxima: features [count, frames, mel * stack] with lengths, labels [count, symbols] with
     lengths. A label is heard during one pair of frames, and no label follows itself."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     frames = draw_frames(sizes, count, generator)
     spoken, labels, label_lengths = draw_transcripts(sizes, frames, generator)
@@ -36,8 +33,6 @@ def make_utterances(sizes: Mapping[str, Any], count: int, *, seed: int) -> dict[
 
 def draw_frames(sizes: Mapping[str, Any], count: int, generator: torch.Generator) -> Tensor:
     """By the declared percentiles of the length in seconds, with straight lines between them."""
-    import torch
-
     table = torch.tensor(sizes["seconds_percentiles"], dtype=torch.float64)
     shares, seconds = table[:, 0].contiguous() / 100, table[:, 1]
     drawn = torch.rand(count, generator=generator, dtype=torch.float64)
@@ -52,8 +47,6 @@ def draw_transcripts(
     sizes: Mapping[str, Any], frames: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What is spoken in each pair of frames (-1: nothing new), and the same as padded labels with lengths."""
-    import torch
-
     count, pairs, most = len(frames), (sizes["max_frames"] + 1) // 2, sizes["max_symbols"]
     rate = sizes["symbols_per_second"] * 2 * FRAME_S * (1 + SPEAKERS * torch.randn(count, generator=generator))
     begins = torch.rand(count, pairs, generator=generator) < rate.clamp(0.02, 0.98)[:, None]
@@ -72,8 +65,6 @@ def draw_transcripts(
 
 def _draw_labels(kinds: int, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Frequencies fall with the rank, as those of letters and word pieces do."""
-    import torch
-
     weights = 1.0 / (torch.arange(kinds) + 3.0)
     labels = torch.multinomial(weights, shape[0] * shape[1], replacement=True, generator=generator).reshape(shape)
     while bool((again := labels[:, 1:] == labels[:, :-1]).any()):
@@ -82,8 +73,6 @@ def _draw_labels(kinds: int, shape: tuple[int, int], generator: torch.Generator)
 
 
 def _draw_features(sizes: Mapping[str, Any], frames: Tensor, spoken: Tensor, generator: torch.Generator) -> Tensor:
-    import torch
-
     count, most, mel, stack = len(frames), sizes["max_frames"], sizes["mel"], sizes["stack"]
     raised = torch.zeros(count, spoken.shape[1], mel)
     heard = (spoken >= 0).float()

@@ -1,1 +1,0 @@
-"""BERT, base and large: pre-training and question answering."""

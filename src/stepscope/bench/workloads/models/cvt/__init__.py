@@ -1,1 +1,0 @@
-"""CvT-13: convolutions and attention for image classification."""

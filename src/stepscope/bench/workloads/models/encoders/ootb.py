@@ -1,0 +1,60 @@
+"""Synthetic text for the encoders, with word frequencies and lengths as published, and their optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+PUBLISHED_LENGTHS: tuple[tuple[float, float], ...] = (
+    (0, 1), (5, 3), (25, 11), (50, 23), (70, 47), (75, 56), (90, 147), (95, 250), (99, 675), (100, 2462),
+)  # fmt: skip
+"""Percentile and length in tokens, of XLM-R requests (FAMBench's `realdist`)."""
+
+
+def draw_words(shape: Sequence[int], *, first: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+    """Ids from `first` on; the k-th word comes about 1/k as often as the first one, as in natural text."""
+    words = vocabulary - first
+    ranks = torch.exp(torch.rand(*shape, generator=generator) * math.log(words + 1)) - 1
+    return first + ranks.long().clamp_(0, words - 1)
+
+
+def draw_lengths(
+    count: int,
+    *,
+    longest: int,
+    generator: torch.Generator,
+    table: Sequence[tuple[float, float]] = PUBLISHED_LENGTHS,
+) -> torch.Tensor:
+    """One a sequence, linear between the percentiles of the table, cut to 1..longest."""
+    lengths = length_at(torch.rand(count, generator=generator, dtype=torch.float64) * 100, table)
+    return lengths.round().long().clamp_(1, longest)
+
+
+def length_at(percentile: torch.Tensor, table: Sequence[tuple[float, float]] = PUBLISHED_LENGTHS) -> torch.Tensor:
+    percentiles, lengths = torch.tensor(table, dtype=torch.float64).t().contiguous().unbind(0)
+    upper = torch.searchsorted(percentiles, percentile).clamp_(1, len(table) - 1)
+    lower = upper - 1
+    share = (percentile - percentiles[lower]) / (percentiles[upper] - percentiles[lower])
+    return lengths[lower] + share * (lengths[upper] - lengths[lower])
+
+
+def make_adamw(module: nn.Module, *, learning_rate: float, decay: float, fused: bool = False) -> torch.optim.Optimizer:
+    how: dict[str, Any] = {"fused": True, "capturable": next(module.parameters()).is_cuda} if fused else {}
+    return torch.optim.AdamW(decayed_groups(module, decay), lr=learning_rate, **how)
+
+
+def decayed_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; biases and norms do not."""
+    trained = [one for one in module.parameters() if one.requires_grad]
+    return [
+        {"params": [one for one in trained if one.dim() > 1], "weight_decay": decay},
+        {"params": [one for one in trained if one.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def make_sgd(module: nn.Module, *, learning_rate: float, fused: bool = False) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=learning_rate, **({"fused": True} if fused else {}))

@@ -1,1 +1,0 @@
-"""GPT-2: learned positions, layer norms, tied embeddings."""

@@ -1,1 +1,0 @@
-"""Inception v3 (Szegedy et al., 2015)."""

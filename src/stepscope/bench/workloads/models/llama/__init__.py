@@ -1,1 +1,0 @@
-"""Llama 3: rotary positions, grouped queries, gated feed-forward."""

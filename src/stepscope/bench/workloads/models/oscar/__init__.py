@@ -1,1 +1,0 @@
-"""OSCAR: a BERT encoder over text, object tags and image regions; visual question answering."""

@@ -1,1 +1,0 @@
-"""RegNet-Y, eight sizes (Radosavovic et al., 2020)."""

@@ -1,0 +1,196 @@
+"""XLM-R Large as a feature extractor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from stepscope.bench.workloads.models.encoders.fp8 import Ranges, find_ranges
+from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_words, make_sgd
+from stepscope.bench.workloads.models.encoders.optimized import (
+    COMPILED,
+    ONE_PROJECTION,
+    SKIPPED_LOOKUPS,
+    WHOLE_GRAPH,
+    FastEncoder,
+    Lean,
+    LeanEmbeddings,
+    LeanEncoder,
+    Origins,
+    choose_linear,
+    fused_optimizer,
+    pack,
+    precision_changes,
+    stream_dtype,
+    unpack,
+)
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Outputs, Precision, Task
+from stepscope.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from transformers import XLMRobertaModel
+
+
+BEGIN, PAD, END = 0, 1, 2
+FIRST_WORD = 4
+
+
+class Xlmr(Task):
+    """Trained by cross-entropy over the width of the features against random classes, one a token."""
+
+    def build(self) -> nn.Module:
+        from transformers import XLMRobertaConfig, XLMRobertaModel
+
+        sizes = self.sizes
+        config = XLMRobertaConfig(
+            vocab_size=sizes["vocabulary"],
+            hidden_size=sizes["hidden"],
+            num_hidden_layers=sizes["layers"],
+            num_attention_heads=sizes["heads"],
+            intermediate_size=sizes["feed_forward"],
+            max_position_embeddings=sizes["positions"],
+            initializer_range=sizes["weight_spread"],
+            type_vocab_size=1,
+            layer_norm_eps=1e-5,
+            hidden_dropout_prob=sizes["hidden_dropout"],
+            attention_probs_dropout_prob=sizes["attention_dropout"],
+            pad_token_id=PAD,
+        )
+        return XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
+
+    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        longest = self.sizes["sequence"]
+        batch = {"input_ids": self._draw_ids(count, longest, generator)}
+        if self.sizes.get("sampled_lengths"):
+            batch = pad_to_longest(batch["input_ids"], draw_lengths(count, longest=longest, generator=generator))
+        if mode == "train":
+            classes = (count, batch["input_ids"].shape[1])
+            batch["targets"] = torch.randint(self.sizes["hidden"], classes, generator=generator)
+        return batch
+
+    def _draw_ids(self, count: int, tokens: int, generator: torch.Generator) -> torch.Tensor:
+        ids = draw_words((count, tokens), first=FIRST_WORD, vocabulary=self.sizes["vocabulary"], generator=generator)
+        ids[:, 0], ids[:, -1] = BEGIN, END
+        return ids
+
+    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        features = module(input_ids=batch["input_ids"]).last_hidden_state
+        return functional.cross_entropy(features.flatten(0, 1), batch["targets"].flatten())
+
+    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Features of every token; those of padding are zeros."""
+        if "attention_mask" not in batch:
+            return cast("torch.Tensor", module(input_ids=batch["input_ids"]).last_hidden_state)
+        mask = batch["attention_mask"]
+        features: torch.Tensor = module(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+        return features * mask.unsqueeze(-1)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return make_sgd(module, learning_rate=self.sizes["learning_rate"])
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        model = cast("XLMRobertaModel", module)
+        return [model.embeddings, *model.encoder.layer]
+
+
+def pad_to_longest(ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, torch.Tensor]:
+    """As a tokenizer pads a batch: each sequence ends where its length says, the longest decides the width."""
+    width = int(lengths.max())
+    ids, column = ids[:, :width].clone(), torch.arange(width)
+    # A sequence of one token is its beginning alone.
+    ids[(column == lengths[:, None] - 1) & (column > 0)] = END
+    there = column < lengths[:, None]
+    return {"input_ids": ids.masked_fill(~there, PAD), "attention_mask": there.long()}
+
+
+class LeanXlmr(Lean):
+    def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
+        super().__init__()
+        origins, stream = Origins(plain), stream_dtype(mode, precision)
+        narrow = choose_linear(mode, precision, ranges)
+        # Positions count from the one after that of padding.
+        first = plain.embeddings.padding_idx + 1
+        self.embeddings = LeanEmbeddings(plain.embeddings, first_position=first, stream=stream)
+        self.encoder = LeanEncoder(plain.encoder.layer, origins=origins, stream=stream, narrow=narrow)
+        origins.trace(self)
+        self.train(plain.training)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Of unpadded sequences."""
+        features: torch.Tensor = self.encoder(self.embeddings(ids))
+        return features
+
+    def read_packed(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Of sequences end to end, as packing.pack lays them: [tokens, width]."""
+        hidden = self.embeddings(batch["tokens"], places=batch["places"])
+        features: torch.Tensor = self.encoder(hidden, batch)
+        return features
+
+
+class FastXlmr(FastEncoder):
+    repeated = ("LeanLayer",)
+
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
+        return LeanXlmr(module, mode=mode, precision=precision, ranges=ranges)
+
+    def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
+        if "attention_mask" in batch:
+            return pack(batch)
+        if (batch["input_ids"] == PAD).any():
+            raise BadInputError(
+                f"a sequence holds padding (id {PAD}), and this configuration has none",
+                hint="one whose name ends in realdist takes padded sequences; so does ootb",
+            )
+        return batch
+
+    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        features = module(batch["input_ids"])
+        return functional.cross_entropy(features.flatten(0, 1), batch["targets"].flatten())
+
+    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        model = cast("LeanXlmr", module)
+        return model.read_packed(batch) if "tokens" in batch else cast("torch.Tensor", model(batch["input_ids"]))
+
+    def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+        if "tokens" not in batch:
+            return outputs
+        return unpack(cast("torch.Tensor", outputs), batch)
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return make_sgd(module, learning_rate=self.sizes["learning_rate"], fused=True)
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        model = cast("LeanXlmr", module)
+        return [model.embeddings, *model.encoder.layers]
+
+    def engine(self, mode: Mode) -> Engine:
+        if self._packs:
+            # The number of tokens changes from batch to batch, so that one graph cannot hold the step.
+            return Engine(compile="default", dynamic=True)
+        return super().engine(mode)
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        found = [ONE_PROJECTION, COMPILED, *precision_changes(mode, precision)]
+        if self._packs:
+            found.append(
+                Change(
+                    "packed sequences",
+                    "The loader lays sequences end to end without padding, with their positions; attention is "
+                    "computed within each. Features come back packed as well.",
+                )
+            )
+        else:
+            found += [SKIPPED_LOOKUPS, WHOLE_GRAPH]
+        if mode == "train":
+            found.append(fused_optimizer("SGD"))
+        return found
+
+    @property
+    def _packs(self) -> bool:
+        return bool(self.sizes.get("sampled_lengths"))

@@ -1,1 +1,0 @@
-"""XLM-R Large as a feature extractor."""
