@@ -30,9 +30,9 @@ from stepscope.launch.watchdog import read_beat
 from stepscope.store import StoredRun, remove_run, run_folders
 
 STEPSCOPE = [sys.executable, "-m", "stepscope"]
-HANG_S = 8
+HANG_S = 5
 SWEEP = [
-    "bench", "comms", "--collective", "all_reduce", "--sizes", "1K:16M:x4", "--max-time", "3s",
+    "bench", "comms", "--collective", "all_reduce", "--sizes", "1K:16M:x2", "--max-time", "1s",
     "--hang-timeout", f"{HANG_S}s", "--json",
 ]  # fmt: skip
 LAUNCHERS = {
