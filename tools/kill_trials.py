@@ -218,13 +218,13 @@ RANK_FAULTS: dict[str, Callable[..., None]] = {
     ),
 }
 RUN_FAULTS: dict[str, Callable[[Trial], None]] = {
-    "--processes, SIGKILL, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGKILL),
-    "--processes, SIGTERM, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGTERM),
-    "--processes, SIGKILL, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGKILL),
-    "--processes, SIGTERM, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGTERM),
-    "ab, SIGTERM, resume at once": lambda trial: interrupt(trial, AB, signal.SIGTERM),
-    "ab, SIGTERM, nothing left": lambda trial: leave_nothing(trial, AB, signal.SIGTERM),
-    "plain run, never interrupted": watch_plain_run,
+    "processes: SIGKILL, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGKILL),
+    "processes: SIGTERM, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGTERM),
+    "processes: SIGKILL, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGKILL),
+    "processes: SIGTERM, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGTERM),
+    "ab: SIGTERM, resume at once": lambda trial: interrupt(trial, AB, signal.SIGTERM),
+    "ab: SIGTERM, nothing left": lambda trial: leave_nothing(trial, AB, signal.SIGTERM),
+    "plain run: never interrupted": watch_plain_run,
 }
 
 
