@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
-from stepscope.bench.ops import make_ceiling_cases
+from stepscope.bench.ops import make_peak_cases
 from stepscope.bench.ops.producer import OperatorProducer
 from stepscope.core.units import format_significant, scale_score
 from stepscope.launch.worker import Session
@@ -66,7 +66,7 @@ def main() -> int:
     peak = find_device_peak(torch.cuda.get_device_name(options.device)) if cuda else None
     rows: list[dict[str, Any]] = []
     kept = True
-    for case in make_ceiling_cases(dtypes, options.device):
+    for case in make_peak_cases(dtypes, options.device):
         name, dtype = case.benchmark.model, str(case.spec.dtype)
         prepared = bench.prepare(case)
         score = prepared.score

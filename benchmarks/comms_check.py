@@ -22,7 +22,7 @@ import msgspec
 
 from comms_overhead import KIB, MIB, close_room, find_ratio, open_room, run_ranks
 from stepscope.bench.comms import make_cases
-from stepscope.bench.comms.collective_trial import CollectiveTrial
+from stepscope.bench.comms.exchange import CollectiveTrial
 from stepscope.bench.comms.trial import Check, Room, Steps
 from stepscope.measure import MeasureSettings, WallClock, measure
 from stepscope.records import Case

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from stepscope.bench.comms import make_cases
-from stepscope.bench.comms.collective_trial import CollectiveTrial
+from stepscope.bench.comms.exchange import CollectiveTrial
 from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.bench.comms.trial import Room, Steps
 from stepscope.launch import RankSession, export_rendezvous

@@ -315,7 +315,7 @@ def main() -> int:
     options = parser.parse_args()
     scale = 0.1 if options.quick else 1.0
     rounds = [
-        measure_rounds(name, int(200 * scale), bounded=bounded) for name in DISTRIBUTIONS for bounded in (False, True)
+        measure_rounds(name, int(50 * scale), bounded=bounded) for name in DISTRIBUTIONS for bounded in (False, True)
     ]
     print(format_rounds(rounds))
     if options.rounds:

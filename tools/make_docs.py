@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from rooms_picture import draw_rooms  # noqa: E402
-from stepscope.bench.ops.describe import format_operator_page  # noqa: E402
+from stepscope.bench.ops.catalogue import format_operator_page  # noqa: E402
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
 from stepscope.metrics import (  # noqa: E402
     TRACE_METRICS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 
 from stepscope.core.units import format_significant
-from stepscope.report.axes import Axis
+from stepscope.report.charts import Axis
 from workload_table import Line, format_precision
 
 WIDTH, ROW, TOP, LABELS, RIGHT = 720, 24, 54, 150, 120

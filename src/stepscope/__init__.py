@@ -98,9 +98,13 @@ __all__ = [
 class _CallablePackage(ModuleType):
     """A package that is also the function of its name: `stepscope.measure(body)`."""
 
+    @property
+    def __wrapped__(self) -> Any:
+        """The function; signatures are shown of it."""
+        return getattr(import_module("stepscope.api"), self.__name__.rpartition(".")[2])
+
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        function = getattr(import_module("stepscope.api"), self.__name__.rpartition(".")[2])
-        return function(*arguments, **options)
+        return self.__wrapped__(*arguments, **options)
 
 
 class _Stepscope(ModuleType):

@@ -34,9 +34,13 @@ RunLike = StoredRun | str | Path
 
 
 def find_run(name: RunLike, *, store: str | Path | None = None) -> StoredRun:
-    """The stored run of that name: a folder, the beginning of an id, `latest`, or `latest~1` for the one before.
+    """The stored run of that name.
 
-    >>> stepscope.find_run("latest", store="stepscope-runs").cases()
+    `name`: a folder, the beginning of an id, `latest`, or `latest~1` for the run before it. `store`: the folder of
+    stored runs; by default $STEPSCOPE_STORE, else ./stepscope-runs.
+
+    >>> stepscope.find_run("latest").status
+    'complete'
     """
     return name if isinstance(name, StoredRun) else find_stored_run(resolve_store(store), str(name))
 
@@ -47,16 +51,26 @@ def plan(
     *,
     name: str | None = None,
     settings: MeasureSettings | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     ranks: int = 1,
     backend: str | None = None,
     processes: int = 1,
     hang_timeout_s: float = 300.0,
     **request: Any,
 ) -> Job:
-    """What a run will measure: the cases, how long each, where, on how many ranks, in how many fresh processes.
+    """What a run would measure; nothing is measured yet.
 
-    `request` takes what the producer of the verb takes beside: `check`, `kernels`, `graph` for operators.
+    `verb`: what measures, `ops`, `comms` or `workload`. `cases`: what is measured. `name`: part of the run's id.
+    `device`: by default the one that the cases name. `settings`: when a case has been sampled long enough. `ranks`,
+    `backend`: how many ranks are started, and what they communicate with. `processes`: how many fresh processes measure
+    each case. `hang_timeout_s`: how long a rank may send no heartbeat. `request`: further options of the verb, for
+    example `check`, `kernels` and `graph` of `ops`.
+
+    >>> from stepscope.bench.ops import make_cases
+    >>> shape = dict(shapes=["m=16,n=16,k=16"], dtypes=["float32"], directions=["forward"], device="cpu")
+    >>> job = stepscope.plan("ops", make_cases(names=["gemm"], **shape), settings=stepscope.measure.QUICK)
+    >>> [case.label for case in job.cases]
+    ['gemm/micro/forward/custom[m=16,n=16,k=16,layout=nn,dtype=float32,device=cpu,cache=warm]']
     """
     from stepscope.measure import MeasureSettings
     from stepscope.run.plan import Job
@@ -67,7 +81,7 @@ def plan(
     if not cases:
         raise UsageError("there are no cases to measure", hint="make some with bench_op or bench_collective")
     asked = {
-        "device": device,
+        "device": device or cases[0].spec.device or "cpu",
         "settings": msgspec.to_builtins(settings or MeasureSettings()),
         "processes": processes,
         **request,
@@ -86,7 +100,15 @@ def run(
     resume: bool = False,
     progress: LineProgress | BarProgress | None = None,
 ) -> StoredRun:
-    """The finished run of a job. `resume`: continue the newest interrupted run that was asked for the same."""
+    """The finished run of a job.
+
+    `job`: from `plan`. `store`: where it is kept. `resume`: continue the newest interrupted run of the same job, if
+    there is one. `progress`: what shows progress.
+
+    >>> job = stepscope.plan("ops", stepscope.find_run("latest").plan.cases, settings=stepscope.measure.QUICK)
+    >>> stepscope.run(job).status
+    'complete'
+    """
     from stepscope.run import plan as planning
 
     place = resolve_store(store)
@@ -100,7 +122,15 @@ def execute(
     progress: LineProgress | BarProgress | None = None,
     tell: Callable[[str], object] = lambda text: None,
 ) -> StoredRun:
-    """Measure what a stored run's plan still lacks; `tell` gets what there is to say about it meanwhile."""
+    """The run once everything is measured that its plan still lacks.
+
+    `stored`: a run, new or interrupted. `progress`: what shows progress. `tell`: gets messages on the way.
+
+    >>> job = stepscope.plan("ops", stepscope.find_run("latest").plan.cases, settings=stepscope.measure.QUICK)
+    >>> stored = stepscope.run.plan.create(job, Path("stepscope-runs"), ["example"])
+    >>> stepscope.execute(stored).status
+    'complete'
+    """
     from stepscope.run.execute import execute as execute_plan
 
     return execute_plan(
@@ -146,23 +176,27 @@ def measure(
     body: Callable[[], object],
     *,
     settings: MeasureSettings | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     before_sample: Callable[[], object] | None = None,
 ) -> Measurement:
-    """The samples of a callable: one call is one iteration, as many iterations per sample as the clock needs.
+    """The samples of a callable; one call is one iteration, and each sample has as many as the clock needs.
 
-    On a GPU the body may only launch; the loop synchronises around each sample.
+    `body`: what is timed; on a GPU it may only launch, since the loop synchronises around each sample. `settings`:
+    when it has been sampled long enough. `device`: by default `cuda` where it works, else `cpu`.
+    `before_sample`: called before each sample, not timed.
 
-    >>> stepscope.measure(lambda: a @ b).summary().median_s
+    >>> samples = stepscope.measure(lambda: sum(range(1000)), settings=stepscope.measure.QUICK)
+    >>> 0 < samples.summary().median_s < 1
+    True
     """
-    from stepscope.measure import MeasureSettings, WallClock, open_device
+    from stepscope.measure import MeasureSettings, WallClock, best_device, open_device
     from stepscope.measure import measure as run_loop
 
     return run_loop(
         body,
         settings=settings or MeasureSettings(),
         clock=WallClock(),
-        device=open_device(device),
+        device=open_device(device or best_device()),
         before_sample=before_sample,
     )
 
@@ -173,20 +207,26 @@ def bench_op(
     shape: str | Sequence[str] = (),
     dtype: str | Sequence[str] = "float32",
     direction: str | Sequence[str] = "forward",
-    device: str = "cpu",
+    device: str | None = None,
     cache: str | Sequence[str] = "warm",
     settings: MeasureSettings | None = None,
     processes: int = 1,
     store: str | Path | None = None,
     **request: Any,
 ) -> StoredRun:
-    """A run of one operator over its shapes, dtypes and passes.
+    """A finished run of one operator over its shapes, dtypes and passes, by default on `cuda` where it works.
 
-    >>> run = stepscope.bench_op("gemm", shape="m=512,n=512,k=512", dtype=["float32", "bfloat16"])
-    >>> [case.score() for case in run.cases()]
+    `name`: as `stepscope bench ops --list` shows. `shape`, `dtype`, `direction`, `cache`: one or several; every
+    combination is a case. `settings`, `processes`, `store`: as for `plan` and `run`. `request`: further options.
+
+    >>> run = stepscope.bench_op("gemm", shape="m=16,n=16,k=16", settings=stepscope.measure.QUICK)
+    >>> [case.result.status for case in run.cases()]
+    ['ok']
     """
     from stepscope.bench.ops import make_cases
+    from stepscope.measure import best_device
 
+    device = device or best_device()
     cases = make_cases(
         names=[name], shapes=_as_list(shape), dtypes=_as_list(dtype), directions=_as_list(direction), device=device,
         caches=_as_list(cache),
@@ -208,9 +248,16 @@ def bench_collective(
     store: str | Path | None = None,
     **options: Any,
 ) -> StoredRun:
-    """A run of one collective over message sizes, on ranks that are started here.
+    """A finished run of one collective over message sizes, on ranks that are started here.
 
-    >>> run = stepscope.bench_collective("all_reduce", sizes="64K:16M:x4", ranks=8, backend="nccl", device="cuda")
+    `name`: as `stepscope bench comms --list` shows. `sizes`: a list of bytes, or a range such as `1K:1M:x4`. `ranks`,
+    `backend`: how many ranks, and what they communicate with (`fake` moves no data). `options`: further parameters of
+    the cases, for example `reduction`, `root` and `placement`.
+
+    >>> run = stepscope.bench_collective("all_reduce", sizes="1K:4K:x4", ranks=2, backend="fake",
+    ...                                  settings=stepscope.measure.QUICK)
+    >>> [int(case.result.size_bytes) for case in run.cases()]
+    [1024, 4096]
     """
     from stepscope.bench.comms import make_cases
     from stepscope.measure import MeasureSettings
@@ -233,9 +280,13 @@ def compare(
     resolution: float = 0.05,
     store: str | Path | None = None,
 ) -> Comparison:
-    """Verdicts for every case that both runs have: faster, slower, no difference found, or not enough data.
+    """Verdicts for every case that both runs have: better, worse, no difference found, or not enough data.
 
-    `level`: the chance of even one false alarm. `resolution`: a change by this much must be visible.
+    `a`, `b`: runs, folders or names; B is compared with A. `level`: the chance of even one false alarm. `resolution`: a
+    change by this fraction must be visible, or the verdict is "not enough data". `store`: where names are looked up.
+
+    >>> [row.verdict for row in stepscope.compare("latest", "latest").rows]
+    ['not enough data']
     """
     from stepscope.compare.views import compare_runs
 
@@ -243,7 +294,18 @@ def compare(
 
 
 def explain(traces: TraceSet | str | Path) -> Answer:
-    """Why a step takes as long as it does: the sentence, the evidence behind it, and what to try next."""
+    """Why a step takes as long as it does: the sentence, the evidence behind it, and what to try next.
+
+    `traces`: what `read_traces` returned, or the path of a trace or of a folder with one per rank.
+
+    >>> with stepscope.record(out="recording", steps=2) as recorder:
+    ...     for _ in range(40):
+    ...         total = sum(torch.ones(64, 64) @ torch.ones(64, 64) for _ in range(50))
+    ...         recorder.step()
+    >>> answer = stepscope.explain("recording/kineto")
+    >>> "step" in answer.sentence
+    True
+    """
     from stepscope.analyze.answers.compose import answer
     from stepscope.analyze.job import explain_job
     from stepscope.traces import read_traces
@@ -260,7 +322,15 @@ def report(
     kind: str | None = None,
     store: str | Path | None = None,
 ) -> str:
-    """A report of runs as text, markdown, csv, json or html; written to `output` where that is given."""
+    """The text of a report on runs; also written to `output` where that is given.
+
+    `runs`: one or several runs, folders or names. `kind`: `text`, `markdown`, `csv`, `json` or `html`; by default by
+    the ending of `output`, else text. `store`: where names are looked up.
+
+    >>> page = stepscope.report("latest", output="report.html")
+    >>> stepscope.report("latest", kind="csv").splitlines()[0].startswith("run_id,")
+    True
+    """
     from stepscope.report import build_report, read_report_runs, render_report
 
     listed = [runs] if isinstance(runs, StoredRun | str | Path) else list(runs)

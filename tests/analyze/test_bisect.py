@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.bench.comms.bisection import BisectionVerdict, bisect_ranks, plan_bisection
+from stepscope.bench.comms.bisection import DEFAULT_THRESHOLD, Bisection, BisectionVerdict
 from stepscope.core.errors import UsageError
 
 Measure = Callable[[Sequence[int]], float]
+
+
+def bisect_ranks(
+    measure: Callable[[Sequence[int]], float], ranks: Sequence[int], *, threshold: float = DEFAULT_THRESHOLD
+) -> BisectionVerdict:
+    """The whole search, one subset after the other; `measure` gives the seconds of a collective over these ranks."""
+    search = Bisection(ranks, threshold=threshold)
+    while subsets := search.next_subsets():
+        search.record([measure(subset) for subset in subsets])
+    return search.verdict()
 
 
 def cluster(slow: dict[int, float], *, noise: float = 0.05, held_up: float = 0.0, seed: int = 0) -> Measure:
@@ -30,7 +40,7 @@ def cluster(slow: dict[int, float], *, noise: float = 0.05, held_up: float = 0.0
 
 def search(ranks: Sequence[int], measure: Measure) -> BisectionVerdict:
     """Checks what every round asks for."""
-    bisection = plan_bisection(ranks)
+    bisection = Bisection(ranks)
     while subsets := bisection.next_subsets():
         assert subsets == bisection.next_subsets()
         asked = [rank for subset in subsets for rank in subset]
@@ -108,7 +118,7 @@ def test_what_slows_down_everybody_is_not_blamed_on_one() -> None:
         slow = 9 in subset or (5 in subset and not rounds)
         return (2.0 if rounds else 1.0) * (3.0 if slow else 1.0) * len(subset)
 
-    bisection = plan_bisection(range(16))
+    bisection = Bisection(range(16))
     while subsets := bisection.next_subsets():
         bisection.record([measure(subset) for subset in subsets])
         rounds += 1
@@ -160,12 +170,12 @@ def test_the_threshold_decides_what_is_slow() -> None:
 
 def test_wrong_use_is_told() -> None:
     with pytest.raises(UsageError, match="1 ranks cannot be bisected"):
-        plan_bisection([4])
+        Bisection([4])
     with pytest.raises(UsageError, match="cannot be bisected"):
-        plan_bisection([4, 4])
+        Bisection([4, 4])
     with pytest.raises(UsageError, match="everything slow"):
-        plan_bisection(range(4), threshold=1.0)
-    bisection = plan_bisection(range(8))
+        Bisection(range(4), threshold=1.0)
+    bisection = Bisection(range(8))
     subsets = bisection.next_subsets()
     with pytest.raises(UsageError, match="1 times for 4 subsets"):
         bisection.record([1.0])

@@ -18,6 +18,7 @@ import pytest
 from cli_process import Answer, Stepscope, stepscope_in
 from test_bench_ops import start, wait_for_cases
 
+from stepscope.bench.comms import operations
 from stepscope.bench.comms.bisection import BisectionRequest, replay_search
 from stepscope.launch.watchdog import read_beat
 from stepscope.store import StoredRun, run_folders, verify_run
@@ -77,8 +78,10 @@ def test_the_run_tells_who_took_part_and_what_carried_the_data(two_ranks: Answer
 def test_the_table_is_in_the_manner_of_nccl_tests_and_fresh_processes_keep_what_carried_the_data(
     here: Stepscope, store: Path
 ) -> None:
-    answer = here(*COMMS, "--sizes", "1K,4K", "--ranks", "2", "--processes", "2", "--quick")
+    answer = here(*COMMS, "--sizes", "1K,4K", "--ranks", "2", "--processes", "2", "--quick", "--per-rank")
     assert answer.code == 0
+    (titles,) = [line.split() for line in answer.out.splitlines() if "all ranks" in line]
+    assert titles[-7:] == ["rank", "0", "rank", "1", "all", "ranks", "total"]
     rows = [line.split() for line in answer.out.splitlines() if line.strip() and not line.startswith("#")]
     assert [row[0] for row in rows if row[0].isdigit()] == ["1024", "4096"]
     assert "Avg bus bandwidth" in answer.out
@@ -90,13 +93,12 @@ def test_the_table_is_in_the_manner_of_nccl_tests_and_fresh_processes_keep_what_
     assert run.communication.library["name"] == "gloo"
 
 
-def test_the_operations_can_be_listed_and_played(stepscope: Stepscope, here: Stepscope) -> None:
+def test_the_operations_can_be_listed_and_played(here: Stepscope) -> None:
     listed = here("bench", "comms", "--list", "--json").data["operations"]
-    names = [one["name"] for one in listed]
-    assert len(names) == 15
+    assert [one["name"] for one in listed] == list(operations())
     planned = here("bench", "comms", "--collective", "all", "--sizes", "4K,16K", "--ranks", "8", "--dry-run", "--json")
-    assert len(planned.data["cases"]) == 29  # a barrier has one size
-    played = stepscope("bench", "comms", "--collective", "all_gather", "--sizes", "4K", "--ranks", "8",
+    assert len(planned.data["cases"]) == 2 * len(operations()) - 1  # a barrier has one size
+    played = here("bench", "comms", "--collective", "all_gather", "--sizes", "4K", "--ranks", "8",
                        "--backend", "fake", *FAST)  # fmt: skip
     assert played.code == 0
     assert played.data["cases"][0]["wrong"] == 0
@@ -113,19 +115,24 @@ def test_a_repeated_dtype_is_measured_too_and_what_all_leaves_out_is_said(here: 
     assert len(beside.data["cases"]) == 4
 
 
+REAL, PLAYED = ("--backend", "gloo"), ("--backend", "fake")
+
+
 @pytest.mark.parametrize(
     "what",
     [
-        ("bench", "comms", "--collective", "all_reduce,broadcast,send_recv", "--sizes", "1K,512K"),
-        ("bench", "comms", "--collective", "all_reduce", "--sizes", "1K", "--mode", "nonblocking", "--check", "all"),
-        ("bench", "pairs", "--sizes", "8,64K"),
-        ("bench", "overlap", "--collective", "all_reduce", "--sizes", "64K", "--repeat", "1"),
-        ("bench", "pattern", "ddp", "--set", "scale=0.01"),
+        ("bench", "comms", "--collective", "all_reduce,broadcast,send_recv", "--sizes", "1K,512K", *REAL),
+        ("bench", "comms", "--collective", "all_reduce", "--sizes", "1K", "--mode", "nonblocking", "--check", "all",
+         *PLAYED),
+        ("bench", "comms", "--collective", "gather_object", "--sizes", "1K", *PLAYED),
+        ("bench", "comms", "--init-only", *PLAYED),
+        ("bench", "overlap", "--collective", "all_reduce", "--sizes", "64K", "--repeat", "1", *PLAYED),
+        ("bench", "pattern", "ddp", "--set", "scale=0.0001", *PLAYED),
     ],
     ids=lambda words: "-".join(words[1:4]),
-)
-def test_iterations_and_warmup_are_exact(stepscope: Stepscope, what: tuple[str, ...]) -> None:
-    answer = stepscope(*what, "--ranks", "2", "--iterations", "23", "--warmup", "3", "--json")
+)  # fmt: skip
+def test_iterations_and_warmup_are_exact(here: Stepscope, what: tuple[str, ...]) -> None:
+    answer = here(*what, "--ranks", "2", "--iterations", "23", "--warmup", "3", "--json")
     assert answer.code == 0
     for case in StoredRun(Path(answer.data["run"])).cases():
         for rank in case.samples:
@@ -143,19 +150,18 @@ def test_exact_counts_are_refused_beside_what_they_replace(here: Stepscope) -> N
             assert (refused.code, refused.error["where"]) == (2, where)
 
 
-@pytest.mark.parametrize("named", [(), ("--src-ranks", "3,1", "--dst-ranks", "0,2")])
-def test_one_run_has_all_figures_of_messages_between_pairs_with_totals(
-    stepscope: Stepscope, named: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("named", [(*PLAYED,), ("--src-ranks", "3,1", "--dst-ranks", "0,2")])
+def test_one_run_has_all_figures_of_messages_between_pairs_with_totals(here: Stepscope, named: tuple[str, ...]) -> None:
     words = ("--collective", "send_recv", "--pattern", "all", "--sizes", "8,64K", "--ranks", "4", *named)
-    answer = stepscope("bench", "comms", *words, "--window", "5", "--iterations", "12", "--check", "all", "--json")
+    answer = here("bench", "comms", *words, "--window", "5", "--iterations", "12", "--check", "all", "--json")
     assert answer.code == 0
     assert len(answer.data["cases"]) == 8
-    assert all(case["wrong"] == 0 for case in answer.data["cases"])
+    compared = {case["wrong"] for case in answer.data["cases"]}
+    assert compared == ({0, None} if named == PLAYED else {0}), "a played rank that only sends compares nothing"
     figures = answer.data["messages"]
     assert [one["size_bytes"] for one in figures] == [8, 65536]
     for one in figures:
-        assert (one["sources"], one["targets"]) == (([3, 1], [0, 2]) if named else ([0, 2], [1, 3]))
+        assert (one["sources"], one["targets"]) == (([0, 2], [1, 3]) if named == PLAYED else ([3, 1], [0, 2]))
         medians = {
             (case["parameters"].get("pattern"), case["parameters"].get("window", 1)): case["latency_s"]["p50"]
             for case in answer.data["cases"]
@@ -169,7 +175,7 @@ def test_one_run_has_all_figures_of_messages_between_pairs_with_totals(
         assert one["both_ways_bandwidth"] == pytest.approx(one["both_ways_total"] / 2)
 
 
-def test_each_rank_has_its_average_and_a_case_its_total(two_ranks: Answer, stepscope: Stepscope) -> None:
+def test_each_rank_has_its_average_and_a_case_its_total(two_ranks: Answer) -> None:
     stored = {case.key: case for case in StoredRun(Path(two_ranks.data["run"])).cases()}
     for case in two_ranks.data["cases"]:
         samples = stored[case["key"]].samples
@@ -179,15 +185,11 @@ def test_each_rank_has_its_average_and_a_case_its_total(two_ranks: Answer, steps
         assert case["mean_s"] == pytest.approx(sum(means) / 2)
         assert case["total_s"] == pytest.approx(sum(case["samples_s"]))
         assert case["total_s"] >= max(means) * len(samples[0].seconds()) * (1 - 1e-9)
-    shown = stepscope(*COMMS, "--sizes", "1K", "--ranks", "2", "--iterations", "3", "--processes", "2", "--per-rank")
-    assert shown.code == 0
-    (titles,) = [line.split() for line in shown.out.splitlines() if "all ranks" in line]
-    assert titles[-7:] == ["rank", "0", "rank", "1", "all", "ranks", "total"]
 
 
-def test_chosen_sizes_are_recorded_on_every_rank_after_they_were_timed(stepscope: Stepscope) -> None:
+def test_chosen_sizes_are_recorded_on_every_rank_after_they_were_timed(here: Stepscope) -> None:
     words = ("--collective", "all_reduce,broadcast", "--sizes", "1K,64K", "--trace", "64K", "--ranks", "2")
-    answer = stepscope("bench", "comms", *words, "--iterations", "4", "--warmup", "1", "--json")
+    answer = here("bench", "comms", *words, "--iterations", "4", "--warmup", "1", "--json")
     assert answer.code == 0
     run = StoredRun(Path(answer.data["run"]))
     assert verify_run(run) == []
@@ -197,7 +199,7 @@ def test_chosen_sizes_are_recorded_on_every_rank_after_they_were_timed(stepscope
     places = [run.folder / case["trace"] for case in answer.data["cases"] if "trace" in case]
     assert len(places) == 2
     for place, called in zip(places, (b"c10d::allreduce_", b"c10d::broadcast_"), strict=True):
-        assert stepscope("trace", "summary", str(place), "--json").code == 0
+        assert here("trace", "summary", str(place), "--json").code == 0
         contents = [gzip.decompress(path.read_bytes()) for path in place.rglob("*.gz")]
         assert sum(called in content for content in contents) >= 2  # one per rank
 
@@ -207,19 +209,19 @@ def test_only_sizes_that_are_measured_can_be_recorded(here: Stepscope) -> None:
     assert (refused.code, refused.error["where"]) == (2, "--trace")
 
 
-def test_a_tag_stays_with_its_run_and_is_found_in_lists(stepscope: Stepscope) -> None:
+def test_a_tag_stays_with_its_run_and_is_found_in_lists(here: Stepscope) -> None:
     fake = ("bench", "comms", "--collective", "all_reduce", "--sizes", "1K", "--backend", "fake", "--iterations", "2")
-    plain = stepscope(*fake, "--json").data["id"]
-    tagged = stepscope(*fake, "--tag", "before upgrade", "--json").data["id"]
+    plain = here(*fake, "--json").data["id"]
+    tagged = here(*fake, "--tag", "before upgrade", "--json").data["id"]
     ops = ("bench", "ops", "--op", "gemm", "--preset", "tiny", "--iterations", "2", "--tag", "other", "--json")
-    assert stepscope(*ops).code == 0
-    listed = {row["id"]: row["tag"] for row in stepscope("runs", "list", "--json").data["runs"]}
+    assert here(*ops).code == 0
+    listed = {row["id"]: row["tag"] for row in here("runs", "list", "--json").data["runs"]}
     assert (listed[plain], listed[tagged], sorted(map(str, listed.values()))[-1]) == (None, "before upgrade", "other")
-    (only,) = stepscope("runs", "list", "--tag", "before upgrade", "--json").data["runs"]
+    (only,) = here("runs", "list", "--tag", "before upgrade", "--json").data["runs"]
     assert only["id"] == tagged
-    assert "[before upgrade]" in stepscope("runs", "list").out
-    assert "tag: before upgrade" in stepscope("runs", "show", tagged).out
-    found = stepscope("runs", "sql", "SELECT run FROM runs WHERE tag = 'before upgrade'", "--json").data
+    assert "[before upgrade]" in here("runs", "list").out
+    assert "tag: before upgrade" in here("runs", "show", tagged).out
+    found = here("runs", "sql", "SELECT run FROM runs WHERE tag = 'before upgrade'", "--json").data
     assert tagged in json.dumps(found)
 
 
@@ -229,9 +231,9 @@ def test_a_tag_that_would_spoil_a_table_is_refused(here: Stepscope, tag: str) ->
     assert (refused.code, refused.error["where"]) == (2, "--tag")
 
 
-def test_exact_splits_are_what_every_rank_moves(stepscope: Stepscope) -> None:
+def test_exact_splits_are_what_every_rank_moves(here: Stepscope) -> None:
     uneven = ("bench", "comms", "--collective", "all_gatherv,reduce_scatterv,all_to_allv", "--dtype", "float32,int8")
-    answer = stepscope(*uneven, "--split-bytes", "6K,0,4", "--ranks", "3", "--check", "all", *FAST)
+    answer = here(*uneven, "--split-bytes", "6K,0,4", "--ranks", "3", "--check", "all", *FAST)
     assert answer.code == 0
     for case in answer.data["cases"]:
         width = 4 if case["parameters"]["dtype"] == "float32" else 1
@@ -255,9 +257,49 @@ def test_splits_that_cannot_be_are_refused(here: Stepscope) -> None:
         assert (refused.code, refused.error["where"]) == (2, where), words
 
 
-def test_pairs_are_a_matrix(here: Stepscope) -> None:
-    answer = here("bench", "pairs", "--ranks", "3", "--sizes", "8,64K", "--max-time", "50ms", *FAST)
+def test_forming_a_process_group_is_timed_phase_by_phase_on_every_rank(here: Stepscope) -> None:
+    answer = here("bench", "comms", "--init-only", "--ranks", "2", "--iterations", "4", "--warmup", "1", "--json")
     assert answer.code == 0
+    (case,), (group,) = answer.data["cases"], answer.data["process_groups"]
+    phases = ["rendezvous", "create", "first_collective", "next_collective", "destroy"]
+    assert [phase["name"] for phase in group["phases"]] == phases
+    assert (case["kind"], case["wrong"], case["members"], len(case["samples_s"])) == ("process_group", 0, 2, 4)
+    for phase in group["phases"]:
+        name = phase["name"]
+        assert set(phase["rank_median_s"]) == {"0", "1"}
+        assert phase["median_s"] == max(phase["rank_median_s"].values()) == case[f"{name}_s"] > 0
+        assert phase["cold_s"] == case[f"cold_{name}_s"] > 0
+    run = StoredRun(Path(answer.data["run"]))
+    assert verify_run(run) == []
+    for rank in run.cases()[0].samples:
+        parts = zip(*(rank.extra_s[name] for name in phases[:3]), strict=True)
+        assert rank.seconds() == pytest.approx([sum(values) for values in parts])
+    assert "first collective" in here("bench", "comms", "--init-only", *PLAYED, "--iterations", "2").out
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("--collective", "all_reduce"), "--collective"),
+        (("--sizes", "1K"), "--sizes"),
+        (("--src-ranks", "0"), "--src-ranks"),
+        (("--backend", "mpi", "--ranks", "1"), "--init-only"),
+    ],
+)
+def test_options_of_collectives_are_refused_where_none_is_measured(
+    here: Stepscope, words: tuple[str, ...], where: str
+) -> None:
+    refused = here("bench", "comms", "--init-only", *words, "--json")
+    assert (refused.code, refused.error["where"]) == (2, where)
+
+
+def test_pairs_are_a_matrix(here: Stepscope) -> None:
+    counts = ("--iterations", "23", "--warmup", "3")
+    answer = here("bench", "pairs", "--ranks", "3", "--sizes", "8,64K", *counts, "--json")
+    assert answer.code == 0
+    for case in StoredRun(Path(answer.data["run"])).cases():
+        for rank in case.samples:
+            assert [sum(rank.warmup), len(rank.duration_s)] == [3, 26]
     assert len(answer.data["cases"]) == 12
     assert all(case["wrong"] == 0 for case in answer.data["cases"])
     assert answer.data["pairs"]["matrix"]["ranks"] == [0, 1, 2]
@@ -456,13 +498,11 @@ def test_ranks_with_other_sizes_are_told_apart(store: Path) -> None:
 
 
 def test_every_operation_over_mpi(store: Path) -> None:
-    from stepscope.bench.comms import operations
-
     names = [word for name in operations() for word in ("--collective", name)]
     launcher = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
     command = ("bench", "comms", *names, "--backend", "mpi")
     data = launched(store, launcher, "--sizes", "40,4K", "--check", "all", "--max-time", "30ms", command=command)
-    assert len(data["cases"]) == 29
+    assert len(data["cases"]) == 2 * len(operations()) - 1
     for case in data["cases"]:
         assert case["status"] == "ok", case["failure"]
         assert case["wrong"] == (None if case["benchmark"].startswith("barrier/") else 0), "nothing to compare"

@@ -218,6 +218,9 @@ def test_places_and_devices_that_are_not_there_are_refused_before_anything_is_me
         ("--op", "conv2d", "--shape", "in=3,groups=2"),
         ("--op", "elementwise", "--shape", "chain=frobnicate"),
         ("--dry-run",),
+        ("--call", "aten::nope"),
+        ("--call", "torch.nn.Nope"),
+        ("--op", "gemm", "--graph", "--device", "cpu"),
     ],
 )
 def test_bad_requests(here: Stepscope, arguments: tuple[str, ...]) -> None:

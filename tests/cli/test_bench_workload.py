@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from cli_process import Stepscope
 
+from stepscope.cli.resume import rehearse
+from stepscope.records.kinds import WorkloadSpec
+
 SMALL = "dlrm/ootb/train/small.1dev-embed32-fp32"
 WRITER = "gpt2/ootb/infer/small-1dev-fp32"
 
@@ -82,25 +85,20 @@ def test_a_suite_names_what_its_precision_leaves_out(here: Stepscope) -> None:
     assert "do not allow fp16: dlrm/ootb/train/A.1dev-embed32-fp32" in answer.err
 
 
-def test_tables_that_are_not_there_cannot_be_spread(here: Stepscope) -> None:
+def test_tables_that_are_not_there_cannot_be_sharded(here: Stepscope) -> None:
     answer = here(
         "bench", "workload", "resnet50/ootb/train/1dev-fp32", "--ranks", "2", "--parallel", "sharded", "--json"
     )
     assert (answer.code, answer.error["hint"]) == (2, "--parallel ddp or fsdp")
 
 
-def test_ranks_spread_the_tables_of_the_optimized_form_by_default(here: Stepscope) -> None:
-    answer = here(
-        "bench", "workload", "dlrm/optimized/train/A.8dev-embed32-fp32", "--ranks", "2", "--scale", "tiny",
-        "--max-time", "50ms", "--warmup-max-time", "1ms", "--no-loader", "--no-check", "--compile-backend", "eager",
-        "--json",
-    )  # fmt: skip
-    assert answer.code == 0, answer.out
-    [case] = answer.data["cases"]
-    assert case["parameters"]["parallel"] == "sharded"
-    assert (case["check"], case["score"]) == ("not asked for", None)
-    assert "own tables as one" in case["changes"]
-    assert "lookups as a product" not in case["changes"]
+def test_ranks_shard_tables_by_default_where_a_benchmark_is_for_several_devices() -> None:
+    """What two ranks make of such a case is measured in tests/workloads/test_ranks.py."""
+    command = ["stepscope", "bench", "workload", "dlrm/optimized/train/A.8dev-embed32-fp32", "--ranks", "2"]
+    job = rehearse([*command, "--scale", "tiny", "--no-check"])
+    assert job is not None
+    assert (job.launcher, job.world_size, job.request["check"]) == ("self", 2, False)
+    assert [one.spec.parallel for one in job.cases if isinstance(one.spec, WorkloadSpec)] == ["sharded"]
 
 
 PRINTING = """

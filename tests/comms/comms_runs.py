@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+from spoiled import SpoiledWorld, flip_element
 
 from stepscope.bench.comms.cases import make_cases
-from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import World
 from stepscope.bench.comms.producer import CommunicationProducer, RankFacts, open_world
 from stepscope.bench.comms.trial import Facts

@@ -33,9 +33,9 @@ def variants(ranks: int) -> list[Case]:
         *((name, {"dtype": dtype}) for dtype in DTYPES for name in ("all_reduce", "all_gather")),
         *(("send_recv", {"pattern": pattern}) for pattern in PATTERNS if pattern != "ring"),
         *(("send_recv", {"pattern": pattern, "window": 5}) for pattern in PATTERNS if pattern != "ping_pong"),
-        *((name, {"mode": "nonblocking", "depth": 3}) for name in operations()),
+        *((name, {"mode": "nonblocking", "depth": 3}) for name in operations() if name not in WAITING),
         *((name, {"coalesce": 3}) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")),
-        *((name, {"root": 1}) for name in ("broadcast", "reduce", "gather", "scatter", "incast", "multicast")),
+        *((name, {"root": 1}) for name, one in operations().items() if one.rooted),
         ("all_to_allv", {"skew": 2.0}),
         ("all_to_allv", {"matrix": matrix}),
         *(
@@ -61,6 +61,8 @@ def variants(ranks: int) -> list[Case]:
 
 
 DTYPES = [dtype for dtype in DTYPE_BYTES if dtype != "float32"]
+WAITING = {one.name for one in operations().values() if one.objects or one.made_of}
+"""Operations without a non-blocking mode."""
 LACKING = {"int16", "float8_e4m3fn", "float8_e5m2"}
 """dtypes that gloo does not move or reduce."""
 
@@ -145,7 +147,7 @@ PLANTED = [("all", None, True), ("sample", None, True), ("off", None, False), ("
 def spoiled_cases(only_call: int | None) -> list[Case]:
     nothing = {"barrier"}
     # Rank 1 is spoiled: where only the root gets something, rank 1 is the root; where only the others do, rank 0 is.
-    roots = {"reduce": 1, "gather": 1, "incast": 1}
+    roots = {"reduce": 1, "gather": 1, "incast": 1, "gather_object": 1}
     names = [name for name in operations() if name not in nothing] if only_call is None else ["all_reduce"]
     cases = [case for name in names for case in cases_of(name, ranks=2, root=roots.get(name, 0))]
     if only_call is None:

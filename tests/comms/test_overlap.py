@@ -12,12 +12,21 @@ import pytest
 from comms_runs import BRIEF, RankMeasurement, fold_ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from spoiled import SpoiledWorld, flip_element
 
-from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
-from stepscope.bench.comms.kinds import make_trial
-from stepscope.bench.comms.overlap import OverlapTrial, make_overlap_cases, parse_beside
-from stepscope.bench.comms.side_tasks import ComputeTask, CopyTask, Task, make_kernel, parse_compute
-from stepscope.bench.comms.stages import LONGEST_HOLD_S, CpuStage, CudaStage, choose_hold
+from stepscope.bench.comms.fake_group import FakeWorld
+from stepscope.bench.comms.kernels import make_kernel, parse_compute
+from stepscope.bench.comms.overlap import (
+    LONGEST_HOLD_S,
+    CpuStage,
+    CudaStage,
+    OverlapTrial,
+    choose_hold,
+    make_overlap_cases,
+    parse_beside,
+)
+from stepscope.bench.comms.producer import make_trial
+from stepscope.bench.comms.side_tasks import ComputeTask, CopyTask, Task
 from stepscope.bench.comms.trial import Room, Steps
 from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
@@ -25,12 +34,12 @@ from stepscope.measure import CpuDevice, FakeClock, WallClock, measure
 from stepscope.records import Case, CaseResult, RankSamples, Scalar
 from stepscope.records.codec import make_observed
 from stepscope.records.kinds import CollectiveSpec
-from stepscope.report.overlap_table import (
+from stepscope.report.overlaps import (
+    by_iteration,
     estimate,
     format_overlap_table,
     overlap_efficiency,
     read_overlap,
-    slowest_by_cycle,
 )
 from stepscope.store import MeasuredCase
 
@@ -112,8 +121,8 @@ BY_HAND = [
 
 def test_a_cycle_is_as_long_as_on_its_slowest_rank() -> None:
     samples = measured_by_hand(BY_HAND, processes=2).samples
-    assert slowest_by_cycle(samples, "together") == [4.0, 3.0, 4.0, 3.0]
-    assert slowest_by_cycle(samples, "nothing") == []
+    assert by_iteration(samples, "together", max) == [4.0, 3.0, 4.0, 3.0]
+    assert by_iteration(samples, "nothing", max) == []
 
 
 def test_efficiency_and_slowdowns_are_paired_by_cycle() -> None:
@@ -262,7 +271,8 @@ def test_a_kernel_that_computes_wrong_is_found(text: str, value: float) -> None:
     assert kernel.count_wrong() > 0  # nothing ran yet
     run()
     assert kernel.count_wrong() == 0
-    kernel._result.view(-1)[0] = value
+    result = kernel._results[0] if text.startswith("embedding") else kernel._result
+    result.view(-1)[0] = value
     assert kernel.count_wrong() == 1
 
 
@@ -337,15 +347,15 @@ def test_on_a_cpu_what_runs_beside_ends_when_the_library_says(tells: bool, comm_
     work = Told(clock, 3.0, tells=tells)
     computing = Acting(lambda: work.pass_time(5.0) or ())
     stage = CpuStage(clock.now_ns)
-    assert stage.play([Acting(lambda: [work]), computing]) == pytest.approx([comm_s, 5.0])
-    assert stage.untold is not tells
+    assert stage.run([Acting(lambda: [work]), computing]) == pytest.approx([comm_s, 5.0])
+    assert stage.unreported is not tells
 
 
 def test_on_a_cpu_the_caller_waits_for_what_is_not_over() -> None:
     clock = FakeClock()
     work = Told(clock, 7.0)
     computing = Acting(lambda: work.pass_time(5.0) or ())
-    assert CpuStage(clock.now_ns).play([Acting(lambda: [work]), computing]) == pytest.approx([7.0, 5.0])
+    assert CpuStage(clock.now_ns).run([Acting(lambda: [work]), computing]) == pytest.approx([7.0, 5.0])
 
 
 class FakeCuda:
@@ -447,17 +457,17 @@ def test_on_a_gpu_both_begin_together_and_no_launch_is_timed() -> None:
         ([collective, kernels], [300e-6, 500e-6]),
         ([collective, queued_collective(cuda, 700e-6), kernels], [300e-6, 700e-6, 500e-6]),
     ):
-        assert stage.play(tasks) == pytest.approx(expected)
-    assert stage.dry == 0
+        assert stage.run(tasks) == pytest.approx(expected)
+    assert stage.starved == 0
 
 
 def test_on_a_gpu_a_hold_that_is_too_short_is_told() -> None:
     cuda = FakeCuda(launch_s=10e-6)
     stage = CudaStage(cuda, cuda)  # type: ignore[arg-type]
     stage.hold_s = 0.0
-    (took_s,) = stage.play([queued_kernels(cuda, 100, 5e-6)])
+    (took_s,) = stage.run([queued_kernels(cuda, 100, 5e-6)])
     assert took_s > 900e-6
-    assert stage.dry == 1
+    assert stage.starved == 1
 
 
 def test_the_hold_covers_the_slowest_rank_and_ends() -> None:
@@ -568,12 +578,12 @@ def test_a_planted_corruption_is_found(options: dict[str, Any]) -> None:
 class ScriptedStage:
     """Kernels take 1 ms each and the collective 7.3 ms; together they take as long as the longer."""
 
-    hold_s, issue_s, dry, untold = 0.0, 0.0, 0, False
+    hold_s, issue_s, starved, unreported = 0.0, 0.0, 0, False
 
     def __init__(self) -> None:
         self.played: list[str] = []
 
-    def play(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[Task]) -> list[float]:
         self.played.append("+".join("compute" if isinstance(task, ComputeTask) else "comm" for task in tasks))
         return [task.repeat * 1e-3 if isinstance(task, ComputeTask) else 7.3e-3 for task in tasks]
 

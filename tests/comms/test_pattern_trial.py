@@ -8,21 +8,23 @@ from typing import Any
 import msgspec
 import pytest
 from comms_runs import RankMeasurement, fold_ranks, measure_cases
+from spoiled import SpoiledWorld, flip_element
 
-from stepscope.bench.comms.fake_group import FakeWorld, SpoiledWorld, flip_element
+from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import World
-from stepscope.bench.comms.kinds import make_trial
-from stepscope.bench.comms.patterns import PATTERNS, busy
+from stepscope.bench.comms.kernels import make_matmuls, matmul_bytes, plan_matmuls
+from stepscope.bench.comms.patterns import PATTERNS
 from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options
 from stepscope.bench.comms.patterns.trial import STEP, WAIT, PatternTrial, describe_sequence
+from stepscope.bench.comms.producer import make_trial
 from stepscope.bench.comms.trial import Room
 from stepscope.launch import Heartbeat
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice
 from stepscope.measure.loop import Measurement
 from stepscope.records import Case
 from stepscope.records.kinds import CollectiveSpec
-from stepscope.report import pattern_table
-from stepscope.report.pattern_table import format_pattern_table, read_pattern
+from stepscope.report import overlaps
+from stepscope.report.overlaps import format_pattern_table, read_pattern
 from stepscope.store import MeasuredCase
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -134,10 +136,10 @@ def test_a_rank_that_no_step_needs_keeps_still() -> None:
 
 
 def test_work_is_matrix_products() -> None:
-    assert busy.plan_products(2 * 256**3 * 10, "cpu") == (256, 10)
-    assert busy.plan_products(2 * 100**3, "cpu") == (100, 1)
-    assert busy.needed_bytes([2 * 100**3, 2 * 100**3 * 1.0], "cpu") == 3 * 100 * 100 * 4
-    busy.make_work(1e4, "cpu")()
+    assert plan_matmuls(2 * 256**3 * 10, "cpu") == (256, 10)
+    assert plan_matmuls(2 * 100**3, "cpu") == (100, 1)
+    assert matmul_bytes([2 * 100**3, 2 * 100**3 * 1.0], "cpu") == 3 * 100 * 100 * 4
+    make_matmuls(1e4, "cpu")()
 
 
 @pytest.mark.ranks
@@ -174,7 +176,7 @@ def measured_case(name: str, times: dict[int, dict[str, list[float]]], duration_
 
 
 def test_readers_know_the_names_that_producers_write() -> None:
-    assert (pattern_table.STEP, pattern_table.WAIT) == (STEP, WAIT)
+    assert (overlaps.STEP, overlaps.WAIT) == (STEP, WAIT)
     pattern = find_pattern("dlrm")
     steps = pattern.make_steps(pattern.options(), 4)
     planned = describe_sequence(steps)

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.bench.comms.kernels import plan_matmuls
 from stepscope.bench.comms.patterns import PATTERNS, Action, Step, find_pattern, make_program, require_sound
-from stepscope.bench.comms.patterns.buckets import fill_buckets
-from stepscope.bench.comms.patterns.busy import plan_products
+from stepscope.bench.comms.patterns.data_parallel import MODELS, fill_buckets, find_sizes, transformer_block
 from stepscope.bench.comms.patterns.dlrm import DlrmOptions, split_tables
-from stepscope.bench.comms.patterns.experts import ExpertOptions, route
-from stepscope.bench.comms.patterns.models import MODELS, find_sizes, transformer_block
-from stepscope.bench.comms.patterns.pipeline import order_work, plan_stage
+from stepscope.bench.comms.patterns.model_parallel import ExpertOptions, order_work, plan_stage, route
 from stepscope.bench.comms.patterns.registry import make_case, read_case, read_options, read_settings
 from stepscope.bench.comms.patterns.sequence import busiest_rank_bytes, collective, compute, message
 from stepscope.core.errors import UsageError
@@ -548,8 +546,8 @@ def test_a_case_says_what_is_unusual() -> None:
 
 
 @given(st.floats(1, 1e12))
-def test_products_have_about_as_many_operations_as_asked(flops: float) -> None:
+def test_matmuls_have_about_as_many_operations_as_asked(flops: float) -> None:
     for device in ("cpu", "cuda:0"):
-        products = plan_products(flops, device)
-        assert products.edge >= 1
-        assert products.flops == pytest.approx(flops, rel=0.5) or flops < 32
+        edge, repeats = plan_matmuls(flops, device)
+        assert edge >= 1
+        assert 2 * edge**3 * repeats == pytest.approx(flops, rel=0.5) or flops < 32

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from comms_runs import measure_cases
 
+from stepscope.bench.comms.cases import Sweep, make_sweep
 from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
 from stepscope.bench.comms.operations import operations
-from stepscope.bench.comms.sweep import Sweep, make_sweep
 from stepscope.core.errors import UsageError
 
 RANKS = 3
@@ -47,7 +47,8 @@ def test_all_dtypes_reductions_and_roots_are_every_combination_that_exists() -> 
     assert len(found) == len(set(found))
     for name in operations():
         own = [point for point in found if point[0] == name]
-        assert {dtype for _, dtype, _, _ in own} == ({"float64"} if name == "barrier" else set(DTYPE_BYTES)), name
+        only = {"barrier": {"float64"}, **{one.name: {"uint8"} for one in operations().values() if one.objects}}
+        assert {dtype for _, dtype, _, _ in own} == only.get(name, set(DTYPE_BYTES)), name
         assert {reduction for _, _, reduction, _ in own} == (set(REDUCTIONS) if name in REDUCING else {"sum"}), name
         assert {root for _, _, _, root in own} == (set(range(RANKS)) if name in ROOTED else {0}), name
     assert made.left_out == ["truths have no average"]

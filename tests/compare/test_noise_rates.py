@@ -86,9 +86,9 @@ def test_a_busy_neighbour_is_never_taken_for_a_regression(operator: str) -> None
 def test_two_quiet_processes_among_crowded_ones_are_enough() -> None:
     quiet, crowded = recorded("gemm"), recorded("gemm", "crowded")
     fastest = min(min(process.probes_s) for process in [*quiet, *crowded])
-    calm = [process for process in quiet if max(process.probes_s) < 1.05 * fastest]
-    a = as_case([*calm[:3], *crowded[:2]])
-    b = as_case([*crowded[2:4], *(slow(process, 2.0) for process in calm[3:6])])
+    unloaded = [process for process in quiet if max(process.probes_s) < 1.05 * fastest]
+    a = as_case([*unloaded[:3], *crowded[:2]])
+    b = as_case([*crowded[2:4], *(slow(process, 2.0) for process in unloaded[3:6])])
     row = compare_cases([a], [b]).rows[0]
     assert (row.verdict, row.disturbed_a, row.disturbed_b) == ("worse", 2, 2)
     assert row.ratio == pytest.approx(2.0, rel=0.1)

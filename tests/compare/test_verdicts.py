@@ -62,7 +62,9 @@ def make_case(
     return MeasuredCase(result, samples)
 
 
-def calm_case(time_s: float, *, processes: int = 8, seed: int = 0, size: int = 512, **identity: object) -> MeasuredCase:
+def unloaded_case(
+    time_s: float, *, processes: int = 8, seed: int = 0, size: int = 512, **identity: object
+) -> MeasuredCase:
     rng = random.Random(f"{time_s} {seed} {size}")
     values = [[time_s * math.exp(abs(rng.gauss(0, 0.005))) for _ in range(40)] for _ in range(processes)]
     return make_case(values, size=size, **identity)  # type: ignore[arg-type]
@@ -79,7 +81,7 @@ def only_row(a: MeasuredCase, b: MeasuredCase) -> CaseComparison:
 
 
 def test_slower_is_worse_and_ratio_is_b_over_a() -> None:
-    row = only_row(calm_case(1e-3), calm_case(1.2e-3))
+    row = only_row(unloaded_case(1e-3), unloaded_case(1.2e-3))
     assert row.verdict == "worse"
     assert row.ratio == pytest.approx(1.2, rel=0.01)
     assert row.ci_low is not None
@@ -92,7 +94,10 @@ def test_slower_is_worse_and_ratio_is_b_over_a() -> None:
 
 @given(st.floats(0.5, 2.0), st.integers(1, 8), st.integers(0, 5))
 def test_swapping_runs_swaps_better_and_worse(factor: float, processes: int, seed: int) -> None:
-    a, b = calm_case(1e-3, processes=processes, seed=seed), calm_case(1e-3 * factor, processes=processes, seed=seed + 9)
+    a, b = (
+        unloaded_case(1e-3, processes=processes, seed=seed),
+        unloaded_case(1e-3 * factor, processes=processes, seed=seed + 9),
+    )
     forth, back = only_row(a, b), only_row(b, a)
     assert back.verdict == OPPOSITE.get(forth.verdict, forth.verdict)
     assert forth.ratio is not None
@@ -103,16 +108,16 @@ def test_swapping_runs_swaps_better_and_worse(factor: float, processes: int, see
 
 @given(st.permutations(range(5)), st.permutations(range(5)))
 def test_order_of_cases_does_not_matter(order_a: list[int], order_b: list[int]) -> None:
-    a = [calm_case(1e-3, size=i) for i in range(5)]
-    b = [calm_case(1e-3 * (1 + i / 10), size=i) for i in range(5)]
+    a = [unloaded_case(1e-3, size=i) for i in range(5)]
+    b = [unloaded_case(1e-3 * (1 + i / 10), size=i) for i in range(5)]
     shuffled = compare_cases([a[i] for i in order_a], [b[i] for i in order_b])
     assert shuffled == compare_cases(a, b)
 
 
 @given(st.lists(st.floats(0.8, 1.3), min_size=1, max_size=8))
 def test_interval_agrees_with_the_decision_in_every_family(factors: list[float]) -> None:
-    a = [calm_case(1e-3, size=i) for i in range(len(factors))]
-    b = [calm_case(1e-3 * factor, size=i, seed=1) for i, factor in enumerate(factors)]
+    a = [unloaded_case(1e-3, size=i) for i in range(len(factors))]
+    b = [unloaded_case(1e-3 * factor, size=i, seed=1) for i, factor in enumerate(factors)]
     for row in compare_cases(a, b).rows:
         assert row.ci_low is not None
         assert row.ci_high is not None
@@ -121,9 +126,9 @@ def test_interval_agrees_with_the_decision_in_every_family(factors: list[float])
 
 
 def test_more_cases_make_each_harder_to_call() -> None:
-    pair = calm_case(1e-3, processes=9, size=0), calm_case(1.08e-3, processes=9, size=0)
+    pair = unloaded_case(1e-3, processes=9, size=0), unloaded_case(1.08e-3, processes=9, size=0)
     alone = compare_cases([pair[0]], [pair[1]]).rows[0]
-    others = [calm_case(1e-3, processes=9, size=i) for i in range(1, 90)]
+    others = [unloaded_case(1e-3, processes=9, size=i) for i in range(1, 90)]
     among = next(row for row in compare_cases([pair[0], *others], [pair[1], *others]).rows if row.key == pair[0].key)
     assert alone.verdict == "worse"
     assert among.p_adjusted is not None
@@ -133,7 +138,7 @@ def test_more_cases_make_each_harder_to_call() -> None:
 
 
 def test_tiny_certain_difference_is_not_called_one() -> None:
-    a, b = calm_case(1e-3, processes=60), calm_case(1.03e-3, processes=60)
+    a, b = unloaded_case(1e-3, processes=60), unloaded_case(1.03e-3, processes=60)
     (row,) = compare_cases([a], [b], min_effect=0.05).rows
     assert row.p_adjusted is not None
     assert row.p_adjusted < 0.01
@@ -144,11 +149,11 @@ def test_tiny_certain_difference_is_not_called_one() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "told"),
     [
-        (failed(calm_case(1.0)), calm_case(1.0), "failed in A: the device has no memory left"),
-        (calm_case(1.0), failed(calm_case(1.0), "skipped"), "was skipped in B"),
-        (calm_case(1.0), make_case([[1.0, 1.0]]), "B has 2 samples and 5 are needed"),
-        (make_case([]), calm_case(1.0), "A has 0 samples"),
-        (calm_case(1.0), make_case([[1.0, 0.0, 1.0, 1.0, 1.0]]), "not a time above zero"),
+        (failed(unloaded_case(1.0)), unloaded_case(1.0), "failed in A: the device has no memory left"),
+        (unloaded_case(1.0), failed(unloaded_case(1.0), "skipped"), "was skipped in B"),
+        (unloaded_case(1.0), make_case([[1.0, 1.0]]), "B has 2 samples and 5 are needed"),
+        (make_case([]), unloaded_case(1.0), "A has 0 samples"),
+        (unloaded_case(1.0), make_case([[1.0, 0.0, 1.0, 1.0, 1.0]]), "not a time above zero"),
     ],
 )
 def test_what_cannot_be_compared_says_why(a: MeasuredCase, b: MeasuredCase, told: str) -> None:
@@ -206,8 +211,8 @@ def test_load_that_both_sides_met_alike_explains_nothing() -> None:
 def test_load_is_no_veto_against_what_it_cannot_explain(
     evidence: dict[str, object], factor: float, verdict: str
 ) -> None:
-    calm = {name: value for name, value in evidence.items() if name in ("timing", "host_share")}
-    assert only_row(steady(1e-3, **calm), steady(1e-3 * factor, **evidence)).verdict == verdict
+    unloaded = {name: value for name, value in evidence.items() if name in ("timing", "host_share")}
+    assert only_row(steady(1e-3, **unloaded), steady(1e-3 * factor, **evidence)).verdict == verdict
 
 
 def test_a_tail_is_touched_by_load_that_leaves_the_fast_end_alone() -> None:
@@ -217,10 +222,10 @@ def test_a_tail_is_touched_by_load_that_leaves_the_fast_end_alone() -> None:
             **evidence,  # type: ignore[arg-type]
         )
 
-    calm = calm_case(1e-3)
-    called = only_row(calm, stalling())
+    unloaded = unloaded_case(1e-3)
+    called = only_row(unloaded, stalling())
     assert (called.verdict, called.statistic) == ("worse", "p95")
-    loaded = only_row(calm, stalling(other_share=0.06))
+    loaded = only_row(unloaded, stalling(other_share=0.06))
     assert loaded.verdict != "worse", "others ran in 12 % of the time, and that is what 10 % of the samples show"
 
 
@@ -309,7 +314,7 @@ def test_the_processes_that_are_asked_for_are_enough_at_once() -> None:
 
 @pytest.mark.parametrize(("quantile", "statistic"), [(0.3, "median"), (0.85, "p95")])
 def test_a_change_of_slow_iterations_alone_is_found(quantile: float, statistic: str) -> None:
-    calm = calm_case(1e-3)
+    unloaded = unloaded_case(1e-3)
     rng = random.Random(3)
     changed = make_case(
         [
@@ -317,7 +322,7 @@ def test_a_change_of_slow_iterations_alone_is_found(quantile: float, statistic: 
             for _ in range(8)
         ]
     )
-    row = only_row(calm, changed)
+    row = only_row(unloaded, changed)
     assert (row.verdict, row.statistic) == ("worse", statistic)
     assert row.ratio == pytest.approx(2, rel=0.05)
     assert row.statistics[0].ratio == pytest.approx(1, rel=0.02)
@@ -325,7 +330,7 @@ def test_a_change_of_slow_iterations_alone_is_found(quantile: float, statistic: 
 
 
 def test_statistics_that_disagree_are_both_told() -> None:
-    before = calm_case(1e-3)
+    before = unloaded_case(1e-3)
     rng = random.Random(5)
     after = make_case(
         [[(0.7e-3 if i % 3 else 2e-3) * math.exp(abs(rng.gauss(0, 0.005))) for i in range(60)] for _ in range(8)]
@@ -345,8 +350,8 @@ def test_few_samples_that_vary_wildly_are_not_enough() -> None:
 
 
 def test_cases_of_one_side_and_other_versions_are_named() -> None:
-    a = [calm_case(1.0, size=1), calm_case(1.0, size=2)]
-    b = [calm_case(1.0, size=1, version=2), calm_case(1.0, size=3, version=2)]
+    a = [unloaded_case(1.0, size=1), unloaded_case(1.0, size=2)]
+    b = [unloaded_case(1.0, size=1, version=2), unloaded_case(1.0, size=3, version=2)]
     comparison = compare_cases(a, b)
     assert comparison.rows == []
     assert (len(comparison.only_a), len(comparison.only_b)) == (2, 2)
@@ -360,22 +365,22 @@ def gate(a: list[MeasuredCase], b: list[MeasuredCase], limit: float = 0.05) -> t
 
 
 def test_gate_outcomes() -> None:
-    base = calm_case(1e-3)
+    base = unloaded_case(1e-3)
     passed, regression, undecided = (
         ("pass", ExitCode.DONE),
         ("regression", ExitCode.REGRESSION),
         ("undecided", ExitCode.UNDECIDED),
     )
-    assert gate([base], [calm_case(1e-3, seed=1)]) == passed
-    assert gate([base], [calm_case(0.7e-3)]) == passed
-    assert gate([base], [calm_case(1.2e-3)]) == regression
-    assert gate([base], [calm_case(1.2e-3)], limit=0.5) == passed
-    assert gate([base], [calm_case(1.02e-3)]) == passed
-    one = calm_case(1e-3, processes=1)
+    assert gate([base], [unloaded_case(1e-3, seed=1)]) == passed
+    assert gate([base], [unloaded_case(0.7e-3)]) == passed
+    assert gate([base], [unloaded_case(1.2e-3)]) == regression
+    assert gate([base], [unloaded_case(1.2e-3)], limit=0.5) == passed
+    assert gate([base], [unloaded_case(1.02e-3)]) == passed
+    one = unloaded_case(1e-3, processes=1)
     for factor in (0.99, 1.0, 1.01, 1.2):
-        assert gate([one], [calm_case(factor * 1e-3, processes=1)]) == undecided, "one process proves nothing"
-    assert gate([one], [calm_case(20e-3, processes=1)]) == regression
-    assert gate([one], [calm_case(0.1e-3, processes=1)]) == passed
+        assert gate([one], [unloaded_case(factor * 1e-3, processes=1)]) == undecided, "one process proves nothing"
+    assert gate([one], [unloaded_case(20e-3, processes=1)]) == regression
+    assert gate([one], [unloaded_case(0.1e-3, processes=1)]) == passed
     assert gate([steady(1e-3)], [steady(3e-3, **BUSY)]) == undecided
     assert gate([steady(1e-3, **BUSY)], [steady(1e-3, **BUSY)]) == passed, "a shared node can be checked"
     assert gate([base], [failed(base)]) == regression
@@ -385,7 +390,7 @@ def test_gate_outcomes() -> None:
     assert gate([base], []) == undecided
     assert gate([], []) == undecided
     assert gate([], [base]) == undecided
-    assert gate([base, calm_case(1e-3, size=2)], [calm_case(1.2e-3)]) == regression
+    assert gate([base, unloaded_case(1e-3, size=2)], [unloaded_case(1.2e-3)]) == regression
 
 
 @given(st.floats(0.9, 1.15), st.integers(2, 12), st.floats(0.001, 0.08), st.integers(0, 50))
@@ -412,11 +417,11 @@ def test_gate_refuses_a_negative_limit() -> None:
 
 def test_ootb_and_optimized_are_paired_by_everything_else() -> None:
     cases = [
-        calm_case(2e-3, model="dlrm", implementation="ootb", size=1),
-        calm_case(1e-3, model="dlrm", implementation="optimized", size=1),
-        calm_case(2e-3, model="dlrm", implementation="ootb", size=2),
-        calm_case(2e-3, model="dlrm", implementation="optimized", size=3, version=2),
-        calm_case(2e-3, model="gemm", implementation="micro", size=1),
+        unloaded_case(2e-3, model="dlrm", implementation="ootb", size=1),
+        unloaded_case(1e-3, model="dlrm", implementation="optimized", size=1),
+        unloaded_case(2e-3, model="dlrm", implementation="ootb", size=2),
+        unloaded_case(2e-3, model="dlrm", implementation="optimized", size=3, version=2),
+        unloaded_case(2e-3, model="gemm", implementation="micro", size=1),
     ]
     pairs, unpaired = pair_ootb_optimized(cases)
     assert [pair.label for pair in pairs] == ["dlrm/ootb→optimized/forward/noise[m=1]"]
@@ -428,9 +433,9 @@ def test_ootb_and_optimized_are_paired_by_everything_else() -> None:
 
 def test_tries_of_a_search_are_in_no_view() -> None:
     """They are timed, never checked; what a search ended with is a case of its own."""
-    chosen = [calm_case(1e-3, model="dlrm", implementation=kind) for kind in ("ootb", "optimized")]
+    chosen = [unloaded_case(1e-3, model="dlrm", implementation=kind) for kind in ("ootb", "optimized")]
     tries = [
-        calm_case(time_s, model="dlrm", implementation=kind, search="throughput", size=size)
+        unloaded_case(time_s, model="dlrm", implementation=kind, search="throughput", size=size)
         for kind, time_s in (("ootb", 9e-3), ("optimized", 1e-3))
         for size in (1, 512)
     ]
@@ -446,16 +451,16 @@ def test_tries_of_a_search_are_in_no_view() -> None:
 
 
 def test_sentences() -> None:
-    slower = only_row(calm_case(1e-3), calm_case(2e-3))
+    slower = only_row(unloaded_case(1e-3), unloaded_case(2e-3))
     assert "A ran 2.0" in describe(slower)
     assert "times faster than B" in describe(slower)
     assert "n = 320 and 320 in 8 and 8 processes" in describe(slower)
-    faster = only_row(calm_case(2e-3), calm_case(1e-3))
+    faster = only_row(unloaded_case(2e-3), unloaded_case(1e-3))
     assert "after ran 2.0" in describe(faster, "before", "after")
-    same = only_row(calm_case(1e-3), calm_case(1e-3, seed=3))
+    same = only_row(unloaded_case(1e-3), unloaded_case(1e-3, seed=3))
     assert "no difference found: B took " in describe(same)
     assert "the p10 time of A" in describe(same)
-    whole = compare_cases([calm_case(1e-3), calm_case(1e-3, size=7)], [calm_case(2e-3)])
+    whole = compare_cases([unloaded_case(1e-3), unloaded_case(1e-3, size=7)], [unloaded_case(2e-3)])
     assert describe_comparison(whole) == (
         "Of 1 case: 1 worse; the chance of even one false alarm among them is at most 1.0 %; "
         "1 case is on one side only."

@@ -240,7 +240,7 @@ def test_bad_tables_are_named_with_the_rule(tmp_path: Path, change: Any, message
 def test_what_is_no_table_at_all(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(content)
-    with pytest.raises(BadInputError, match="not a collective table"):
+    with pytest.raises(BadInputError, match="not a collective_table record"):
         read_collective_table(path)
     with pytest.raises(BadInputError, match="cannot be read"):
         read_collective_table(tmp_path / "missing.json")

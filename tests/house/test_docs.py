@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.bench.ops.describe import format_operator_page
+from stepscope.bench.ops.catalogue import format_operator_page
 from stepscope.cli.reference import format_cli_reference
 from stepscope.metrics import (
     TRACE_METRICS,

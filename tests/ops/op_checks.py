@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 
 from stepscope.bench.ops.build import build
+from stepscope.bench.ops.catalogue import operators
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import Operator, Work
 from stepscope.bench.ops.reference import as_tensors
 from stepscope.system import bfloat16_works
+
+
+def kinds_of(family: str) -> list[type[Operator]]:
+    """The operators that a module of the families declares."""
+    found = [type(one) for one in operators().values() if type(one).__module__.endswith(f".{family}")]
+    assert found
+    return found
 
 
 def full_shape(operator: Operator, **changes: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 from op_checks import count_by_hand, full_shape, run_and_check, traffic_is_that_of_the_tensors
 
 from stepscope.bench.ops import Work
-from stepscope.bench.ops.attention import Attention, Rope
 from stepscope.bench.ops.build import build
+from stepscope.bench.ops.families.attention import Attention, Rope
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
 from stepscope.run.producer import WrongResultError
@@ -80,7 +80,7 @@ def test_attention_of_uneven_sides(changes: dict[str, int], causal: str) -> None
 
 @pytest.mark.parametrize("causal", ["yes", "no"])
 def test_the_reference_by_blocks_is_that_in_one(causal: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.bench.ops.attention.REFERENCE_BLOCK", 5)
+    monkeypatch.setattr("stepscope.bench.ops.families.attention.REFERENCE_BLOCK", 5)
     for changes in ({}, {"queries": 9, "keys": 7}):
         run_and_check(Attention(), "backward", "float64", causal=causal, **changes)
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.bench.ops.arguments import parse_arguments
 from stepscope.bench.ops.build import build
-from stepscope.bench.ops.call import OPERATOR, CallAny, make_call_shape
-from stepscope.bench.ops.call_targets import build_module, read_plan
+from stepscope.bench.ops.families.call import OPERATOR, CallAny, make_call_shape
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import Operator, Work
 from stepscope.bench.ops.reference import as_tensors
 from stepscope.core.errors import UsageError
 from stepscope.run.producer import WrongResultError
+from stepscope.traces.calls.arguments import parse_arguments
+from stepscope.traces.calls.torch_calls import build_module, read_plan
 
 if TYPE_CHECKING:
     import torch
@@ -90,12 +90,12 @@ def test_json_is_taken_as_it_is_and_written_one_way() -> None:
         ("float32[2]3", "without a space"),
         ("@", "no argument"),
         ("int64[4]<0", "high is not above low"),
-        ('[{"tensor": "x"}]', "list of whole numbers"),
-        ('[{"tensor": [2], "dtyp": "float32"}]', "object of"),
-        ('[{"tensor": [2], "dtype": "float31"}]', "dtype that is none of"),
+        ('[{"tensor": "x"}]', "Expected `array`"),
+        ('[{"tensor": [2], "dtyp": "float32"}]', "unknown field `dtyp`"),
+        ('[{"tensor": [2], "dtype": "float31"}]', "dtype is none of"),
         ('[{"tensor": [1099511627776, 2]}]', "more than"),
         ('[{"tensor": [2], "low": 5, "high": 5}]', "not above low"),
-        ('[{"tensor": [2], "grad": 1}]', "neither true nor false"),
+        ('[{"tensor": [2], "grad": 1}]', "Expected `bool`"),
         ('[{"number": "big"}]', "not inf"),
         ('[{"device": 1}]', "not a text"),
         ("[" * 40 + "1" + "]" * 40, "nested"),
@@ -450,7 +450,7 @@ def test_nothing_passes_by_not_being_finite(monkeypatch: pytest.MonkeyPatch, tar
 def test_what_is_endless_in_float64_too_is_right() -> None:
     import torch
 
-    from stepscope.bench.ops.call_check import _take_finite
+    from stepscope.bench.ops.families.call import _take_finite
 
     inf, nan = float("inf"), float("nan")
     wide = torch.tensor([1.0, inf, -inf, nan, 1e300], dtype=torch.float64)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from stepscope.bench.ops import cases as cases_module
-from stepscope.bench.ops.call import OPERATOR as CALL
+from stepscope.bench.ops import catalogue
 from stepscope.bench.ops.case_files import read_case_file
 from stepscope.bench.ops.cases import call_cases, cases_of_requests, make_cases, parse_shape
-from stepscope.bench.ops.gemm import Gemm, Linear
+from stepscope.bench.ops.families.call import OPERATOR as CALL
+from stepscope.bench.ops.families.gemm import Gemm, Linear
 from stepscope.bench.ops.language import CaseRequest
 from stepscope.bench.ops.operator import Operator
 from stepscope.core.errors import UsageError
@@ -34,7 +35,8 @@ class Step(Gemm):
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Operator]:
     """A few operators, so that nothing here depends on how many there are."""
     few: dict[str, Operator] = {one.name: one for one in (Gemm(), Linear(), ForwardOnly(), Step(), CALL)}
-    monkeypatch.setattr(cases_module, "operators", lambda: few)
+    for module in (catalogue, cases_module):
+        monkeypatch.setattr(module, "operators", lambda: few)
     return few
 
 
@@ -275,7 +277,7 @@ import sys
 sys.modules["torch"] = None
 from stepscope.bench.ops.cases import call_cases, make_cases
 from stepscope.bench.ops.case_files import read_case_file
-from stepscope.bench.ops.call import OPERATOR
+from stepscope.bench.ops.families.call import OPERATOR
 cases = make_cases(names=["gemm"], shapes=["m=32~64,n=m"], sets=["A"], dtypes=[], directions=[], device="cpu", draws=3)
 call = dict(target="aten::mm", args='[{"tensor":[8,4]},{"tensor":[4,2]}]', kwargs="{}", build="[]", build_kwargs="{}")
 OPERATOR.check_shape(call)

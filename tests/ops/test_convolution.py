@@ -4,10 +4,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from op_checks import count_by_hand, full_shape, moved_by_hand, run_and_check
+from op_checks import count_by_hand, full_shape, kinds_of, moved_by_hand, run_and_check
 
 from stepscope.bench.ops import Work
-from stepscope.bench.ops.convolution import OPERATORS, Conv1d, Conv2d, Conv3d
+from stepscope.bench.ops.families.convolution import Conv1d, Conv2d, Conv3d
 from stepscope.bench.ops.inputs import Maker
 from stepscope.run.producer import WrongResultError
 
@@ -66,7 +66,7 @@ def test_layers_of_cvt_have_the_published_gflop(name: str) -> None:
     assert operator.work(shape, "float32", "forward").flops / 1e9 == pytest.approx(gflop, abs=5e-4)
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("convolution"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bias", ["yes", "no"])
 def test_declared_traffic_is_that_of_the_tensors(kind: Any, dtype: str, bias: str) -> None:
@@ -76,7 +76,7 @@ def test_declared_traffic_is_that_of_the_tensors(kind: Any, dtype: str, bias: st
     assert moved_by_hand(operator, dtype, **changes) == work.bytes
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("convolution"))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_agrees_with_float64(kind: Any, direction: str, dtype: str) -> None:
@@ -120,7 +120,7 @@ def by_taps(shape: dict[str, Any], inputs: dict[str, torch.Tensor], extents: tup
     return result + inputs["bias"].view(-1, *[1] * len(extents))
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("convolution"))
 def test_the_formula_by_taps(kind: Any) -> None:
     """The reference is torch's too: both are compared with the sum written out."""
     import torch
@@ -149,7 +149,7 @@ def test_a_spoiled_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         run_and_check(Conv2d())
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("convolution"))
 def test_shapes_that_cannot_be(kind: Any) -> None:
     operator = kind()
     for changes in ({"in": 6, "out": 4, "groups": 4}, {"in": 4, "out": 6, "groups": 4}):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import full_shape, moved_by_hand, run_and_check
 
-from stepscope.bench.ops.embedding import (
+from stepscope.bench.ops.families.embedding import (
     EXACT_RANKS,
     PACKED_ROWS,
     EmbeddingBag,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.bench.ops.arguments import reach, read_list
-from stepscope.bench.ops.call_targets import Plan, bind_plan, make_tensor, read_plan
+from stepscope.bench.ops.build import read_case
 from stepscope.bench.ops.from_trace import (
     TracedCall,
     TracedCalls,
@@ -23,10 +22,15 @@ from stepscope.bench.ops.from_trace import (
     read_traced_calls,
 )
 from stepscope.bench.ops.inputs import Maker
-from stepscope.bench.ops.operator_case import read_case
 from stepscope.bench.ops.trace_comparison import compare_with_trace, format_calls, format_comparison, store_trace
-from stepscope.bench.ops.trace_units import COMMUNICATION, HOST_COPY, NO_OPERATOR, NO_WORK, find_units
-from stepscope.bench.ops.traced_arguments import (
+from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.graph import Graph, Node
+from stepscope.formats.tensors import Arguments, parse_schema
+from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
+from stepscope.traces.calls.arguments import TensorSpec, read_list
+from stepscope.traces.calls.rebuild import is_contiguous, make_call_arguments
+from stepscope.traces.calls.torch_calls import CallPlan, bind_plan, make_tensor, read_plan
+from stepscope.traces.calls.traced import (
     NOT_RECORDED,
     CannotRebuildError,
     TracedTensor,
@@ -36,11 +40,7 @@ from stepscope.bench.ops.traced_arguments import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-from stepscope.bench.ops.traced_call import is_contiguous, make_call_arguments
-from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.graph import Graph, Node
-from stepscope.formats.tensors import Arguments, parse_schema
-from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
+from stepscope.traces.calls.units import COMMUNICATION, HOST_COPY, NO_OPERATOR, NO_WORK, find_units
 from stepscope.traces.finish import finish
 
 H200 = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "h200"
@@ -198,7 +198,7 @@ def test_strides_that_torch_calls_contiguous(dimensions: list[tuple[int, int]]) 
     import torch
 
     size, strides = [one for one, _ in dimensions], [one for _, one in dimensions]
-    made = torch.empty(max(reach(size, strides), 1)).as_strided(size, strides)
+    made = torch.empty(max(TensorSpec(size=tuple(size), strides=tuple(strides)).span, 1)).as_strided(size, strides)
     assert is_contiguous(size, strides) == made.is_contiguous()
 
 
@@ -245,9 +245,9 @@ def test_layouts_are_kept_where_they_matter() -> None:
 
 def run(call: TracedCall) -> Any:
     assert call.shape is not None, call.skip
-    plan: Plan = read_plan(call.shape)
+    plan: CallPlan = read_plan(call.shape)
     maker = Maker("float32", "cpu")
-    return bind_plan(plan, {spec.name: make_tensor(spec, maker) for spec in plan.tensors()})()
+    return bind_plan(plan, {name: make_tensor(spec, maker) for name, spec in plan.tensors().items()})()
 
 
 def test_indices_stay_inside_what_they_index() -> None:
@@ -272,7 +272,7 @@ def test_bags_of_one_length_are_rebuilt() -> None:
     gradient = rebuild("aten::_embedding_bag_dense_backward", backward)
     assert run(gradient).shape == (50, 4)
     plan = read_plan(gradient.shape or {})
-    inputs = [make_tensor(spec, Maker("float32", "cpu")) for spec in plan.tensors()]
+    inputs = [make_tensor(spec, Maker("float32", "cpu")) for spec in plan.tensors().values()]
     assert inputs[2].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert inputs[3].tolist() == [4, 4, 4]
     uneven = [*forward[:1], tensor(13, dtype=long), *forward[2:]]
@@ -462,8 +462,8 @@ def test_rebuilt_calls_fit_their_operators(h200: TracedCalls) -> None:
         if "cudnn" in call.operator or "efficient_attention" in call.operator:
             continue  # no form without memory
         inputs = {}
-        for spec in plan.tensors():
+        for name, spec in plan.tensors().items():
             made = torch.empty(spec.size, dtype=getattr(torch, str(spec.dtype)), device="meta")
             strides = made.stride() if spec.strides is None else spec.strides
-            inputs[spec.name] = torch.empty_strided(spec.size, strides, dtype=made.dtype, device="meta")
+            inputs[name] = torch.empty_strided(spec.size, strides, dtype=made.dtype, device="meta")
         bind_plan(plan, inputs)()

@@ -7,11 +7,20 @@ from op_checks import count_by_hand, full_shape, run_and_check, traffic_is_that_
 
 from stepscope.bench.ops import Work, find_operator
 from stepscope.bench.ops.build import build
-from stepscope.bench.ops.gemm import LAYOUTS, AddMm, Bmm, Gemm, Linear, Mlp, _require_served
+from stepscope.bench.ops.families.gemm import (
+    LAYOUTS,
+    LEARNING_RATE,
+    AddMm,
+    Bmm,
+    Gemm,
+    Linear,
+    Mlp,
+    MlpTrain,
+    _require_served,
+)
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import UnsupportedError
 from stepscope.bench.ops.reference import check_close
-from stepscope.bench.ops.training import LEARNING_RATE, MlpTrain
 from stepscope.run.producer import WrongResultError
 
 GEMM = {"m": 7, "n": 5, "k": 3}

@@ -6,13 +6,21 @@ from typing import Any
 import pytest
 from op_checks import full_shape, moved_by_hand, run_and_check
 
-from stepscope.bench.ops.indexing import OPERATORS, Embedding, Gather, IndexPut, IndexSelect, Scatter, Sort, TopK
+from stepscope.bench.ops.families.indexing import (
+    Embedding,
+    Gather,
+    IndexPut,
+    IndexSelect,
+    Scatter,
+    Sort,
+    TopK,
+)
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS, Operator, Work
 from stepscope.run.producer import WrongResultError
 
 PASSES = ("forward", "backward")
-EACH = [kind() for kind in OPERATORS]
+EACH = [kind() for kind in (Gather, Scatter, IndexSelect, IndexPut, Embedding, Sort, TopK)]
 
 
 def bind_otherwise(monkeypatch: pytest.MonkeyPatch, operator: Operator, change: Callable[[Any, Any], Any]) -> None:

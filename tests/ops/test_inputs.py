@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.bench.ops.caches import EVICTION_FACTOR, MAX_SETS, MAX_SETS_BYTES, CacheFlush, plan_rotation
+from stepscope.bench.ops.build import EVICTION_FACTOR, MAX_SETS, MAX_SETS_BYTES, CacheFlush, plan_rotation
 from stepscope.bench.ops.inputs import CHUNK_ELEMENTS, Arena, Arenas, Maker
 
 

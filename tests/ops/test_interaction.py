@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from op_checks import full_shape, moved_by_hand, run_and_check
 
+from stepscope.bench.ops.families.interaction import DotInteraction, TrilIndex
 from stepscope.bench.ops.inputs import Maker
-from stepscope.bench.ops.interaction import DotInteraction, TrilIndex
 from stepscope.bench.ops.operator import FLOATS, Work
 from stepscope.run.producer import WrongResultError
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.bench.ops import language
-from stepscope.bench.ops.gemm import Bmm, Gemm, Mlp
-from stepscope.bench.ops.language import expand_shape, expand_table, parse_condition, write_shape
+from stepscope.bench.ops.families.gemm import Bmm, Gemm, Mlp
+from stepscope.bench.ops.language import expand_shape, parse_condition, write_shape
 from stepscope.bench.ops.operator import Operator, Parameter, Shape, Work
 from stepscope.core.errors import UsageError
 
@@ -223,7 +223,7 @@ def test_more_draws_begin_with_the_fewer() -> None:
 
 def test_tables_of_files() -> None:
     def of(table: dict[str, Any], operator: Operator = SAMPLE) -> list[dict[str, Any]]:
-        return expand_table(table, operator, where="cases[0]")
+        return expand_shape(table, operator, where="cases[0]")
 
     assert of({"note": "a, b/c"})[0]["note"] == "a, b/c"
     assert [shape["note"] for shape in of({"note": ["a,b", "c"]})] == ["a,b", "c"]
@@ -278,7 +278,7 @@ SIZES = st.integers(1, 2**40)
 def test_a_shape_written_is_the_shape_read(m: int, n: int, k: int, layout: str) -> None:
     shape = {"m": m, "n": n, "k": k, "layout": layout}
     assert expand(write_shape(shape)) == [shape]
-    assert expand_table(shape, GEMM, where="x") == [shape]
+    assert expand_shape(shape, GEMM, where="x") == [shape]
 
 
 @given(p=st.floats(allow_nan=False, allow_infinity=False))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stepscope.bench.ops.build import build, memory_bytes
+from stepscope.bench.ops.catalogue import operators
 from stepscope.bench.ops.inputs import CHUNK_ELEMENTS, Arenas, Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Operator, UnsupportedError
-from stepscope.bench.ops.registry import operators
 
 MIB = 1 << 20
 

@@ -5,8 +5,18 @@ from typing import Any
 import pytest
 from op_checks import full_shape, moved_by_hand, run_and_check
 
+from stepscope.bench.ops.families.movement import (
+    COPIES,
+    ORDERS,
+    Concat,
+    MemCopy,
+    MemSet,
+    Permute,
+    Read,
+    Split,
+    Transpose,
+)
 from stepscope.bench.ops.inputs import Maker
-from stepscope.bench.ops.movement import COPIES, ORDERS, Concat, MemCopy, MemSet, Permute, Read, Split, Transpose
 from stepscope.bench.ops.operator import FLOATS, Operator, Work
 from stepscope.run.producer import WrongResultError
 

@@ -4,12 +4,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from op_checks import count_by_hand, full_shape, run_and_check, traffic_is_that_of_the_tensors
+from op_checks import count_by_hand, full_shape, kinds_of, run_and_check, traffic_is_that_of_the_tensors
 
 from stepscope.bench.ops import Work
-from stepscope.bench.ops.inputs import Maker
-from stepscope.bench.ops.normalisation import (
-    OPERATORS,
+from stepscope.bench.ops.families.normalisation import (
     BatchNorm,
     CrossEntropy,
     Dropout,
@@ -18,6 +16,7 @@ from stepscope.bench.ops.normalisation import (
     RmsNorm,
     Softmax,
 )
+from stepscope.bench.ops.inputs import Maker
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
@@ -52,13 +51,13 @@ def test_work_is_what_a_hand_counts(kind: Any, shape: Any, dtype: str, direction
     count_by_hand(kind, shape, dtype, direction, work)
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("normalisation"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_declared_traffic_is_that_of_the_tensors(kind: Any, dtype: str) -> None:
     traffic_is_that_of_the_tensors(kind, dtype)
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("normalisation"))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_agrees_with_float64(kind: Any, direction: str, dtype: str) -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from op_checks import full_shape, run_and_check
+from op_checks import full_shape, kinds_of, run_and_check
 
 from stepscope.bench.ops import Work
 from stepscope.bench.ops.build import memory_bytes
+from stepscope.bench.ops.families.optimizers import OptimizerStep
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
-from stepscope.bench.ops.optimizers import OPERATORS, OptimizerStep
 from stepscope.run.producer import WrongResultError
 
 ALGORITHMS = ("sgd", "momentum", "adam", "adamw")
@@ -40,7 +40,7 @@ def test_memory_holds_parameters_gradients_and_states(algorithm: str, copies: in
 
 
 def test_there_is_no_backward() -> None:
-    assert [kind.passes for kind in OPERATORS] == [("forward",)]
+    assert [kind.passes for kind in kinds_of("optimizers")] == [("forward",)]
 
 
 def fused_sgd_steps(dtype: str) -> bool:

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.bench.ops import param_files
+from stepscope.bench.ops import case_files as param_files
 from stepscope.bench.ops.build import build
-from stepscope.bench.ops.call import OPERATOR
-from stepscope.bench.ops.case_files import read_case_file
+from stepscope.bench.ops.case_files import is_param_file, read_case_file, read_param_file
+from stepscope.bench.ops.families.call import OPERATOR
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.language import CaseRequest
-from stepscope.bench.ops.param_files import is_param_file, read_param_file
 from stepscope.core.errors import BadInputError, StepscopeError
 
 

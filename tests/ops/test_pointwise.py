@@ -7,11 +7,10 @@ from op_checks import count_by_hand, full_shape, moved_by_hand, run_and_check, t
 
 from stepscope.bench.ops import Work
 from stepscope.bench.ops.build import build
-from stepscope.bench.ops.elementwise import Elementwise
+from stepscope.bench.ops.families.elementwise import Elementwise
+from stepscope.bench.ops.families.pointwise import Activation, Cast, Reduction
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
-from stepscope.bench.ops.pointwise import Activation, Cast
-from stepscope.bench.ops.reduction import Reduction
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from op_checks import count_by_hand, full_shape, moved_by_hand, run_and_check, traffic_is_that_of_the_tensors
+from op_checks import count_by_hand, full_shape, kinds_of, moved_by_hand, run_and_check, traffic_is_that_of_the_tensors
 
 from stepscope.bench.ops import Work
+from stepscope.bench.ops.families.recurrent import Gru, GruCell, Lstm, LstmCell
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
-from stepscope.bench.ops.recurrent import OPERATORS, Gru, GruCell, Lstm, LstmCell
 from stepscope.run.producer import WrongResultError
 
 CELL = {"batch": 3, "in": 5, "hidden": 4}
@@ -46,7 +46,7 @@ def test_work_is_what_a_hand_counts(kind: Any, shape: Any, dtype: str, direction
     count_by_hand(kind, shape, dtype, direction, work)
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("recurrent"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_declared_traffic_is_that_of_the_tensors(kind: Any, dtype: str) -> None:
     traffic_is_that_of_the_tensors(kind, dtype)
@@ -58,7 +58,7 @@ def test_declared_traffic_of_several_layers(kind: Any) -> None:
     assert moved_by_hand(kind(), "float64", layers=3) == work.bytes
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("recurrent"))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_agrees_with_the_formulas(kind: Any, direction: str, dtype: str) -> None:
@@ -72,7 +72,7 @@ def test_several_layers(kind: Any, direction: str, dtype: str) -> None:
     run_and_check(kind(), direction, dtype, layers=3, steps=5)
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", kinds_of("recurrent"))
 def test_every_input_has_a_gradient(kind: Any) -> None:
     operator = kind()
     for layers in (1, 2) if kind in (Lstm, Gru) else (1,):

@@ -4,11 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from stepscope.bench.ops.embedding import EmbeddingBag
-from stepscope.bench.ops.gemm import Gemm, Linear, Mlp
+from stepscope.bench.ops.catalogue import TINY, ShapeSet, all_sets, find_set, operators, shape_sets
+from stepscope.bench.ops.families.embedding import EmbeddingBag
+from stepscope.bench.ops.families.gemm import Gemm, Linear, Mlp
 from stepscope.bench.ops.operator import DTYPES
-from stepscope.bench.ops.registry import operators
-from stepscope.bench.ops.shape_sets import TINY, ShapeSet, all_sets, find_set, shape_sets
 from stepscope.core.errors import UsageError
 
 OPERATORS = operators()

@@ -9,13 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.bench.ops import Operator, find_operator, make_cases, make_ceiling_cases, operators
-from stepscope.bench.ops import registry as registry_module
-from stepscope.bench.ops.estimate import estimate_cases
-from stepscope.bench.ops.gemm import Gemm
-from stepscope.bench.ops.modes import math_mode
-from stepscope.bench.ops.producer import OperatorProducer
-from stepscope.bench.ops.profiled import KERNELS_FILE, read_profiled
+from stepscope.bench.ops import Operator, catalogue, find_operator, make_cases, make_peak_cases, operators
+from stepscope.bench.ops.build import math_mode
+from stepscope.bench.ops.families.gemm import Gemm
+from stepscope.bench.ops.kernels import KERNELS_FILE, read_profiled
+from stepscope.bench.ops.producer import OperatorProducer, estimate_cases
 from stepscope.bench.ops.profiling import profile_cases
 from stepscope.core.errors import UsageError
 from stepscope.launch.worker import Session
@@ -112,7 +110,7 @@ def test_what_cannot_run_here_is_a_skip_with_its_reason(case: Case, kind: str, w
 
 
 def test_bfloat16_is_skipped_where_it_would_kill_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.bench.ops.operator_case.bfloat16_works", lambda: False)
+    monkeypatch.setattr("stepscope.bench.ops.build.bfloat16_works", lambda: False)
     with pytest.raises(CaseSkipped, match="ends the process") as caught:
         prepare(one_case("gemm", dtype="bfloat16"))
     assert "ONEDNN_MAX_CPU_ISA" in (caught.value.failure.hint or "")
@@ -245,7 +243,7 @@ def test_a_compiler_that_computes_wrongly_is_found(direction: str, monkeypatch: 
 
 
 def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> None:
-    ceilings = make_ceiling_cases(["float32", "float32"], "cpu")
+    ceilings = make_peak_cases(["float32", "float32"], "cpu")
     assert [case.benchmark.model for case in ceilings] == ["gemm", "read", "memset", "memcpy"]
     sizes = {"m": 64, "n": 64, "k": 64, "size": 1 << 16}
     small = [
@@ -265,7 +263,7 @@ def test_ceilings_are_measured_and_cases_are_rated_by_them(tmp_path: Path) -> No
 
 
 def test_a_copy_moves_twice_its_size() -> None:
-    case = make_ceiling_cases([], "cpu")[-1]
+    case = make_peak_cases([], "cpu")[-1]
     operator = find_operator("memcpy")
     assert operator.work(case.parameters, "int8", "forward").bytes == 2 * case.parameters["size"]
 
@@ -343,14 +341,14 @@ def test_operators_of_other_packages_are_found_by_entry_point(monkeypatch: pytes
         def load(self) -> type[Operator]:
             return self._kind
 
-    monkeypatch.setattr(registry_module, "entry_points", lambda group: [Entry(Other)])
-    registry_module.operators.cache_clear()
-    assert "other_gemm" in registry_module.operators()
-    monkeypatch.setattr(registry_module, "entry_points", lambda group: [Entry(Gemm)])
-    registry_module.operators.cache_clear()
+    monkeypatch.setattr(catalogue, "entry_points", lambda group: [Entry(Other)])
+    catalogue.operators.cache_clear()
+    assert "other_gemm" in catalogue.operators()
+    monkeypatch.setattr(catalogue, "entry_points", lambda group: [Entry(Gemm)])
+    catalogue.operators.cache_clear()
     with pytest.raises(UsageError, match="already taken"):
-        registry_module.operators()
-    registry_module.operators.cache_clear()
+        catalogue.operators()
+    catalogue.operators.cache_clear()
     monkeypatch.undo()
 
 

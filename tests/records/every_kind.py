@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepscope.bench.comms.cases import make_cases
+from stepscope.bench.comms.cases import make_cases, make_sweep
 from stepscope.bench.comms.overlap import make_overlap_cases
 from stepscope.bench.comms.pairs import make_pair_cases
 from stepscope.bench.comms.patterns.registry import PATTERNS, make_case, read_options
-from stepscope.bench.comms.sweep import make_sweep
-from stepscope.bench.ops.cases import call_cases
+from stepscope.bench.comms.process_group import make_process_group_cases
+from stepscope.bench.ops.cases import call_cases, make_peak_cases
 from stepscope.bench.ops.cases import make_cases as make_operator_cases
-from stepscope.bench.ops.ceilings import make_ceiling_cases
 from stepscope.bench.ops.suites import MICRO
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.user import make_user_case
@@ -21,6 +20,11 @@ from stepscope.records import Case
 
 NCCL_OUTPUTS = Path(__file__).parents[1] / "store" / "nccl_outputs"
 WORLD = {"backend": "gloo", "world_size": 4, "device": "cpu"}
+OPERATIONS = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "all_to_all",
+    "all_to_allv", "gather", "scatter", "barrier", "send_recv", "incast", "multicast", "all_gather_object",
+    "gather_object", "broadcast_object_list", "scatter_object_list",
+)  # fmt: skip
 COLLECTIVES: tuple[dict[str, object], ...] = (
     {"collective": "all_reduce"},
     {"collective": "all_reduce", "dtype": "float16", "reduction": "max", "placement": "out_of_place"},
@@ -57,7 +61,7 @@ def list_operators() -> Iterator[Case]:
     )
     yield from call_cases("torch.softmax", "float32[16,32] dim=1", device="cpu", directions=["backward"])
     yield from call_cases("torch.nn.Linear", "[4,8]", device="cpu", build="8 3 bias=false", caches=["cold"])
-    yield from make_ceiling_cases(["float32", "bfloat16"], "cpu")
+    yield from make_peak_cases(["float32", "bfloat16"], "cpu")
     for row in MICRO:
         yield from row.cases(dtype="float32", device="cuda", compiled=row.published)
 
@@ -66,7 +70,7 @@ def list_communication() -> Iterator[Case]:
     for options in COLLECTIVES:
         yield from make_cases(**{"sizes": [1024, 4096], "dtype": "float32", **WORLD, **options})  # type: ignore[arg-type]
     yield from make_sweep(
-        collectives=["all"], sizes=[1 << 12], dtypes=["float32", "int8"], reductions=["all"], roots=["all"], **WORLD
+        collectives=OPERATIONS, sizes=[1 << 12], dtypes=["float32", "int8"], reductions=["all"], roots=["all"], **WORLD
     ).cases
     yield from make_sweep(collectives=["send_recv"], sizes=[64], dtypes=["float32"], pattern="all", **WORLD).cases
     yield from make_overlap_cases(
@@ -81,6 +85,8 @@ def list_communication() -> Iterator[Case]:
         unusual = read_options(pattern, PATTERN_OPTIONS.get(pattern.name, {"flops": "2.5"}))
         yield make_case(pattern, unusual, overlap=False, backend="nccl", world_size=8, device="cuda")
     yield from make_pair_cases(ranks=[0, 2, 3], sizes=[8, 1 << 20], **WORLD)
+    yield from make_process_group_cases(backend="gloo", world_size=4, device="cpu")
+    yield from make_process_group_cases(backend="nccl", world_size=4, device="cuda")
 
 
 def list_models() -> Iterator[Case]:

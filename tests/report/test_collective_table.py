@@ -15,9 +15,9 @@ from report_examples import make_case, make_run, make_system
 
 from stepscope.records import Communication, Failure, Notice, RankPlace, RankSamples, Score
 from stepscope.report import build_report, format_collective_table, has_collectives, render_csv, render_markdown
-from stepscope.report.collective_table import COLUMNS, fit_number
+from stepscope.report.communication import COLUMNS, fit_number
 from stepscope.report.html import render_html
-from stepscope.report.text import render_text
+from stepscope.report.render import render_text
 from stepscope.store.view import MeasuredCase
 
 GOLDEN = """\
@@ -28,19 +28,18 @@ GOLDEN = """\
 # GLOO_SOCKET_IFNAME=eth0
 # asked for: device=cpu, mode=blocking, check=sample
 # settings: warmup_max_time=2.000 s, min_samples=20
-# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes a second; times are of one call
+# sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes per second; times are of one call
 # times are those of the slowest rank in each iteration
-# check: #wrong counts elements over 3 iterations a row that were looked at
+# check: #wrong counts elements over 3 iterations per row that were looked at
 # Using devices
 #  Rank  0 Pid    100 on     node-1 device cpu
 #  Rank  1 Pid    101 on     node-1 device cpu
 #
-#                                                                      time of one call
-#       size         count      type   redop    root       p50       p95       p99       min       max    algbw    busbw      skew  last  #wrong
-#        (B)    (elements)                                (us)      (us)      (us)      (us)      (us)   (GB/s)   (GB/s)      (us)  rank
+#       size         count      type   redop    root       p50       p95       p99       min       max    algbw    busbw      skew    last  #wrong
+#        (B)    (elements)                                (us)      (us)      (us)      (us)      (us)   (GB/s)   (GB/s)      (us)  (rank)
 # all_reduce, gloo, 2 ranks, device=cpu
-        1024           256   float32     sum      -1     20.00     29.90     30.78     12.00     31.00   0.0512   0.0512      2.00     1       0
-     1048576        262144   float32     sum      -1   1600.00   1780.00   1796.00   1500.00   1800.00    0.655    0.655         -     -       0
+        1024           256   float32     sum      -1     20.00     29.90     30.78     12.00     31.00   0.0512   0.0512      2.00       1       0
+     1048576        262144   float32     sum      -1   1600.00   1780.00   1796.00   1500.00   1800.00    0.655    0.655         -       -       0
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 0.353
 # Last to begin        : rank 1 in 1 of 1 rows
@@ -49,7 +48,7 @@ GOLDEN = """\
 
 @pytest.fixture(autouse=True)
 def fixed_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.report.collective_table.__version__", "0.0.test")
+    monkeypatch.setattr("stepscope.report.communication.__version__", "0.0.test")
 
 
 def make_collective(
@@ -285,7 +284,7 @@ def test_without_arrivals_there_are_no_such_columns() -> None:
 
 def test_columns_of_arrivals_give_way_to_the_width() -> None:
     case = make_collective(arrivals=[[0.0, 0.0, 0.0], [1e-6, 2e-6, 3e-6]])
-    text = render_text(build_report([make_run([case], make_system())]), width=120)
+    text = render_text(build_report([make_run([case], make_system())]), width=80)
     assert "# left out for width:" in text
     assert "Straggler" in text.split("# left out for width:")[1]
 

@@ -10,7 +10,7 @@ from builders import case_of, make_folder, make_result, make_samples, make_syste
 from stepscope.cli.report import report_of
 from stepscope.records import Benchmark, Case, Communication, RankPlace
 from stepscope.report import render_html, render_json, render_markdown, render_text
-from stepscope.report.reach import find_reach
+from stepscope.report.labels import find_coverage
 from stepscope.store import RunWriter, StoredRun
 
 
@@ -35,13 +35,13 @@ def make_hosts(*hosts: str) -> Communication:
     ],
 )
 def test_the_widest_model_decides(runs: list[tuple[list[Case], Communication | None]], scope: str) -> None:
-    found = find_reach(([make_result(case) for case in cases], carried) for cases, carried in runs)
+    found = find_coverage(([make_result(case) for case in cases], carried) for cases, carried in runs)
     assert found is not None
     assert found.scope == scope
 
 
 def test_without_cases_nothing_is_said() -> None:
-    assert find_reach([([], None)]) is None
+    assert find_coverage([([], None)]) is None
 
 
 def test_every_kind_of_report_says_it(tmp_path: Path) -> None:

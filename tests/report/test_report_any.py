@@ -13,6 +13,7 @@ from report_examples import make_case, make_run, make_system
 
 from stepscope.records import Failure, KernelUse, LatencyTarget, Notice, RankSamples, Reading, Score
 from stepscope.report import ReportRun, build_report, render_csv, render_html, render_json, render_markdown, render_text
+from stepscope.report.table import text_width
 from stepscope.store.view import MeasuredCase
 
 texts = st.text(max_size=12)
@@ -109,8 +110,11 @@ def test_any_runs_render_in_every_format(runs: list[ReportRun]) -> None:
     report = build_report(runs)
     number = sum(len(run.cases) for run in runs)
     assert len(report.cases) == number
-    rows = [line for line in render_text(report, width=80).splitlines() if not line.startswith("#")]
+    rows = [line for line in render_text(report).splitlines() if not line.startswith("#")]
     assert len(rows) == number
+    assert all(
+        text_width(line) <= 80 for line in render_text(report, width=80).splitlines() if not line.startswith("#")
+    )
     assert render_markdown(report).count("\n| ") == number + 2 * sum(bool(system.cases) for system in report.systems)
     assert len(list(csv.DictReader(io.StringIO(render_csv(report), newline="")))) == number
     assert len(json.loads(render_json(report))["systems"]) == len(report.systems)

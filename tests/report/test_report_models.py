@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -130,8 +131,14 @@ def test_another_number_of_ranks_than_declared_is_marked(
 
 def test_operators_and_collectives_show_only_what_differs() -> None:
     parameters = {"precision": "bf16", "scale": "tiny", "parallel": "ddp", "data": "x", "accumulate": 2}
-    view = view_of(make_case("gemm/micro/forward/1dev-fp32", values_s=[1.0], parameters=parameters, world_size=4))
+    view = view_of(make_case("gemm/suite/forward/1dev-fp32", values_s=[1.0], parameters=parameters, world_size=4))
     assert (view.cases[0].difference, view.shared) == ("", [])
+
+
+def test_a_single_row_of_an_operator_names_its_shape() -> None:
+    parameters = {"m": 64, "n": 32, "dtype": "float32", "device": "cpu", "cache": "warm"}
+    view = view_of(make_case("gemm/micro/forward/custom", values_s=[1.0], parameters=parameters))
+    assert (view.cases[0].difference, view.shared) == ("m=64 n=32", ["dtype=float32", "device=cpu"])
 
 
 # Decoders
@@ -236,16 +243,18 @@ def test_late_answers_are_marked_where_they_stand() -> None:
 
 
 def test_a_narrow_table_keeps_what_decoders_are_measured_for() -> None:
-    text = render_text(build_report([make_run([decoder(**SERVED)], None)]), width=10)
-    head = next(line for line in text.splitlines() if line.startswith("# Model"))
-    for title in ("TTFT", "TPOT", "Tokens/s", "Reached/s", "Served TTFT P99"):
-        assert title in head
+    text = render_text(build_report([make_run([decoder(**SERVED)], None)]), width=80)
+    table = text[text.index("# all rows") : text.index("# left out")]
+    assert max(len(line) for line in table.splitlines() if not line.startswith("# all rows")) <= 80
+    assert {"TTFT", "TPOT", "Tokens/s", "Reached/s", "Served", "P99"} <= set(table.split())
+    assert {"Median", "Interval", "n"} <= set(table.split())
     assert "Queue" in next(line for line in text.splitlines() if "left out for width" in line)
 
 
 def test_the_page_lists_the_times_of_tokens_and_rates_as_such() -> None:
-    text = " ".join(check(render_html(build_report([make_run([decoder(**SERVED)], None)]))).text)
-    assert "12.50 ms, p99 12.50 ms" in text
+    page = render_html(build_report([make_run([decoder(**SERVED)], None)]))
+    told = dict(zip(*[iter(re.findall(r"<d[td]>(.*?)</d[td]>", page))] * 2, strict=False))
+    assert (told["TTFT"], told["TTFT P99"], told["serving ttft p99"]) == ("12.50 ms", "12.50 ms", "7.000 ms")
     assert (name_fact("tokens_per_s"), format_fact("tokens_per_s", 3930.0)) == ("tokens", "3930/s")
     assert format_fact("serving_ttft_p99_s", 0.007) == "7.000 ms"
     assert format_fact("busbw_bytes_per_s", 2e9) == "2.000 GB/s"

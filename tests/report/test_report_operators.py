@@ -16,8 +16,8 @@ from report_examples import make_case, make_ceilings, make_op, make_run, make_sy
 from stepscope.records import Failure, KernelUse
 from stepscope.report import build_report, render_csv, render_html, render_json, render_markdown, render_text
 from stepscope.report.html import MAX_KERNELS, MAX_ROOFLINES
-from stepscope.report.rooflines import Roofline, RooflinePoint
-from stepscope.report.svg_roofline import RooflinePlot, assign_colours, draw_roofline
+from stepscope.report.plots import RooflinePlot, assign_colours, draw_roofline
+from stepscope.report.series import Roofline, RooflinePoint
 from stepscope.report.view import CaseView
 from stepscope.store import MeasuredCase
 
@@ -84,8 +84,8 @@ def test_without_ceilings_there_are_rates_but_neither_shares_nor_rooflines() -> 
     assert (report.cases[0].value("compute_share"), report.cases[0].value("memory_share")) == (None, None)
     page = render_html(report)
     for shown in (render_text(report), render_markdown(report), page.split("<tbody>")[0]):
-        assert "Of matrix peak" not in shown
-        assert "Of copy" not in shown
+        assert "% of matmul peak" not in shown
+        assert "% of copy bandwidth" not in shown
     assert check(page).count("svg", "roofline") == 0
 
 
@@ -158,7 +158,7 @@ def test_ceilings_are_rows_but_not_points() -> None:
 
 
 def test_columns_are_added_only_where_a_case_fills_them() -> None:
-    added = ["Of matrix peak", "Of copy", "Wall", "Graph", "Kernel"]
+    added = ["% of matmul peak", "% of copy bandwidth", "Wall", "Graph", "Kernel"]
     assert not set(added) & set(header(render_text(build_report(small_runs()))))
     gpu, cpu = (build_report([run]) for run in ops_runs())
     assert [title for title in header(render_text(gpu)) if title in added] == added
@@ -185,8 +185,8 @@ def test_a_share_above_the_copy_is_marked_where_a_cache_explains_it(cache: str, 
     assert shown in re.split(r"\s{2,}", row.strip())
     assert f"| {shown.replace('<', '&lt;')} |" in render_markdown(report)
     assert ("# (cache): " in text) == shown.endswith("(cache)")
-    assert "# Of copy: shares of the ceilings that the same run measured" in text
-    assert "Of copy: shares of the ceilings that the same run measured" in render_markdown(report)
+    assert "# % of copy bandwidth: fractions of the peaks that the same run measured" in text
+    assert "% of copy bandwidth: fractions of the peaks that the same run measured" in render_markdown(report)
 
 
 def test_csv_and_json_hold_everything_in_base_units() -> None:
@@ -340,10 +340,10 @@ def test_a_point_tells_its_case_and_numbers_and_leads_to_it() -> None:
     assert '<a href="#case-3" tabindex="-1"><circle class="s0" ' in page
     assert (
         "<title>gemm/micro/forward/custom (bfloat16, cold cache): 214.7 TFLOP/s, 629.1 GB/s, 341 flop per byte, "
-        "10.00 µs, 26.8 % of matrix peak, 15.7 % of copy</title>"
+        "10.00 µs, 26.8 % of matmul peak, 15.7 % of copy bandwidth</title>"
     ) in page
     text = "".join(check(page).text)
-    assert "The roofs are what this run measured on cuda as ceilings" in text
+    assert "The roofs are what this run measured on cuda as its peaks" in text
     assert "the plot holds 1 case." in text
 
 
@@ -381,17 +381,17 @@ def test_details_list_kernels_times_and_what_was_observed() -> None:
     assert '<td class="mono">void gemm&lt;float, &#34;x&#34;&gt;(int)</td>' in page
     assert '<td class="number">2</td><td class="number">3.000 µs</td>' in page
     for name, value in (
-        ("Wall median", "9.000 µs"),
-        ("Graph median", "3.500 µs"),
-        ("Kernel median", "3.250 µs"),
+        ("Wall", "9.000 µs"),
+        ("Graph", "3.500 µs"),
+        ("Kernel", "3.250 µs"),
         ("compile time", "2.500 s"),
         ("input sets", "32"),
         ("work", "8.000 MFLOP"),
         ("compulsory bytes", "4 MiB"),
-        ("compute rate", "2.000 TFLOP/s"),
+        ("Compute rate", "2.000 TFLOP/s"),
     ):
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
-    assert "Device median" not in page
+    assert "<dt>Device</dt>" not in page
     assert check(page).count("table", "kernels") == 1
 
 

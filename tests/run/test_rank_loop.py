@@ -218,7 +218,7 @@ def test_without_torch_the_next_step_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_probe_reads_alike_and_rests_in_between() -> None:
-    from stepscope.measure.probe import SpeedProbe, open_probe
+    from stepscope.measure.surroundings import SpeedProbe, open_probe
 
     probe = open_probe(CpuDevice())
     assert isinstance(probe, SpeedProbe)

@@ -1,4 +1,4 @@
-"""One rank of several, run by test_dlrm_sharded and test_ranks: some steps, and what came of them in files."""
+"""One rank of several, run by test_dlrm_sharded: some steps, and what came of them in files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
-from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedNetwork
+from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedFastDlrm, ShardedNetwork
 from stepscope.bench.workloads.precision import build_module, math_of
 from stepscope.bench.workloads.protocol import Optimized, Task
 from stepscope.bench.workloads.request import SEED as WEIGHT_SEED
@@ -27,11 +28,10 @@ BATCH, SEED = 12, 5
 STEPS = 3
 
 
-def start_ranks(folder: Path, kind: str, names: list[str]) -> None:
-    """`kind`: sharded (names are DLRM's configs) or joined (of `name_joined`). Waits for the ranks to end."""
-    running = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(folder), kind, *names]) for rank in range(RANKS)
-    ]
+def start_ranks(folder: Path, names: list[str]) -> None:
+    """`names`: a kind of step and what takes it, as `sharded:CONFIG`, `optimized:CONFIG` (configs of DLRM) or
+    `joined:NAME` (of `name_joined`). Waits for the ranks to end."""
+    running = [subprocess.Popen([sys.executable, __file__, str(rank), str(folder), *names]) for rank in range(RANKS)]
     try:
         assert [one.wait(timeout=240) for one in running] == [0] * RANKS
     finally:
@@ -43,11 +43,13 @@ def read_ranks(folder: Path, name: str) -> list[dict[str, Any]]:
     return [torch.load(folder / _file(name, rank), weights_only=True) for rank in range(RANKS)]
 
 
-def run_rank(rank: int, folder: Path, kind: str, names: list[str]) -> None:
+def run_rank(rank: int, folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS)
+    makers = {"sharded": step_sharded, "optimized": step_optimized, "joined": step_joined}
     for name in names:
-        torch.save(make_step(name) if kind == "sharded" else step_joined(name), folder / _file(name, rank))
+        kind, _, what = name.partition(":")
+        torch.save(makers[kind](what), folder / _file(name, rank))
     dist.destroy_process_group()
 
 
@@ -55,7 +57,7 @@ def _file(name: str, rank: int) -> str:
     return f"{name.replace('/', '_')}.{rank}.pt"
 
 
-# Tables spread over the ranks
+# Tables sharded over the ranks
 
 
 def make_task(config: str) -> DlrmTask:
@@ -63,7 +65,7 @@ def make_task(config: str) -> DlrmTask:
     return DlrmTask(declared.sizes_at("tiny"))
 
 
-def make_step(config: str) -> dict[str, Any]:
+def step_sharded(config: str) -> dict[str, Any]:
     plain = make_task(config)
     task = ShardedDlrm(plain)
     torch.manual_seed(SEED)
@@ -88,6 +90,35 @@ def make_step(config: str) -> dict[str, Any]:
 
 def plain_parameters(module: ShardedNetwork) -> dict[str, torch.nn.Parameter]:
     return {name.removeprefix("dense.module.plain."): one for name, one in module.named_parameters()}
+
+
+def make_fast(config: str) -> DlrmOptimized:
+    task = find_workload(f"dlrm/optimized/train/{config}").make_task("tiny")
+    assert isinstance(task, DlrmOptimized)
+    return task
+
+
+def step_optimized(config: str) -> dict[str, Any]:
+    task = make_fast(config).shard()
+    assert isinstance(task, ShardedFastDlrm)
+    module: Any = build_module(task, mode="train", precision="fp32", device="cpu", seed=SEED)
+    batches = [task.make_batch(BATCH, seed=SEED + number, mode="train") for number in range(STEPS)]
+    step = TrainStep(task, module, batches, precision="fp32", device="cpu")
+    for _ in range(STEPS):
+        step()
+    module.eval()
+    with torch.inference_mode():
+        chances = task.infer(module, batches[0])
+    # Weights lie as their gradients do, which have the ootb implementation's names.
+    for parameter in module.fast.parameters():
+        parameter.grad = parameter.detach().clone()
+    own = {f"tables.{place}.": f"tables.{table}." for place, table in enumerate(module.fast.lookup.exchange.own)}
+    weights = module.fast.plain_gradients()
+    for name, weight in module.fast.lookup.own.plain_gradients():
+        local = next(one for one in own if name.startswith(one))
+        weights[own[local] + name.removeprefix(local)] = weight
+    plain = [task.sharded.make_batch(BATCH, seed=SEED + number, mode="train") for number in range(STEPS)]
+    return {"weights": weights, "batches": plain, "chances": chances}
 
 
 # Gradients averaged over the ranks
@@ -139,4 +170,4 @@ def _make_plain_optimizer(task: Task, module: torch.nn.Module) -> torch.optim.Op
 
 
 if __name__ == "__main__":
-    run_rank(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    run_rank(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

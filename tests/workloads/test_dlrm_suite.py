@@ -300,7 +300,7 @@ def test_zeros_that_fill_up_stay_zeros() -> None:
 def test_changes_say_what_is_done(declared: Declared) -> None:
     fast = DlrmOptimized(make_tiny(declared))
     named = {one.name for one in fast.changes(mode=declared.mode, precision=declared.precision)}
-    assert ("lookups as a product" in named) == (declared.mode == "train" and declared.config.startswith("A."))
+    assert ("lookups as a matmul" in named) == (declared.mode == "train" and declared.config.startswith("A."))
     assert ("one packed table" in named) == ("embed4" in declared.config)
     assert ("bfloat16 weights with masters" in named) is False
     if declared.mode == "train":

@@ -13,9 +13,9 @@ from stepscope.bench.workloads import choose_workloads, find_workload  # noqa: E
 from stepscope.bench.workloads.precision import shape_module  # noqa: E402
 from stepscope.bench.workloads.protocol import Task  # noqa: E402
 
-DRAWS = 150
+DRAWS = 80
 FAR = 0.3
-"""Of the logarithm of two spreads: with so many draws, equal ones are 0.08 apart in the mean."""
+"""Of the logarithm of two spreads: with so many draws, equal ones are 0.1 apart in the mean."""
 BATCH = 4
 DROPPING = [
     "xlmr/optimized/train/fb-1dev-A-fp32",

@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import failing_ranks
 import msgspec
 import pytest
 import torch
-from dlrm_ranks import name_joined, read_ranks, start_ranks, step_whole
 from suite_runs import SMALL
 from suite_runs import measure as measure_alone
 
@@ -32,7 +32,7 @@ from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings, Si
 from stepscope.metrics import CaseInput
 from stepscope.metrics.cases import input_share
 from stepscope.records import Case, Failure
-from stepscope.run.execute import RANK_FUNCTION, execute
+from stepscope.run.execute import execute
 from stepscope.run.producer import ExtraMeasurements, RankOutcome
 from stepscope.run.rank import CRASH_LIMIT, Gathered, Lead, RankLoop, fold, give_up_case
 from stepscope.run.ranks import Ranks
@@ -69,47 +69,49 @@ def plan_cases(store: Path, cases: list[Case], *, ranks: int, **further: Any) ->
     )  # fmt: skip
 
 
-def run_cases(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> StoredRun:
-    folder = plan_cases(store, cases, ranks=ranks, **request)
-    launch_local(folder=folder, target=RANK_FUNCTION, ranks=ranks, hang_limit_s=60.0)
-    return StoredRun(folder)
-
-
 FIRST = [shared(SMALL), shared(RESNET, "fsdp"), shared(SHARDED, "sharded")]
 WITHOUT_TABLES = shared(RESNET, "sharded")
-WRONG = shared("inception-v3/optimized/train/1dev-fp32", precision="bf16")
-"""Tiny Inception's gradients in bf16 are nothing but rounding, so that the check on the first rank fails."""
+WRONG = shared(find_training(failing_ranks.WRONG, "optimized"))
 UNEVEN = shared(SMALL, batch_size=7)
-PLAIN = {
-    parallel: [shared(find_training(model, "ootb"), parallel) for model in read_catalogue()]
-    for parallel in ("ddp", "fsdp")
-}
+FAST_IN = {"ddp": ("xlmr", "cvt", "rnnt"), "fsdp": ("oscar", "dlrm", "gpt2")}
+"""Optimized implementations, one of each family: joined weights, weights stored channels last, kernels, tables, blocks
+of a decoder."""
 FAST = [
-    # One of each family: joined weights, weights stored channels last, kernels, tables, blocks of a decoder. Every pair
-    # of implementation, model and way of sharing is there, as PLAIN has each model in both ways.
-    shared(find_training(model, "optimized"), parallel)
-    for parallel, models in {"ddp": ("xlmr", "cvt", "rnnt"), "fsdp": ("oscar", "dlrm", "gpt2")}.items()
-    for model in models
+    *(shared(find_training(model, "optimized"), parallel) for parallel, models in FAST_IN.items() for model in models),
+    shared("dlrm/optimized/train/A.8dev-embed32-fp32", "sharded"),
 ]
-CHECKED = [shared(find_training(model, "optimized")) for model in ("dlrm", "gpt2")]
+PLAIN = [
+    # Every pair of model and way of sharing is there, in one of the implementations, and every model in ootb.
+    shared(find_training(model, "ootb"), parallel)
+    for parallel in ("ddp", "fsdp")
+    for model in read_catalogue()
+    if model not in FAST_IN[parallel]
+]
+CHECKED = [shared(find_training(model, "optimized")) for model in failing_ranks.CHECKED]
 """The check is of one rank alone, and the same as without ranks, where the tests of the suite ask for all models'."""
 
 Measured = dict[str, MeasuredCase]
 """By the key of the case."""
 
 
-def by_key(run: StoredRun) -> Measured:
-    return {one.result.case.key: one for one in run.cases()}
+@pytest.fixture(scope="module")
+def own_workers() -> Iterator[None]:
+    """Ranks find the functions of `failing_ranks`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        yield
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def measured(tmp_path_factory: pytest.TempPathFactory, own_workers: None) -> Measured:
     """One start of two ranks for all that is measured the same way: each failure is followed by what must succeed."""
-    cases = [*FIRST, WITHOUT_TABLES, *PLAIN["ddp"], WRONG, *CHECKED, UNEVEN, *PLAIN["fsdp"]]
+    cases = [*FIRST, WITHOUT_TABLES, *PLAIN[:4], WRONG, *CHECKED, UNEVEN, *PLAIN[4:], *FAST]
     unique = list({case.key: case for case in cases}.values())
-    run = run_cases(tmp_path_factory.mktemp("measured"), unique, ranks=2, check=True)
-    assert [one.result.case for one in run.cases()] == unique
-    return by_key(run)
+    folder = plan_cases(tmp_path_factory.mktemp("measured"), unique, ranks=2, check=True)
+    launch_local(folder=folder, target="failing_ranks:measure_by_case", ranks=2, hang_limit_s=60.0)
+    found = StoredRun(folder).cases()
+    assert [one.result.case for one in found] == unique
+    return {one.result.case.key: one for one in found}
 
 
 def check_shared(case: MeasuredCase) -> None:
@@ -126,15 +128,16 @@ def test_two_ranks_share_a_batch(measured: Measured) -> None:
         assert score is not None
         assert summary is not None
         assert score == pytest.approx((case.result.case.batch_size or 0) / summary.median_s)
+        assert case.result.facts["model_flops"] > 0
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_every_model_is_shared_in_both_ways(measured: Measured, parallel: str) -> None:
-    assert len(PLAIN[parallel]) == 14
-    for asked in PLAIN[parallel]:
-        case = measured[asked.key]
+    cases = [measured[one.key] for one in (*PLAIN, *FAST) if one.spec.parallel == parallel]
+    assert {one.result.case.benchmark.model for one in cases} == set(read_catalogue())
+    for case in cases:
         check_shared(case)
-        if asked.benchmark.model == "dlrm":
+        if case.result.case.benchmark.model == "dlrm":
             assert ("porting" in case.result.facts) == (parallel == "fsdp")
 
 
@@ -146,20 +149,22 @@ def test_fast_forms_are_checked(measured: Measured) -> None:
         assert case.score() is not None
 
 
-def test_fast_forms_are_shared_in_both_ways(tmp_path: Path) -> None:
-    cases = run_cases(tmp_path, FAST, ranks=2, check=False).cases()
-    assert len(cases) == len(FAST)
-    for case in cases:
+def test_optimized_implementations_are_shared_in_all_ways(measured: Measured) -> None:
+    for asked in FAST:
+        case = measured[asked.key]
         check_shared(case)
         assert case.result.facts["check"] == "not asked for"
         assert case.score() is None
+        if asked.spec.parallel == "sharded":
+            assert "own tables as one" in case.result.facts["changes"]
+            assert "lookups as a matmul" not in case.result.facts["changes"]
 
 
 @pytest.mark.parametrize(
     ("asked", "kind", "message"),
     [
         (WITHOUT_TABLES, None, "no tables to shard"),
-        (WRONG, "wrong_result", ""),
+        (WRONG, "wrong_result", "outputs in fp32 differ by 1"),
         (UNEVEN, None, "cannot be shared evenly by 2 ranks"),
     ],
     ids=["without tables", "wrong on the first rank alone", "uneven"],
@@ -179,7 +184,7 @@ def test_what_fails_is_one_failure_among_others(
     ("parallel", "accumulate", "is_late"), [("ddp", 1, True), ("sharded", 1, False), ("sharded", 2, True)]
 )
 def test_updates_that_are_not_made_in_backward_are_told(parallel: str, accumulate: int, is_late: bool) -> None:
-    workload = find_workload(GATHERED[0])
+    workload = find_workload("dlrm/optimized/train/default.1dev-fp32")
     case = workload.make_case(device="cpu", scale="tiny", parallel=parallel, world_size=2, accumulate=accumulate)
     task = workload.make_task("tiny")
     assert isinstance(task, Optimized)
@@ -187,104 +192,55 @@ def test_updates_that_are_not_made_in_backward_are_told(parallel: str, accumulat
     assert ("update in backward" in told) == is_late
 
 
-@pytest.fixture
-def own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks find the functions of `failing_ranks`."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+class Troubled(NamedTuple):
+    """A run whose ranks failed, twice started."""
+
+    error: RankDiedError
+    """That ended the first start."""
+    first: list[str]
+    """What had become of its cases then."""
+    run: StoredRun
 
 
-@pytest.mark.usefixtures("own_workers")
-def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory, own_workers: None) -> Troubled:
+    """In the first case all ranks fail, in the third one alone; the last one is left for a second start."""
+    cases = [shared(RESNET), shared(SMALL), shared(RESNET, "fsdp"), shared(SMALL, accumulate=3)]
+    further: dict[str, Any] = {"hang_timeout_s": 30.0, "trace": True, "loader_workers": 0}
+    folder = plan_cases(tmp_path_factory.mktemp("troubled"), cases, ranks=2, **further)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepscope.run.execute.RANK_FUNCTION", "failing_ranks:fail_twice")
+        with pytest.raises(RankDiedError) as caught:
+            execute(StoredRun(folder))
+    first = [one.result.status for one in StoredRun(folder).cases()]
+    (failure,) = StoredRun(folder).failures
+    assert (failure.kind, failure.rank, failure.case) == ("rank_died", 1, cases[2].key)
+    return Troubled(caught.value, first, execute(StoredRun(folder)))
+
+
+def test_a_rank_that_fails_while_the_others_exchange_ends_the_run_with_its_own_words(troubled: Troubled) -> None:
     """Nobody takes the others for hung; what was finished stays, and the case that cannot be measured is behind it."""
-    cases = [shared(SMALL), shared(RESNET), shared(SMALL, batch_size=2)]
-    folder = plan_cases(tmp_path, cases, ranks=2, hang_timeout_s=30.0)
-    monkeypatch.setattr("stepscope.run.execute.RANK_FUNCTION", "failing_ranks:fail_in_the_second_case")
-    with pytest.raises(RankDiedError, match="no room for the second model") as caught:
-        execute(StoredRun(folder))
-    assert "smaller" in str(caught.value.hint)
-    run = StoredRun(folder)
-    (failure,) = run.failures
-    assert (failure.kind, failure.rank, failure.case) == ("rank_died", 1, cases[1].key)
-    assert [one.result.status for one in run.cases()] == ["ok", "failed"]
-    execute(run)
-    run = StoredRun(folder)
-    assert [one.result.status for one in run.cases()] == ["ok", "failed", "ok"]
-    told = run.cases()[1].result.failure
+    assert "no room for the third model" in str(troubled.error)
+    assert "smaller" in str(troubled.error.hint)
+    assert troubled.first == ["failed", "ok", "failed"]
+    assert [one.result.status for one in troubled.run.cases()] == ["failed", "ok", "failed", "ok"]
+    told = troubled.run.cases()[2].result.failure
     assert told is not None
-    assert "no room for the second model" in told.message
-    assert run.run is not None
+    assert "no room for the third model" in told.message
+    assert troubled.run.run is not None
 
 
-@pytest.mark.usefixtures("own_workers")
-def test_exchanges_that_a_failed_case_left_open_do_not_meet_those_of_the_next(tmp_path: Path) -> None:
-    cases = [shared(SMALL), shared(RESNET)]
-    folder = plan_cases(tmp_path, cases, ranks=2)
-    launch_local(folder=folder, target="failing_ranks:fail_out_of_step", ranks=2, hang_limit_s=60.0)
-    run = StoredRun(folder)
-    assert [one.result.status for one in run.cases()] == ["failed", "ok"]
-    failure = run.cases()[0].result.failure
-    assert failure is not None
-    assert "fails after what it began" in failure.message
-    assert not list((folder / "ranks").glob("*.failure.json"))
+def test_exchanges_that_a_failed_case_left_open_do_not_meet_those_of_the_next(troubled: Troubled) -> None:
+    failed, following = troubled.run.cases()[:2]
+    assert failed.result.failure is not None
+    assert "fails after what it began" in failed.result.failure.message
+    check_shared(following)
+    assert not list((troubled.run.folder / "ranks").glob("*.failure.json"))
 
 
-def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RankDiedError, match="this torch was built without carrier-pigeon") as caught:
-        run_cases(tmp_path, [shared(SMALL)], ranks=2, backend="carrier-pigeon")
-    assert "built here: gloo" in str(caught.value.hint)
-
-
-# What the ranks compute
-
-GATHERED = [f"dlrm/optimized/train/{name}.1dev-fp32" for name in ("default", "mlperf", "ddp")]
-"""Whose backward pass would update the tables itself, were it alone."""
-COUNTED = "dlrm/optimized/train/A.1dev-embed32-fp32"
-SPARSE = "dlrm/ootb/train/default.1dev-fp32"
-JOINED = [
-    *(name_joined(one) for one in [*GATHERED, COUNTED, SPARSE, "dlrm/ootb/train/A.1dev-embed32-fp32", RESNET]),
-    *(name_joined(one, accumulate=2) for one in (GATHERED[0], SPARSE, RESNET)),
-]
-HALVES = name_joined(GATHERED[0], "bf16")
-"""Sums of rounded gradients depend on their order, so that one process makes other ones."""
-
-
-@pytest.fixture(scope="module")
-def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("joined")
-    start_ranks(folder, "joined", [*JOINED, HALVES])
-    return folder
-
-
-@pytest.mark.parametrize("name", [*JOINED, HALVES])
-def test_all_ranks_have_the_same_weights(joined: Path, name: str) -> None:
-    first, second = read_ranks(joined, name)
-    assert [place for place, one in first.items() if not torch.equal(one, second[place])] == []
-
-
-@pytest.mark.parametrize("name", JOINED)
-def test_ranks_compute_what_one_process_does_with_all_batches(joined: Path, name: str) -> None:
-    found, expected = read_ranks(joined, name)[0], step_whole(name)
-    assert found.keys() == expected.keys()
-    for place, one in found.items():
-        torch.testing.assert_close(
-            one, expected[place], atol=1e-5, rtol=1e-4, msg=lambda told, place=place: f"{place}: {told}"
-        )
-
-
-# Beside the score
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    cases = [shared(SMALL), shared(SMALL, accumulate=3)]
-    return run_cases(tmp_path_factory.mktemp("traced"), cases, ranks=2, trace=True, loader_workers=0)
-
-
-def test_steps_of_all_ranks_are_recorded_together(traced: StoredRun) -> None:
-    observed = traced.cases()[0].result.facts
-    folder = traced.folder / str(observed["trace"])
+def test_steps_of_all_ranks_are_recorded_together(troubled: Troubled) -> None:
+    observed = troubled.run.cases()[1].result.facts
+    folder = troubled.run.folder / str(observed["trace"])
     assert "traced_ranks" not in observed
     read = read_traces(folder, cache=False)
     assert list(read.ranks) == [0, 1]
@@ -294,8 +250,8 @@ def test_steps_of_all_ranks_are_recorded_together(traced: StoredRun) -> None:
         assert any("all_reduce" in text for text in timeline.texts)
 
 
-def test_results_of_ranks_say_what_those_of_one_device_do(traced: StoredRun, tmp_path: Path) -> None:
-    case = traced.cases()[1]
+def test_results_of_ranks_say_what_those_of_one_device_do(troubled: Troubled, tmp_path: Path) -> None:
+    case = troubled.run.cases()[3]
     asked = find_workload(SMALL).make_case(device="cpu", scale="tiny", accumulate=3)
     (alone,) = measure_alone(tmp_path, asked, loader_workers=0, trace=True).cases()
     assert case.result.failure is None
@@ -304,6 +260,9 @@ def test_results_of_ranks_say_what_those_of_one_device_do(traced: StoredRun, tmp
     assert case.result.facts.keys() == alone.result.facts.keys()
     assert case.loader_score() is not None
     assert input_share(CaseInput(case)) is not None
+
+
+# Beside the score
 
 
 def make_measured(**told: Any) -> Gathered:
@@ -368,6 +327,16 @@ def loop(tmp_path: Path) -> Iterator[RankLoop]:
 def measure_on(loop: RankLoop, case: Case, device: CpuDevice | None = None) -> Gathered:
     loop.device = cast("WorkloadProducer", loop.producer).device = device or CpuDevice()
     return loop.measure_case(case)
+
+
+def test_an_unknown_backend_is_named() -> None:
+    request = {"settings": msgspec.to_builtins(BRIEF), "backend": "carrier-pigeon"}
+    session = RankSession(verb="workload", request=request, hang_limit_s=600.0, supervised=False)
+    producer = WorkloadProducer(session)
+    with pytest.raises(UsageError, match="this torch was built without carrier-pigeon") as caught:
+        producer.join()
+    session.heartbeat.disarm()
+    assert "built here: gloo" in str(caught.value.hint)
 
 
 def test_a_case_that_killed_ranks_too_often_is_not_tried_again(loop: RankLoop, tmp_path: Path) -> None:

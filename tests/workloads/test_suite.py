@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from suite_runs import measure
 
@@ -12,7 +13,7 @@ from stepscope.bench.workloads.catalogue import SUITE
 from stepscope.bench.workloads.registry import choose_suite, make_suite_cases, suite_precisions
 from stepscope.compare.views import compare_implementations
 from stepscope.core.errors import UsageError
-from stepscope.records import Failure
+from stepscope.records import Case, Failure
 
 EMULATED = ("cvt", "resnext3d", "regnety")
 """Convolutions in bf16 are slow on a CPU without such units; the tests of these networks compare them once."""
@@ -20,12 +21,19 @@ EMULATED = ("cvt", "resnext3d", "regnety")
 
 @pytest.mark.parametrize("model", SUITE)
 def test_a_model_of_the_suite(model: str, tmp_path: Path) -> None:
-    """Both forms, both modes, in the benchmark's precision and in the fastest allowed; checks passed."""
+    """Both implementations in both modes; checks passed. Of the two precisions in which optimized implementations are
+    measured each model has one in training and the other in inference; a check in any of them is in fp32, too."""
     chosen = choose_suite(models=[model], everything=False)
     cases = make_suite_cases(chosen, device="cpu", scale="tiny")
+    trained_at = SUITE.index(model) % 2
+    for mode in ("train", "infer"):
+        both = [one for one in cases if (one.benchmark.implementation, one.benchmark.mode) == ("optimized", mode)]
+        assert 1 <= len(both) <= 2
+        if len(both) == 2:
+            cases.remove(both[trained_at if mode == "train" else 1 - trained_at])
     if model in EMULATED:
-        cases = [case for case in cases if case.parameters["precision"] != "bf16"]
-    assert len(cases) >= 4
+        cases = [one if one.spec.precision != "bf16" else with_precision(one, "fp32") for one in cases]
+    assert len(cases) == 4
     found = [one for one in measure(tmp_path, *cases).cases() if not _is_beyond_this_machine(one.result.failure)]
     assert [one.result.failure for one in found if one.result.failure is not None] == []
     assert {(one.result.case.benchmark.implementation, one.result.case.benchmark.mode) for one in found} == {
@@ -39,6 +47,10 @@ def test_a_model_of_the_suite(model: str, tmp_path: Path) -> None:
     table = compare_implementations(found)
     assert table.any_precision is not None
     assert table.any_precision.benchmarks == 2
+
+
+def with_precision(case: Case, precision: str) -> Case:
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, precision=precision))
 
 
 def _is_beyond_this_machine(failure: Failure | None) -> bool:

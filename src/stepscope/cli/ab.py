@@ -21,7 +21,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, name_run, narrate, suggest
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.run.plan import NEWEST, Job, find_differences
 
@@ -83,6 +83,8 @@ def command(
     failed = any("failed" in {row.status_a, row.status_b} for row in rows)
     data = {"a": str(a.folder), "b": str(b.folder), "pairs": pairs, "level": level, "rows": rows}
     emit(data, "\n".join([*lines, f"A: {a.folder}", f"B: {b.folder}"]), as_json=as_json)
+    if not as_json:
+        suggest(f"stepscope report {a.id} {name_run(b.folder)} -o report.html")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 

@@ -15,15 +15,18 @@ from stepscope.store import StoredRun, find_newest, find_run
 
 @click.command("check")
 @click.argument("name", metavar="[RUN]", required=False)
-@click.option("--baseline", required=True, metavar="RUN", help="The run to be held against.")
-@click.option("--max-regression", type=Share(), default="5%", show_default=True, help="How much more time is allowed.")
+@click.option("--baseline", required=True, metavar="RUN", help="The run to compare with.")
+@click.option(
+    "--max-regression", type=Share(), default="5%", show_default=True, help="Largest allowed increase in time."
+)
 @level_option
 @store_option
 @json_option
 def command(*, name: str | None, baseline: str, max_regression: float, level: float, store: Path, as_json: bool) -> int:
-    """Hold RUN (the newest complete one by default) against a baseline.
+    """Compare RUN (by default the newest complete one) with a baseline, for CI.
 
-    Exit code 0: nothing is slower than allowed (upper bounds, 95 %); 3: something is; 4: the data cannot tell.
+    RUN is a folder, the beginning of an id, `latest`, or `latest~1` for the run before it. The exit code is 0 if every
+    case is within the limit (95 % upper bound), 3 if any case is slower, and 4 if the data cannot decide.
     """
     from stepscope import api
     from stepscope.compare.gate import check_regression

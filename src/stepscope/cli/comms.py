@@ -27,10 +27,17 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error
+from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
-from stepscope.records.kinds import CollectiveObserved, CollectiveSpec, OverlapSpec, PairSpec, PatternSpec
+from stepscope.records.kinds import (
+    CollectiveObserved,
+    CollectiveSpec,
+    OverlapSpec,
+    PairSpec,
+    PatternSpec,
+    ProcessGroupSpec,
+)
 from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
@@ -47,17 +54,19 @@ def world_options(function: Any) -> Any:
     """Who takes part and how they are watched; the same for every verb that needs ranks."""
     options = [
         click.option("--backend", default="gloo", show_default=True,
-                     help="gloo, nccl, ucc, xccl as torch was built; mpi (mpi4py, by mpirun); fake (moves nothing)."),
+                     help="Communication library: gloo, nccl, ucc or xccl as torch was built; mpi (under mpirun); "
+                     "fake (one process, moves nothing)."),
         click.option("--ranks", type=click.IntRange(1),
-                     help="Start this many ranks here; not under torchrun, mpirun, srun."),
-        click.option("--device", help="cpu, or cuda (one device a rank) [default: what the backend needs]."),
+                     help="Number of ranks to start on this machine; not under torchrun, mpirun or srun."),
+        click.option("--device",
+                     help="Device of the buffers: cpu, or cuda (one per rank) [default: what the backend needs]."),
         click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host", show_default=True,
-                     help="Whose clock gives a case its time; both are kept where the device has one."),
+                     help="Clock that gives a case its time; both times are stored where the device has a clock."),
         click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
-                     help="Which iterations' results are compared, outside the timed region: every one; the 1st, 2nd, "
+                     help="Iterations whose results are compared, outside the timed region: every one; the 1st, 2nd, "
                      "4th, 8th … and one more; none."),
         click.option("--hang-timeout", type=Duration(), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s", show_default=True,
-                     help="End the run when a rank gives no sign of life for so long."),
+                     help="Abort if a rank sends no heartbeat for this long."),
     ]  # fmt: skip
     for option in reversed(options):
         function = option(function)
@@ -66,37 +75,63 @@ def world_options(function: Any) -> Any:
 
 @click.command("comms")
 @click.option("--collective", "collectives", multiple=True, metavar="NAME",
-              help="For example all_reduce; a list, repeatable, or all (that take the other options).")  # fmt: skip
+              help="Operation, for example all_reduce; a list, repeatable, or all.")  # fmt: skip
 @click.option("--sizes", default="1K:1M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
 @click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
-              help="float64 … float8_e4m3fn, integers, bool; a list, repeatable, or all.")  # fmt: skip
+              help="Data type: float64 … float8_e4m3fn, integers, bool; a list, repeatable, or all.")  # fmt: skip
 @click.option("--reduction", "reductions", multiple=True, default=["sum"], show_default=True, metavar="NAME",
-              help="sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
+              help="Reduction operator: sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
 @click.option("--root", "roots", multiple=True, default=["0"], show_default=True, metavar="MEMBER",
-              help="Member of the group; a list, repeatable, or all.")  # fmt: skip
-@click.option("--placement", type=click.Choice(PLACEMENTS), help="[default: what is usual for the operation]")
+              help="Root rank within the group; a list, repeatable, or all.")  # fmt: skip
+@click.option(
+    "--placement",
+    type=click.Choice(PLACEMENTS),
+    help="Whether results replace the input [default: as usual for the operation].",
+)
 @click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
-              help="Pieces in one tensor or as a list of tensors.")  # fmt: skip
-@click.option("--pattern", help="Of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong, all.")
+              help="Whether pieces lie in one tensor or in a list of tensors.")  # fmt: skip
+@click.option(
+    "--pattern",
+    help="Message pattern of send_recv: ring (default), one_to_one, pairwise, bidirectional, ping_pong, or all.",
+)
 @click.option("--src-ranks", metavar="RANKS", help="Sending ranks of send_recv, for example 0,2; with --dst-ranks.")
 @click.option("--dst-ranks", metavar="RANKS", help="Receiving ranks of send_recv, one for each of --src-ranks.")
-@click.option("--window", type=click.IntRange(1), default=1, show_default=True, help="Messages of send_recv in a row.")
-@click.option("--skew", type=FiniteRange(0), help="Of uneven operations: pieces fall off as (i+1)^-SKEW.")
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Messages of send_recv that follow each other.",
+)
+@click.option(
+    "--skew", type=FiniteRange(0), help="Piece i of operations with uneven pieces is proportional to (i+1)^-SKEW."
+)
 @click.option("--splits", metavar="LIST|FILE",
-              help="Pieces of uneven operations in proportion: 3,1, or a matrix with one line per sender.")  # fmt: skip
+              help="Proportions of uneven pieces: 3,1, or a matrix with one line per sender.")  # fmt: skip
 @click.option("--split-bytes", metavar="LIST|FILE",
-              help="The same as exact sizes, for example 64K,4K, in place of --sizes.")  # fmt: skip
-@click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True)
-@click.option("--depth", type=click.IntRange(1), help="Outstanding calls of --mode nonblocking [default: 4].")
+              help="Exact sizes of uneven pieces, for example 64K,4K, in place of --sizes.")  # fmt: skip
+@click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True,
+              help="How calls are made: waited for, several outstanding, or replayed from a CUDA graph.")  # fmt: skip
+@click.option("--depth", type=click.IntRange(1), help="Outstanding calls with --mode nonblocking [default: 4].")
 @click.option("--coalesce", type=click.IntRange(1), default=1, show_default=True,
-              help="Cut each message into so many calls made as one.")  # fmt: skip
-@click.option("--wire", help="Send float32 as fp16, bf16, fp8, int8, int4 or int2: all_reduce, reduce, all_to_all.")
-@click.option("--groups", default="world", show_default=True, help="world, split:N or colours:0,0,1,1.")
-@click.option("--mesh", help="Axes and sizes, for example dp=2,tp=4; with --axis.")
-@click.option("--axis", help="The groups are the lines of the mesh along this axis.")
-@click.option("--in-turn", is_flag=True, help="One group at a time, instead of all at once.")
+              help="Number of calls that each message is cut into; they are made as one.")  # fmt: skip
+@click.option(
+    "--wire",
+    help="Quantise float32 to fp16, bf16, fp8, int8, int4 or int2 on the wire; all_reduce, reduce, all_to_all.",
+)
+@click.option(
+    "--groups",
+    default="world",
+    show_default=True,
+    help="Groups of ranks that act together: world, split:N or colours:0,0,1,1.",
+)
+@click.option("--mesh", help="Mesh of ranks with the sizes of its axes, for example dp=2,tp=4; with --axis.")
+@click.option("--axis", help="Axis of the mesh along which the groups lie.")
+@click.option("--in-turn", is_flag=True, help="Measure one group at a time, instead of all at once.")
 @click.option("--trace", "traced", metavar="SIZES",
               help="After timing, record these of --sizes (or all) with the profiler, one trace per rank.")  # fmt: skip
+@click.option("--init-only", is_flag=True,
+              help="Measure how long the ranks take to become a process group, and no collective.")  # fmt: skip
 @click.option("--per-rank", is_flag=True, help="Also show each rank's average time, and the total.")
 @click.option("--list", "listing", is_flag=True, help="List the operations.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
@@ -120,12 +155,17 @@ def comms(
 
     Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
     """
-    from stepscope.bench.comms.sweep import make_sweep
+    from stepscope.bench.comms.cases import make_sweep
     from stepscope.core.units import parse_range
 
     if listing:
         return list_operations(as_json=as_json)
     ranks = find_ranks(choices)
+    if choices["init_only"]:
+        forming = plan_process_groups(ranks, choices)
+        if dry_run:
+            return list_cases(forming.cases, as_json=as_json)
+        return run_ranks(forming, ranks, store=store, resume=resume, as_json=as_json)
     exact_splits = read_split_bytes(choices, ranks.world_size)
     points = [round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes")
     require_memory(min(points), ranks.device)
@@ -138,9 +178,7 @@ def comms(
     for reason in left_out:
         narrate(f"left out: {reason}")
     if dry_run:
-        listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
-        emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
-        return ExitCode.DONE
+        return list_cases(cases, as_json=as_json)
     named = list(dict.fromkeys(case.benchmark.model for case in cases))
     request = {**make_request(ranks, choices), "collectives": named, "per_rank": choices["per_rank"]}
     if choices["traced"] is not None:
@@ -148,6 +186,38 @@ def comms(
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+
+
+def list_cases(cases: Sequence[Case], *, as_json: bool) -> int:
+    """What `--dry-run` shows."""
+    listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
+    emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
+    return ExitCode.DONE
+
+
+OF_COLLECTIVES = (
+    "collectives", "sizes", "dtypes", "reductions", "roots", "placement", "form", "pattern", "src_ranks", "dst_ranks",
+    "window", "skew", "splits", "split_bytes", "mode", "depth", "coalesce", "wire", "groups", "mesh", "axis", "in_turn",
+    "traced", "time_by",
+)  # fmt: skip
+"""Options that say what to do with a group once it is there."""
+
+
+def plan_process_groups(ranks: Ranks, choices: dict[str, Any]) -> Job:
+    from stepscope.bench.comms.process_group import make_process_group_cases
+
+    context = click.get_current_context()
+    named = [name for name in OF_COLLECTIVES if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if named:
+        (option,) = [one.opts[0] for one in context.command.params if one.name == named[0]]
+        raise UsageError(f"--init-only measures no collective: {option} has no meaning", where=option)
+    if ranks.backend == "mpi":
+        raise UsageError(
+            "MPI is initialised once in the life of a process", hint="use --backend gloo or nccl", where="--init-only"
+        )
+    cases = make_process_group_cases(backend=ranks.backend, world_size=ranks.world_size, device=ranks.device)
+    request = {**make_request(ranks, choices), "init_only": True, "per_rank": choices["per_rank"]}
+    return Job("comms", "process-group", cases, request, ranks.launcher, ranks.world_size)
 
 
 def explain_run(run: StoredRun) -> Addition:
@@ -158,21 +228,31 @@ def explain_run(run: StoredRun) -> Addition:
 
     if "bisect" in run.plan.request:
         return explain_bisection(run)
-    explain = {PatternSpec: add_steps, PairSpec: explain_pairs, OverlapSpec: add_overlaps}
+    explain = {
+        PatternSpec: add_steps, PairSpec: explain_pairs, OverlapSpec: add_overlaps,
+        ProcessGroupSpec: explain_process_groups,
+    }  # fmt: skip
     return explain.get(type(run.plan.cases[0].spec), explain_parts)(run)
+
+
+def explain_process_groups(run: StoredRun) -> Addition:
+    """Each phase on its slowest rank and on every rank, and what it took the first time."""
+    from stepscope.report.process_group_table import format_process_groups, read_process_groups
+
+    views = read_process_groups(run.cases())
+    return Addition({"process_groups": views}, format_process_groups(views, width=terminal_width()))
 
 
 def explain_parts(run: StoredRun) -> Addition:
     """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
     from stepscope.core.units import format_bytes, format_duration, format_significant
-    from stepscope.report.message_table import format_message_table, read_message_figures
-    from stepscope.report.rank_averages import format_rank_averages
+    from stepscope.report.communication import format_message_table, format_rank_averages, read_message_figures
 
     figures = read_message_figures(run.cases())
     traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]
-    lines = [format_message_table(figures)] if figures else []
+    lines = [format_message_table(figures, width=terminal_width())] if figures else []
     lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced if place]
-    lines += [format_rank_averages(run.cases())] if run.plan.request.get("per_rank") else []
+    lines += [format_rank_averages(run.cases(), width=terminal_width())] if run.plan.request.get("per_rank") else []
     for case in run.cases():
         parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
         if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):
@@ -274,8 +354,8 @@ def require_world(backend: str, device: str) -> None:
 
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
     """Fields of a CollectiveSpec, from the command line."""
-    from stepscope.bench.comms.options import DEFAULT_DEPTH
-    from stepscope.bench.comms.splits import read_matrix
+    from stepscope.bench.comms.cases import DEFAULT_DEPTH
+    from stepscope.bench.comms.layouts import read_matrix
 
     names = ("placement", "form", "pattern", "window", "skew", "mode", "coalesce", "wire")
     options = {name: choices[name] for name in names}
@@ -320,9 +400,9 @@ def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
 
 def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[float]] | None:
     """What --split-bytes says, which is also the size of the message."""
+    from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.data import DTYPE_BYTES
-    from stepscope.bench.comms.splits import read_matrix, require_whole_elements
-    from stepscope.bench.comms.sweep import read_axis
+    from stepscope.bench.comms.layouts import read_matrix, require_whole_elements
 
     given = choices["split_bytes"]
     if given is None:
@@ -358,7 +438,7 @@ def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
 
 LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
           "iterations", "warmup")  # fmt: skip
-"""Of the choices: those that `make_settings` understands."""
+"""Choices that `make_settings` understands."""
 
 
 def run_ranks(
@@ -388,7 +468,7 @@ def run_as_rank(
     as_json: bool,
     verb: str = "comms",
 ) -> int:
-    """This process is one rank of an outer launcher; rank 0 keeps the run and speaks."""
+    """This process is one rank of an outer launcher; rank 0 keeps the run and prints."""
     from stepscope.launch import detect_rank_context, rank_session
     from stepscope.launch.companion import Termination, companion
     from stepscope.records import describe_exception

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, level_option, resolution_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.report import unverified_lines
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.store import StoredRun, find_run
@@ -26,8 +26,9 @@ VIEWS = ("cases", "ootb-optimized")
 @level_option
 @resolution_option
 @click.option("--view", type=click.Choice(VIEWS), default="cases", show_default=True,
-              help="cases: B beside A; ootb-optimized: the two implementations inside the runs.")  # fmt: skip
-@click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", show_default=True)
+              help="What is compared: B with A, case by case; or, inside the runs, optimized with ootb.")  # fmt: skip
+@click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", show_default=True,
+              help="Output format.")  # fmt: skip
 @store_option
 @json_option
 def command(
@@ -41,9 +42,12 @@ def command(
     store: Path,
     as_json: bool,
 ) -> int:
-    """Say for each case of two runs: better, worse, no difference found, not enough data.
+    """Compare two runs case by case: better, worse, no difference found, or not enough data.
 
-    The ratio is time of B over time of A: above 1 is slower. The exit code is 0 whatever is found.
+    A and B are folders, beginnings of ids, `latest`, or `latest~1` for the run before it. The ratio is the time of B
+    over the time of A: above 1, B is slower. The exit code is 0 whatever is found.
+
+    Example: stepscope compare latest~1 latest
     """
     from stepscope import api
     from stepscope.compare.verdict import describe_comparison
@@ -67,7 +71,11 @@ def command(
         left_out = {"without_score": table.without_score, "unpaired": table.unpaired}
     else:
         comparison = api.compare(runs[0], runs[1], level=level, resolution=resolution)
-    rendered = (render_comparison_markdown if kind == "markdown" else render_comparison_text)(comparison.rows)
+    rendered = (
+        render_comparison_markdown(comparison.rows)
+        if kind == "markdown"
+        else render_comparison_text(comparison.rows, width=terminal_width())
+    )
     alone = [f"only in A: {label}" for label in comparison.only_a] + [f"only in B: {x}" for x in comparison.only_b]
     closing = [
         *alone,
@@ -96,11 +104,11 @@ def _describe_gains(gains: dict[str, Gains | None]) -> list[str]:
     ]
 
 
-def _reach(run: StoredRun) -> str:
+def _coverage(run: StoredRun) -> str:
     """What a table of this scale can and cannot tell."""
-    from stepscope.report.reach import find_reach
+    from stepscope.report.labels import find_coverage
 
-    found = find_reach([(run.results, run.communication)])
+    found = find_coverage([(run.results, run.communication)])
     return found.describe() if found is not None else ""
 
 
@@ -108,7 +116,7 @@ def _heading(runs: list[StoredRun]) -> list[str]:
     names = [run.system.name if run.system else "unknown system" for run in runs]
     lines = [f"# {letter}: {run.id} on {name}" for letter, run, name in zip("AB", runs, names, strict=False)]
     lines += unverified_lines(runs)
-    lines += [f"# scale: {told}" for told in dict.fromkeys(_reach(run) for run in runs) if told]
+    lines += [f"# scale: {told}" for told in dict.fromkeys(_coverage(run) for run in runs) if told]
     if len(runs) == 2 and len({run.system.place if run.system else None for run in runs}) == 2:
         lines.append("# the ratio is between two systems, which differ in")
         lines += [f"#   {difference}" for difference in find_differences(runs[0], runs[1])]

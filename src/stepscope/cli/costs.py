@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.report import chosen_runs
 from stepscope.core.errors import ExitCode, MissingDependencyError, UsageError
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
@@ -102,7 +102,7 @@ def _describe(cost: CollectiveCost) -> dict[str, Any]:
 
 
 def _format(fit: CollectiveFit, output: Path | None) -> str:
-    from stepscope.report.text import plain
+    from stepscope.report.table import plain
 
     lines = []
     for system in dict.fromkeys((cost.system, cost.fingerprint, cost.configuration) for cost in fit.costs):
@@ -121,12 +121,12 @@ def _format(fit: CollectiveFit, output: Path | None) -> str:
 
 def _format_table(costs: Sequence[CollectiveCost]) -> list[str]:
     from stepscope.costs.curves import MODEL_NAMES
-    from stepscope.report.text import align
+    from stepscope.report.table import align
 
     titles = ["operation", "ranks", "backend", "dtype", "sizes", "from", "to", "form", "latency", "bandwidth"]
     titles += [*MODEL_NAMES, "beyond"]
     numeric = [title not in {"operation", "backend", "dtype", "form"} for title in titles]
-    head, *rows = align([titles, *(_cells(cost) for cost in costs)], numeric)
+    head, *rows = align([titles, *(_cells(cost) for cost in costs)], numeric, width=terminal_width())
     return [f"# {head}", *(f"  {row}" for row in rows)]
 
 

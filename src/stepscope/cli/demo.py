@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.cli.execute import measure_stored, open_job
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, narrate, suggest_for_file
 from stepscope.cli.report import render, report_of
 from stepscope.core.errors import ExitCode, StepscopeError
 from stepscope.core.files import write_output
@@ -28,12 +28,18 @@ MOST_STEPS = 100
 
 @click.command("demo")
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The page [default: in the store]."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page to write [default: in the store].",
 )
 @store_option
 @json_option
 def command(*, output: Path | None, store: Path, as_json: bool) -> int:
-    """Measure operators, a collective and a small model; trace and explain a step; end with pages to open."""
+    """Measure operators, a collective and a small model, then record and explain a training step.
+
+    The last lines name two pages: a report of the runs, and one about the step.
+    """
     runs: list[StoredRun] = []
     steps = [
         ("operators: gemm, linear, embedding_bag", operator_job()),
@@ -63,6 +69,8 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
         f"the step: {explained['page']}",
     ]
     emit(data, "\n".join(lines), as_json=as_json)
+    if not as_json:
+        suggest_for_file(page.resolve())
     if failed and not as_json:
         raise StepscopeError(f"failed: {', '.join(failed)}", hint=f"stepscope runs show {runs[0].id}")
     return ExitCode.FAILED if failed else ExitCode.DONE
@@ -97,14 +105,14 @@ def _request(**more: object) -> dict[str, object]:
 
 
 def operator_job() -> Job:
-    from stepscope.bench.ops import make_cases, make_ceiling_cases
+    from stepscope.bench.ops import make_cases, make_peak_cases
 
     def cases(name: str, shape: str, directions: tuple[str, ...]) -> list[Case]:
         return make_cases(names=[name], shapes=[shape], dtypes=["float32"], directions=directions, device="cpu")
 
     both = ("forward", "backward")
     chosen = [
-        *make_ceiling_cases(["float32"], "cpu"),
+        *make_peak_cases(["float32"], "cpu"),
         *cases("gemm", "m=512,n=512,k=512", ("forward",)),
         *cases("linear", "batch=256,in=512,out=512", both),
         *cases("embedding_bag", "rows=100000,dim=64,pooling=20,batch=256", ("forward",)),

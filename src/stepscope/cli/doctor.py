@@ -10,10 +10,10 @@ from stepscope.core.errors import ExitCode
 
 
 @click.command("doctor")
-@click.option("--no-probe", is_flag=True, help="Do not start child processes that try torch out.")
+@click.option("--no-probe", is_flag=True, help="Do not start child processes that try out torch.")
 @json_option
 def command(*, no_probe: bool, as_json: bool) -> int:
-    """Say what this machine is, what can run here, what is missing, and what would spoil a measurement."""
+    """Show what this machine is, what can run on it, what is missing, and sources of noise in measurements."""
     from stepscope.system import diagnose, format_diagnosis
 
     diagnosis = diagnose(probe=not no_probe)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, name_run, narrate, suggest
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.run.plan import NEWEST, Job
 from stepscope.store import (
@@ -109,6 +109,8 @@ def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -
     text = "" if as_json else "\n".join(filter(None, [_format_run(stored), more.text]))
     emit({"run": str(folder), "id": stored.id, **cases_to_dict(cases, folder), **more.data}, text, as_json=as_json)
     _warn_of_nothing(cases)
+    if not as_json:
+        suggest(f"stepscope report {name_run(folder)} -o report.html")
     failed = any(case.result.status == "failed" for case in cases)
     return ExitCode.FAILED if failed else ExitCode.DONE
 

@@ -24,15 +24,15 @@ from stepscope.core.errors import (
 )
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("stepscope.cli.demo", "Run the whole loop on this machine and end with a page to open."),
-    "doctor": ("stepscope.cli.doctor", "Say what this machine is, what can run on it, what would spoil a measurement."),
+    "demo": ("stepscope.cli.demo", "Measure, trace and explain a small job on this machine; ends with pages to open."),
+    "doctor": ("stepscope.cli.doctor", "Show what this machine is, what can run on it, and sources of noise."),
     "bench": ("stepscope.cli.bench", "Measure operators, collectives and workloads."),
     "runs": ("stepscope.cli.runs", "List, show, import, export, verify, query, resume and remove stored runs."),
-    "report": ("stepscope.cli.report", "Show runs as text, Markdown, CSV, JSON or one HTML page."),
-    "compare": ("stepscope.cli.compare", "Say for each case of two runs: better, worse, no difference found."),
-    "check": ("stepscope.cli.check", "Fail when a run is slower than its baseline; for CI."),
-    "ab": ("stepscope.cli.ab", "Measure two sides interleaved, in repeated fresh processes."),
-    "trace": ("stepscope.cli.trace", "Read traces, explain where a step went, compare, convert, link, record."),
+    "report": ("stepscope.cli.report", "Show stored runs as text, Markdown, CSV, JSON or one HTML page."),
+    "compare": ("stepscope.cli.compare", "Compare two runs case by case: better, worse or no difference found."),
+    "check": ("stepscope.cli.check", "Fail if a run is slower than its baseline; for CI."),
+    "ab": ("stepscope.cli.ab", "Measure two commands interleaved, in repeated fresh processes, and compare them."),
+    "trace": ("stepscope.cli.trace", "Record, read, explain, compare, convert and link traces."),
     "costs": ("stepscope.cli.costs", "Fit cost models to measured runs."),
     "launch": ("stepscope.cli.launch", "Start ranks on several hosts, or on a cluster in one machine."),
 }  # fmt: skip
@@ -122,7 +122,7 @@ def _as_stepscope_error(error: BaseException) -> StepscopeError:
 
 
 def _fail(error: StepscopeError, *, as_json: bool) -> int:
-    """Of several ranks only the first answers; what another one alone met with must not be lost either."""
+    """With several ranks only rank 0 prints the error; what happened on another rank alone must not be lost either."""
     rank = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
     if rank == "0" or isinstance(error, FirstRankMissingError):
         print_error(error, as_json=as_json)

@@ -13,6 +13,7 @@ import msgspec
 from stepscope.cli.execute import Addition, is_rehearsal, measure_stored, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
+    device_option,
     json_option,
     make_settings,
     measure_options,
@@ -38,7 +39,7 @@ def ops_options(function: Any) -> Any:
     """What `ops` and `suite` share: how a case is measured beyond the loop's limits."""
     for option in reversed(
         (
-            click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
+            device_option,
             click.option("--compile", "compiled", is_flag=True, help="Through torch.compile; its time is kept apart."),
             click.option("--no-check", is_flag=True, help="Do not compare results with float64."),
             click.option("--kernels", is_flag=True, help="Profile each case: which kernels ran, how long each."),
@@ -163,6 +164,7 @@ def read_trace(
 ) -> TraceCases:
     from stepscope.bench.ops.from_trace import cases_of_trace, find_trace_files, read_traced_calls
     from stepscope.bench.ops.trace_comparison import format_calls, store_trace
+    from stepscope.measure import require_device
 
     require_device(device)
     files = find_trace_files(path, rank=rank)
@@ -248,11 +250,15 @@ def measure_cases(
 ) -> int:
     """Measure the cases (ceilings first), or only list them; then write the table that was asked for."""
     from stepscope.bench.ops.trace_comparison import read_stored_trace
+    from stepscope.measure import device_kind, require_device
 
     limits.pop("compiled")
     processes = request_processes(limits)
     limits = {name: value for name, value in limits.items() if name not in PROCESS_OPTIONS}
     require_device(device)
+    if graph and device_kind(device) != "cuda":
+        raise UsageError("a CPU has no graphs to replay", hint="leave --graph out, or name a GPU: --device cuda",
+                         where="--graph")  # fmt: skip
     if table is not None:
         require_table_path(table)
     settings = make_settings(**limits)
@@ -260,9 +266,9 @@ def measure_cases(
     check = not no_check and trace is None
     listed = list(cases)
     if listed and ceilings:
-        from stepscope.bench.ops import make_ceiling_cases
+        from stepscope.bench.ops import make_peak_cases
 
-        listed = make_ceiling_cases([str(case.spec.dtype) for case in cases], device) + listed
+        listed = make_peak_cases([str(case.spec.dtype) for case in cases], device) + listed
     if dry_run:
         return show_plan(listed, device=device, settings=settings, check=check, trace=trace, as_json=as_json)
     job = None
@@ -298,22 +304,13 @@ def show_trace_run(run: StoredRun, table: Path | None) -> int:
 
 def require_call(target: str) -> None:
     """What no device could ever run is wrong use, not a case that is skipped."""
-    from stepscope.bench.ops.call_targets import require_target
-    from stepscope.bench.ops.operator import UnsupportedError
+    from stepscope.traces.calls.torch_calls import require_target
 
     try:
         require_target(target)
-    except UnsupportedError as error:
+    except NotImplementedError as error:
         raise UsageError(str(error), hint="write for example --call aten::mm, or --call torch.nn.functional.gelu",
                          where="--call") from error  # fmt: skip
-
-
-def require_device(name: str) -> None:
-    """Before a run is made: a device that is not there would leave an empty one behind."""
-    from stepscope.measure import device_kind, open_device
-
-    if device_kind(name) != "cpu":
-        open_device(name)
 
 
 def finish_run(run: StoredRun, table: Path | None) -> Addition:
@@ -367,7 +364,7 @@ def _write_table(run: StoredRun, table: Path) -> int:
 def show_plan(
     cases: Sequence[Case], *, device: str, settings: Any, check: bool, trace: TraceCases | None = None, as_json: bool
 ) -> int:
-    from stepscope.bench.ops.estimate import estimate_cases
+    from stepscope.bench.ops.producer import estimate_cases
 
     if not cases:
         raise UsageError("nothing to measure was named", hint="stepscope bench ops --help")

@@ -13,8 +13,6 @@ import msgspec
 
 from stepscope.core.errors import UsageError
 from stepscope.core.units import parse_duration, parse_share
-from stepscope.run.plan import NEWEST
-from stepscope.store import resolve_store
 
 if TYPE_CHECKING:
     FloatParameter = click.ParamType[float]
@@ -40,7 +38,7 @@ def metrics_option(function: F) -> F:
         envvar="STEPSCOPE_METRICS",
         expose_value=False,
         callback=_load_metrics,
-        help="Python file with metrics of your own, which is run; repeatable [default: $STEPSCOPE_METRICS].",
+        help="Python file that registers metrics, which is executed; repeatable [default: $STEPSCOPE_METRICS].",
     )(function)
 
 
@@ -52,25 +50,47 @@ def _load_metrics(context: click.Context, _option: click.Parameter, paths: tuple
         context.call_on_close(partial(forget_metrics, names))
 
 
+def _find_store(_context: click.Context, _option: click.Parameter, value: Path | None) -> Path:
+    from stepscope.store import resolve_store
+
+    return resolve_store(value)
+
+
 def store_option(function: F) -> F:
     return click.option(
         "--store",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        callback=lambda _context, _option, value: resolve_store(value),
-        help="Where runs are kept [default: $STEPSCOPE_STORE, else ./stepscope-runs].",
+        callback=_find_store,
+        help="Folder of stored runs [default: $STEPSCOPE_STORE, else ./stepscope-runs].",
     )(function)
 
 
 def resume_option(function: F) -> F:
+    from stepscope.run.plan import NEWEST  # with it come records and the store, which other verbs do without
+
     return click.option(
         "--resume",
         is_flag=False,
         flag_value=NEWEST,
         default=None,
         metavar="[RUN]",
-        help="Continue an interrupted run; without RUN the newest one with the same cases, or a new one.",
+        help="Continue an interrupted run; without RUN, the newest one with the same cases, or else start a new one.",
     )(function)
+
+
+def device_option(function: F) -> F:
+    return click.option(
+        "--device",
+        callback=lambda _context, _option, value: value or _best_device(),
+        help="Device to measure on: cpu, cuda or cuda:N [default: cuda where it works, else cpu].",
+    )(function)
+
+
+def _best_device() -> str:
+    from stepscope.measure import best_device
+
+    return best_device()
 
 
 class FiniteRange(click.FloatRange):
@@ -99,7 +119,7 @@ class Share(FloatParameter):
 
 def level_option(function: F) -> F:
     return click.option(
-        "--level", type=Share(), default="1%", show_default=True, help="Chance of any false alarm among all cases."
+        "--level", type=Share(), default="1%", show_default=True, help="Chance of even one false alarm among all cases."
     )(function)
 
 
@@ -109,7 +129,7 @@ def resolution_option(function: F) -> F:
         type=Share(),
         default="5%",
         show_default=True,
-        help='A change by this much must be visible; else the answer is "not enough data".',
+        help='Smallest change that must be detectable; otherwise the verdict is "not enough data".',
     )(function)
 
 
@@ -124,42 +144,48 @@ MEASURE_OPTIONS = (
     click.option(
         "--until-decided",
         metavar="BASELINE",
-        help="Measure in as many fresh processes as a comparison with this run needs.",
+        help="Measure in as many fresh processes as a comparison with this baseline run needs.",
     ),
     click.option(
         "--resolution",
         type=Share(),
         default="5%",
         show_default=True,
-        help="Smallest change that --until-decided must be able to show.",
+        help="Smallest change that --until-decided must be able to detect.",
     ),
     click.option(
         "--max-processes",
         type=click.IntRange(2),
         default=30,
         show_default=True,
-        help="Most fresh processes that --until-decided starts.",
+        help="Maximum number of fresh processes that --until-decided starts.",
     ),
-    click.option("--quick", is_flag=True, help="A fraction of a second a case; wider intervals."),
-    click.option("--target-width", type=Share(), help="Stop when the interval is ± this share [default: 1%]."),
-    click.option("--min-time", type=Duration(), help="Sample a case at least this long [default: 250ms]."),
-    click.option("--max-time", type=Duration(), help="Sample a case at most this long [default: 3s]."),
-    click.option("--min-samples", type=click.IntRange(1), help="Samples wanted a case [default: 20]."),
-    click.option("--max-samples", type=click.IntRange(1), help="Samples at most a case [default: 20000]."),
-    click.option("--warmup-max-time", type=Duration(), help="Warm up at most this long [default: 2s]."),
+    click.option("--quick", is_flag=True, help="Measure each case for a fraction of a second; intervals are wider."),
+    click.option(
+        "--target-width",
+        type=Share(),
+        help="Stop once the interval is within ± this fraction [default: 1%].",
+    ),
+    click.option("--min-time", type=Duration(), help="Sample each case for at least this long [default: 250ms]."),
+    click.option("--max-time", type=Duration(), help="Sample each case for at most this long [default: 3s]."),
+    click.option("--min-samples", type=click.IntRange(1), help="Minimum number of samples per case [default: 20]."),
+    click.option("--max-samples", type=click.IntRange(1), help="Maximum number of samples per case [default: 20000]."),
+    click.option("--warmup-max-time", type=Duration(), help="Warm up each case for at most this long [default: 2s]."),
     click.option(
         "--iterations",
         type=click.IntRange(1),
-        help="Time exactly this many iterations per case, each a sample, instead of the stop rule.",
+        help="Time exactly this many iterations per case, one sample each, in place of the stop rule.",
     ),
     click.option(
-        "--warmup", type=click.IntRange(0), help="Exactly this many iterations of warm-up, instead of until stable."
+        "--warmup",
+        type=click.IntRange(0),
+        help="Warm up for exactly this many iterations, not until times are stable.",
     ),
     click.option(
         "--tag",
         metavar="TEXT",
         callback=lambda _context, _option, value: require_tag(value),
-        help="A word or two kept with the run and shown by `runs list`, which can select by it.",
+        help="Label stored with the run; `stepscope runs list --tag` selects by it.",
     ),
 )
 

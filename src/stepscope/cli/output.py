@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
+import shutil
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +36,58 @@ def emit(data: Any, text: str, *, as_json: bool) -> None:
 
 def show_text(text: str) -> None:
     """On stdout. Names and messages in it may come from somebody else's files: they do not control the terminal."""
-    click.echo(escape_controls(text), nl=not text.endswith("\n"))
+    shown, width = escape_controls(text), terminal_width()
+    if width is not None:
+        shown = "\n".join(wrapped for line in shown.split("\n") for wrapped in _wrap(line, width))
+    click.echo(shown, nl=not text.endswith("\n"))
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None for a file or a pipe, which get lines of any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    """At spaces, indented as the line is; commands, paths and other long words stay whole, to be copied."""
+    if len(line) <= width or _COMMAND.match(line):
+        return [line]
+    indent = _INDENT.match(line)
+    return _Wrapper(
+        width, subsequent_indent=f"{indent[0] if indent else ''}  ", break_long_words=False, break_on_hyphens=False
+    ).wrap(line)
+
+
+class _Wrapper(textwrap.TextWrapper):
+    wordsep_simple_re = re.compile(r"(\s+|(?<=,)(?=\S))")
+    """At spaces, and behind commas: labels have no spaces."""
+
+
+_INDENT = re.compile(r"#?[ \t]*")
+_COMMAND = re.compile(r"[# \t]*next: stepscope ")
+
+
+def suggest(command: str) -> None:
+    """The next command to type, on stderr, behind what a command made."""
+    narrate(f"next: {command}")
+
+
+def suggest_for_file(path: Path) -> None:
+    """How to look at a file that was written."""
+    quoted = shlex.quote(str(path))
+    if path.suffix in {".html", ".htm"}:
+        suggest(f"{Path(sys.executable).name} -m webbrowser {quoted}")
+    elif path.suffix == ".parquet":
+        suggest(f'{Path(sys.executable).name} -c "import polars; print(polars.read_parquet({str(path)!r}))"')
+    else:
+        suggest(f"less {quoted}")
+
+
+def name_run(folder: Path) -> str:
+    """A run as commands take it, with the store where that is not the usual one."""
+    from stepscope.store import resolve_store
+
+    usual = folder.parent.absolute() == resolve_store(None).absolute()
+    return folder.name if usual else f"{folder.name} --store {shlex.quote(str(folder.parent))}"
 
 
 def write_text(path: Path, content: str, about: dict[str, Any], *, as_json: bool) -> None:
@@ -41,6 +96,8 @@ def write_text(path: Path, content: str, about: dict[str, Any], *, as_json: bool
     if is_stdout(path) and not as_json:
         return
     emit({"output": str(path), **about}, str(path.resolve()), as_json=as_json)
+    if not as_json and path.is_file():
+        suggest_for_file(path)
 
 
 def _answer(line: bytes) -> None:

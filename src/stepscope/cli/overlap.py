@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records.kinds import OverlapSpec
 from stepscope.run.plan import Job
@@ -24,7 +24,7 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 
 @click.command("overlap")
 @click.option("--collective", "collectives", multiple=True, metavar="NAME",
-              help="For example all_reduce, or device_copy (no other rank needed); repeatable.")  # fmt: skip
+              help="Collective, for example all_reduce, or device_copy (needs no other rank); repeatable.")  # fmt: skip
 @click.option("--sizes", default="64K:4M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
 @click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
               help="Data type of the collectives; a list, repeatable, or all.")  # fmt: skip
@@ -36,9 +36,13 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
               help="A further collective at the same time, on a communicator of its own; repeatable.")  # fmt: skip
 @click.option("--pair", "pairs", multiple=True, metavar="NAME:SIZE[:GROUPS]+KERNEL",
               help="One collective beside one kernel, in place of all combinations; repeatable.")  # fmt: skip
-@click.option("--groups", default="world", show_default=True, help="Of --collective: world, split:N, colours:0,0,1,1.")
-@click.option("--repeat", type=click.IntRange(1), help="Kernels a stretch; needed to compare runs with each other.")
-@click.option("--balance", is_flag=True, help="As many kernels as take about as long as the collective (the default).")
+@click.option(
+    "--groups", default="world", show_default=True, help="Groups of --collective: world, split:N or colours:0,0,1,1."
+)
+@click.option("--repeat", type=click.IntRange(1), help="Kernels per segment; needed to compare runs with each other.")
+@click.option(
+    "--balance", is_flag=True, help="Run as many kernels as take about as long as the collective (the default)."
+)
 @click.option("--show", metavar="RUN", help="Show the overlaps of a stored run, measure nothing.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
@@ -63,9 +67,9 @@ def overlap(
     """
     if show is not None:
         return show_overlaps(show, store=store, as_json=as_json)
+    from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.data import DTYPE_BYTES
     from stepscope.bench.comms.overlap import make_overlap_cases
-    from stepscope.bench.comms.sweep import read_axis
 
     require_sense(choices)
     ranks = find_ranks(choices)
@@ -91,9 +95,9 @@ def overlap(
 
 def read_wanted(collectives: tuple[str, ...], sizes: str, choices: dict[str, Any]) -> list[dict[str, Any]]:
     """What runs beside what: every combination, or the pairs that were named."""
+    from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.operations import operations
     from stepscope.bench.comms.overlap import parse_pair
-    from stepscope.bench.comms.sweep import read_axis
     from stepscope.core.units import parse_range
 
     if not choices["pairs"]:
@@ -131,11 +135,11 @@ def require_sense(choices: dict[str, Any]) -> None:
 
 def add_overlaps(run: StoredRun) -> Addition:
     """What is derived from the cycles of a run."""
-    from stepscope.report.overlap_table import format_overlap_table, read_overlap
+    from stepscope.report.overlaps import format_overlap_table, read_overlap
 
     cases = run.cases()
     views = [view for case in cases if (view := read_overlap(case)) is not None]
-    return Addition({"overlaps": views}, format_overlap_table(cases))
+    return Addition({"overlaps": views}, format_overlap_table(cases, width=terminal_width()))
 
 
 def show_overlaps(name: str, *, store: Path, as_json: bool) -> int:

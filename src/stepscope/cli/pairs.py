@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 
 
 @click.command("pairs")
-@click.option("--sizes", default="8,4M", show_default=True, help="A small message for latency, a large for bandwidth.")
-@click.option("--only", metavar="RANKS", help="Among these ranks only, for example 0,8,16 for one rank a host.")
+@click.option(
+    "--sizes",
+    default="8,4M",
+    show_default=True,
+    help="Message sizes: a small one for latency, a large one for bandwidth.",
+)
+@click.option(
+    "--only", metavar="RANKS", help="Ranks to pair up, for example 0,8,16 for one rank per host [default: all]."
+)
 @world_options
 @measure_options
 @resume_option
@@ -75,10 +82,10 @@ def explain_pairs(run: StoredRun) -> Addition:
 
 
 @click.command("bisect")
-@click.option("--collective", default="all_reduce", show_default=True, help="What the subsets run.")
-@click.option("--size", default="1M", show_default=True, help="Of a message.")
+@click.option("--collective", default="all_reduce", show_default=True, help="Collective that the subsets run.")
+@click.option("--size", default="1M", show_default=True, help="Message size.")
 @click.option("--threshold", type=FiniteRange(1.01), default=1.4, show_default=True,
-              help="A subset this many times slower than the fastest of its size is slow.")  # fmt: skip
+              help="Ratio to the fastest subset of the same size from which a subset counts as slow.")  # fmt: skip
 @world_options
 @measure_options
 @store_option

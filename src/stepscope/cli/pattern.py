@@ -11,7 +11,7 @@ import msgspec
 from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
 from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_bytes
 from stepscope.run.plan import Job
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @click.command("pattern")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-              help="A parameter of every named pattern that has it, or NAME.KEY=VALUE of one; repeatable.")  # fmt: skip
-@click.option("--no-overlap", is_flag=True, help="Wait for each communication before the next thing begins.")
+              help="Parameter of every named pattern that has it, or NAME.KEY=VALUE for one; repeatable.")  # fmt: skip
+@click.option("--no-overlap", is_flag=True, help="Wait for each communication before the next step begins.")
 @click.option("--list", "listing", is_flag=True, help="List the patterns with their parameters.")
 @click.option("--dry-run", is_flag=True, help="Show the sequence of each pattern, measure nothing.")
 @click.option("--show", metavar="RUN", help="Show the patterns of a stored run, measure nothing.")
@@ -152,7 +152,7 @@ def step_to_dict(step: Step) -> dict[str, Any]:
 
 
 def format_sequence(one: Pattern, steps: list[Step]) -> str:
-    from stepscope.report.text import align
+    from stepscope.report.table import align
 
     titles = ["step", "operation", "bytes", "dtype", "groups", "after"]
     rows = [
@@ -166,7 +166,7 @@ def format_sequence(one: Pattern, steps: list[Step]) -> str:
         ]
         for step in steps
     ]
-    lines = align([titles, *rows], [False, False, True, False, False, False])
+    lines = align([titles, *rows], [False, False, True, False, False, False], width=terminal_width())
     return "\n".join([f"# {one.name}: {one.summary}", f"# {lines[0]}", *(f"  {line}" for line in lines[1:])])
 
 
@@ -186,14 +186,15 @@ def _span(ranks: list[int]) -> str:
 
 def add_steps(run: StoredRun) -> Addition:
     """Each case's communications, derived from its samples."""
-    from stepscope.report.pattern_table import format_pattern_table, read_pattern
+    from stepscope.report.overlaps import format_pattern_table, read_pattern
 
     cases = run.cases()
     listed = cases_to_dict(cases, run.folder)["cases"]
     for content, measured in zip(listed, cases, strict=True):
         view = read_pattern(measured)
         content["steps"] = view.steps if view is not None else []
-    return Addition({"cases": listed}, format_pattern_table(cases))
+        content["lookups"] = view.lookups if view is not None else []
+    return Addition({"cases": listed}, format_pattern_table(cases, width=terminal_width()))
 
 
 def show_patterns(name: str, *, store: Path, as_json: bool) -> int:

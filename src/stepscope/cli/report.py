@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, metrics_option, store_option
-from stepscope.cli.output import emit, narrate, show_text, write_text
+from stepscope.cli.output import emit, narrate, show_text, terminal_width, write_text
 from stepscope.core.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
 from stepscope.core.escapes import escape_controls, escape_line
 from stepscope.store import StoredRun, find_run, read_each, run_folders
@@ -73,14 +71,13 @@ def collective_table_of(runs: Sequence[StoredRun]) -> str:
     kept = {run.id for run in found}
     for name in (run.id for run in read if run.id not in kept):
         narrate(f"left out: {name} has no communication cases")
-    return escape_controls(format_collective_table(found))
+    return escape_controls(format_collective_table(found, width=terminal_width()))
 
 
 def render(report: Report, kind: str) -> str:
     from stepscope.report import render_report
 
-    # On a terminal rows are cut to its width; a file or a pipe gets all columns.
-    return render_report(report, kind, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    return render_report(report, kind, width=terminal_width())
 
 
 def render_runs(runs: Sequence[StoredRun], kind: str) -> str:
@@ -113,15 +110,23 @@ def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
 
 @click.command("report")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="[default: by the ending of --output, else text]")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="Output format [default: by the ending of --output, else text].",
+)
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 @metrics_option
 @store_option
 @json_option
 def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, store: Path, as_json: bool) -> int:
-    """Show runs (all of the store where none is named): one table a system, then what every case measured.
+    """Show stored runs, by default all: one table per system, then details of every case.
 
-    `--format nccl` is the table of communication runs in the manner of nccl-tests.
+    RUN is a folder, the beginning of an id, `latest`, or `latest~1` for the run before it. `--format nccl` prints
+    communication runs as nccl-tests does.
+
+    Example: stepscope report latest -o report.html
     """
     runs = chosen_runs(names, store)
     endings = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}

@@ -14,7 +14,16 @@ import click
 
 from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, metrics_option, store_option
-from stepscope.cli.output import emit, narrate, show_text, write_text
+from stepscope.cli.output import (
+    emit,
+    name_run,
+    narrate,
+    show_text,
+    suggest,
+    suggest_for_file,
+    terminal_width,
+    write_text,
+)
 from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
 from stepscope.core.escapes import escape_line
@@ -75,22 +84,30 @@ def _describe(run: StoredRun) -> dict[str, Any]:
 @store_option
 @json_option
 def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
-    """List the runs of the store, oldest first; interrupted ones are named as such."""
+    """List the stored runs, oldest first, with their state."""
     described, damaged = read_each(run_folders(store), _describe)
     rows = [row for row in described if tag in {None, row["tag"]}]
-    lines = [
-        f"{escape_line(row['id']):<46} {row['status']:<12} {row['cases_ok']}/{row['cases_planned']} ok"
-        + (f", {row['cases_failed']} failed" if row["cases_failed"] else "")
-        + (f", {row['cases_skipped']} skipped" if row["cases_skipped"] else "")
-        + f"  {row['system'] or ''}"
-        + (f"  [{escape_line(str(row['tag']))}]" if row["tag"] else "")
-        + ("" if row["verified"] else f"  ({UNVERIFIED})")
-        for row in rows
-    ]
+    lines = format_runs(rows) if rows else []
     lines += [f"damaged: {describe_damage(error)}" for error in damaged]
     text = "\n".join(lines) or (f"no runs in {store}" if tag is None else f"no runs tagged {tag} in {store}")
     emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text, as_json=as_json)
     return ExitCode.DONE
+
+
+def format_runs(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One row per run, as wide as the terminal."""
+    from stepscope.report.table import Column, format_table
+
+    columns: list[Column[dict[str, Any]]] = [
+        Column("Run", lambda row: row["id"], role="case"),
+        Column("Status", lambda row: row["status"] if row["verified"] else f"{row['status']}, unverified"),
+        Column("Cases", lambda row: f"{row['cases_ok']}/{row['cases_planned']} ok", numeric=True),
+        Column("Failed", lambda row: str(row["cases_failed"] or "-"), numeric=True),
+        Column("Skipped", lambda row: str(row["cases_skipped"] or "-"), numeric=True),
+        Column("Tag", lambda row: str(row["tag"] or "-")),
+        Column("System", lambda row: row["system"] or "unknown", role="setting"),
+    ]
+    return format_table(columns, rows, width=terminal_width())
 
 
 @command.command("show")
@@ -99,7 +116,7 @@ def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
 @store_option
 @json_option
 def show(*, name: str, store: Path, as_json: bool) -> int:
-    """Show one run: its results, its system, what went wrong."""
+    """Show one run: its results, its system, and what failed."""
     run = find_run(store, name)
     data = {
         **_describe(run),
@@ -132,13 +149,13 @@ def _format_show(run: StoredRun) -> str:
 @command.command("export")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option("--format", "kind", type=click.Choice(["csv", "json", "markdown", "table", "parquet"]), default="csv",
-              show_default=True, help="table and parquet: the kernel table of operator runs.")  # fmt: skip
+              show_default=True, help="Output format; table, parquet: the kernel table of operator runs.")  # fmt: skip
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 @metrics_option
 @store_option
 @json_option
 def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
-    """Export runs (all where none is named) for other programs.
+    """Export stored runs, by default all, for other programs.
 
     For `parquet`, RUN may also be a kernel table (.csv, .csv.gz).
     """
@@ -175,6 +192,8 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
     emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
+    if not as_json and output.is_file():
+        suggest_for_file(output)
     return ExitCode.DONE
 
 
@@ -193,20 +212,24 @@ def operator_runs(store: Path) -> list[StoredRun]:
 
 @command.command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("--operation", metavar="NAME", help="What was measured, where a file does not tell: all_gather, …")
-@click.option("--partial", is_flag=True, help="Keep the whole rows of a test that did not come to its end.")
+@click.option(
+    "--operation", metavar="NAME", help="Collective that was measured, where the file does not say: all_gather, …"
+)
+@click.option("--partial", is_flag=True, help="Keep the complete rows of a test that was cut off.")
 @store_option
 @json_option
 def import_command(*, files: tuple[Path, ...], operation: str | None, partial: bool, store: Path, as_json: bool) -> int:
-    """Make runs of what nccl-tests or rccl-tests printed, or wrote with -J: one run a file.
+    """Import output of nccl-tests or rccl-tests, printed or written with -J: one run per file.
 
-    Nothing is written unless every file can be read. The exit code is 1 when a test found wrong elements.
+    Nothing is written unless every file can be read. The exit code is 1 if a test found wrong elements.
     """
     prepared = [prepare_import(path, operation=operation, partial=partial) for path in files]
     runs = [write_import(one, store) for one in prepared]
     rows = [{**_describe(run), "file": str(path)} for run, path in zip(runs, files, strict=True)]
     lines = [_format_imported(run, path) for run, path in zip(runs, files, strict=True)]
     emit({"runs": rows}, "\n".join(lines), as_json=as_json)
+    if not as_json:
+        suggest(f"stepscope report {name_run(runs[-1].folder)} --format nccl")
     failed = any(result.status == "failed" for run in runs for result in run.results)
     return ExitCode.FAILED if failed else ExitCode.DONE
 
@@ -226,7 +249,7 @@ def _format_imported(run: StoredRun, path: Path) -> str:
 @store_option
 @json_option
 def verify(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
-    """Check every file and every sample against the hashes taken when they were written."""
+    """Verify every file and every sample against the hashes taken when they were written."""
     folders = [find_run_folder(store, name) for name in names] if names else run_folders(store)
     if not folders:
         raise RunNotFoundError(f"there are no runs in {store}", hint="name the store with --store", where=str(store))
@@ -255,7 +278,7 @@ def _verify(folder: Path) -> dict[str, Any]:
 @store_option
 @json_option
 def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
-    """Remove runs for good."""
+    """Remove runs permanently."""
     folders = [find_run_folder(store, name) for name in names]
     lines = [f"removed {path.name}" + (", a link; the run is kept" if path.is_symlink() else "") for path in folders]
     for path in folders:
@@ -270,9 +293,9 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 @store_option
 @json_option
 def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
-    """Continue an interrupted run as it was asked for; finished cases are not measured again.
+    """Continue an interrupted run; finished cases are not measured again.
 
-    The command that the run shows is planned again, and must ask for the same: a run folder is data, never code.
+    The stored command is planned again and must give the same cases: a run folder is data, never code.
     """
     from stepscope.cli.comms import explain_run
     from stepscope.cli.execute import add_nothing, run_stored
@@ -302,7 +325,10 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
 @store_option
 @json_option
 def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
-    """Ask the stored runs in SQL (DuckDB). Tables: runs, systems, cases, samples."""
+    """Query the stored runs with SQL (DuckDB). Tables: runs, systems, cases, samples.
+
+    Example: stepscope runs sql "SELECT benchmark, median_s FROM cases"
+    """
     from stepscope.metrics import list_tables, query_runs
 
     if tables or not query or not query.strip():

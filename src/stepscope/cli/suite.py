@@ -9,7 +9,7 @@ import click
 
 from stepscope.cli.execute import open_job, run_stored
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
+from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.workload import make_request, workload_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_duration
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 @click.command("list")
-@click.option("--model", "models", multiple=True, help="Only this model.")
+@click.option("--model", "models", multiple=True, help="List only this model; may be repeated.")
 @json_option
 def list_benchmarks(*, models: tuple[str, ...], as_json: bool) -> int:
-    """List the workloads: what is measured, and the rules."""
+    """List the workloads: what is measured, and by which rules."""
     from stepscope.bench.workloads import choose_workloads
 
     known = {one.model.model for one in choose_workloads()}
@@ -47,7 +47,7 @@ def describe_workload(one: Workload) -> dict[str, Any]:
         "modes": sorted({other.mode for other in one.model.benchmark}),
         "config": benchmark.config,
         "version": benchmark.version,
-        "owner": benchmark.owner,
+        "domain": one.model.domain,
         "description": benchmark.description,
         "source": declared.source,
         "precision": declared.precision,
@@ -64,9 +64,9 @@ def describe_workload(one: Workload) -> dict[str, Any]:
 
 
 def format_list(found: list[Workload]) -> str:
-    from stepscope.report.text import align
+    from stepscope.report.table import align
 
-    rows = [["ID", "v", "owner", "precisions", "batch", "limit"]]
+    rows = [["ID", "v", "domain", "precisions", "batch", "limit"]]
     for one in found:
         declared = one.declared
         if declared.latency_limit_s is not None:
@@ -75,17 +75,35 @@ def format_list(found: list[Workload]) -> str:
             limit = f"batch ≤ {declared.max_batch_size}"
         precisions = ",".join(one.precisions)
         rows.append(
-            [one.benchmark.id, str(declared.version), one.model.owner, precisions, str(declared.batch_size), limit]
+            [one.benchmark.id, str(declared.version), one.model.domain, precisions, str(declared.batch_size), limit]
         )
-    return "\n".join(line.rstrip() for line in align(rows, [False, True, False, False, True, False]))
+    return "\n".join(
+        line.rstrip() for line in align(rows, [False, True, False, False, True, False], width=terminal_width())
+    )
 
 
 @click.command("proxy")
-@click.option("--model", "models", multiple=True, help="Only this model [default: the seven of the suite].")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(["train", "infer"]))
-@click.option("--implementation", "implementations", multiple=True, type=click.Choice(["ootb", "optimized"]))
 @click.option(
-    "--all", "everything", is_flag=True, help="All models and all configurations, not the first of each mode."
+    "--model",
+    "models",
+    multiple=True,
+    help="Measure only this model; may be repeated [default: the seven of the suite].",
+)
+@click.option(
+    "--mode", "modes", multiple=True, type=click.Choice(["train", "infer"]), help="Only training or inference."
+)
+@click.option(
+    "--implementation",
+    "implementations",
+    multiple=True,
+    type=click.Choice(["ootb", "optimized"]),
+    help="Only out-of-the-box or optimized implementations.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="All models in all configurations for one device, instead of the first one of each mode.",
 )
 @workload_options
 @measure_options

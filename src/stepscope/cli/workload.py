@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from stepscope.cli.comms import Ranks, find_ranks, run_ranks
+from stepscope.cli.comms import GPU_BACKENDS, Ranks, find_ranks, run_ranks
 from stepscope.cli.execute import Addition, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
     Duration,
     FiniteRange,
+    device_option,
     json_option,
     make_settings,
     measure_options,
@@ -36,7 +37,7 @@ LONG_S = 60.0
 """A load of requests that lasts longer is announced before it begins."""
 
 _OPTIONS = (
-    click.option("--device", default="cpu", show_default=True, help="Device to measure on: cpu, cuda or cuda:N."),
+    device_option,
     click.option(
         "--scale", type=click.Choice(["full", "tiny"]), default="full", show_default=True,
         help="`tiny` runs the same code with sizes for two CPU cores.",
@@ -244,6 +245,8 @@ def _find_ranks(how: dict[str, Any]) -> Ranks | None:
         raise UsageError(
             "workloads cannot run on the fake backend", hint="use --backend gloo or nccl", where="--backend"
         )
+    if how["group_backend"] not in (None, *GPU_BACKENDS) and not _was_given("device"):
+        how["device"] = "cpu"  # the best device is for the backend that fits it
     backend = how["group_backend"] or ("nccl" if how["device"].startswith("cuda") else "gloo")
     return find_ranks({**how, "backend": backend, "time_by": "host"})
 

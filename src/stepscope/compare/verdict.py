@@ -330,8 +330,6 @@ def _decide(
     called = [row for row in statistics if row.significant and abs(math.log(row.ratio)) >= math.log1p(min_effect)]
     lead_name = lead_estimate(item.estimates).statistic.name
     shown = next((row for row in called if row.name == lead_name), called[0] if called else statistics[0])
-    seen = math.log(fast_end.ratio / statistics[0].ci_low) - fast_end.explained_b if statistics[0].ci_low else math.inf
-    explained = max(fast_end.explained_a, fast_end.explained_b)
     row = msgspec.structs.replace(
         item.row,
         statistic=shown.name,
@@ -355,6 +353,16 @@ def _decide(
             f"; but the {one.name} times differ the other way, by {format_ratio(one.ratio)}" for one in against
         )
         return msgspec.structs.replace(row, verdict=verdict, reason=reason)
+    return _decide_uncalled(item, row, own_level, min_effect=min_effect, resolution=resolution)
+
+
+def _decide_uncalled(
+    item: _Tested, row: CaseComparison, own_level: float, *, min_effect: float, resolution: float
+) -> CaseComparison:
+    """Whether a change of the resolution would have been seen; if not, how many processes would show it."""
+    first, fast_end = row.statistics[0], item.estimates[0].ratio
+    seen = math.log(fast_end.ratio / first.ci_low) - fast_end.explained_b if first.ci_low else math.inf
+    explained = max(fast_end.explained_a, fast_end.explained_b)
     limit = f"a change below {format_share(math.expm1(seen), 0 if seen > 0.1 else 1)} would not have been seen"
     if explained > math.log1p(resolution):
         return msgspec.structs.replace(row, reason=_tell_disturbance(item, explained))
@@ -367,7 +375,7 @@ def _decide(
     if seen > math.log1p(resolution):
         reason = f"{limit}; {_tell_needed(needed, item, resolution)}"
         return msgspec.structs.replace(row, reason=reason, processes_needed=needed)
-    small = any(one.significant for one in statistics)
+    small = any(one.significant for one in row.statistics)
     reason = f"the difference is smaller than {format_share(min_effect)}" if small else "the interval includes 1"
     return msgspec.structs.replace(
         row,

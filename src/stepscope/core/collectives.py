@@ -55,6 +55,10 @@ FACTS = {
     "hypercube": Collective(_others),
     "incast": Collective(rooted=True),
     "multicast": Collective(rooted=True),
+    "all_gather_object": Collective(_others),
+    "gather_object": Collective(_others, rooted=True),
+    "broadcast_object_list": Collective(_whole, rooted=True),
+    "scatter_object_list": Collective(_others, rooted=True),
 }
 COLLECTIVES = tuple(FACTS)[:13]
 """What a trace can name; the place in it is the code of a collective."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.core.errors import BadInputError, NewerVersionError, UsageError
+from stepscope.core.errors import BadInputError, UsageError
 from stepscope.core.files import write_output
 from stepscope.costs.curves import (
     FEWEST_SIZES,
@@ -32,7 +32,7 @@ from stepscope.costs.curves import (
     steepness,
     summarize_trials,
 )
-from stepscope.records import Parameter, System
+from stepscope.records import Parameter, System, parse_document
 from stepscope.records.kinds import CollectiveObserved, CollectiveSpec
 from stepscope.stats import median
 from stepscope.store import MeasuredCase, StoredRun, utc_now
@@ -305,7 +305,7 @@ def _plain(value: Parameter) -> str:
 
 
 def read_published_table(path: Path) -> list[Measurement]:
-    """A CSV with one row a size; the first row that does not keep the rules is named with its line."""
+    """A CSV with one row per size; the first row that does not keep the rules is named with its line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -356,7 +356,7 @@ def _whole(cells: Mapping[str, str], name: str, *, least: int) -> int:
 
 
 def group_curves(measurements: Iterable[Measurement]) -> list[CollectiveCurve]:
-    """One curve a setting, in the order they are first met.
+    """One curve per setting, in the order they are first met.
 
     A size that was measured more than once counts once, with the median of its times. Messages of no bytes (a barrier)
     are no points of a curve over sizes.
@@ -382,19 +382,14 @@ def _curve(setting: CollectiveSetting, measurements: Iterable[Measurement]) -> C
 
 
 FORMAT_VERSION = 1
-_RECORD = "collective_table"
+_HINT = "stepscope costs fit-collective RUN --output FILE makes a table"
 
 
-class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=_RECORD):
+class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="collective_table"):
     schema_version: int = FORMAT_VERSION
     created_at: str
     """UTC, ISO 8601."""
     costs: list[CollectiveCost]
-
-
-class _Header(msgspec.Struct):
-    record: str
-    schema_version: int
 
 
 def require_table_name(path: Path) -> None:
@@ -415,29 +410,8 @@ def read_collective_table(path: Path) -> CollectiveTable:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise _bad(f"the table cannot be read: {error.strerror}", path) from error
-    try:
-        header = msgspec.json.decode(data, type=_Header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _bad(f"this is not a collective table: {error}", path) from error
-    if header.record != _RECORD:
-        raise _bad(f"the file holds a {header.record!r} record where a {_RECORD!r} belongs", path)
-    if header.schema_version > FORMAT_VERSION:
-        raise NewerVersionError(
-            f"this table was written in format {header.schema_version}; this Stepscope reads up to {FORMAT_VERSION}",
-            hint="upgrade Stepscope: pip install --upgrade stepscope",
-            where=str(path),
-        )
-    if header.schema_version < 1:
-        raise _bad(f"this table has format {header.schema_version}, which no release wrote", path)
-    try:
-        return msgspec.json.decode(data, type=CollectiveTable)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _bad(f"this table breaks its format: {error}", path) from error
-
-
-def _bad(message: str, path: Path) -> BadInputError:
-    return BadInputError(message, hint="stepscope costs fit-collective RUN --output FILE makes one", where=str(path))
+        raise BadInputError(f"the table cannot be read: {error.strerror}", hint=_HINT, where=str(path)) from error
+    return parse_document(data, CollectiveTable, where=str(path), hint=_HINT)
 
 
 def find_cost(

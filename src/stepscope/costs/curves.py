@@ -176,8 +176,8 @@ def fit_terms(points: Points, terms: Sequence[Callable[[int], float]]) -> list[f
     scale = np.linalg.norm(table, axis=0)  # sizes span ten orders of magnitude
     best, least = [0.0] * len(terms), math.inf
     sizes = range(1, min(len(terms), len(points)) + 1)
-    for chosen in chain.from_iterable(combinations(range(len(terms)), size) for size in sizes):
-        columns = table[:, chosen] / scale[[*chosen]]
+    for chosen in map(list, chain.from_iterable(combinations(range(len(terms)), size) for size in sizes)):
+        columns = table[:, chosen] / scale[chosen]
         solution, *_ = np.linalg.lstsq(columns, np.ones(len(points)), rcond=None)
         rest = float(np.sum((columns @ solution - 1) ** 2))
         # Equal fits go to the fewer terms; the margin is rounding.

@@ -1,17 +1,21 @@
 """The measuring loop: plan, warm up, synchronise, time (the clock is injected), stop rule, write."""
 
-from stepscope.measure.clock import Clock, FakeClock, WallClock
 from stepscope.measure.device import (
+    Clock,
     CpuDevice,
     CudaDevice,
     Device,
+    FakeClock,
     FakeDevice,
+    WallClock,
+    best_device,
     device_kind,
     free_memory_bytes,
     give_back_memory,
     keep_freed_memory,
     last_level_cache_bytes,
     open_device,
+    require_device,
 )
 from stepscope.measure.instability import OF_TIMES, judge_times
 from stepscope.measure.loop import (
@@ -23,9 +27,9 @@ from stepscope.measure.loop import (
     measure,
     no_garbage_collection,
 )
-from stepscope.measure.neighbours import CpuUse, Neighbours, find_neighbours, read_cpu_use
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
 from stepscope.measure.settings import QUICK, MeasureSettings
+from stepscope.measure.surroundings import CoRunningLoad, CpuUse, find_co_running_load, read_cpu_use
 
 __all__ = [
     "OF_TIMES",
@@ -33,6 +37,7 @@ __all__ = [
     "Alone",
     "BarProgress",
     "Clock",
+    "CoRunningLoad",
     "CpuDevice",
     "CpuUse",
     "CudaDevice",
@@ -43,12 +48,12 @@ __all__ = [
     "LineProgress",
     "MeasureSettings",
     "Measurement",
-    "Neighbours",
     "Peers",
     "SilentProgress",
     "WallClock",
+    "best_device",
     "device_kind",
-    "find_neighbours",
+    "find_co_running_load",
     "format_case_line",
     "free_memory_bytes",
     "freeze_libraries",
@@ -61,4 +66,5 @@ __all__ = [
     "open_device",
     "open_progress",
     "read_cpu_use",
+    "require_device",
 ]

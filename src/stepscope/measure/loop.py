@@ -10,17 +10,17 @@ import atexit
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import repeat
 from typing import Protocol
 
 import msgspec
 
-from stepscope.measure.clock import Clock
-from stepscope.measure.device import Device
+from stepscope.measure.device import Clock, Device
 from stepscope.measure.instability import find_notices
-from stepscope.measure.neighbours import Neighbours
 from stepscope.measure.settings import MeasureSettings
+from stepscope.measure.surroundings import CoRunningLoad
 from stepscope.records import Notice, RankSamples
 from stepscope.stats import Summary, median_interval, quantile_sorted, summarize
 
@@ -97,7 +97,7 @@ class Measurement(msgspec.Struct, kw_only=True):
         case_key: str,
         *,
         rank: int = 0,
-        neighbours: Neighbours | None = None,
+        load: CoRunningLoad | None = None,
         probes_s: Sequence[float] = (),
         extra_s: dict[str, list[float]] | None = None,
     ) -> RankSamples:
@@ -109,9 +109,9 @@ class Measurement(msgspec.Struct, kw_only=True):
             iterations=self.iterations,
             warmup=[i < self.warmups for i in range(count)],
             device_s=self.device_s,
-            other_share=neighbours.share if neighbours else None,
-            host_cores=neighbours.cores if neighbours else None,
-            idle_cores=neighbours.idle_cores if neighbours else None,
+            other_share=load.share if load else None,
+            host_cores=load.cores if load else None,
+            idle_cores=load.idle_cores if load else None,
             host_share=self.host_share,
             extra_s=extra_s or {},
             probes_s=list(probes_s),
@@ -155,63 +155,52 @@ def measure(
     return loop.finish(settled)
 
 
+@dataclass(kw_only=True)
 class _Loop:
-    def __init__(
-        self,
-        *,
-        body: Callable[[], object],
-        settings: MeasureSettings,
-        clock: Clock,
-        device: Device,
-        peers: Peers,
-        watch: Watch | None,
-        before_sample: Callable[[], object] | None,
-        held: bool,
-    ) -> None:
-        self._body = body
-        self._before_sample = before_sample
-        self._held = held
-        self._hold_factor = HOLD_FACTOR
-        self._dry: list[bool] = []
-        self._allocations = 0
-        self._settings = settings
-        self._clock = clock
-        self._device = device
-        self._peers = peers
-        self._watch = watch
-        self._starts: list[int] = []
-        self._durations: list[float] = []
-        self._counts: list[int] = []
-        self._device_times: list[float] = []
-        self._host_shares: list[float] = []
-        self._warmups = 0
-        self._watched_at_ns = 0
+    body: Callable[[], object]
+    settings: MeasureSettings
+    clock: Clock
+    device: Device
+    peers: Peers
+    watch: Watch | None
+    before_sample: Callable[[], object] | None
+    held: bool
+    hold_factor: float = HOLD_FACTOR
+    dry: list[bool] = field(default_factory=list)
+    allocations: int = 0
+    starts: list[int] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    device_times: list[float] = field(default_factory=list)
+    host_shares: list[float] = field(default_factory=list)
+    warmups: int = 0
+    watched_at_ns: int = 0
 
     def calibrate(self) -> int:
         """How many iterations a sample needs so that the clock's step and the waiting around it do not matter."""
-        settings = self._settings
+        settings = self.settings
         if settings.iterations is not None:
             return settings.iterations
-        wanted_s = max(settings.min_sample_s, self._clock.resolution_s / settings.resolution_share)
+        wanted_s = max(settings.min_sample_s, self.clock.resolution_s / settings.resolution_share)
         self._take(1)  # may compile or load: never choose a count by it
         count = 1
         while True:
             took_s = self._take(count)
-            most = MAX_HELD_ITERATIONS if self._held else MAX_ITERATIONS
+            most = MAX_HELD_ITERATIONS if self.held else MAX_ITERATIONS
             enough = took_s >= wanted_s or count >= most
             grown = count * 10 if took_s <= 0 else min(count * 10, int(count * wanted_s * 1.2 / took_s) + 1, most)
-            following = self._peers.agree(count if enough else max(grown, count + 1))
+            following = self.peers.agree(count if enough else max(grown, count + 1))
             if following == count:
                 return count
             count = following
 
     def warm_up(self, count: int) -> bool:
         """Sample until two neighbouring windows agree. False: time was up first."""
-        settings, start_ns = self._settings, self._clock.now_ns()
+        settings, start_ns = self.settings, self.clock.now_ns()
         if settings.warmup_samples is not None:
-            while (left := settings.warmup_samples - len(self._durations)) > 0:
+            while (left := settings.warmup_samples - len(self.durations)) > 0:
                 self._take(count, most=left)
-            self._warmups = len(self._durations)
+            self.warmups = len(self.durations)
             return True
         while True:
             self._take(count)
@@ -222,65 +211,65 @@ class _Loop:
             ready = taken >= settings.warmup_min_samples and elapsed_s >= settings.warmup_min_time_s
             settled = ready and _windows_agree(times, settings)
             expired = elapsed_s >= settings.warmup_max_time_s
-            verdict = self._peers.agree(2 if settled else int(expired))
+            verdict = self.peers.agree(2 if settled else int(expired))
             if verdict:
-                self._warmups = taken
+                self.warmups = taken
                 return verdict == 2
 
     def sample(self, count: int) -> None:
         """The stop rule is looked at when the number of samples has grown by a tenth, not after each."""
-        start_ns, look_at = self._clock.now_ns(), self._settings.few_samples
-        fetched = self._device.allocations()
+        start_ns, look_at = self.clock.now_ns(), self.settings.few_samples
+        fetched = self.device.allocations()
         while True:
-            self._take(count, most=self._settings.max_samples + self._warmups - len(self._durations))
-            taken = len(self._durations) - self._warmups
+            self._take(count, most=self.settings.max_samples + self.warmups - len(self.durations))
+            taken = len(self.durations) - self.warmups
             if taken < look_at:
                 continue
             look_at = taken + max(1, taken // 10)
-            if self._peers.agree(int(self._is_enough(taken, self._seconds_since(start_ns)))):
-                self._allocations = self._device.allocations() - fetched
+            if self.peers.agree(int(self._is_enough(taken, self._seconds_since(start_ns)))):
+                self.allocations = self.device.allocations() - fetched
                 return
 
     def _is_enough(self, taken: int, elapsed_s: float) -> bool:
-        settings = self._settings
+        settings = self.settings
         if taken >= settings.max_samples or elapsed_s >= settings.max_time_s:
             return True
-        times = sorted(self._per_iteration(self._warmups))
+        times = sorted(self._per_iteration(self.warmups))
         low, high, _ = median_interval(times, settings.level)
         width = (high - low) / 2 / (quantile_sorted(times, 0.5) or 1.0)
         self._report("sampling", times, width)
         return taken >= settings.min_samples and elapsed_s >= settings.min_time_s and width <= settings.target_width
 
     def finish(self, settled: bool) -> Measurement:
-        has_events = self._device.has_events
+        has_events = self.device.has_events
         return Measurement(
-            start_ns=self._starts,
-            duration_s=self._durations,
-            iterations=self._counts,
-            device_s=self._device_times if has_events else None,
-            host_share=quantile_sorted(sorted(self._host_shares[self._warmups :]), 0.5) if has_events else None,
-            warmups=self._warmups,
-            dry=sum(self._dry[self._warmups :]),
-            allocations=self._allocations,
+            start_ns=self.starts,
+            duration_s=self.durations,
+            iterations=self.counts,
+            device_s=self.device_times if has_events else None,
+            host_share=quantile_sorted(sorted(self.host_shares[self.warmups :]), 0.5) if has_events else None,
+            warmups=self.warmups,
+            dry=sum(self.dry[self.warmups :]),
+            allocations=self.allocations,
             notices=find_notices(
-                self._per_iteration(0)[: self._warmups],
-                self._per_iteration(self._warmups),
+                self._per_iteration(0)[: self.warmups],
+                self._per_iteration(self.warmups),
                 settled=settled,
-                sample_s=min(self._durations[self._warmups :]),
-                resolution_s=self._clock.resolution_s,
-                settings=self._settings,
+                sample_s=min(self.durations[self.warmups :]),
+                resolution_s=self.clock.resolution_s,
+                settings=self.settings,
             ),
         )
 
     def _take(self, count: int, most: int = MAX_ITERATIONS) -> float:
         """One sample: both ends wait for the device, so that neither earlier nor later work is in it. Where samples
         may follow each other directly, several, and at most so many."""
-        body, clock, device = self._body, self._clock, self._device
-        following = min(self._peers.align(), most)
-        if following > 1 and count == 1 and not device.has_events and self._before_sample is None:
+        body, clock, device = self.body, self.clock, self.device
+        following = min(self.peers.align(), most)
+        if following > 1 and count == 1 and not device.has_events and self.before_sample is None:
             return self._take_directly(following)
-        if self._before_sample is not None:
-            self._before_sample()
+        if self.before_sample is not None:
+            self.before_sample()
         device.synchronize()
         began = device.mark()
         start_ns = clock.now_ns()
@@ -291,47 +280,47 @@ class _Loop:
         device.synchronize()
         stop_ns = clock.now_ns()
         took_s = (stop_ns - start_ns) * 1e-9
-        self._starts.append(start_ns)
-        self._durations.append(took_s)
-        self._counts.append(count)
-        if self._held:
+        self.starts.append(start_ns)
+        self.durations.append(took_s)
+        self.counts.append(count)
+        if self.held:
             self._take_held(count, (issued_ns - start_ns) * 1e-9)
         elif device.has_events:
-            self._device_times.append(device.elapsed_s(began, ended))
+            self.device_times.append(device.elapsed_s(began, ended))
         if device.has_events:
-            self._host_shares.append((issued_ns - start_ns) / max(stop_ns - start_ns, 1))
+            self.host_shares.append((issued_ns - start_ns) / max(stop_ns - start_ns, 1))
         return took_s
 
     def _take_directly(self, samples: int) -> float:
         """Samples of one iteration with nothing between them: in a pause threads fall asleep, as in no real loop."""
-        body, now_ns = self._body, self._clock.now_ns
+        body, now_ns = self.body, self.clock.now_ns
         starts, stops = [0] * samples, [0] * samples
         for i in range(samples):
             starts[i] = now_ns()
             body()
             stops[i] = now_ns()
         took = [(stop - start) * 1e-9 for start, stop in zip(starts, stops, strict=True)]
-        self._starts += starts
-        self._durations += took
-        self._counts += [1] * samples
+        self.starts += starts
+        self.durations += took
+        self.counts += [1] * samples
         return took[-1]
 
     def _take_held(self, count: int, issue_s: float) -> None:
         """Device time of as many iterations behind a full queue; again with a longer hold where it ran dry."""
         while True:
             took_s, ran_dry = self._time_held(count, issue_s)
-            if not ran_dry or self._hold_factor > LARGEST_HOLD_FACTOR:
+            if not ran_dry or self.hold_factor > LARGEST_HOLD_FACTOR:
                 break
-            self._hold_factor *= 2
-        self._dry.append(ran_dry)
-        self._device_times.append(took_s)
+            self.hold_factor *= 2
+        self.dry.append(ran_dry)
+        self.device_times.append(took_s)
 
     def _time_held(self, count: int, issue_s: float) -> tuple[float, bool]:
         """Seconds of all calls, each between two marks, and whether the device reached one before it was issued."""
-        if self._before_sample is not None:
+        if self.before_sample is not None:
             return self._time_each_prepared(count, issue_s / count)
-        body, device = self._body, self._device
-        device.hold(min(issue_s * self._hold_factor + HOLD_MARGIN_S, LONGEST_HOLD_S))
+        body, device = self.body, self.device
+        device.hold(min(issue_s * self.hold_factor + HOLD_MARGIN_S, LONGEST_HOLD_S))
         marks = [device.mark()]
         for _ in repeat(None, count):
             body()
@@ -342,12 +331,12 @@ class _Loop:
 
     def _time_each_prepared(self, count: int, issue_s: float) -> tuple[float, bool]:
         """`before_sample` before every call: that and a short hold keep the device busy while the call is issued."""
-        body, device, ran_dry = self._body, self._device, False
+        body, device, ran_dry = self.body, self.device, False
         pairs = []
         for _ in repeat(None, count):
-            if self._before_sample is not None:
-                self._before_sample()
-            device.hold(min(issue_s * (self._hold_factor - 1) + HOLD_MARGIN_S, LONGEST_HOLD_S / count))
+            if self.before_sample is not None:
+                self.before_sample()
+            device.hold(min(issue_s * (self.hold_factor - 1) + HOLD_MARGIN_S, LONGEST_HOLD_S / count))
             began = device.mark()
             body()
             pairs.append((began, device.mark()))
@@ -357,20 +346,20 @@ class _Loop:
 
     def _per_iteration(self, start: int) -> list[float]:
         """The times that are looked at: device time where the device is held, wall time elsewhere."""
-        times = self._device_times if self._held else self._durations
-        return [d / n for d, n in zip(times[start:], self._counts[start:], strict=True)]
+        times = self.device_times if self.held else self.durations
+        return [d / n for d, n in zip(times[start:], self.counts[start:], strict=True)]
 
     def _seconds_since(self, start_ns: int) -> float:
-        return (self._clock.now_ns() - start_ns) * 1e-9
+        return (self.clock.now_ns() - start_ns) * 1e-9
 
     def _report(self, phase: str, times: list[float], half_width: float | None) -> None:
         """At most ten times a second: a terminal is slow."""
-        now_ns = self._clock.now_ns()
-        if self._watch is None or now_ns - self._watched_at_ns < 100_000_000:
+        now_ns = self.clock.now_ns()
+        if self.watch is None or now_ns - self.watched_at_ns < 100_000_000:
             return
-        self._watched_at_ns = now_ns
+        self.watched_at_ns = now_ns
         median = quantile_sorted(sorted(times), 0.5)
-        self._watch(Estimate(phase=phase, samples=len(times), median_s=median, half_width=half_width))
+        self.watch(Estimate(phase=phase, samples=len(times), median_s=median, half_width=half_width))
 
 
 def _windows_agree(times: list[float], settings: MeasureSettings) -> bool:

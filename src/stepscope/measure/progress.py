@@ -60,19 +60,23 @@ class SilentProgress(LineProgress):
 
 
 class BarProgress:
-    """For people watching."""
+    """For people watching: bar, count and clock, and what is measured as far as the line has room for it."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
         self._bar: Any = RichProgress(
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24, table_column=Column(width=24)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TextColumn(
+                "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+            ),
             console=Console(stderr=True),
+            expand=True,
             transient=True,
         )
         self._task: Any = None

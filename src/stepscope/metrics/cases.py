@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 from stepscope.core.units import format_share
 from stepscope.metrics.registry import (
+    COLLECTIVES,
     EXCHANGES,
+    GROUPS,
     MESSAGES,
     MODELS,
     OPERATORS,
@@ -63,9 +65,9 @@ def missed_latency(case: CaseInput) -> bool | None:
     return case.measured.missed_latency()
 
 
-@metric("compute_share", "Of matrix peak", "fraction", "F / t / matrix peak of the dtype; operators scored in TFLOP/s",
+@metric("compute_share", "% of matmul peak", "fraction", "F / t / matmul peak; operators scored in TFLOP/s",
         kinds=OPERATORS, better="higher", column="shown",
-        hint="Share of the rate of a large matrix product in the same dtype, measured on this machine in the same run",
+        hint="Fraction of the rate of a large matmul in the same dtype, measured on this machine in the same run",
         )  # fmt: skip
 def compute_share(case: CaseInput) -> Outcome | None:
     rule = case.result.score
@@ -84,9 +86,9 @@ def is_cached(case: CaseInput) -> bool:
     return isinstance(fraction, float) and fraction > 1 and not is_cold
 
 
-@metric("memory_share", "Of copy", "fraction", "U / t / copy bandwidth; above 1 with warm caches",
+@metric("memory_share", "% of copy bandwidth", "fraction", "U / t / copy bandwidth; above 1 with warm caches",
         kinds=OPERATORS, better="higher", column="shown", mark=lambda case: " (cache)" if is_cached(case) else "",
-        hint="Share of the bandwidth of a large copy, measured on this machine in the same run; (cache) marks what "
+        hint="Fraction of the bandwidth of a large copy, measured on this machine in the same run; (cache) marks what "
         "warm caches lift above it")  # fmt: skip
 def memory_share(case: CaseInput) -> Outcome | None:
     observed, copy = case.result.observed, case.peaks.bytes_per_s.get("copy") if case.peaks is not None else None
@@ -216,7 +218,7 @@ def _name_share(case: CaseInput) -> str:
 
 @metric("straggler_rank", "Straggler", "rank", "the rank that began last most often", needs_times=False,
         mark=_name_share,
-        hint="The rank that began last most often, and in which share of the iterations")  # fmt: skip
+        hint="The rank that began last most often, and in which fraction of the iterations")  # fmt: skip
 def straggler_rank(case: CaseInput) -> int | None:
     return case.measured.straggler_rank()
 
@@ -226,6 +228,28 @@ def straggler_rank(case: CaseInput) -> int | None:
 def straggler_share(case: CaseInput) -> float | None:
     found = case.measured.straggler()
     return found[1] if found is not None else None
+
+
+# Parts of a case that ranks do together
+
+
+def _declare_part(name: str, part: str, title: str, what: str, kinds: tuple[str, ...], **more: object) -> None:
+    """Median of one part's time, on the rank where it is longest."""
+    metric(name, title, "s", f"median over iterations of {what}, on the slowest rank", kinds=kinds, better="lower",
+           **more)(lambda case: case.measured.parts_s().get(part))  # type: ignore[arg-type]  # fmt: skip
+
+
+for _part, _title, _what in (
+    ("rendezvous", "Rendezvous", "the time until all ranks have met"),
+    ("create", "Creation", "the time that creating the process group takes, once all ranks have met"),
+    ("first_collective", "First", "the time of the first collective of 4 KiB, connections that it sets up included"),
+    ("next_collective", "Next", "the time of the collective after the first one"),
+    ("destroy", "Destroy", "the time that destroying the process group takes"),
+):
+    _declare_part(f"{_part}_s", _part, _title, _what, GROUPS, hint=f"{_what[:1].upper()}{_what[1:]}", column="shown")
+for _part, _title in (("serialise", "Serialise"), ("deserialise", "Deserialise")):
+    _what = f"the time that {'pickling' if _part == 'serialise' else 'unpickling'} the objects of one call takes"
+    _declare_part(f"{_part}_s", _part, _title, _what, COLLECTIVES, column="none")
 
 
 # Text generation
@@ -287,7 +311,7 @@ for _field, _title, _what in (
                         better="lower", column=_shown(_field) or "none",
                         mark=_mark_late if _field == "ttft" else None)  # fmt: skip
 _declare_served("longest_queue", "Queue", "count", "Most requests that waited at one moment", better="lower")
-_declare_served("busy_share", "Busy", "fraction", "Share of the time in which the server worked")
+_declare_served("busy_share", "Busy", "fraction", "Fraction of the time in which the server worked")
 _declare_served("missed_latency", "Served late", "yes/no", "Whether served requests missed the latency limit",
                 column="none")  # fmt: skip
 
@@ -302,14 +326,14 @@ def loader_score(case: CaseInput) -> float | None:
 
 
 @metric("input_share", "Input", "fraction", "1 − t / time of a step with a loader", kinds=WORKLOADS, better="lower",
-        hint="Share of a step with a loader that waits for input")  # fmt: skip
+        hint="Fraction of a step with a loader that waits for input")  # fmt: skip
 def input_share(case: CaseInput) -> float | None:
     typical_s, fed_s = case.measured.typical_s(case.summary), case.measured.loader_s()
     return max(0.0, 1 - typical_s / fed_s) if typical_s is not None and fed_s else None
 
 
 @metric("mfu", "MFU", "fraction", "operations of the model / t / stated peak of all devices; for cases with a score",
-        kinds=WORKLOADS, better="higher", hint="Operations of the model a second over the device's stated peak",
+        kinds=WORKLOADS, better="higher", hint="Operations of the model per second over the device's stated peak",
         )  # fmt: skip
 def mfu(case: CaseInput) -> Outcome | None:
     observed, typical_s = case.result.observed, case.measured.typical_s(case.summary)
@@ -337,7 +361,7 @@ metric("energy_j_per_example", "J/ex", "J", "energy of the devices / examples", 
 
 @metric("check", "Check", "text", "`passed`, or why the optimized implementation was not compared", kinds=WORKLOADS,
         needs_times=False, column="shown",
-        hint="Whether outputs, loss, gradients and convergence are those of the out-of-the-box form")  # fmt: skip
+        hint="Whether outputs, loss, gradients and convergence agree with the ootb implementation")  # fmt: skip
 def check(case: CaseInput) -> str | None:
     return case.result.observed.check if isinstance(case.result.observed, WorkloadObserved) else None
 

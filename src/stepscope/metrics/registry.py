@@ -33,7 +33,8 @@ Better = Literal["higher", "lower", "neither"]
 OPERATORS = ("operator", "call")
 COLLECTIVES = ("collective", "point_to_point")
 MESSAGES = (*COLLECTIVES, "pair", "overlap")
-EXCHANGES = (*MESSAGES, "pattern")
+GROUPS = ("process_group",)
+EXCHANGES = (*MESSAGES, "pattern", *GROUPS)
 WORKLOADS = ("workload",)
 MODELS = (*WORKLOADS, "user_model")
 
@@ -71,7 +72,7 @@ class Metric(NamedTuple):
     name: str
     """In CSV, JSON and SQL; it carries its unit."""
     title: str
-    """Of its column."""
+    """Title of its column."""
     unit: Unit
     better: Better
     formula: str
@@ -85,7 +86,7 @@ class Metric(NamedTuple):
     column: Literal["shown", "detail", "none"]
     """Whether tables have a column of it where it has values; those of detail are left out where there is no room."""
     hint: str
-    """What the column means, for those who meet it first."""
+    """What the column means, for new readers."""
     mark: Callable[[CaseInput], str] | None
     """What stands behind the value in a table."""
     only_for: Callable[[CaseInput], bool] | None

@@ -40,7 +40,7 @@ _TABLES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Table → column → type."""
 _TYPES = {"count": "BIGINT", "rank": "BIGINT", "yes/no": "BOOLEAN", "text": "VARCHAR"}
-"""Of metrics, by their unit; the others are numbers."""
+"""Types of metrics by their unit; the others are numbers."""
 
 _LIMITS = {"INTEGER": 1 << 31, "BIGINT": 1 << 63}
 

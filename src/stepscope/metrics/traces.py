@@ -15,7 +15,7 @@ class TraceMetric(NamedTuple):
     names: str
     """Fields of the analysis' result; several where one definition holds for all."""
     unit: str
-    """Of each name, where they differ; empty for what is no number."""
+    """Unit of each name, where they differ; empty for what is no number."""
     definition: str
     better: Better = "neither"
 

@@ -1,4 +1,7 @@
-"""A benchmark, one case of it, the values that were measured, and what came of it."""
+"""A benchmark, one case of it, the raw values that were measured, and what came of it: a result or a failure.
+
+Statistics are derived from the samples on reading and never stored in their place.
+"""
 
 from __future__ import annotations
 
@@ -119,9 +122,9 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     other_share: float | None = None
     """Share of the host's core time that others took (processes, other machines) meanwhile; None: unknown."""
     host_cores: int | None = None
-    """Logical cores of the host; with it `other_share` tells how much of the time others were running at all."""
+    """Logical cores of the host; with it `other_share` gives the fraction of the time in which others ran at all."""
     idle_cores: float | None = None
-    """Cores' worth of time that nobody used meanwhile."""
+    """Cores' worth of time that were unused meanwhile."""
     host_share: float | None = None
     """On a device with a queue: the share of a sample's time the host needed to issue it, in the median. Near 1 the
     device waits for the host; None where work is done when the call returns."""
@@ -148,7 +151,7 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
             yield Sample(duration_s=duration, iterations=count, device_s=device, warmup=warmup)
 
     def seconds(self) -> list[float]:
-        """Wall seconds per iteration, one value a sample, warm-ups left out."""
+        """Wall seconds per iteration, one value per sample, warm-ups left out."""
         return [
             duration / count
             for duration, count, warmup in zip(self.duration_s, self.iterations, self.warmup, strict=True)
@@ -212,7 +215,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe_exception(error: BaseException) -> Failure:
-    """An exception as evidence: its kind, its message, and the stack for what nobody foresaw."""
+    """An exception as evidence: its kind, its message, and the stack of an unexpected error."""
     if isinstance(error, StepscopeError):
         return Failure(kind=error.kind, message=error.message, hint=error.hint, where=error.where)
     stack = "".join(traceback.format_exception(error)).splitlines()[-STACK_LINES:]
@@ -273,7 +276,7 @@ class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     count: float
-    """Launches an iteration."""
+    """Launches per iteration."""
     duration_s: float
     """Sum over all its launches in one iteration."""
 

@@ -1,4 +1,8 @@
-"""Records to JSON and back: versions checked, older ones upgraded step by step, newer ones refused; JSON Schemas."""
+"""Records to JSON and back: versions checked, older ones upgraded step by step, newer ones refused; JSON Schemas.
+
+In format 2 parameters and facts were plain names and values. This is the only place that finds the kind of a case from
+its names. What no kind says exactly is kept as `other`: whatever was stored can be read, and has the key that it had.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +89,7 @@ def _find_fields(benchmark: Benchmark, parameters: dict[str, Parameter]) -> dict
 
 
 def _find_communication(model: str, parameters: dict[str, Parameter]) -> dict[str, Any]:
-    if model in {"overlap", "pair"}:
+    if model in {"overlap", "pair", "process_group"}:
         return {**parameters, "kind": model}
     if model.startswith(_PATTERN_PREFIX):
         stated: dict[str, Any] = {name: parameters.pop(name) for name in ("overlap", "device") if name in parameters}
@@ -187,14 +191,14 @@ _OBSERVED: dict[str, Any] = {
     str(struct.__struct_config__.tag): struct
     for struct in (
         kinds.OperatorObserved, kinds.CallObserved, kinds.CollectiveObserved, kinds.PointToPointObserved,
-        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.WorkloadObserved,
-        kinds.UserModelObserved, kinds.OtherObserved,
+        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.ProcessGroupObserved,
+        kinds.WorkloadObserved, kinds.UserModelObserved, kinds.OtherObserved,
     )
 }  # fmt: skip
 
 
-Document = Plan | Run | System | CaseResult | Communication
-DocumentT = TypeVar("DocumentT", Plan, Run, System, CaseResult, Communication)
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+_HINT = "stepscope runs verify RUN lists every damaged file"
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -255,26 +259,28 @@ def find_unstorable(content: object, name: str = "") -> str | None:
     return next((found for part, value in parts if (found := find_unstorable(value, part)) is not None), None)
 
 
-def current_version(record_type: type[Document]) -> int:
+def current_version(record_type: type[msgspec.Struct]) -> int:
     return int(record_type.__struct_defaults__[0]) if record_type.__struct_defaults__ else 1
 
 
-def parse_document(data: bytes, record_type: type[DocumentT], *, where: str) -> DocumentT:
-    """Raises BadInputError with the place and the rule broken, NewerVersionError for what the future wrote."""
+def parse_document(data: bytes, record_type: type[RecordT], *, where: str, hint: str = _HINT) -> RecordT:
+    """Raises BadInputError with the place and the rule broken, NewerVersionError for a newer format."""
     name, version = record_type.__struct_config__.tag, current_version(record_type)
-    with suppress(*UNREADABLE):  # which is told below, from the head of the document on
+    with suppress(*UNREADABLE):  # reported below, from the head of the document on
         record = msgspec.json.decode(data, type=record_type)
-        if record.schema_version == version:
+        fields: Any = record
+        found: int = fields.schema_version
+        if found == version:
             return record
-        steps = [UPGRADES.get((str(name), step)) for step in range(record.schema_version, version)]
+        steps = [UPGRADES.get((str(name), step)) for step in range(found, version)]
         if steps and all(step is same_fields for step in steps):
             return msgspec.structs.replace(record, schema_version=version)
     try:
         header = msgspec.json.decode(data, type=_Header)
     except UNREADABLE as error:
-        raise _bad(f"not a {name} record: {error}", where) from error
+        raise _bad(f"not a {name} record: {error}", where, hint) from error
     if header.record != name:
-        raise _bad(f"holds a {header.record!r} record where a {name!r} belongs", where)
+        raise _bad(f"holds a {header.record!r} record where a {name!r} belongs", where, hint)
     if header.schema_version > version:
         raise NewerVersionError(
             f"this {name} was written in format {header.schema_version}; this Stepscope reads up to {version}",
@@ -284,16 +290,16 @@ def parse_document(data: bytes, record_type: type[DocumentT], *, where: str) -> 
     try:
         if header.schema_version == version:
             return msgspec.json.decode(data, type=record_type)
-        return msgspec.convert(_upgrade(msgspec.json.decode(data), str(name), version, where), record_type)
+        return msgspec.convert(_upgrade(msgspec.json.decode(data), str(name), version, where, hint), record_type)
     except UNREADABLE as error:
-        raise _bad(f"this {name} breaks its format: {error}", where) from error
+        raise _bad(f"this {name} breaks its format: {error}", where, hint) from error
 
 
-def _upgrade(content: dict[str, Any], name: str, version: int, where: str) -> dict[str, Any]:
+def _upgrade(content: dict[str, Any], name: str, version: int, where: str, hint: str) -> dict[str, Any]:
     while (found := content["schema_version"]) < version:
         step = UPGRADES.get((name, found))
         if step is None:
-            raise _bad(f"this {name} has format {found}, which no release wrote", where)
+            raise _bad(f"this {name} has format {found}, which no release wrote", where, hint)
         content = {**step(content), "schema_version": found + 1}
     return content
 
@@ -305,8 +311,8 @@ def parse_samples(data: bytes, *, where: str) -> RankSamples:
         raise _bad(f"these samples break their format: {error}", where) from error
 
 
-def _bad(message: str, where: str) -> BadInputError:
-    return BadInputError(message, hint="stepscope runs verify RUN lists every damaged file", where=where)
+def _bad(message: str, where: str, hint: str = _HINT) -> BadInputError:
+    return BadInputError(message, hint=hint, where=where)
 
 
 RECORDS: dict[str, type[msgspec.Struct]] = {

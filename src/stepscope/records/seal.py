@@ -1,6 +1,6 @@
 """A hash inside the document that it covers, as its last field: a reader needs no other file to see a change.
 
-A seal tells damage and edits by hand, not forgery: whoever can write the file can compute it.
+A seal detects damage and edits by hand, not forgery: anyone who can write the file can compute it.
 """
 
 from __future__ import annotations

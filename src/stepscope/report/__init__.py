@@ -1,12 +1,16 @@
 """Stored runs made readable: one view model, rendered as text, Markdown, CSV, JSON and one offline HTML page."""
 
-from stepscope.report.collective_table import format_collective_table, has_collectives
-from stepscope.report.comparison import render_comparison_markdown, render_comparison_text
+from stepscope.report.communication import format_collective_table, has_collectives
 from stepscope.report.data import render_csv, render_json
 from stepscope.report.html import render_html
-from stepscope.report.markdown import render_markdown
-from stepscope.report.rendering import read_report_runs, render_report
-from stepscope.report.text import render_text
+from stepscope.report.render import (
+    read_report_runs,
+    render_comparison_markdown,
+    render_comparison_text,
+    render_markdown,
+    render_report,
+    render_text,
+)
 from stepscope.report.view import Report, ReportRun, build_report
 
 __all__ = [

@@ -3,65 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from stepscope.core.units import format_bytes, format_duration, format_significant
 from stepscope.metrics import Metric, Value, list_metrics
 from stepscope.records.kinds import WorkloadObserved
-from stepscope.report.generation import explain_generation
+from stepscope.report.charts import TimeScale, choose_time_scale, format_interval
+from stepscope.report.generation import explain_generation, generates, is_served_late
 from stepscope.report.labels import format_flop_rate, format_percent
-from stepscope.report.scale import TimeScale, choose_time_scale, format_interval
+from stepscope.report.table import NONE, Cell, Column
 from stepscope.report.view import CaseView, SystemView
 
-NONE = "-"
+DETAIL, METRIC = 2, 1
+"""What is left out first where there is no room, and what is left out then."""
 
 
-class Cell(NamedTuple):
-    text: str
-    sort: str | float | None = None
-    """What a sortable table orders by; None goes last."""
-
-
-class Column(NamedTuple):
-    title: str
-    cell: Callable[[CaseView], Cell]
-    numeric: bool = False
-    unit: str = ""
-    """Of every number in the column."""
-    detail: bool = False
-    """May be left out where there is no room."""
-    hint: str = ""
-    """What the column means, for those who meet it first."""
-
-
-def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> list[Column]:
+def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> list[Column[CaseView]]:
     """The published seven, with those added that this system's cases fill.
 
     With `scale` all times are in that unit, which the column names; without it each row names its own.
     """
     cases = system.cases
-    columns = [
-        Column("Model", lambda case: _text(case.model)),
-        Column("Implementation", lambda case: _text(case.implementation)),
-        Column("Mode", lambda case: _text(case.mode)),
-        Column("Config", lambda case: _text(case.config)),
+    columns: list[Column[CaseView]] = [
+        Column("Model", lambda case: _text(case.model), role="benchmark"),
+        Column("Implementation", lambda case: _text(case.implementation), role="benchmark"),
+        Column("Mode", lambda case: _text(case.mode), role="benchmark"),
+        Column("Config", lambda case: _text(case.config), role="benchmark"),
     ]
     if any(case.difference for case in cases):
-        columns.append(Column("Case", lambda case: _text(case.difference or NONE)))
+        columns.append(Column("Case", lambda case: _text(case.difference or NONE), role="case"))
     if any(case.size_bytes is not None for case in cases):
-        columns.append(Column("Size", lambda case: _number(case.size_bytes, format_bytes), numeric=True))
-    columns.append(Column("Batch Size", lambda case: _number(case.batch_size, str), numeric=True))
+        columns.append(Column("Size", lambda case: _number(case.size_bytes, format_bytes), True, role="case"))
+    columns.append(Column("Batch Size", lambda case: _number(case.batch_size, str), True, role="setting"))
     for one in list_metrics().values():
         if one.name == "score" or any(_is_tabled(one, case) for case in cases):
             columns.append(make_column(one, scale))
         if one.name == "score":
-            columns.append(Column("Units", lambda case: _text(case.unit or NONE)))
+            columns.append(Column("Units", lambda case: _text(case.unit or NONE), role="setting"))
         elif one.name == "memory_share":  # what a score means stands before the times that it comes from
             columns += _time_columns(cases, scale)
     if any(case.notices for case in cases):
-        columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, detail=True))
+        columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, drop=DETAIL))
     if len(system.runs) > 1:
-        columns.append(Column("Run", lambda case: _text(case.run_id)))
+        endings = {run.id: run.id.rpartition("-")[2] for run in system.runs}
+        brief = endings if len(set(endings.values())) == len(endings) else {}
+        columns.append(
+            Column("Run", lambda case: _text(case.run_id), role="setting",
+                   brief=lambda case: brief.get(case.run_id, case.run_id))
+        )  # fmt: skip
     return columns
 
 
@@ -69,8 +57,8 @@ def _is_tabled(one: Metric, case: CaseView) -> bool:
     return one.column != "none" and one.name in case.metrics and one.name not in case.untabled
 
 
-def make_column(one: Metric, scale: TimeScale | None) -> Column:
-    """Of a metric: its values in the unit that it declares."""
+def make_column(one: Metric, scale: TimeScale | None) -> Column[CaseView]:
+    """The column of a metric, in the unit that it declares."""
     units = {"s": scale.unit if scale is not None else "", "B/s": "GB/s"}
 
     def cell(case: CaseView) -> Cell:
@@ -81,9 +69,8 @@ def make_column(one: Metric, scale: TimeScale | None) -> Column:
         value = case.metrics[one.name]
         return Cell(format_value(one.unit, value, scale) + case.marks.get(one.name, ""), value)
 
-    return Column(
-        one.title, cell, one.unit not in _WORDS, units.get(one.unit, ""), one.column == "detail", one.hint
-    )  # fmt: skip
+    drop = 0 if one.name == "score" else DETAIL if one.column == "detail" else METRIC
+    return Column(one.title, cell, one.unit not in _WORDS, units.get(one.unit, ""), drop, hint=one.hint)
 
 
 _WORDS = frozenset({"text", "rank", "yes/no"})
@@ -107,19 +94,25 @@ def format_value(unit: str, value: Value, scale: TimeScale | None = None) -> str
     return _FORMATS.get(unit, format_significant)(value)
 
 
-def _time_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column]:
+_UNITS = {"B/s": " GB/s", "1/s": "/s", "J": " J", "flop/B": " flop per byte"}
+
+
+def format_with_unit(unit: str, value: Value) -> str:
+    """The same where no title names the unit."""
+    return format_value(unit, value) + _UNITS.get(unit, "")
+
+
+def _time_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Column[CaseView]]:
     if all(case.timing is None for case in cases):
         return []
     unit = scale.unit if scale is not None else ""
     return [
-        Column("Median", lambda case: _median(case, scale), True, unit, True, _MEDIAN_HINT),
-        Column("Interval", lambda case: _interval(case, scale), True, unit, True, _INTERVAL_HINT),
-        Column("n", _sample_count, True, "", True, "Samples measured, warm-ups not counted"),
-    ]
-
-
-_MEDIAN_HINT = "Time of one iteration: half of the samples took longer"
-_INTERVAL_HINT = "Where the true median lies, with at least 95 % confidence where n allows"
+        Column("Median", lambda case: _median(case, scale), True, unit,
+               hint="Time of one iteration: half of the samples took longer"),
+        Column("Interval", lambda case: _interval(case, scale), True, unit,
+               hint="Where the true median lies, with at least 95 % confidence where n allows"),
+        Column("n", _sample_count, True, hint="Samples measured, warm-ups not counted"),
+    ]  # fmt: skip
 
 
 def _text(text: str) -> Cell:
@@ -150,13 +143,13 @@ def _sample_count(case: CaseView) -> Cell:
     return _number(case.timing.summary.n if case.timing is not None else None, str)
 
 
-def explain_shares(cases: Sequence[CaseView]) -> list[str]:
-    """Sentences without a full stop, for below a table that has shares."""
+def explain_fractions(cases: Sequence[CaseView]) -> list[str]:
+    """Sentences without a full stop, for below a table that has fractions of peaks."""
     fractions = [list_metrics()[name] for name in ("compute_share", "memory_share")]
     titles = [one.title for one in fractions if any(one.name in case.metrics for case in cases)]
     if not titles:
         return []
-    lines = [f"{' and '.join(titles)}: shares of the ceilings that the same run measured on this machine"]
+    lines = [f"{' and '.join(titles)}: fractions of the peaks that the same run measured on this machine"]
     if any("memory_share" in case.marks for case in cases):
         lines.append("(cache): faster than a copy, since warm caches hold some of the data")
     return lines
@@ -164,11 +157,11 @@ def explain_shares(cases: Sequence[CaseView]) -> list[str]:
 
 def explain(cases: Sequence[CaseView]) -> list[str]:
     """Sentences without a full stop, for below a table: what its columns mean and what its results rest on."""
-    return [*explain_shares(cases), *explain_generation(cases), *disclose(cases)]
+    return [*explain_fractions(cases), *explain_generation(cases), *disclose(cases)]
 
 
 def disclose(cases: Sequence[CaseView]) -> list[str]:
-    """What optimized forms changed, and what had to be changed to run at all: part of the result."""
+    """What optimized implementations changed, and what had to be changed to run at all: part of the result."""
     lines: dict[str, None] = {}
     for case in cases:
         found = case.found
@@ -177,3 +170,44 @@ def disclose(cases: Sequence[CaseView]) -> list[str]:
             if text is not None:
                 lines[f"{kind} in {case.benchmark} ({case.spec.precision}): {text}"] = None
     return list(lines)
+
+
+# Latency limits: what they are on, and which rows missed them
+
+
+def describe_target(case: CaseView) -> str | None:
+    """`p95 of a batch ≤ 20 ms`, where the benchmark has a latency target."""
+    if case.timing is None:  # nobody knows what it would have been judged by
+        return _describe(case, "")
+    return _describe(case, " of TTFT" if generates(case) else " of a batch")
+
+
+def _describe(case: CaseView, what: str) -> str | None:
+    target = case.latency_target
+    return f"p{target.percentile:g}{what} ≤ {format_duration(target.limit_s)}" if target is not None else None
+
+
+def explain_stars(cases: Sequence[CaseView]) -> list[str]:
+    """What each `*` of a table says, without the mark itself; one sentence per limit, without a full stop."""
+    batches = _group(cases, lambda case: bool(case.missed_latency), describe_target)
+    served = _group(
+        cases, lambda case: bool(is_served_late(case)), lambda case: _describe(case, " of TTFT with waiting")
+    )
+    return [
+        *(f"missed its latency limit, {limit}: {names}" for limit, names in batches),
+        *(
+            f"at Served TTFT: missed {limit}, or more was offered than full batches do: {names}"
+            for limit, names in served
+        ),
+    ]
+
+
+def _group(
+    cases: Sequence[CaseView], is_late: Callable[[CaseView], bool], describe: Callable[[CaseView], str | None]
+) -> list[tuple[str, str]]:
+    """Limits, and the benchmarks that missed each."""
+    found: dict[str, dict[str, None]] = {}
+    for case in cases:
+        if is_late(case):
+            found.setdefault(describe(case) or "its latency limit", {})[case.benchmark] = None
+    return [(limit, ", ".join(names)) for limit, names in found.items()]

@@ -1,4 +1,4 @@
-"""Results for programs: CSV with one row a case, and the whole view model as JSON."""
+"""Results for programs: CSV with one row per case, and the whole view model as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stepscope.metrics import Value, list_metrics
-from stepscope.report.text import plain
+from stepscope.report.table import plain
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 from stepscope.stats import Summary
 from stepscope.store import TPOT, TTFT
@@ -40,7 +40,7 @@ _VIEW_ONLY = frozenset({"spec", "found", "metrics", "marks", "untabled"})
 
 
 def render_csv(report: Report) -> str:
-    """One line a case, SI units, no rounding, empty where there is no value.
+    """One line per case, SI units, no rounding, empty where there is no value.
 
     `parameters`, `observed` and `kernels` are JSON.
     """

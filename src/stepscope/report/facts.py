@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
+from stepscope.metrics import list_metrics
 from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
+from stepscope.report.columns import describe_target, format_with_unit
 from stepscope.report.labels import (
     format_byte_rate,
     format_fact,
     format_flop_rate,
     format_frequency,
     format_parameter,
-    format_percent,
     name_fact,
 )
-from stepscope.report.latency import describe_target
-from stepscope.report.rooflines import Roofline
+from stepscope.report.series import Roofline
 from stepscope.report.view import CaseView, RunView
+from stepscope.stats import Summary
 
 MAX_HOSTS = 8
 """Hosts described one by one; clusters are made of equals."""
@@ -153,8 +153,6 @@ def describe_timing(case: CaseView) -> list[Fact]:
     if case.timing is None:
         return []
     summary = case.timing.summary
-    # Where device times are the case's own, their median is the one above.
-    device = case.timing.device_median_s if case.timing_kind != "device" else None
     return _facts(
         ("Median", format_duration(summary.median_s)),
         (
@@ -167,29 +165,12 @@ def describe_timing(case: CaseView) -> list[Fact]:
         ("Samples", str(summary.n)),
         ("Outliers", str(summary.outliers)),
         ("Drift", format_share(case.timing.drift, 2)),
-        ("Device median", _optional(device, format_duration)),
-        ("Wall median", _optional(case.value("wall_median_s"), format_duration)),
-        ("Graph median", _optional(case.value("graph_median_s"), format_duration)),
-        ("Kernel median", _optional(case.value("kernel_median_s"), format_duration)),
-        ("First token", _describe_tokens(case, "ttft")),
-        ("Each later token", _describe_tokens(case, "tpot")),
     )
 
 
-def _describe_tokens(case: CaseView, name: str) -> str | None:
-    middle_s, late_s = case.value(f"{name}_p50_s"), case.value(f"{name}_p99_s")
-    if middle_s is None or late_s is None:
-        return None
-    return f"{format_duration(middle_s)}, p99 {format_duration(late_s)}"
-
-
-def _optional(value: float | None, format_value: Callable[[float], str]) -> str | None:
-    return None if value is None else format_value(value)
-
-
-def describe_ceilings(roofline: Roofline) -> list[Fact]:
-    """Every ceiling that was measured, those without a roof included."""
-    rates = [Fact(f"{dtype} matrix", format_flop_rate(value)) for dtype, value in roofline.matrix_flops_per_s.items()]
+def describe_peaks(roofline: Roofline) -> list[Fact]:
+    """Every peak that was measured, also those without a roof."""
+    rates = [Fact(f"{dtype} matmul", format_flop_rate(value)) for dtype, value in roofline.matrix_flops_per_s.items()]
     return rates + [Fact(f"{name} bandwidth", format_byte_rate(value)) for name, value in roofline.bytes_per_s.items()]
 
 
@@ -199,19 +180,7 @@ def describe_case(case: CaseView) -> list[Fact]:
     if case.world_size > 1:
         facts.append(Fact("ranks", str(case.world_size)))
     facts += [Fact(name_fact(name), format_fact(name, value)) for name, value in case.observed.items()]
-    facts += _facts(
-        ("compute rate", _optional(case.value("flops_per_s"), format_flop_rate)),
-        ("memory rate", _optional(case.value("bytes_per_s"), format_byte_rate)),
-        (
-            "intensity",
-            _optional(case.value("intensity_flops_per_byte"), lambda one: f"{format_significant(one)} flop per byte"),
-        ),
-        ("of matrix peak", _optional(case.value("compute_share"), format_percent)),
-        (
-            "of copy",
-            _optional(case.value("memory_share"), lambda one: format_percent(one) + case.marks.get("memory_share", "")),
-        ),
-    )
+    facts += describe_metrics(case)
     missed = {True: " (missed)", False: " (kept)"}.get(case.metrics.get("missed_latency"), "")  # type: ignore[call-overload]
     target = describe_target(case)
     return facts + _facts(
@@ -221,3 +190,15 @@ def describe_case(case: CaseView) -> list[Fact]:
         ("run", case.run_id),
         ("key", case.key),
     )
+
+
+def describe_metrics(case: CaseView) -> list[Fact]:
+    """Every metric that the case has, but for what stands elsewhere beside it: statistics of its times, and facts."""
+    told = {*Summary.__struct_fields__, *case.observed, "score", "missed_latency", "size_bytes", "drift"}
+    if case.timing_kind == "device":  # the median of device times is the case's own
+        told.add("device_median_s")
+    return [
+        Fact(one.title, format_with_unit(one.unit, case.metrics[name]) + case.marks.get(name, ""))
+        for name, one in list_metrics().items()
+        if name in case.metrics and name not in told
+    ]

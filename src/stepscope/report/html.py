@@ -12,12 +12,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.core.units import format_duration, format_significant
-from stepscope.report.columns import Cell, Column, choose_columns, explain
+from stepscope.report.charts import MAX_DRAWN_POINTS, MAX_SERIES
+from stepscope.report.columns import choose_columns, describe_target, explain, explain_stars
 from stepscope.report.facts import (
     Fact,
     FactGroup,
     describe_case,
-    describe_ceilings,
+    describe_peaks,
     describe_run,
     describe_system,
     describe_timing,
@@ -27,25 +28,23 @@ from stepscope.report.heatmap import (
     PairView,
     describe_findings,
     describe_matrix,
+    draw_heatmap,
     is_in_matrix,
     make_heatmaps,
     without_pairs,
 )
 from stepscope.report.labels import format_frequency
-from stepscope.report.latency import describe_target, explain_stars
-from stepscope.report.rooflines import Roofline
-from stepscope.report.svg import (
+from stepscope.report.plots import (
     BUS_BANDWIDTH,
     LATENCY,
     draw_distribution,
+    draw_roofline,
     draw_sparkline,
     draw_sweep,
     draw_timeline,
 )
-from stepscope.report.svg_heatmap import draw_heatmap
-from stepscope.report.svg_parts import MAX_DRAWN_POINTS, MAX_SERIES
-from stepscope.report.svg_roofline import draw_roofline
-from stepscope.report.sweeps import Sweep
+from stepscope.report.series import Roofline, Sweep
+from stepscope.report.table import Cell, Column, read_cell
 from stepscope.report.view import CaseView, Report, RunView, SystemView
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class PageRoofline(NamedTuple):
     """Class of the colour and name, of each dtype that is drawn."""
     caches: list[str]
     left_out: int
-    ceilings: list[Fact]
+    peaks: list[Fact]
 
 
 class PagePairs(NamedTuple):
@@ -118,7 +117,7 @@ class PageRun(NamedTuple):
 
 class PageSystem(NamedTuple):
     view: SystemView
-    columns: list[Column]
+    columns: list[Column[CaseView]]
     rows: list[PageRow]
     cases: list[PageCase]
     sweeps: list[PageSweep]
@@ -133,7 +132,7 @@ class PageSystem(NamedTuple):
 
 
 def render_html(report: Report) -> str:
-    """Takes a few milliseconds a case."""
+    """Takes a few milliseconds per case."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -192,7 +191,7 @@ def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
     return PageSystem(
         view=system,
         columns=columns,
-        rows=[PageRow(case, [column.cell(case) for column in columns], _spark(case)) for case in single.cases],
+        rows=[PageRow(case, [read_cell(column, case) for column in columns], _spark(case)) for case in single.cases],
         cases=[_page_case(case, full=case.anchor in plotted) for case in listed],
         sweeps=[_page_sweep(sweep) for sweep in system.sweeps],
         rooflines=rooflines[:MAX_ROOFLINES],
@@ -285,7 +284,7 @@ def _page_roofline(roofline: Roofline) -> PageRoofline | None:
         legend=[(colour, dtype or "no dtype") for dtype, colour in drawn.colours.items()],
         caches=sorted({point.cache for point in roofline.points}),
         left_out=len(roofline.points) - drawn.drawn,
-        ceilings=describe_ceilings(roofline),
+        peaks=describe_peaks(roofline),
     )
 
 

@@ -1,14 +1,20 @@
-"""Short texts that tell the cases of one benchmark apart."""
+"""Short texts that tell the cases of one benchmark apart, and values as tables and pages write them."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
-from stepscope.records import Case, Parameter, Scalar
-from stepscope.report.unusual import find_unnamed, find_unusual, read_other_devices
+from stepscope.records import Case, CaseResult, Communication, Parameter, Scalar
+from stepscope.records.kinds import CallSpec, OperatorSpec, WorkloadSpec
+
+MODELS = frozenset({"ootb", "optimized"})
+"""Implementations of whole models."""
 
 _ABSENT = object()
 
@@ -42,10 +48,21 @@ def _find_shared(cases: Collection[Case], hidden: frozenset[str]) -> dict[str, s
     texts = [
         {name: _format(case, name, value) for name, value in _facts(case, hidden).items() if name in named}
         for case in cases
-        for named in [find_unusual(case) - find_unnamed(case)]
+        for named in [find_unusual(case) - find_unnamed(case) | (_SETTINGS if _shape_names(case) else frozenset())]
     ]
     first, *others = texts or [{}]
     return {name: text for name, text in first.items() if all(other.get(name) == text for other in others)}
+
+
+_SETTINGS = frozenset({"dtype", "device"})
+
+
+def _shape_names(case: Case) -> frozenset[str]:
+    """Parameters of an operator that its benchmark names without a shape; empty for everything else."""
+    spec, benchmark = case.spec, case.benchmark
+    if not isinstance(spec, OperatorSpec | CallSpec) or (spec.op, spec.direction) != (benchmark.model, benchmark.mode):
+        return frozenset()
+    return frozenset(spec.shape)
 
 
 def _facts(case: Case, hidden: frozenset[str]) -> Facts:
@@ -60,11 +77,52 @@ def _describe_family(family: Mapping[str, Case], hidden: frozenset[str]) -> Iter
     names = list(dict.fromkeys(name for one in facts.values() for name in one))
     differing = {name for name in names if len({repr(one.get(name, _ABSENT)) for one in facts.values()}) > 1}
     for key, case in family.items():
-        shown = differing | find_unusual(case)
+        shown = differing | find_unusual(case) | _shape_names(case)
         yield (
             key,
             " ".join(_format(case, name, facts[key][name]) for name in names if name in shown & facts[key].keys()),
         )
+
+
+# What the name of a benchmark does not say
+
+_DEVICES = re.compile(r"(?:^|[.-])(\d+)dev(?=[.-]|$)")
+_CHOICES = ("parallel", "accumulate", "data", "search")
+"""Fields that a case states only where they were chosen otherwise than the benchmark does."""
+
+
+def find_unusual(case: Case) -> frozenset[str]:
+    """Names of parameters, and `ranks`; none for operators and collectives, whose tables show what differs."""
+    if case.benchmark.implementation not in MODELS:
+        return frozenset()
+    names = set()
+    if isinstance(case.spec, WorkloadSpec):
+        names = {name for name in _CHOICES if getattr(case.spec, name) is not None}
+        if case.spec.scale not in (None, "full"):
+            names.add("scale")
+    if case.world_size > 1:
+        names.add("ranks")
+    return frozenset(names) | find_unnamed(case)
+
+
+def find_unnamed(case: Case) -> frozenset[str]:
+    """Those in which the case is not what the config's name says: they belong beside that name. A config that names
+    no precision leaves it open."""
+    if case.benchmark.implementation not in MODELS:
+        return frozenset()
+    precision = case.spec.precision
+    names = set()
+    if precision is not None and not case.benchmark.config.endswith(f"-{precision}"):
+        names.add("precision")
+    if read_other_devices(case) is not None:
+        names.add("ranks")
+    return frozenset(names)
+
+
+def read_other_devices(case: Case) -> int | None:
+    """For how many devices the benchmark is declared, where the case ran on another number of ranks."""
+    found = _DEVICES.search(case.benchmark.config) if case.benchmark.implementation in MODELS else None
+    return int(found[1]) if found is not None and int(found[1]) != case.world_size else None
 
 
 def _format(case: Case, name: str, value: Parameter) -> str:
@@ -147,3 +205,56 @@ def format_percent(share: float) -> str:
 
 def _is_number(value: Parameter) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# How much of a system a table of results covers, and what it can and cannot tell
+
+Scope = Literal["operators only", "one device", "one node", "cluster"]
+WIDER: tuple[Scope, ...] = ("operators only", "one device", "one node", "cluster")
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    scope: Scope
+    tells: str
+    silent: str
+    """What it does not tell."""
+
+    def describe(self) -> str:
+        return f"{self.scope}; tells {self.tells}, not {self.silent}"
+
+
+COVERAGES: dict[Scope, Coverage] = {
+    "operators only": Coverage(
+        scope="operators only",
+        tells="early what devices can do at best",
+        silent="how much of it a model uses",
+    ),
+    "one device": Coverage(
+        scope="one device",
+        tells="trends, and inference",
+        silent="communication or input from shared storage",
+    ),
+    "one node": Coverage(
+        scope="one node",
+        tells="inference as it is served, and the node's share of training",
+        silent="the network between nodes",
+    ),
+    "cluster": Coverage(
+        scope="cluster", tells="training as it is run", silent="more than one node does about inference"
+    ),
+}
+
+
+def find_coverage(runs: Iterable[tuple[Iterable[CaseResult], Communication | None]]) -> Coverage | None:
+    """By the widest case of a whole model that was measured, if there is one; None where nothing was."""
+    found = [_scope(one.case, carried) for results, carried in runs for one in results if one.status == "ok"]
+    return COVERAGES[max(found, key=WIDER.index)] if found else None
+
+
+def _scope(case: Case, communication: Communication | None) -> Scope:
+    if case.benchmark.implementation not in MODELS:
+        return "operators only"
+    if case.world_size == 1:
+        return "one device"
+    hosts = {place.host for place in communication.ranks} if communication is not None else set()
+    return "cluster" if len(hosts) > 1 else "one node"

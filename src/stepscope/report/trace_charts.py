@@ -12,11 +12,20 @@ from stepscope.analyze.section import Bar, Bars, Chart
 from stepscope.analyze.step.memory import DeviceMemory
 from stepscope.analyze.step.operator_rates import DrawnRates, OperatorRate
 from stepscope.core.units import format_bytes, format_duration, format_share
-from stepscope.report.axes import Axis, linear_axis, time_ticks
-from stepscope.report.rooflines import Roofline, RooflinePoint, drawable
-from stepscope.report.svg_heatmap import Box, draw_cell, label_step
-from stepscope.report.svg_parts import draw_text, draw_tick_below, shorten, wrap_svg
-from stepscope.report.svg_roofline import draw_roofline
+from stepscope.report.charts import (
+    Axis,
+    Tick,
+    draw_axis_below,
+    draw_axis_left,
+    draw_text,
+    linear_axis,
+    shorten,
+    time_ticks,
+    wrap_svg,
+)
+from stepscope.report.heatmap import Box, draw_cell, label_step
+from stepscope.report.plots import draw_roofline
+from stepscope.report.series import Roofline, RooflinePoint, drawable
 from stepscope.system.catalogue import DevicePeak
 
 WIDTH, LEFT, RIGHT = 900, 120, 80
@@ -68,10 +77,8 @@ def _draw_bars(chart: Bars) -> str:
     for number, bar in enumerate(chart.bars):
         parts.append(_draw_bar(bar, number * ROW + 2, axis, chart.words))
     bottom = len(chart.bars) * ROW + 4
-    parts.append(f'<path class="axis" d="M{axis.start} {bottom}H{axis.end}"/>')
     ticks, scale = time_ticks(axis)
-    parts += [draw_tick_below(tick, axis, bottom) for tick in ticks]
-    parts.append(draw_text(WIDTH - 2, bottom + 16, scale.unit, "", "end"))
+    parts.append(draw_axis_below(axis, bottom, ticks, scale.unit))
     return wrap_svg("bars", chart.name, parts, height=height, width=WIDTH)
 
 
@@ -101,7 +108,8 @@ def _draw_memory(memory: DeviceMemory, name: str) -> str:
     most = max([memory.peak_bytes, *(one.reserved_bytes or 0 for one in chosen)])
     x = linear_axis(0.0, max((one.time_s for one in points), default=0.0), LEFT, WIDTH - RIGHT, margin=0.0)
     y = Axis(0.0, most * 1.05 or 1.0, MEMORY_HEIGHT, 8)
-    parts = [_grid(x, y, value) for value in (0.0, most / 2, most)]
+    levels = [Tick(value, shorten(format_bytes(value))) for value in (0.0, most / 2, most)]
+    parts = [draw_axis_left(x, y, levels)]
     parts.append(_step_line("line s0", [(one.time_s, one.allocated_bytes) for one in chosen], x, y))
     reserved = [(one.time_s, one.reserved_bytes) for one in chosen if one.reserved_bytes is not None]
     if reserved:
@@ -110,15 +118,8 @@ def _draw_memory(memory: DeviceMemory, name: str) -> str:
     parts.append(f'<circle class="s1" cx="{peak_x:.1f}" cy="{peak_y:.1f}" r="3.5"/>')
     parts.append(draw_text(peak_x + 7, peak_y + 4, f"peak {format_bytes(memory.peak_bytes)}", "name", "start"))
     ticks, scale = time_ticks(x)
-    parts += [draw_tick_below(tick, x, MEMORY_HEIGHT) for tick in ticks]
-    parts.append(draw_text(WIDTH - 2, MEMORY_HEIGHT + 16, scale.unit, "", "end"))
+    parts.append(draw_axis_below(x, MEMORY_HEIGHT, ticks, scale.unit))
     return wrap_svg("memory", name, parts, height=MEMORY_HEIGHT + AXIS, width=WIDTH)
-
-
-def _grid(x: Axis, y: Axis, value: float) -> str:
-    at = y.place(value)
-    label = shorten(format_bytes(value))
-    return f'<path class="grid" d="M{x.start} {at:.1f}H{x.end}"/>' + draw_text(x.start - 6, at + 4, label, "", "end")
 
 
 def _step_line(kind: str, points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:

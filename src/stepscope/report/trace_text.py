@@ -12,7 +12,7 @@ from stepscope.analyze.job import JobReport
 from stepscope.analyze.job_section import all_notes, count_ranks, describe_choice, list_repairs, name_source
 from stepscope.analyze.section import Bars, Brief, Section, Table
 from stepscope.core.units import format_duration, format_share
-from stepscope.report.text import align, plain, text_width
+from stepscope.report.table import align, plain, text_width
 from stepscope.report.values import format_value, keep_units
 
 WIDTH = 110

@@ -33,16 +33,21 @@ from stepscope.records import (
 )
 from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
-from stepscope.report.labels import label_cases
-from stepscope.report.reach import Reach, find_reach
-from stepscope.report.rooflines import (
+from stepscope.report.labels import Coverage, find_coverage, label_cases
+from stepscope.report.series import (
+    Histogram,
     Roofline,
     RooflineInput,
     RooflinePoint,
+    SampleSeries,
+    Sweep,
+    SweepInput,
+    SweepPoint,
+    count_bins,
     find_rooflines,
+    find_sweeps,
+    read_series,
 )
-from stepscope.report.samples import Histogram, SampleSeries, count_bins, read_series
-from stepscope.report.sweeps import Sweep, SweepInput, SweepPoint, find_sweeps
 from stepscope.stats import Summary, drift, median, quantile_sorted
 from stepscope.store import Ceilings, MeasuredCase, find_ceilings
 
@@ -138,7 +143,7 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None
 
     def value(self, name: str) -> float | None:
-        """Of a metric that is a number; None where the case does not have it."""
+        """The value of a metric that is a number; None where the case does not have it."""
         found = self.metrics.get(name)
         return None if found is None or isinstance(found, str) else found
 
@@ -201,7 +206,7 @@ class SystemView(msgspec.Struct, frozen=True, kw_only=True):
     rooflines: list[Roofline]
     pairs: list[PairView] = []
     """Matrices of point-to-point measurements."""
-    reach: Reach | None = None
+    coverage: Coverage | None = None
     shared: list[str] = []
     """What is unusual in every row alike (`scale=tiny`), and is therefore said in none."""
 
@@ -255,7 +260,7 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         sweeps=find_sweeps(_sweep_inputs(cases, several_runs=len(runs) > 1)),
         rooflines=find_rooflines([run.id for run in runs], ceilings, _roofline_inputs(places, cases)),
         pairs=find_pairs((run.id, run.cases) for run in runs),
-        reach=find_reach(((one.result for one in run.cases), run.communication) for run in runs),
+        coverage=find_coverage(((one.result for one in run.cases), run.communication) for run in runs),
         shared=labels.shared,
     )
 

@@ -94,10 +94,11 @@ def measure_in_processes(
             hold_run(side.stored.folder)
         with progress:
             while number < processes:
-                for side in measured if number % 2 == 0 else reversed(measured):
-                    child = side.open_child(number)
+                for turn, side in enumerate(measured if number % 2 == 0 else reversed(measured)):
+                    child, name = side.open_child(number), f"process {number + 1} of {processes}"
                     if child.run is None:
-                        run_process(child, side, progress=progress, name=f"process {number + 1} of {processes}")
+                        place = (number * len(measured) + turn, processes * len(measured))
+                        run_process(child, side, progress=progress, name=name, place=place)
                 number += 1
                 if number == processes:
                     children = measured[0].children()[:number]
@@ -109,19 +110,32 @@ def measure_in_processes(
             release_run(side.stored.folder)
 
 
-def run_process(child: StoredRun, side: Side, *, progress: AnyProgress, name: str) -> None:
-    """Measure one child run in a process of its own, and show its cases as they finish."""
+def run_process(
+    child: StoredRun, side: Side, *, progress: AnyProgress, name: str, place: tuple[int, int] = (0, 1)
+) -> None:
+    """Measure one child run in a process of its own, and show its cases as they finish.
+
+    `place`: how many processes are done, and how many there will be.
+    """
     command = [sys.executable, "-m", "stepscope.run", str(child.folder), child.plan_seal]
-    tail, total, done = JournalTail(child), len(child.plan.cases), len(child.results)
+    cases = child.plan.cases
+    tail, measured = JournalTail(child), len(child.results)
     deadline_s = time.monotonic() + TIMEOUT_S
 
-    def show_finished() -> None:
-        nonlocal done
-        for case in tail.read_new():
-            done += 1
-            progress.case_started(case.result.case, done, total, note=name)
-            progress.case_done(case.result, case.samples)
+    def show_next() -> None:
+        count = place[0] * len(cases) + measured + 1
+        total = max(count, place[1] * len(cases))
+        progress.case_started(cases[min(measured, len(cases) - 1)], count, total, note=name)
 
+    def show_finished() -> None:
+        nonlocal measured
+        for case in tail.read_new():
+            progress.case_done(case.result, case.samples)
+            measured += 1
+            if measured < len(cases):
+                show_next()
+
+    show_next()
     with (child.folder / LOG_FILE).open("ab") as log:
         process = start_child(
             command, env={**os.environ, **side.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

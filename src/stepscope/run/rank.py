@@ -17,21 +17,21 @@ from stepscope.launch.watch import as_error, describe_lost_rank
 from stepscope.launch.worker import Session
 from stepscope.measure import (
     OF_TIMES,
+    CoRunningLoad,
     CpuUse,
     Device,
     Estimate,
     Measurement,
-    Neighbours,
     WallClock,
-    find_neighbours,
+    find_co_running_load,
     freeze_libraries,
     judge_times,
     read_cpu_use,
 )
-from stepscope.measure.clock import Clock
+from stepscope.measure.device import Clock
 from stepscope.measure.instability import find_held_notices
-from stepscope.measure.probe import NoProbe, SpeedProbe, open_probe
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress
+from stepscope.measure.surroundings import NoProbe, SpeedProbe, open_probe
 from stepscope.records import (
     Case,
     CaseResult,
@@ -316,9 +316,9 @@ def fold(
         return refuse(case, refusal, started_at, elapsed_s), []
     measured = [(one, one.outcome.measurement) for one in gathered if one.outcome.measurement is not None]
     folded = producer.fold(case, [one.outcome for one in gathered], _find_clock_error_s(measured, offsets))
-    first, neighbours = measured[0][0], find_neighbours_by_machine(gathered)
-    crowded = next((notice for one in neighbours.values() if one and (notice := one.as_notice())), None)
-    samples = collect_samples(case, measured, neighbours, offsets)
+    first, loads = measured[0][0], find_load_by_machine(gathered)
+    crowded = next((notice for one in loads.values() if one and (notice := one.as_notice())), None)
+    samples = collect_samples(case, measured, loads, offsets)
     result = CaseResult(
         case=case,
         status="failed" if folded.failure else "ok",
@@ -344,7 +344,7 @@ def fold(
 def collect_samples(
     case: Case,
     measured: Sequence[tuple[Gathered, Measurement]],
-    neighbours: dict[str, Neighbours | None],
+    loads: dict[str, CoRunningLoad | None],
     offsets: Sequence[ClockOffset],
 ) -> list[RankSamples]:
     starts = [measurement.start_ns[measurement.warmups :] for _, measurement in measured]
@@ -353,7 +353,7 @@ def collect_samples(
         measurement.as_samples(
             case.key,
             rank=one.outcome.rank,
-            neighbours=neighbours.get(one.machine),
+            load=loads.get(one.machine),
             probes_s=one.probes_s,
             extra_s={**one.outcome.extra.extra_s, **({ARRIVAL: came[number]} if came else {})},
         )
@@ -374,15 +374,15 @@ def merge_observed(before: Observed | None, after: Observed | None) -> Observed 
     return after if before is None else before if after is None else before | after
 
 
-def find_neighbours_by_machine(gathered: Sequence[Gathered]) -> dict[str, Neighbours | None]:
+def find_load_by_machine(gathered: Sequence[Gathered]) -> dict[str, CoRunningLoad | None]:
     """What others took on each machine; the ranks of this run are not others."""
-    found: dict[str, Neighbours | None] = {}
+    found: dict[str, CoRunningLoad | None] = {}
     for machine in {one.machine for one in gathered}:
         here = [one for one in gathered if one.machine == machine]
         uses = [(one.cpu_before, one.cpu_after) for one in here if one.cpu_before and one.cpu_after]
         if uses:
             own_s = sum(after.own_s - before.own_s for before, after in uses)
-            found[machine] = find_neighbours(*uses[0], os.cpu_count() or 1, own_s=own_s)
+            found[machine] = find_co_running_load(*uses[0], os.cpu_count() or 1, own_s=own_s)
     return found
 
 

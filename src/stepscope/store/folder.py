@@ -1,10 +1,12 @@
-"""Names and places inside a store and a run folder; one place that knows them."""
+"""Names and places inside a store and a run folder, locks, and append-only files of lines."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -95,17 +97,21 @@ def require_plain_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder) as mine:  # file systems may give files another owner than the user
             reason = _find_odd(folder, os.fstat(mine.fileno()).st_uid)
     except OSError as error:
-        raise StoreNotWritableError(
-            f"cannot write into {folder}: {error.strerror}",
-            hint="copy the run to a place that is yours",
-            where=str(folder),
-        ) from error
+        raise _not_writable(folder, error) from error
     if reason is not None:
         raise UsageError(
             f"run {folder.name} is not written to: {reason}",
             hint="reading it is safe; to go on with it, copy its files to a store of your own",
             where=str(folder),
         )
+
+
+def _not_writable(folder: Path, error: OSError) -> StoreNotWritableError:
+    return StoreNotWritableError(
+        f"cannot write into {folder}: {error.strerror}",
+        hint="copy the run to a place that is yours",
+        where=str(folder),
+    )
 
 
 def _find_odd(folder: Path, owner: int) -> str | None:
@@ -131,8 +137,6 @@ def is_locked(folder: Path) -> bool:
 
 
 def _is_file_locked(path: Path) -> bool:
-    import fcntl
-
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -151,17 +155,10 @@ def _is_file_locked(path: Path) -> bool:
 @contextmanager
 def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S, *, name: str = LOCK_FILE) -> Iterator[None]:
     """The kernel drops the lock with the process, so a killed writer never leaves a stale one."""
-    import fcntl
-    import time
-
     try:
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise StoreNotWritableError(
-            f"cannot write into {folder}: {error.strerror}",
-            hint="copy the run to a place that is yours",
-            where=str(folder),
-        ) from error
+        raise _not_writable(folder, error) from error
     deadline = time.monotonic() + wait_s
     try:
         while True:
@@ -201,6 +198,14 @@ def release_run(folder: Path) -> None:
         lock.__exit__(None, None, None)
 
 
+def cannot_write(path: Path, error: OSError) -> StoreWriteError:
+    return StoreWriteError(
+        f"cannot write {path.name}: {error.strerror}; every finished case is kept",
+        hint="make room (or fix the disk), then continue with --resume",
+        where=str(path),
+    )
+
+
 class AppendFile:
     """Appends whole lines and flushes them to disk; a line that does not fit on the disk is taken back."""
 
@@ -222,11 +227,7 @@ class AppendFile:
             os.fdatasync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, offset)
-            raise StoreWriteError(
-                f"cannot write {self.path.name}: {error.strerror}; every finished case is kept",
-                hint="make room (or fix the disk), then continue with --resume",
-                where=str(self.path),
-            ) from error
+            raise cannot_write(self.path, error) from error
         self.size += len(data)
         return offset
 

@@ -1,4 +1,4 @@
-"""Kernel tables: one row a case and pass, as the cost models read them; CSV, since producers have no Parquet.
+"""Kernel tables: one row per case and pass, as the cost models read them; CSV, since producers have no Parquet.
 
 The reader also takes tables without the columns of this project (`op, device, dtype, …parameters…, latency_s`), as the
 public training split of NeuSight has been reduced to, and gives their operators and parameters this project's names.
@@ -74,7 +74,7 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     unique_bytes: int | None = None
     """Without what a call touches again."""
     kernels: dict[str, float] = {}
-    """Name → launches an iteration."""
+    """Name → launches per iteration."""
     config: str | None = None
     """Config of the benchmark: `custom`, the name of a shape set, or `ceiling` for a measured peak."""
     system: str | None = None

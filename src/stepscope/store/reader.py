@@ -224,7 +224,7 @@ class StoredRun:
         return MeasuredCase(result, self.samples(result))
 
     def check_records(self) -> None:
-        """Read every record but the samples: whoever shows a part of a run vouches for the whole of it."""
+        """Read every record but the samples: what is shown of a run is shown only if the whole of it can be read."""
         _ = self.run, self.plan, self.system, self.communication, self.results, self.failures
 
     @cached_property
@@ -335,10 +335,14 @@ def run_folders(store: Path) -> list[Path]:
     if not store.is_dir():
         return []
     signs = (layout.PLAN_FILE, layout.RUN_FILE, layout.JOURNAL_FILE)
-    return sorted(
-        path for path in store.iterdir()
-        if not path.name.startswith(".") and any((path / name).exists() for name in signs)
-    )  # fmt: skip
+    found = (path for path in store.iterdir() if not path.name.startswith("."))
+    return sorted((path for path in found if any((path / name).exists() for name in signs)), key=_age)
+
+
+def _age(folder: Path) -> tuple[str, int, str]:
+    """Runs of one second follow in the order in which their plans were written: `latest` is the last of them."""
+    plan = folder / layout.PLAN_FILE
+    return folder.name[: len("20261231-235959")], plan.stat().st_mtime_ns if plan.exists() else 0, folder.name
 
 
 def read_each(folders: list[Path], read: Callable[[StoredRun], T]) -> tuple[list[T], list[StepscopeError]]:

@@ -40,7 +40,7 @@ class MeasuredCase(NamedTuple):
         return self.result.case.key
 
     def seconds_by_process(self) -> list[list[float]]:
-        """Seconds per iteration, one list a fresh process; ranks folded into one as the result says."""
+        """Seconds per iteration, one list per fresh process; ranks folded into one as the result says."""
         processes: dict[int, list[RankSamples]] = defaultdict(list)
         for samples in self.samples:
             processes[samples.process].append(samples)

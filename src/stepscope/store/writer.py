@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.core.errors import CorruptRunError, StoreWriteError, UsageError
+from stepscope.core.errors import CorruptRunError, UsageError
 from stepscope.core.files import write_file_atomically
 from stepscope.records import (
     Case,
@@ -72,10 +72,7 @@ def create_run(
     plan = msgspec.structs.replace(plan, run_id=folder.name)
     if hold:
         layout.hold_run(folder)
-    try:
-        write_file_atomically(folder / layout.PLAN_FILE, add_seal(encode_document(plan)))
-    except OSError as error:
-        raise _cannot_write(folder / layout.PLAN_FILE, error) from error
+    _write_record(folder / layout.PLAN_FILE, plan)
     return folder
 
 
@@ -125,7 +122,7 @@ class RunWriter:
             (self.folder / name).parent.mkdir(exist_ok=True)
             file = AppendFile(self.folder / name)
         except OSError as error:
-            raise _cannot_write(self.folder / name, error) from error
+            raise layout.cannot_write(self.folder / name, error) from error
         self._open.callback(file.close)
         return file
 
@@ -165,18 +162,11 @@ class RunWriter:
                     where=str(path),
                 )
             return
-        try:
-            write_file_atomically(path, add_seal(encode_document(system), self._plan_seal))
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+        _write_record(path, system, after=self._plan_seal)
 
     def write_communication(self, communication: Communication) -> None:
         """For the ranks that are here now: a resumed run has others than before."""
-        path = self.folder / layout.COMMUNICATION_FILE
-        try:
-            write_file_atomically(path, add_seal(encode_document(communication), self._plan_seal))
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+        _write_record(self.folder / layout.COMMUNICATION_FILE, communication, after=self._plan_seal)
 
     def append(self, result: CaseResult, samples: Sequence[RankSamples] = ()) -> CaseResult:
         """Put one finished case on disk; when this returns, it survives anything."""
@@ -198,11 +188,7 @@ class RunWriter:
     def finish(self) -> Run:
         """Seal the run: hash every file, then write run.json by rename."""
         run = describe_run(StoredRun(self.folder), finished_at=layout.utc_now(), files=hash_files(self.folder))
-        path = self.folder / layout.RUN_FILE
-        try:
-            write_file_atomically(path, add_seal(encode_document(run)))
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+        _write_record(self.folder / layout.RUN_FILE, run)
         return run
 
     def note_death(self) -> None:
@@ -234,7 +220,7 @@ def _read_deaths(path: Path) -> dict[str, int]:
 
 
 def record_failure(folder: Path, failure: Failure) -> None:
-    """Keep why a run ended early beside its evidence; called by whoever survived."""
+    """Keep why a run ended early beside its evidence; called by a process that survived."""
     file = AppendFile(folder / layout.FAILURES_FILE)
     try:
         file.append(add_seal(encode_document(failure)))
@@ -260,9 +246,9 @@ def _storable(result: CaseResult, samples: Sequence[RankSamples]) -> tuple[CaseR
     return msgspec.structs.replace(result, observed=kept, notices=[*result.notices, notice]), samples
 
 
-def _cannot_write(path: Path, error: OSError) -> StoreWriteError:
-    return StoreWriteError(
-        f"cannot write {path.name}: {error.strerror}; every finished case is kept",
-        hint="make room (or fix the disk), then continue with --resume",
-        where=str(path),
-    )
+def _write_record(path: Path, record: msgspec.Struct, *, after: str = "") -> None:
+    """`after`: the seal that this one is bound to."""
+    try:
+        write_file_atomically(path, add_seal(encode_document(record), after))
+    except OSError as error:
+        raise layout.cannot_write(path, error) from error

@@ -8,16 +8,6 @@ from stepscope.system.probes import bfloat16_works
 from stepscope.system.telemetry import Telemetry, open_telemetry
 
 __all__ = [
-    "Diagnosis",
-    "Telemetry",
-    "bfloat16_works",
-    "collect_system",
-    "diagnose",
-    "find_device_peak",
-    "find_link_peak",
-    "format_diagnosis",
-    "merge_systems",
-    "open_telemetry",
-    "read_container",
-    "read_last_level_cache",
-]
+    "Diagnosis", "Telemetry", "bfloat16_works", "collect_system", "diagnose", "find_device_peak", "find_link_peak",
+    "format_diagnosis", "merge_systems", "open_telemetry", "read_container", "read_last_level_cache",
+]  # fmt: skip

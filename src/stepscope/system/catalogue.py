@@ -49,7 +49,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def load_catalogue() -> Catalogue:
-    """Reads the packaged file once a process."""
+    """Reads the packaged file once per process."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
     content = tomllib.loads(text)
     return Catalogue(

@@ -1,4 +1,7 @@
-"""One host's system record and that of several, and the software that really runs: as loaded, not as installed."""
+"""One host's system record and that of several, and the software that really runs: as loaded, not as installed.
+
+Nothing is imported to be described: what the process has not loaded took no part in what it measured.
+"""
 
 from __future__ import annotations
 
@@ -129,16 +132,12 @@ def read_library_versions(
     }
     mpi = modules.get("mpi4py.MPI")
     if mpi is not None:
-        versions["mpi"] = _first_line(mpi.Get_library_version())
+        # MPI libraries append a date, their builder and a zero byte.
+        text = mpi.Get_library_version().strip("\0 \n") or "unknown"
+        versions["mpi"] = text.splitlines()[0].strip().split(", package:")[0]
     if torch is not None:
         versions |= _read_torch_versions(torch)
     return dict(sorted(versions.items()))
-
-
-def _first_line(text: str) -> str:
-    """MPI libraries append a date, their builder and a zero byte."""
-    line = text.strip("\0 \n").splitlines()[0].strip() if text.strip("\0 \n") else "unknown"
-    return line.split(", package:")[0]
 
 
 def _read_torch_versions(torch: Any) -> dict[str, str]:
@@ -149,7 +148,8 @@ def _read_torch_versions(torch: Any) -> dict[str, str]:
         **parse_torch_build(torch.__config__.show()),
     }
     if torch.cuda.is_available():
-        found["cudnn"] = _format_cudnn_version(torch.backends.cudnn.version())
+        cudnn = torch.backends.cudnn.version()
+        found["cudnn"] = _split_version(cudnn) if cudnn is not None else None
         found["nccl"] = _read_nccl_version(torch)
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
         found["gloo"] = f"built in torch {torch.__version__}"
@@ -163,12 +163,9 @@ def parse_torch_build(text: str) -> dict[str, str]:
     return {name: match[1] for name, match in matches.items() if match}
 
 
-def _format_cudnn_version(number: int | None) -> str | None:
-    """One number holds three: 8902 is 8.9.2, and since version 9, 90100 is 9.1.0."""
-    if number is None:
-        return None
-    scale = 10_000 if number >= 90_000 else 1_000
-    major, rest = divmod(number, scale)
+def _split_version(number: int) -> str:
+    """One number holds three: 8902 is cuDNN 8.9.2 and 90100 9.1.0, 2708 is NCCL 2.7.8 and 22809 2.28.9."""
+    major, rest = divmod(number, 10_000 if number >= 10_000 else 1_000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
@@ -198,7 +195,11 @@ def read_torch_settings(torch: Any | None) -> dict[str, str]:
             "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
         }
     answers = {name: _ask_torch(question) for name, question in questions.items()}
-    return {name: _plain(answer) for name, answer in answers.items() if answer is not None}
+    return {
+        name: str(answer).lower() if isinstance(answer, bool) else str(answer)
+        for name, answer in answers.items()
+        if answer is not None
+    }
 
 
 def _ask_torch(question: Callable[[], Any]) -> Any | None:
@@ -209,10 +210,6 @@ def _ask_torch(question: Callable[[], Any]) -> Any | None:
             return question()
         except (AttributeError, RuntimeError):
             return None
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_git(folder: Path | None = None) -> Git | None:
@@ -241,7 +238,7 @@ _CARRIERS = ("librccl", "libmscclpp", "libnccl", "libucc", "libmpi", "libccl")
 
 
 def describe_torch_library(backend: str) -> dict[str, str]:
-    """Name, version and file. NCCL's own functions may be served by RCCL or MSCCL++: the loaded file tells."""
+    """Name, version and file. NCCL's own functions may be served by RCCL or MSCCL++: the loaded file decides."""
     import torch
 
     if backend == "gloo":
@@ -271,21 +268,17 @@ def find_loaded_libraries() -> list[Path]:
 
 
 def _ask_nccl_version(file: Path) -> str | None:
-    """The number the loaded file itself gives: 22809 is 2.28.9."""
+    """As the loaded file itself says it."""
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL(str(file)).ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):
         return None
-    if failed or number.value <= 0:
-        return None
-    thousands = 10_000 if number.value >= 10_000 else 1_000
-    major, rest = divmod(number.value, thousands)
-    return f"{major}.{rest // 100}.{rest % 100}"
+    return None if failed or number.value <= 0 else _split_version(number.value)
 
 
 def read_communication_settings() -> dict[str, str]:
-    """What the environment tells the library; secrets do not have such names."""
+    """Variables that configure the library; secrets do not have such names."""
     return {name: value for name, value in sorted(os.environ.items()) if SETTING.fullmatch(name)}
 
 

@@ -1,4 +1,4 @@
-"""What this machine is, what can run on it, what is missing, and which sources of noise it has."""
+"""What this machine is, what can run on it, the commands that add what cannot, and which sources of noise it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What this host is: processors, memory, network cards, container limits and load, from /proc and /sys."""
+"""What this host is: processors (x86 and ARM), memory, network cards, container limits and load.
+
+All from /proc and /sys, where any file may be missing, unreadable or refuse to answer.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def read_cpu(root: Path = ROOT) -> Cpu:
 
 
 def parse_cpuinfo(text: str) -> list[dict[str, str]]:
-    """One dictionary a logical processor; what comes after the last (`Hardware : …`) joins a block of its own."""
+    """One dictionary per logical processor; what comes after the last (`Hardware : …`) joins a block of its own."""
     entries = []
     for block in re.split(r"\n\s*\n", text):
         pairs = (line.split(":", 1) for line in block.splitlines() if ":" in line)
@@ -178,11 +181,13 @@ def _count_threads(entries: list[dict[str, str]], folder: Path) -> int:
 
 def _count_usable_threads(root: Path, threads: int) -> int:
     """By affinity; the file and not the system call, so that a fake root is believed."""
-    for line in (read_text(root / "proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            allowed = len(parse_cpu_list(line.split(":", 1)[1]))
-            return min(allowed, threads) or threads
-    return threads
+    return min(len(read_allowed_cpus(root)), threads) or threads
+
+
+def read_allowed_cpus(root: Path = ROOT) -> list[int]:
+    """Logical processors that this process may use; empty where the kernel does not tell."""
+    found = re.search(r"^Cpus_allowed_list:(.*)", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    return parse_cpu_list(found[1]) if found else []
 
 
 def _read_max_clock_hz(folder: Path, entries: list[dict[str, str]]) -> float | None:

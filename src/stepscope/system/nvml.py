@@ -1,4 +1,4 @@
-"""NVIDIA GPUs and the links between them, as the driver's management library (NVML) tells.
+"""NVIDIA GPUs and the links between them, as the driver's management library (NVML) reports them.
 
 The library's module is passed in as `nvml`, so that tests can show another one; everything here lives with a
 driver that is absent, old, or does not answer some questions.
@@ -146,7 +146,7 @@ def find_nvml_index(
 ) -> int | None:
     """NVML's number of torch's `cuda:ordinal`: CUDA hides and reorders devices, NVML does neither.
 
-    By unique id where torch is loaded and has started CUDA (it tells the true order), else by CUDA_VISIBLE_DEVICES.
+    By unique id where torch is loaded and has started CUDA (it has the true order), else by CUDA_VISIBLE_DEVICES.
     """
     uuids = _read_uuids(nvml)
     if torch is not None and torch.cuda.is_available() and ordinal < torch.cuda.device_count():

@@ -136,7 +136,7 @@ class DtypeCheck(msgspec.Struct, frozen=True, kw_only=True):
 CPU_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 # A layer's forward and backward pass at 256: large enough for the kernels that big models use. Each type is named
-# before its work, so that the last line tells in which one the process died.
+# before its work, so that the last line shows in which one the process died.
 _DTYPES_SOURCE = """
 import torch
 for name in {dtypes!r}:
@@ -184,7 +184,7 @@ def _parse_dtype_check(result: ChildResult) -> DtypeCheck:
 def bfloat16_works() -> bool:
     """Whether a bfloat16 matmul on this CPU leaves the process alive, with the variables set now.
 
-    Costs the import of torch in a child process, once a process. False only after an illegal instruction: a type
-    that torch merely refuses tells so itself when it is used.
+    Costs the import of torch in a child process, once per process. False only after an illegal instruction: a type
+    that torch merely refuses raises an error when it is used.
     """
     return not _parse_dtype_check(run_python_child(_DTYPES_SOURCE.format(dtypes=("bfloat16",)), {})).trapped

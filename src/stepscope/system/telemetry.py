@@ -1,4 +1,4 @@
-"""What a device tells of itself while it is measured: clocks, power, temperature and why it runs slower.
+"""What a device reports while it is measured: clocks, power, temperature and why it runs slower.
 
 A read costs well under 2 ms, so that it can stand between samples; what is slow to find is found on opening.
 """
@@ -16,7 +16,7 @@ from stepscope.system.host import (
     ROOT,
     is_there,
     list_folder,
-    parse_cpu_list,
+    read_allowed_cpus,
     read_int,
     read_text,
     read_throttled_periods,
@@ -47,14 +47,14 @@ _CPU_SENSORS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal"})
 
 class Telemetry:
     """Readings of one device. Open it before the measurement, close it after; nothing here ever raises for want
-    of a driver or a file: a field that nobody tells is None."""
+    of a driver or a file: a field that nothing reports is None."""
 
     def __init__(self, device: str, *, root: Path = ROOT) -> None:
         self.device = device
         self._root = root
 
     def read(self, at: Moment) -> list[Reading]:
-        """One reading a device; `start` also sets the counts against which throttling is seen."""
+        """One reading per device; `start` also sets the counts against which throttling is seen."""
         return [Reading(device=self.device, at=at, load_1m=self._read_load())]
 
     def close(self) -> None:
@@ -118,10 +118,8 @@ class CpuTelemetry(Telemetry):
 
 def _list_watched_cpus(root: Path) -> list[Path]:
     """Evenly spread over the processors this process may use, so that every socket is among them."""
-    lines = (read_text(root / "proc/self/status") or "").splitlines()
-    allowed = next((line.split(":", 1)[1] for line in lines if line.startswith("Cpus_allowed_list:")), "")
     folder = root / "sys/devices/system/cpu"
-    usable = [path for number in parse_cpu_list(allowed) if is_there(path := folder / f"cpu{number}")]
+    usable = [path for number in read_allowed_cpus(root) if is_there(path := folder / f"cpu{number}")]
     usable = usable or list_folder(folder, "cpu[0-9]*")
     step = max(1, -(-len(usable) // MAX_WATCHED_CPUS))
     return usable[::step]

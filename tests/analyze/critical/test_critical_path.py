@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from simulate import Costs, Op, ordinary_program, random_program, run
 
 from stepscope.analyze.critical.kinds import COSTS
-from stepscope.analyze.critical.model import build_graph, row_edges
+from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks, row_edges
 from stepscope.analyze.critical.path import (
     CriticalPath,
     critical_path,
-    critical_path_of_ranks,
+    describe_path,
     kind_totals,
     path_columns,
     path_events,
@@ -111,7 +111,7 @@ def test_the_path_changes_rank_where_a_rank_was_waited_for() -> None:
     tail = [Op("device_sync"), Op("host", host_ns=400_000)]
     late = [Op("host", host_ns=900_000), meet, Op("device_sync")]
     outcome = run([[meet, *tail], late])
-    path = critical_path_of_ranks(outcome.timelines, outcome.matches)
+    path = describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches))
     assert [segment.rank for segment in path.segments if segment.kind == "communication"] == [0]
     assert path.by_rank_s[1] == pytest.approx(0.9e-3, rel=0.05)
     assert path.by_kind_s["communication"] == pytest.approx(50e-6)
@@ -126,14 +126,14 @@ def test_clock_offsets_bring_ranks_together_and_wrong_ones_are_noticed() -> None
     shifted = outcome.timelines[1]
     for name in ("start_ns", "end_ns"):
         shifted.core[name][:] += 10**9  # type: ignore[operator]
-    path = critical_path_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0, -(10**9)])
+    path = describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0, -(10**9)]))
     assert path.length_s == pytest.approx(outcome.length_ns / 1e9)
     assert path.checks.meetings_skipped == 0
-    wrong = critical_path_of_ranks(outcome.timelines, outcome.matches)
+    wrong = describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches))
     assert wrong.checks.meetings_skipped == 1
     assert any("do not overlap" in note for note in wrong.notes)
     with pytest.raises(UsageError, match="2 traces and 1 clock offsets"):
-        critical_path_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0])
+        describe_path(build_graph_of_ranks(outcome.timelines, outcome.matches, offsets_ns=[0]))
 
 
 def test_the_overlay_is_a_track_with_arrows() -> None:

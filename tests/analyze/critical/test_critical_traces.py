@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.analyze.critical.model import build_graph, row_edges
-from stepscope.analyze.critical.path import critical_path, critical_path_of_ranks
+from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks, row_edges
+from stepscope.analyze.critical.path import critical_path, describe_path
 from stepscope.analyze.critical.schedule import order_edges
 from stepscope.analyze.critical.what_if import find_limits, what_if
 from stepscope.formats.classify import COMMUNICATION
@@ -126,7 +126,7 @@ def test_what_looks_like_communication_was_waiting_for_a_late_rank() -> None:
     ends = np.array([timeline.core["end_ns"][found] for timeline, found in zip(timelines, rows, strict=True)])
     offsets = np.median(ends[0] - ends, axis=1).astype(int).tolist()
     alone = critical_path(timelines[1])
-    together = critical_path_of_ranks(timelines, matches, offsets_ns=offsets)
+    together = describe_path(build_graph_of_ranks(timelines, matches, offsets_ns=offsets))
     assert together.checks.failures == []
     assert together.checks.meetings == 8
     assert alone.by_kind_s["communication"] > 0.4 * alone.length_s

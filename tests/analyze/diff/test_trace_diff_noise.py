@@ -1,4 +1,4 @@
-"""How much steps vary is seen in them: equal traces are called equal, and a few per cent are found in calm ones."""
+"""How much steps vary is seen in them: equal traces are called equal, and a few per cent are found in steady ones."""
 
 from __future__ import annotations
 

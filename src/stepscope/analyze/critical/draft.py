@@ -96,8 +96,8 @@ def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Cons
     """
     free_from = free_times(queues)
     others_end = ends_awaited(timeline, queues, roles)
-    held = others_end > np.maximum(np.where(queues.call >= 0, queues.called, queues.start), free_from)
-    usable = (queues.call >= 0) & ~held
+    delayed = others_end > np.maximum(np.where(queues.call >= 0, queues.called, queues.start), free_from)
+    usable = (queues.call >= 0) & ~delayed
     launched = usable & queues.alone
     idle = launched & (free_from <= queues.called) & (queues.start >= queues.called)
     latency = (queues.start - queues.called)[idle]
@@ -108,7 +108,7 @@ def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Cons
     least_latency = least(latency)
     gap = (queues.start - free_from)[usable & queued(queues, free_from, least_latency)]
     # What began before those ends waited for something else, if at all; so did what was launched late.
-    awaited = held & (queues.start >= others_end) & (queues.called + least_latency <= others_end)
+    awaited = delayed & (queues.start >= others_end) & (queues.called + least_latency <= others_end)
     return Constants(
         launch_ns=by_call,
         launch_other_ns=min(by_call.values(), default=least((queues.start - queues.called)[launched])),

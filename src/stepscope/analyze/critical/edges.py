@@ -1,4 +1,8 @@
-"""Edges of the host (order on each thread, hand-overs) and of the device (launches, streams, work, events)."""
+"""Edges of the host and of the device.
+
+Host: the order on each thread, with the time between events kept as work, and hand-overs. Device: launches, order on
+streams, the work itself, and waits between streams.
+"""
 
 from __future__ import annotations
 
@@ -293,8 +297,8 @@ def _add_outlasting(draft: Draft) -> None:
         latest = np.maximum.accumulate(end)
         holder = np.maximum.accumulate(np.where(end == latest, np.arange(len(end)), 0))
         place = np.arange(1, len(end))
-        held = place[(holder[place - 1] != place - 1) & (latest[place - 1] <= start[place])]
-        a, b = mine.start + holder[held - 1], mine.start + held
+        delayed = place[(holder[place - 1] != place - 1) & (latest[place - 1] <= start[place])]
+        a, b = mine.start + holder[delayed - 1], mine.start + delayed
         row, delay = devices.rows[b], draft.constants.stream_ns
         nodes = draft.begins(b)
         draft.edges.add(draft.begins(a) + 1, nodes, delay, kind=kinds.STREAM, cost=kinds.C_STREAM, row=row)

@@ -232,7 +232,7 @@ def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, alig
     offsets = usable_offsets_ns(find_clocks(matching, max(item.resolution_ns for item in digests)))
     places = {rank: place for place, rank in enumerate(matching.ranks.tolist())}
     order = [places[timeline.rank] for timeline in timelines if timeline.rank is not None]
-    # The offsets say how far a rank's clock is ahead; the graph wants what is to be added.
+    # The offsets are how far a rank's clock is ahead; the graph takes what is to be added.
     added = [-offsets[place] if align_clocks else 0 for place in order]
     return build_graph_of_ranks(timelines, _meetings(matching, order), step=number, offsets_ns=added)
 

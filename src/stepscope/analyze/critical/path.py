@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.draft import Constants
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
-from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks
+from stepscope.analyze.critical.model import build_graph
 from stepscope.analyze.critical.schedule import Checks, Schedule, StepGraph, check_graph, find_slack, path_edges, retime
 from stepscope.analyze.step.numbers import Whole, seconds
 from stepscope.core.units import format_share
@@ -81,7 +81,7 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     slack: list[NameSlack]
     checks: Checks
     constants: list[Constants]
-    """Delays, one set a rank."""
+    """Delays, one set per rank."""
     notes: list[str]
     """What to know before believing it."""
 
@@ -99,23 +99,6 @@ class PathColumns(NamedTuple):
 def critical_path(timeline: Timeline, step: int | None = None, *, constants: Constants | None = None) -> CriticalPath:
     """The path of one rank's step, or of the whole trace."""
     return describe_path(build_graph(timeline, step, constants=constants))
-
-
-def critical_path_of_ranks(
-    timelines: Sequence[Timeline],
-    matches: Sequence[Sequence[tuple[int, int]]],
-    step: int | None = None,
-    *,
-    offsets_ns: Sequence[int] | None = None,
-    constants: Constants | None = None,
-) -> CriticalPath:
-    """Through all ranks: where one waited for another in a collective, the path changes rank.
-
-    `matches`: for each collective its members as (index of the timeline, row). `offsets_ns`: what to add to each rank's
-    times to have them on one clock.
-    """
-    graph = build_graph_of_ranks(timelines, matches, step=step, offsets_ns=offsets_ns, constants=constants)
-    return describe_path(graph)
 
 
 def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segments: bool = True) -> CriticalPath:
@@ -175,24 +158,36 @@ def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:
     return np.where(rows >= 0, names[rows], -1).astype(np.int64)
 
 
+def _by_name_and_kind(graph: StepGraph, rank: Whole, row: Whole, cost: Whole) -> tuple[list[tuple[str, str]], Whole]:
+    """The different names of events and kinds of time over all ranks, and which of them each entry is."""
+    found: dict[tuple[str, str], int] = {}
+    which = np.zeros(len(row), np.int64)
+    for index, timeline in enumerate(graph.timelines):
+        mine = np.flatnonzero(rank == index)
+        key = (_names(graph, index, row[mine]) + 1) * len(COSTS) + cost[mine]
+        codes, place = np.unique(key, return_inverse=True)
+        local = []
+        for name, kind in (divmod(code, len(COSTS)) for code in codes.tolist()):
+            entry = timeline.texts[name - 1] if name else NO_EVENT, COSTS[kind]
+            local.append(found.setdefault(entry, len(found)))
+        which[mine] = np.array(local, np.int64)[place]
+    return list(found), which
+
+
 def _by_name(graph: StepGraph, columns: PathColumns) -> list[PathShare]:
-    totals: dict[tuple[str, int], list[int]] = {}
-    for rank, timeline in enumerate(graph.timelines):
-        mine = columns.rank == rank
-        key = (_names(graph, rank, columns.row[mine]) + 1) * len(COSTS) + columns.cost[mine]
-        found, place, count = np.unique(key, return_inverse=True, return_counts=True)
-        sums = np.zeros(len(found), np.int64)
-        np.add.at(sums, place, columns.length[mine])
-        for code, total, number in zip(found.tolist(), sums.tolist(), count.tolist(), strict=True):
-            name, cost = divmod(code, len(COSTS))
-            entry = totals.setdefault((timeline.texts[name - 1] if name else NO_EVENT, cost), [0, 0])
-            entry[0] += total
-            entry[1] += number
-    whole = int(columns.length.sum()) or 1
-    ranked = sorted(totals.items(), key=lambda item: -item[1][0])
+    keys, which = _by_name_and_kind(graph, columns.rank, columns.row, columns.cost)
+    total, count = np.zeros(len(keys), np.int64), np.bincount(which, minlength=len(keys))
+    np.add.at(total, which, columns.length)
+    whole = int(total.sum()) or 1
     return [
-        PathShare(name=name, kind=COSTS[cost], time_s=seconds(total), share=total / whole, count=number)
-        for (name, cost), (total, number) in ranked[:MOST_NAMES]
+        PathShare(
+            name=keys[place][0],
+            kind=keys[place][1],
+            time_s=seconds(int(total[place])),
+            share=int(total[place]) / whole,
+            count=int(count[place]),
+        )
+        for place in np.argsort(-total, kind="stable")[:MOST_NAMES].tolist()
     ]
 
 
@@ -230,38 +225,24 @@ def _segments(graph: StepGraph, columns: PathColumns) -> list[PathSegment]:
 
 def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[NameSlack]:
     """Device work by name, the longest first."""
-    slack = find_slack(graph, schedule)
     work = _work_edges(graph)
-    on_path = np.zeros(len(graph.edges.kind), bool)
-    on_path[edges] = True
-    found: dict[tuple[str, int], list[int]] = {}
-    for rank, timeline in enumerate(graph.timelines):
-        mine = work[graph.edges.rank[work] == rank]
-        key = _names(graph, rank, graph.edges.row[mine]) * len(COSTS) + graph.edges.cost[mine]
-        codes, place, count = np.unique(key, return_inverse=True, return_counts=True)
-        total, path_part = np.zeros(len(codes), np.int64), np.zeros(len(codes), np.int64)
-        least = np.full(len(codes), np.iinfo(np.int64).max)
-        np.add.at(total, place, schedule.weight[mine])
-        np.add.at(path_part, place, np.where(on_path[mine], schedule.weight[mine], 0))
-        np.minimum.at(least, place, slack[graph.edges.target[mine]])
-        for code, *numbers in zip(
-            codes.tolist(), count.tolist(), total.tolist(), path_part.tolist(), least.tolist(), strict=True
-        ):
-            name, cost = divmod(code, len(COSTS))
-            entry = found.setdefault((timeline.texts[name], cost), [0, 0, 0, numbers[3]])
-            entry[:3] = [old + new for old, new in zip(entry[:3], numbers[:3], strict=True)]
-            entry[3] = min(entry[3], numbers[3])
-    ranked = sorted(found.items(), key=lambda item: -item[1][1])[:MOST_NAMES]
+    keys, which = _by_name_and_kind(graph, graph.edges.rank[work], graph.edges.row[work], graph.edges.cost[work])
+    total, on_path = np.zeros((2, len(keys)), np.int64)
+    least = np.full(len(keys), np.iinfo(np.int64).max)
+    np.add.at(total, which, schedule.weight[work])
+    np.add.at(on_path, which, np.where(np.isin(work, edges), schedule.weight[work], 0))
+    np.minimum.at(least, which, find_slack(graph, schedule)[graph.edges.target[work]])
+    count = np.bincount(which, minlength=len(keys))
     return [
         NameSlack(
-            name=name,
-            kind=COSTS[cost],
-            count=count,
-            time_s=seconds(total),
-            on_path_s=seconds(part),
-            least_slack_s=seconds(least),
+            name=keys[place][0],
+            kind=keys[place][1],
+            count=int(count[place]),
+            time_s=seconds(int(total[place])),
+            on_path_s=seconds(int(on_path[place])),
+            least_slack_s=seconds(int(least[place])),
         )
-        for (name, cost), (count, total, part, least) in ranked
+        for place in np.argsort(-total, kind="stable")[:MOST_NAMES].tolist()
     ]
 
 

@@ -167,7 +167,7 @@ class StepGraph:
     """−1: the window's borders and the meetings of ranks. A row's end is the node after its start."""
     edges: Settled
     constants: Sequence[Constants]
-    """One set a rank."""
+    """One set per rank."""
     counts: Mapping[str, int]
     """What was left out and what is loose; see Checks."""
 

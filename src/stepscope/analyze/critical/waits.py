@@ -138,7 +138,7 @@ def _device_syncs(draft: Draft) -> HostWaits:
 
 
 def _stream_syncs(draft: Draft) -> HostWaits:
-    """The stream is that of the thread's last launch: whoever waits has just asked for something."""
+    """The stream is that of the thread's last launch: the wait is for what the thread launched last."""
     calls = _untold(draft, STREAM_SYNC)
     return _inferred(draft, calls, draft.hosts.start[calls])
 
@@ -260,12 +260,12 @@ def add_queue_limits(draft: Draft) -> None:
 
     A trace in which more were waiting than the limit allows has another limit: none is assumed then.
     """
-    devices, hosts, held = draft.devices, draft.hosts, draft.constants.queue_limit
+    devices, hosts, most = draft.devices, draft.hosts, draft.constants.queue_limit
     parts: list[tuple[Whole, Whole]] = []
-    for mine in devices.queues if held > 0 else []:
+    for mine in devices.queues if most > 0 else []:
         places = np.arange(mine.start, mine.stop)
         places = places[devices.alone[places]]
-        later, earlier = places[held:], places[: max(0, len(places) - held)]
+        later, earlier = places[most:], places[: max(0, len(places) - most)]
         called = devices.call[later]
         known = (called >= 0) & (draft.rows.start_of[called] >= 0)
         earlier, call = earlier[known], draft.rows.start_of[called[known]] >> 1
@@ -274,8 +274,8 @@ def add_queue_limits(draft: Draft) -> None:
             return
         parts.append((earlier, call))
     for earlier, call in parts:
-        held_up = call[devices.start[earlier] > hosts.start[call]]
-        draft.limit[2 * held_up + 1] = np.minimum(draft.limit[2 * held_up + 1], _least_times(draft, held_up))
+        delayed = call[devices.start[earlier] > hosts.start[call]]
+        draft.limit[2 * delayed + 1] = np.minimum(draft.limit[2 * delayed + 1], _least_times(draft, delayed))
         row = hosts.rows[call]
         draft.edges.add(
             draft.begins(earlier), 2 * call + 1, 0, kind=kinds.QUEUE, cost=kinds.C_SYNC, row=row, inferred=1

@@ -159,7 +159,7 @@ def _side(timeline: Timeline, steps: Sequence[int] | None, which: str) -> Side:
 
 
 def _gather(table: Table, columns: Sequence[list[int]]) -> Table:
-    """One column a group: the sum of its columns."""
+    """One column per group: the sum of its columns."""
     gathered = np.zeros((len(table), len(columns)))
     for place, mine in enumerate(columns):
         if mine:

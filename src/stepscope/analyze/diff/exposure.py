@@ -2,6 +2,8 @@
 
 The shares are those of a breakdown: compute first, then communication beside which nothing computed, then copies beside
 which nothing else ran. Of two works of one share that run at once, the one that began first has the time.
+
+Before that: whether a difference between two traces is more than steps of one trace differ by among themselves.
 """
 
 from __future__ import annotations
@@ -343,7 +345,7 @@ NO_OPERATOR = "(no operator)"
 
 
 class Identity(NamedTuple):
-    """What tells one row of a table from another."""
+    """What distinguishes one row of a table from another."""
 
     share: str
     category: str

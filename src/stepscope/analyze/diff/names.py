@@ -1,4 +1,8 @@
-"""Names of two traces: which mean the same, and what changed between two tables of sums (nsys stats) by name."""
+"""Names of two traces: which mean the same, and what changed between two tables of sums by name.
+
+Equal names mean the same, and so do kernels that another version or device calls otherwise. Tables of sums (`nsys
+stats`) have totals by name, without steps, overlap or idle time.
+"""
 
 from __future__ import annotations
 

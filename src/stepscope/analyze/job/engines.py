@@ -5,11 +5,8 @@ Whatever the engine, the same function runs on the same tasks and the answers co
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
@@ -106,6 +103,10 @@ def _run_batch(
     found: dict[int, Answer],
     on_done: Progress,
 ) -> None:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
     # Fresh processes: forking one with threads (polars has some) may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:

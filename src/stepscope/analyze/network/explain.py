@@ -152,7 +152,7 @@ _SURE_ALONE = 7.0
 _GAP = 2.5
 """so many times further out than the next one, since the tails of noise are long but have no gaps."""
 _FEW = 6
-"""At most one in so many pairs of a class can stand alone; more of them are a pattern that nobody here knows."""
+"""At most one in so many pairs of a class can stand alone; more of them are an unknown pattern."""
 _AGREEING = 0.8
 """Share of a suspect's pairs that must be slow too."""
 _SEVERAL = 3
@@ -294,7 +294,7 @@ def _explain_alone(state: _State, suspects: Sequence[Suspect], layout: Layout) -
         (b, a) for a, b in alone if state.slowness.get((b, a), 0.0) >= max(LEAST_EFFECT, state.slowness[a, b] / 2)
     }
     causes = []
-    # A link that is slow both ways, then whoever has but two pairs, then single directions.
+    # A link that is slow both ways, then hosts, NICs and ranks with two pairs, then single directions.
     two = [*list_links(layout, sorted(alone)), *suspects]
     for wanted in (2, 1):
         for suspect in two:
@@ -326,7 +326,7 @@ class Split(NamedTuple):
 
 
 def classify(cells: Mapping[Quantity, Mapping[Pair, Cell]], layout: Layout) -> tuple[list[list[Pair]], list[Split]]:
-    """One set of classes for all quantities: what one of them tells of the wiring holds for the others."""
+    """One set of classes for all quantities: what one of them shows of the wiring holds for the others."""
     pairs = sorted({pair for measured in cells.values() for pair in measured})
     waiting = [[pair for pair in pairs if layout.is_inside(pair) is inside] for inside in (True, False)]
     classes: list[list[Pair]] = []

@@ -1,4 +1,4 @@
-"""Point-to-point measurements of a run as matrices: latency and bandwidth from every rank to every other."""
+"""Latency and bandwidth from every rank to every other as matrices, and what could be behind slow pairs in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepscope.store import MeasuredCase
 """The benchmark's model of a case that measured one ordered pair of ranks."""
 
 SMALL_BYTES = 16 << 10
-"""Where only one size was measured: up to this its time tells latency, above it bandwidth."""
+"""Where only one size was measured: up to this its time is the latency, above it gives the bandwidth."""
 
 Pair = tuple[int, int]
 """Source and target, as ranks."""

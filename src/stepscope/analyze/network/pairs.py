@@ -280,7 +280,7 @@ def _what(suspect: Suspect) -> str:
 _WHOM: dict[Scope, str] = {
     "outside": "every other host",
     "inside": "the ranks of its own host",
-    "everywhere": "everybody",
+    "everywhere": "every other rank",
 }
 
 

@@ -95,7 +95,7 @@ def find_clocks(matching: Matching, resolution_ns: int = 1) -> Clocks:
 
 
 class _Pairs:
-    """Differences of ends between members and the hub of their collective, one row a member that is not the hub."""
+    """Differences of ends between members and the hub of their collective, one row per member that is not the hub."""
 
     def __init__(self, rank: Whole, hub: Whole, difference: Floats, taken_part: Whole, collectives: int) -> None:
         ranks = len(taken_part)

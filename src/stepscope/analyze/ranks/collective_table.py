@@ -52,7 +52,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_collectives(timeline: Timeline, step: int | None = None) -> list[CollectiveCall]:
-    """One record a collective call, in order of start; of one step, or of all."""
+    """One record per collective call, in order of start; of one step, or of all."""
     found = collective_calls(timeline)
     calls = found.calls if step is None else found.calls[found.calls["step"] == step]
     names = calls.dtype.names

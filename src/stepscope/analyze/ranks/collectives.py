@@ -304,7 +304,7 @@ def _measure(
     groups: list[ProcessGroup],
     splits: tuple[Whole, Whole],
 ) -> None:
-    """Fills sizes and bus bytes; whoever has none gets a reason instead."""
+    """Fills sizes and bus bytes; calls without one get a reason instead."""
     own_place = [_own_place(group, timeline.rank) for group in groups]
     columns = (calls["collective"], elements.put_in, elements.got, elements.dtype, *splits, calls["group"])
     facts = np.stack([*columns, elements.recorded], axis=1).astype(np.int64)
@@ -352,7 +352,7 @@ def _owners(rows: Whole, record: Whole, annotation: Whole) -> Whole:
 
 
 def _join_pieces(calls: Any, owner: Whole) -> Any:
-    """One row a call, in order of start."""
+    """One row per call, in order of start."""
     if not len(calls):
         return calls
     order = np.lexsort((calls["row"], calls["start_ns"], owner))

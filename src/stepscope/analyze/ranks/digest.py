@@ -1,4 +1,4 @@
-"""What the comparison of ranks needs from one rank: its collective calls and a few numbers a step, in a few kilobytes.
+"""What the comparison of ranks needs from one rank, in a few kilobytes: its collective calls, a few numbers per step.
 
 A digest is made where the trace is, in a process of its own; the report is made from the digests alone.
 """

@@ -28,7 +28,7 @@ from stepscope.formats.timeline import Timeline
 
 ClockChoice = Literal["auto", "as recorded", "aligned", "durations"]
 """as recorded: the ranks' times are compared as they stand. aligned: usable offsets are taken off first. durations: no
-clock is compared; whoever was longer in a collective waited longer. auto: whichever of these the clocks allow."""
+clock is compared; the rank that was longer in a collective waited longer. auto: whichever of these the clocks allow."""
 
 LARGEST_DISAGREEMENT = 0.05
 """Fraction of the time in collectives by which the two ways to find waiting differ at most where both are right."""

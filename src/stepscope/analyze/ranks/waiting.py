@@ -15,8 +15,8 @@ from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians
 from stepscope.core import collectives as coll
 
 Basis = Literal["starts", "durations"]
-"""starts: who began when, on clocks that agree. durations: all end together, so whoever was in it longer waited longer;
-no clock is compared."""
+"""starts: who began when, on clocks that agree. durations: all end together, so a rank that was in a collective longer
+waited longer; no clock is compared."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ pairs instead. At least two ranks must be good: nothing else tells what is usual
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -26,7 +26,7 @@ DEFAULT_THRESHOLD = 1.4
 _FEWEST = 6
 """With fewer ranks every two of them are measured together: halves would be pairs anyway."""
 _PIECES = 4
-"""Of the first round: with two slow ranks at least half of the pieces are good, and show what is usual."""
+"""Subsets of the first round: with two slow ranks at least half of the pieces are good, and show what is usual."""
 
 Subset = tuple[int, ...]
 
@@ -79,7 +79,7 @@ class _Group(NamedTuple):
 class Bisection:
     """Step by step: measure what `next_subsets` asks for, hand the times to `record`, until nothing is asked for.
 
-    `bisect_ranks` is this loop. Whoever can measure disjoint subsets at the same time runs it round by round.
+    Whoever can measure disjoint subsets at the same time does so with those of one round.
     """
 
     def __init__(self, ranks: Sequence[int], *, threshold: float = DEFAULT_THRESHOLD) -> None:
@@ -225,17 +225,17 @@ class Bisection:
             self._record_part(group, slow)
 
     def _find_usual(self, asked: Sequence[_Test], results: Sequence[float]) -> float | None:
-        """The fastest beside a control; without a control, the fastest so far. None: the control was held up.
+        """The fastest beside a control; without a control, the fastest so far. None: the control was contended.
 
-        A control that is slow in the next round too was not held up: then everything is slower now than it was.
+        A control that is slow in the next round too was not contended: then everything is slower now than it was.
         """
         fastest = self._fastest[len(asked[0].subset)]
         controls = results[len(self._running) :]
         if not controls:
             return fastest
-        held_up = min(controls) >= self._threshold * fastest and not self._doubted
-        self._doubted = held_up
-        return None if held_up else min(results)
+        contended = min(controls) >= self._threshold * fastest and not self._doubted
+        self._doubted = contended
+        return None if contended else min(results)
 
     def _record_part(self, group: _Group, slow: bool) -> None:
         """Where no half of a slow group is slow, the whole is measured once more."""
@@ -313,20 +313,6 @@ def _all_pairs(ranks: Subset) -> list[list[Subset]]:
     return rounds
 
 
-def plan_bisection(ranks: Sequence[int], *, threshold: float = DEFAULT_THRESHOLD) -> Bisection:
-    return Bisection(ranks, threshold=threshold)
-
-
-def bisect_ranks(
-    measure: Callable[[Sequence[int]], float], ranks: Sequence[int], *, threshold: float = DEFAULT_THRESHOLD
-) -> BisectionVerdict:
-    """The whole search, one subset after the other; `measure` gives the seconds of a collective over these ranks."""
-    search = plan_bisection(ranks, threshold=threshold)
-    while subsets := search.next_subsets():
-        search.record([measure(subset) for subset in subsets])
-    return search.verdict()
-
-
 class BisectionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the subsets run, and when one is slow."""
 
@@ -354,7 +340,7 @@ def next_round(
 
 def replay_search(request: BisectionRequest, measured: Sequence[MeasuredCase], world_size: int) -> Bisection:
     """The search as it stands: every round is recorded again, so that nothing but the run has to be kept."""
-    search = plan_bisection(range(world_size), threshold=request.threshold)
+    search = Bisection(range(world_size), threshold=request.threshold)
     for case in measured:
         times = []
         for subset in search.next_subsets():

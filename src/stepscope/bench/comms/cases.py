@@ -1,21 +1,54 @@
-"""From a sweep to cases."""
+"""From a command's words to cases: which operations, dtypes, reductions and roots are measured, and which cannot be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
 import msgspec
 
 from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
+from stepscope.bench.comms.encodings import find_encoding
 from stepscope.bench.comms.layouts import parse_layout
-from stepscope.bench.comms.operations import BOTH_WAYS, PATTERNS, USUAL_PATTERN, Operation, find_operation
-from stepscope.bench.comms.wire import require_wire_sense
+from stepscope.bench.comms.operations import (
+    BOTH_WAYS,
+    PATTERNS,
+    USUAL_PATTERN,
+    Operation,
+    Shape,
+    find_operation,
+    operations,
+)
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Benchmark, Case
 from stepscope.records.kinds import COMMUNICATION_OWNER, POINT_TO_POINT, WORLD, CollectiveSpec, PointToPointSpec
 
+DEFAULT_DEPTH = 4
+
+
+def read_options(case: Case) -> tuple[Operation, CollectiveSpec]:
+    assert isinstance(case.spec, CollectiveSpec)
+    return find_operation(case.spec.operation), case.spec
+
+
+def make_shape(spec: CollectiveSpec, members: int) -> Shape:
+    matrix = None
+    if spec.matrix is not None:
+        matrix = [spec.matrix[start : start + members] for start in range(0, len(spec.matrix), members)]
+    elements = spec.size_bytes // DTYPE_BYTES[spec.dtype] // spec.coalesce
+    return Shape(members, elements, spec.root, spec.skew, matrix, spec.pattern, spec.window, spec.pairs)
+
+
+def is_in_place(spec: CollectiveSpec, operation: Operation) -> bool:
+    return spec.placement == "in_place" if spec.placement else operation.in_place
+
+
+QUANTISED = ("all_reduce", "reduce", "all_to_all")
+"""Operations with a quantised form."""
 LARGEST_SIZE_BYTES = 2**44
+OBJECT_DTYPE = "uint8"
+"""Pickled objects travel as bytes."""
 
 
 def make_benchmark(model: str, backend: str, world_size: int, description: str) -> Benchmark:
@@ -47,6 +80,10 @@ def make_cases(
     operation = find_operation(collective)
     if dtype not in DTYPE_BYTES:
         raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--dtype")
+    if operation.objects:
+        if dtype not in {"float32", OBJECT_DTYPE}:
+            raise UsageError(f"{operation.name} has no dtype", hint="leave --dtype out", where="--dtype")
+        dtype = OBJECT_DTYPE
     points = [0] if operation.name == "barrier" else sizes
     for size in () if operation.name == "barrier" else points:
         require_size(size, dtype)
@@ -99,6 +136,10 @@ def require_sense(operation: Operation, options: CollectiveSpec, members: int) -
         (options.pattern is not None and name != "send_recv", "--pattern", f"{name} has no patterns"),
         (options.pattern is not None and options.pattern not in PATTERNS, "--pattern",
          f"patterns are {', '.join(PATTERNS)}"),
+        (operation.objects and options.mode == "graph", "--mode", f"{name} cannot be captured"),
+        (bool(operation.objects or operation.made_of) and options.mode == "nonblocking", "--mode",
+         f"{name} waits for its result"),
+        (operation.objects and options.coalesce > 1, "--coalesce", f"{name} pickles whole objects"),
         (options.window > 1 and name != "send_recv", "--window", f"{name} has no window"),
         (options.window > 1 and options.pattern == "ping_pong", "--window", "a ping-pong has one message a turn"),
         (options.skew is not None and not operation.uneven, "--skew", f"{name} has equal pieces"),
@@ -129,6 +170,23 @@ def require_sense(operation: Operation, options: CollectiveSpec, members: int) -
         require_wire_sense(name, options, options.wire)
 
 
+def require_wire_sense(operation: str, options: CollectiveSpec, wire: str) -> None:
+    """What has no quantised form is refused, never measured as something else."""
+    find_encoding(wire)
+    rules = [
+        (operation not in QUANTISED, "--wire", f"{operation} has no quantised form: {', '.join(QUANTISED)} have"),
+        (options.dtype != "float32", "--dtype", "what is quantised is float32"),
+        (options.reduction != "sum", "--reduction", "quantised pieces are added, nothing else"),
+        (options.mode != "blocking", "--mode", "a quantised collective is several steps, each of which waits"),
+        (options.coalesce > 1, "--coalesce", "quantised pieces travel as one call a step"),
+        (options.placement == "in_place", "--placement", "the result of a quantised collective has its own place"),
+        (options.form != "tensor", "--form", "quantised pieces travel as one tensor"),
+    ]
+    for broken, where, message in rules:
+        if broken:
+            raise UsageError(message, hint="leave --wire or the other option out", where=where)
+
+
 def require_pairs(name: str, options: CollectiveSpec, members: int) -> None:
     """Each rank sends to at most one other and receives from at most one; both ways, it is in one pair only."""
     sources, targets = options.sources or [], options.targets or []
@@ -151,3 +209,110 @@ def require_pairs(name: str, options: CollectiveSpec, members: int) -> None:
     for broken, where, message in rules:
         if broken:
             raise UsageError(message, hint="for example --src-ranks 0,2 --dst-ranks 1,3", where=where)
+
+
+ALL = "all"
+USUAL_WINDOW = 16
+"""Messages under way of a bandwidth, where none are asked for."""
+
+
+class Sweep(NamedTuple):
+    cases: list[Case]
+    left_out: list[str]
+    """Why combinations that `all` would include do not exist, each reason once."""
+
+
+class Axis(NamedTuple):
+    values: list[Any]
+    every: bool
+    """They stand for `all`: combinations that do not exist are left out instead of refused."""
+
+
+def make_sweep(
+    *,
+    collectives: Iterable[str],
+    sizes: Sequence[int],
+    dtypes: Iterable[str],
+    reductions: Iterable[str] = ("sum",),
+    roots: Iterable[str] = ("0",),
+    world_size: int,
+    groups: str = "world",
+    pattern: str | None = None,
+    window: int = 1,
+    **common: Any,
+) -> Sweep:
+    """Cases of every combination, by operation, dtype, reduction and root. `common` goes to `make_cases`.
+
+    A value that was named is refused where an operation does not take it. `all` means every value that exists for the
+    operation: reductions and roots of those that have them, and operations that take every other option given.
+    """
+    members = min(len(group) for group in parse_layout(groups, world_size))
+    names = read_axis(collectives, operations())
+    types = read_axis(dtypes, DTYPE_BYTES)
+    reducing = read_axis(reductions, REDUCTIONS)
+    rooted = read_axis(roots, range(members), convert=lambda word: _parse_root(word, members))
+    cases: list[Case] = []
+    refusals: dict[str, UsageError] = {}
+    for name in names.values:
+        own_reductions, own_roots = _own_values(name, reducing, rooted)
+        has_no_dtype = name == "barrier" or (types.every and is_of_objects(name))
+        own_types = [OBJECT_DTYPE if is_of_objects(name) else types.values[0]] if has_no_dtype else types.values
+        for dtype, reduction, root in product(own_types, own_reductions, own_roots):
+            try:
+                if pattern == ALL and name != "send_recv":
+                    raise UsageError(f"{name} has no patterns", hint="--collective send_recv", where="--pattern")
+                for further in _list_messages(pattern, window, world_size, common):
+                    cases += make_cases(
+                        collective=name, sizes=sizes, dtype=dtype, world_size=world_size, groups=groups,
+                        reduction=reduction, root=root, **common | further,
+                    )  # fmt: skip
+            except UsageError as error:
+                if error.where == "--sizes" or not (names.every or types.every or reducing.every):
+                    raise
+                refusals.setdefault(error.message, error)
+    if not cases and refusals:
+        raise next(iter(refusals.values()))
+    return Sweep(cases, list(refusals))
+
+
+def is_of_objects(name: str) -> bool:
+    found = operations().get(name)
+    return found is not None and found.objects
+
+
+def _list_messages(pattern: str | None, window: int, world_size: int, common: dict[str, Any]) -> list[dict[str, Any]]:
+    """`all`: one message at a time, ping-pong, and a window of messages one way and both ways, of the same pairs; where
+    none are named, of each even rank and the next."""
+    if pattern != ALL:
+        return [{"pattern": pattern, "window": window}]
+    sources, targets = common.get("sources"), common.get("targets")
+    if sources is None and targets is None:
+        paired = world_size - world_size % 2
+        sources, targets = list(range(0, paired, 2)), list(range(1, paired, 2))
+    many = window if window > 1 else USUAL_WINDOW
+    kinds = ((None, 1), ("ping_pong", 1), (None, many), ("bidirectional", many))
+    return [{"pattern": kind, "window": count, "sources": sources, "targets": targets} for kind, count in kinds]
+
+
+def _own_values(name: str, reducing: Axis, rooted: Axis) -> tuple[list[str], list[int]]:
+    """`all` reductions and roots of an operation that has none are its usual one."""
+    operation = operations().get(name)
+    reduces, has_root = (operation.reduces, operation.rooted) if operation else (True, True)
+    return (
+        ["sum"] if reducing.every and not reduces else reducing.values,
+        [0] if rooted.every and not has_root else rooted.values,
+    )
+
+
+def read_axis(given: Iterable[str], every: Iterable[Any], *, convert: Callable[[str], Any] = str) -> Axis:
+    """Values of an option that may be repeated, hold a list divided by commas, or say `all`; each value once."""
+    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    if ALL in words:
+        return Axis(list(every), every=True)
+    return Axis(list(dict.fromkeys(convert(word) for word in words)), every=False)
+
+
+def _parse_root(word: str, members: int) -> int:
+    if not word.isdecimal() or int(word) >= members:
+        raise UsageError(f"root {word} is not among {members} ranks", hint="write 0, 0,1 or all", where="--root")
+    return int(word)

@@ -24,7 +24,7 @@ LARGEST_EXACT = {
 REDUCTIONS = ("sum", "avg", "min", "max", "prod")
 LARGEST_VALUE = 250
 MOST_DOUBLINGS = 6
-"""Of a product: 2 to this power is exact in every dtype that multiplies (126 in int8 holds 64)."""
+"""Factors 2 in a product: 2 to this power is exact in every dtype that multiplies (126 in int8 holds 64)."""
 PERIOD = 65_521
 """Values repeat after so many places. It is prime: no message size of common use is a multiple of it."""
 PIECE = 1 << 22

@@ -40,11 +40,11 @@ class Encoding(NamedTuple):
         return self.dtype in {"int8", "uint8"}
 
     def used_bytes(self, count: int) -> int:
-        """Of `count` values, without filling up."""
+        """Bytes of `count` values, without filling up."""
         return -(-count // self.values_per_byte) * DTYPE_BYTES[self.dtype]
 
     def payload_bytes(self, count: int) -> int:
-        """Of `count` values; rounded up where scales follow, which lie on whole words."""
+        """Bytes of `count` values; rounded up where scales follow, which lie on whole words."""
         size = self.used_bytes(count)
         return size if self.largest is None else -(-size // SCALE_BYTES) * SCALE_BYTES
 

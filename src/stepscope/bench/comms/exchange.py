@@ -1,20 +1,36 @@
-"""One operation on one group with data of its own: buffers, call, expected result and check.
+"""One operation on one group with data of its own: buffers, call, expected result and check; and a case of it.
 
-Collectives, patterns and overlaps are made of these.
+Collectives, patterns and overlaps are made of exchanges.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.bench.comms.cases import is_in_place, make_shape, read_options
 from stepscope.bench.comms.data import DTYPE_BYTES, Recipe, count_wrong, make_values, spoil, torch_dtype
 from stepscope.bench.comms.group import Bound, Call, Group, UnsupportedCallError
 from stepscope.bench.comms.operations import Operation, Shape
+from stepscope.bench.comms.trial import (
+    BURST,
+    FEWEST_PLACES,
+    Facts,
+    Room,
+    Rotation,
+    Trial,
+    WaitingDevice,
+    count_places,
+    idle,
+)
+from stepscope.records import Case, Notice, Score
+from stepscope.records.kinds import CollectiveObserved, PointToPointObserved, PointToPointSpec
 
 if TYPE_CHECKING:
     import torch
-
 
 FURTHER_SEED = 0x10000
 """Added for the second set of data; seeds are below it."""
@@ -171,3 +187,154 @@ class Exchange:
     def close(self) -> None:
         self.call = None
         self._sets = []
+
+
+def make_seed(case: Case, group: Group) -> int:
+    """Each case and group has data of its own: what changes places is wrong."""
+    return zlib.crc32(f"{case.key}/{group.ranks}".encode()) & 0xFFFF
+
+
+def note_rounding(asked_bytes: int, measured_bytes: int, reason: str) -> list[Notice]:
+    """Empty where what was asked for was measured; `reason` has a place for what was measured instead."""
+    if not measured_bytes or measured_bytes == asked_bytes:
+        return []
+    return [Notice(kind="rounded", message=f"{asked_bytes:,} bytes {reason.format(f'{measured_bytes:,}')}")]
+
+
+class PlacesTrial(Trial):
+    """Makes the same calls in several places in memory, in turn."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room)
+        self._places: list[list[Exchange]] = []
+        self._rotation: Rotation | None = None
+
+    def _make_places(self, count: int, calls: int, make: Callable[[int, Exchange | None], Exchange]) -> None:
+        """`make` gets the number of the call in a sample, and the exchange of the place before."""
+        self.places = count
+        self._places = [[make(call, None) for call in range(calls)]]
+        while len(self._places) < count:
+            self._places.append([make(call, twin) for call, twin in enumerate(self._places[-1])])
+        self.active = self._places[0][0].takes_part
+
+    def needed_bytes(self) -> int:
+        return sum(exchange.needed_bytes() for place in self._places for exchange in place)
+
+    def _begin(self, places: Sequence[Sequence[Callable[[], object]]]) -> None:
+        self._rotation = Rotation(places)
+        self.body = self._rotation.body
+
+    def refresh(self) -> None:
+        for place in self._places:
+            for exchange in place:
+                exchange.refresh()
+        if self._rotation is not None:
+            self._rotation.restart()
+
+    def count_wrong(self) -> int | None:
+        used = self._rotation.used if self._rotation is not None else 0
+        exchanges = [exchange for place in self._places[:used] for exchange in place]
+        counts = [count for exchange in exchanges if (count := exchange.count_wrong()) is not None]
+        return sum(counts) if counts else None
+
+    def close(self) -> None:
+        for place in self._places:
+            for exchange in place:
+                exchange.close()
+        self.body = idle
+
+
+class CollectiveTrial(PlacesTrial):
+    def __init__(self, case: Case, room: Room) -> None:
+        super().__init__(room)
+        self.operation, self.options = read_options(case)
+        self._chosen = room.choose_groups(self.options.groups, self.options.group)
+        ranks = self._chosen.largest.ranks
+        self._members = len(ranks)
+        self.judge = ranks[self.operation.judge(make_shape(self.options, self._members))]
+        self._waiting = WaitingDevice(room.device)
+        self._bounds: list[Bound] = []
+        if self.options.mode == "nonblocking":
+            self.iterations, self.device = self.options.depth, self._waiting
+        captured = self.options.mode == "graph"  # each place is a graph of its own
+        places = FEWEST_PLACES if captured else count_places(self.options.size_bytes * self.iterations)
+        seed = make_seed(case, self._chosen.mine)
+        self._make_places(places, self.iterations * self.options.coalesce, partial(self._make_exchange, seed))
+        ping_pong = self.options.pattern == "ping_pong"
+        self.operations = 2 if ping_pong else self.options.window
+        # Several groups at once are to stay in step with each other too.
+        ping_pong_alone = ping_pong and len(self.options.pairs) <= 1
+        self.synchronises = ping_pong_alone or (self.operation.synchronises and self._members == room.world.size)
+        direct = self.options.mode == "blocking" and self.synchronises and not room.device.has_events
+        self.burst = BURST if direct else 1
+
+    def _make_exchange(self, seed: int, call: int, twin: Exchange | None) -> Exchange:
+        options, group = self.options, self._chosen.mine
+        return Exchange(
+            self.operation, make_shape(options, len(group.ranks)), group, device=self.room.device.name,
+            dtype=options.dtype, reduction=options.reduction, in_place=is_in_place(options, self.operation),
+            form=options.form, seed=seed + call, tag=call, twin=twin,
+        )  # fmt: skip
+
+    def open(self) -> None:
+        if not self.active:
+            return
+        places = [self._bind(exchanges) for exchanges in self._places]
+        self._bounds = [bound for bounds in places for bound in bounds]
+        make = {"blocking": lambda bound: bound.run, "nonblocking": self._make_start, "graph": self._capture}
+        self._begin([[make[self.options.mode](bound) for bound in bounds] for bounds in places])
+
+    def _bind(self, exchanges: Sequence[Exchange]) -> list[Bound]:
+        together = self.options.coalesce
+        firsts = range(0, len(exchanges), together)
+        return [self._chosen.mine.bind([one.open() for one in exchanges[first : first + together]]) for first in firsts]
+
+    def _make_start(self, bound: Bound) -> Callable[[], object]:
+        started, start = self._waiting.started, bound.start
+        return lambda: started.extend(start())
+
+    def _capture(self, bound: Bound) -> Callable[[], object]:
+        import torch
+
+        if not self.room.device.has_events:
+            raise UnsupportedCallError("graphs are captured on a GPU only", hint="--mode blocking", where="--mode")
+        self.refresh()
+        bound.run()  # what a library sets up on its first call cannot be captured
+        self.room.device.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may go on: NCCL's watchdog asks for events while this one captures.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                bound.run()
+        except RuntimeError as error:
+            raise UnsupportedCallError(f"{self.room.world.backend} cannot be captured: {error}") from error
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def facts(self) -> Facts:
+        """By the largest group, where they differ."""
+        traffic = self.operation.plan(make_shape(self.options, self._members))
+        size_bytes = traffic.size * DTYPE_BYTES[self.options.dtype] * self.options.coalesce
+        factor = traffic.bus / traffic.size if traffic.size else 0.0
+        composed = next((bound.composed for bound in self._bounds if bound.composed), None)
+        kind = PointToPointObserved if isinstance(self.options, PointToPointSpec) else CollectiveObserved
+        observed = kind(
+            size_bytes=size_bytes,
+            count=traffic.contribution * self.options.coalesce,
+            bus_factor=factor,
+            members=self._members,
+            groups=self._chosen.at_once,
+            composed=composed or None,
+        )
+        score = Score(unit="GB/s", work=size_bytes * factor) if traffic.size else None
+        return Facts(score=score, observed=observed, notices=self._find_notices(size_bytes))
+
+    def _find_notices(self, size_bytes: int) -> list[Notice]:
+        if self.operation.uneven:
+            reason = "were asked for; with uneven pieces the busiest rank moves {}"
+            return note_rounding(self.options.size_bytes, size_bytes, reason)
+        pieces = f"{self.options.coalesce} calls and " if self.options.coalesce > 1 else ""
+        # The root of an incast sends nothing.
+        senders = self._members - 1 if self.operation.name == "incast" else self._members
+        reason = f"do not divide evenly among {pieces}{senders} ranks: {{}} were measured"
+        return note_rounding(self.options.size_bytes, size_bytes, reason)

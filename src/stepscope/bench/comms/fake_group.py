@@ -1,15 +1,13 @@
-"""Groups that are not there: one process that plays a whole world, and a group that spoils what others carry.
-
-Shipped for dry runs (`--backend fake`) and tests.
-"""
+"""The fake process group: one process in the place of a whole world, for `--backend fake` and tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from stepscope.bench.comms.data import make_values
-from stepscope.bench.comms.group import Bound, Call, Group, Waitable, World
+from stepscope.bench.comms.group import Bound, Call, ObjectCall, Waitable
 from stepscope.run.control import Alone
 
 T = TypeVar("T")
@@ -60,56 +58,5 @@ class FakeGroup:
             call.output[place : place + segment.elements] = make_values(recipe, *segment, device)
             place += segment.elements
 
-
-Harm = Callable[[Any, int], None]
-"""(result, number of the call): changes what the library delivered."""
-
-
-def flip_element(place: int = 0, *, only_call: int | None = None) -> Harm:
-    """Changes one element of every result, or of one call's only."""
-
-    def harm(result: Any, number: int) -> None:
-        if result.numel() and only_call in {None, number}:
-            at = place % result.numel()
-            result[at] = result[at] == 0
-
-    return harm
-
-
-class SpoiledWorld:
-    """Passes everything through, and harms the results: whoever checks must find it."""
-
-    def __init__(self, world: World, harm: Harm) -> None:
-        self._world, self._harm = world, harm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._world, name)
-
-    def join(self, ranks: Sequence[int], *, fresh: bool = False) -> SpoiledGroup:
-        return SpoiledGroup(self._world.join(ranks, fresh=fresh), self._harm)
-
-
-class SpoiledGroup:
-    def __init__(self, group: Group, harm: Harm) -> None:
-        self._group, self._harm = group, harm
-        self.ranks, self.me = group.ranks, group.me
-        self._calls = 0
-
-    def bind(self, calls: Sequence[Call]) -> Bound:
-        bound = self._group.bind(calls)
-
-        def harm() -> None:
-            self._harm(calls[0].output, self._calls)
-            self._calls += 1
-
-        def run() -> None:
-            bound.run()
-            harm()
-
-        def start() -> list[Waitable]:
-            for work in bound.start():
-                work.wait()
-            harm()
-            return [Done()]
-
-        return bound._replace(run=run, start=start)
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        return list(pickle.loads(pickle.dumps(call.expected)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from stepscope.bench.comms.data import Recipe
-from stepscope.bench.comms.operations import Operation, Traffic
+from stepscope.bench.comms.operations import Operation, Traffic, find_operation
 from stepscope.core.errors import StepscopeError
 from stepscope.run.control import Control
 
@@ -45,7 +45,18 @@ class Call(NamedTuple):
     tag: int = 0
     """Tells outstanding messages between two ranks apart."""
     recipe: Callable[[], Recipe] | None = None
-    """What the members put in just now, for a group that plays them."""
+    """What the members put in just now, for a fake process group."""
+
+
+class ObjectCall(NamedTuple):
+    """One exchange of Python objects."""
+
+    name: str
+    given: list[Any]
+    """One object per receiver where the root scatters, else one; none on members that only receive."""
+    root: int
+    expected: list[Any]
+    """What this member must get; a fake process group delivers it."""
 
 
 class Bound(NamedTuple):
@@ -56,17 +67,20 @@ class Bound(NamedTuple):
     start: Callable[[], Sequence[Waitable]]
     """Returns at once; the result is there when all that it returns has been waited for."""
     composed: str | None = None
-    """Of what the operation was made, where the backend lacks it."""
+    """What the operation was composed of, where the backend lacks it."""
 
 
 class Group(Protocol):
     ranks: tuple[int, ...]
-    """Of the world, by member."""
+    """Ranks of the world, by member."""
     me: int | None
     """Which member this rank is; None: it is not one."""
 
     def bind(self, calls: Sequence[Call]) -> Bound:
         """Several calls are made as one, coalesced where the backend can. Raises UnsupportedCallError."""
+
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        """What this member gets; empty where that is nothing."""
 
 
 class World(Control, Protocol):
@@ -95,6 +109,22 @@ def bind_in_turn(parts: Sequence[Bound], composed: str | None = None) -> Bound:
         return [work for part in parts for work in part.start()]
 
     return Bound(run, start, composed)
+
+
+def bind_call(group: Any, call: Call, backend: str) -> Bound:
+    """By the group's method of the operation's name, else composed of what the operation is made of."""
+    name, made_of = call.operation.name, call.operation.made_of
+    binder: Callable[[Call], Bound] | None = getattr(group, f"_{name}", None)
+    if binder is not None:
+        return binder(call)
+    if not made_of:
+        raise UnsupportedCallError(f"{backend} has no {name}")
+    parts = [bind_call(group, call._replace(operation=find_operation(step)), backend) for step in made_of]
+
+    def start() -> Sequence[Waitable]:
+        raise UnsupportedCallError(f"{name} is several steps, each of which waits: it has no non-blocking mode")
+
+    return bind_in_turn(parts, ", then ".join(made_of))._replace(start=start)
 
 
 def before(action: Callable[[], Any], bound: Bound, composed: str | None = None) -> Bound:

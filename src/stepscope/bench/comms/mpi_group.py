@@ -11,10 +11,12 @@ from stepscope.bench.comms.group import (
     Bound,
     Call,
     Message,
+    ObjectCall,
     Then,
     UnsupportedCallError,
     Waitable,
     before,
+    bind_call,
     list_messages,
 )
 from stepscope.core.errors import MissingDependencyError, UsageError
@@ -120,11 +122,7 @@ class MpiGroup:
     def _bind_one(self, call: Call) -> Bound:
         if call.input.device.type != "cpu":
             raise UnsupportedCallError("the mpi backend carries host memory only", hint="--device cpu")
-        name = call.operation.name
-        binder: Callable[[Call], Bound] | None = getattr(self, f"_{name}", None)
-        if binder is None:
-            raise UnsupportedCallError(f"the mpi backend has no {name}")
-        return binder(call)
+        return bind_call(self, call, "the mpi backend")
 
     def _pair(
         self, blocking: Callable[..., Any], starting: Callable[..., Any], *arguments: Any, **options: Any
@@ -284,6 +282,17 @@ class MpiGroup:
             raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
 
         return Bound(run, start)
+
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        """mpi4py pickles too, by its methods with small letters."""
+        comm, root, given = self._comm, call.root, call.given[0] if call.given else None
+        if call.name == "all_gather_object":
+            return list(comm.allgather(given))
+        if call.name == "gather_object":
+            return list(comm.gather(given, root=root) or ())
+        if call.name == "broadcast_object_list":
+            return [comm.bcast(given, root=root)]
+        return [comm.scatter(call.given or None, root=root)]
 
 
 class _Request:

@@ -1,6 +1,6 @@
 """What each operation is: how large its parts are, and where each element of a result comes from. No torch.
 
-Inputs, expected results and checks all follow from `Traffic`, and so does a group that only plays the operation.
+Inputs, expected results and checks all follow from `Traffic`, and so does what a fake process group delivers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from itertools import accumulate
 from typing import NamedTuple
 
-from stepscope.bench.comms.splits import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
+from stepscope.bench.comms.layouts import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
 from stepscope.core.collectives import bus_factor
 from stepscope.core.errors import UsageError, unknown_name
 
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     members: int
     elements: int
-    """Of the table's size, as asked; operations of equal pieces round it."""
+    """Elements of the table's size, as asked; operations with equal pieces round it."""
     root: int = 0
     skew: float | None = None
     matrix: Sequence[Sequence[float]] | None = None
@@ -81,6 +81,10 @@ class Operation(NamedTuple):
     both_placements: bool = False
     pairs: bool = False
     """Members send to single others; needs at least two."""
+    objects: bool = False
+    """Members exchange Python objects; elements are bytes of them, pickled."""
+    made_of: tuple[str, ...] = ()
+    """Operations on the same buffers, one after the other, that give the result where the backend has no such call."""
     judge: Callable[[Shape], int] = lambda shape: 0
     """The member whose times decide when there are enough samples: one that is done last."""
 
@@ -314,6 +318,13 @@ _BUILT_IN = (
     Operation("incast", "all others send to the root at once", plan_incast, rooted=True, pairs=True, judge=_root),
     Operation("multicast", "the root sends to all others at once", plan_multicast, rooted=True, pairs=True,
               judge=_far_end),
+    Operation("all_gather_object", "every rank ends with all ranks' Python objects", plan_all_gather, objects=True),
+    Operation("gather_object", "the root ends with all ranks' Python objects", plan_gather, rooted=True, objects=True,
+              judge=_root),
+    Operation("broadcast_object_list", "every rank ends with the root's Python object", plan_broadcast, rooted=True,
+              objects=True, judge=_far_end),
+    Operation("scatter_object_list", "every rank ends with one of the root's Python objects", plan_scatter, rooted=True,
+              objects=True, judge=_far_end),
 )  # fmt: skip
 
 

@@ -1,29 +1,152 @@
 """A kernel beside a collective, or several collectives at once: each alone and all together, in turn.
 
-One call of `body` is one cycle: every task alone, then all of them together; each cycle begins one place further, so
-that none is always first. Efficiency and slow-downs are derived from the times on reading.
+Efficiency and slow-downs are derived from the times on reading.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
-from stepscope.bench.comms.group import Group
+from stepscope.bench.comms.group import Group, Waitable
+from stepscope.bench.comms.kernels import parse_compute
 from stepscope.bench.comms.layouts import parse_layout
 from stepscope.bench.comms.operations import Operation, Shape, find_operation
-from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task, parse_compute
-from stepscope.bench.comms.stages import choose_hold, open_stage
-from stepscope.bench.comms.trial import Facts, Room
+from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task
+from stepscope.bench.comms.trial import Facts, Room, Trial
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.units import parse_size
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Score
 from stepscope.records.kinds import COMM, COMPUTE, TOGETHER, WORLD, OverlapObserved, OverlapSide, OverlapSpec
+
+FIRST_HOLD_S, LONGEST_HOLD_S = 2e-3, 0.1
+HOLD_MARGIN_S, HOLD_FACTOR = 50e-6, 1.5
+
+
+class Stage(Protocol):
+    hold_s: float
+    """How long the start waits until everything is queued; the same on all ranks, or some would begin late."""
+    issue_s: float
+    """The longest that queueing took since it was set to 0."""
+    starved: int
+    """Segments whose start came before everything was queued; their times contain launches."""
+    unreported: bool
+    """Whether some work could not tell when it was over: its time ends when waiting for it returned."""
+
+    def run(self, tasks: Sequence[Task]) -> list[float]:
+        """Start all of them in this order; seconds from the common start to the end of each.
+
+        A task that computes in the calling thread comes last: those before it are under way by then.
+        """
+
+
+class CpuStage:
+    """What is started beside has threads of its own; the calling thread computes, then waits."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._now_ns = now_ns
+        self.hold_s, self.issue_s, self.starved, self.unreported = 0.0, 0.0, 0, False
+
+    def run(self, tasks: Sequence[Task]) -> list[float]:
+        now_ns = self._now_ns
+        started: list[tuple[int, list[_Ending]]] = []
+        start_ns = now_ns()
+        for task in tasks:
+            endings = [_Ending(work, now_ns) for work in task.start()]
+            started.append((now_ns(), endings))
+        self.unreported |= any(not ending.tells for _, endings in started for ending in endings)
+        # Without anything to wait for, a task was over when its start returned.
+        ends = [max([ending.wait() for ending in endings], default=at_ns) for at_ns, endings in started]
+        return [(end_ns - start_ns) * 1e-9 for end_ns in ends]
+
+
+class _Ending:
+    """When a piece of work was over: as the library tells from its own thread, else when waiting for it returned.
+
+    The latter alone would say that whatever ran beside a longer computation took as long as that.
+    """
+
+    def __init__(self, work: Waitable, now_ns: Callable[[], int]) -> None:
+        self._work, self._now_ns = work, now_ns
+        self._told_ns: int | None = None
+        self.tells = True
+        try:
+            future = work.get_future()  # type: ignore[attr-defined]
+        except (AttributeError, RuntimeError):  # messages between single ranks, and MPI, have none
+            self.tells = False
+        else:
+            future.add_done_callback(self._note)
+
+    def _note(self, _: object) -> None:
+        self._told_ns = self._now_ns()
+
+    def wait(self) -> int:
+        self._work.wait()
+        returned_ns = self._now_ns()
+        # Waiting may return before the other thread has come to tell.
+        return returned_ns if self._told_ns is None else min(self._told_ns, returned_ns)
+
+
+class CudaStage:
+    """Each task has a stream of its own; all wait for one event, which a short spin keeps back until all is queued.
+
+    So neither the launching of many kernels nor that of the collective is part of any time.
+    """
+
+    def __init__(self, device: Device, cuda: Any = None) -> None:
+        if cuda is None:
+            import torch
+
+            cuda = torch.cuda
+        self._device, self._cuda = device, cuda
+        self._base = cuda.current_stream()
+        self._lanes: list[Any] = []
+        self.hold_s, self.issue_s, self.starved, self.unreported = FIRST_HOLD_S, 0.0, 0, False
+
+    def run(self, tasks: Sequence[Task]) -> list[float]:
+        cuda, lanes = self._cuda, self._find_lanes(len(tasks))
+        begin, ends = cuda.Event(enable_timing=True), [cuda.Event(enable_timing=True) for _ in tasks]
+        issue_ns = time.perf_counter_ns()
+        self._device.hold(self.hold_s)
+        begin.record(self._base)
+        waiting = []
+        for lane, task, end in zip(lanes, tasks, ends, strict=True):
+            lane.wait_event(begin)
+            with cuda.stream(lane):
+                works = task.start()
+            end.record(lane)
+            if works:
+                waiting.append((lane, works, end))
+        self.starved += bool(begin.query())
+        self.issue_s = max(self.issue_s, (time.perf_counter_ns() - issue_ns) * 1e-9)
+        for lane, works, end in waiting:
+            with cuda.stream(lane):
+                for work in works:  # puts the end of the work into this stream; with most backends the host goes on
+                    work.wait()
+            end.record(lane)  # again: only the last time counts
+        self._device.synchronize()
+        return [begin.elapsed_time(end) * 1e-3 for end in ends]
+
+    def _find_lanes(self, count: int) -> list[Any]:
+        while len(self._lanes) < count:
+            self._lanes.append(self._cuda.Stream())
+        return self._lanes[:count]
+
+
+def open_stage(device: Device) -> Stage:
+    return CudaStage(device) if device.has_events else CpuStage()
+
+
+def choose_hold(issue_s: float) -> float:
+    """Long enough for the slowest rank's queueing."""
+    return min(issue_s * HOLD_FACTOR + HOLD_MARGIN_S, LONGEST_HOLD_S)
+
 
 MODEL = "overlap"
 DEVICE_COPY = "device_copy"
@@ -35,8 +158,8 @@ PLACES = 2
 REHEARSALS = 5
 SHORTEST_S = 1e-9
 MOST_KERNELS, MOST_QUEUED_KERNELS = 10_000, 256
-"""Of one stretch; on a device with a queue, what surely fits into it together with the collective."""
-TOLD_DRY_SHARE = 0.1
+"""Kernels per segment; on a device with a queue, what surely fits into it together with the collective."""
+NOTED_STARVED_FRACTION = 0.1
 
 
 # Cases
@@ -126,7 +249,7 @@ def _require_collective(name: str, where: str) -> str:
 
 
 class Traffic(NamedTuple):
-    """Of one collective on its largest group."""
+    """What one collective moves, on its largest group."""
 
     name: str
     size_bytes: int
@@ -148,17 +271,11 @@ class Side:
         return self.tasks[(cycle + 1) % len(self.tasks)]
 
 
-class OverlapTrial:
-    operations = burst = places = 1
-    synchronises = False
-
+class OverlapTrial(Trial):
     def __init__(self, case: Case, room: Room) -> None:
-        self._room = room
+        super().__init__(room)
         assert isinstance(case.spec, OverlapSpec)
         self.options = case.spec
-        self.iterations, self.active = 1, True
-        self.device: Device = room.device
-        self.judge = 0
         self._seed = zlib.crc32(case.key.encode()) & 0xFFFF
         first = Beside(self.options.collective, self.options.size_bytes, self.options.groups)
         asked = [first, *(parse_beside(text) for text in self.options.beside)]
@@ -167,13 +284,13 @@ class OverlapTrial:
         if self.options.compute is not None:
             self._compute = ComputeTask(parse_compute(self.options.compute), room.device.name)
             self._compute.repeat = self.options.repeat or 1
-            # It computes in the calling thread, so it comes last: see `Stage.play`.
+            # It computes in the calling thread, so it comes last: see `Stage.run`.
             self._sides.append(Side(COMPUTE, [self._compute]))
         self._stage = open_stage(room.device)
-        self._cycles = 0
-        self._rehearsed = False
-        self._times: dict[str, list[float]] = {}
-        self.forget()
+        self._cycles, self._rehearsed = 0, False
+        names = [name for side in self._sides for name in (side.name, f"{side.name}_beside")]
+        self.times_s = {name: [] for name in (*names, TOGETHER)}
+        self.body = self._run_cycle
 
     def _make_side(self, number: int, beside: Beside) -> Side:
         name = COMM if not number else f"{COMM}{number + 1}"
@@ -182,7 +299,7 @@ class OverlapTrial:
             size_bytes = copies[0].size_bytes
             return Side(name, copies, Traffic(DEVICE_COPY, size_bytes, COPY_BUS_FACTOR * size_bytes, 1))
         operation = find_operation(beside.collective)
-        group, largest = self._find_groups(number, beside.groups)
+        group, largest, _ = self.room.choose_groups(beside.groups, number=number)
         shape = Shape(len(largest.ranks), beside.size_bytes // DTYPE_BYTES[self.options.dtype])
         exchanges = [
             self._make_exchange(operation, group, shape.elements, PLACES * number + place) for place in range(PLACES)
@@ -191,23 +308,17 @@ class OverlapTrial:
         traffic = Traffic(operation.name, plan.size * width, plan.bus * width, shape.members)
         return Side(name, [CollectiveTask(exchange) for exchange in exchanges], traffic)
 
-    def _find_groups(self, number: int, layout: str) -> tuple[Group, Group]:
-        """This rank's group, and the largest one, which speaks for all."""
-        every = [self._room.group(ranks, number) for ranks in parse_layout(layout, self._room.world.size)]
-        largest = max(every, key=lambda group: len(group.ranks))
-        return next((group for group in every if group.me is not None), largest), largest
-
     def _make_exchange(self, operation: Operation, group: Group, elements: int, copy: int) -> Exchange:
         seed = (self._seed + zlib.crc32(str(group.ranks).encode()) + copy) & 0xFFFF
         shape = Shape(len(group.ranks), elements)
         return Exchange(
-            operation, shape, group, device=self._room.device.name, dtype=self.options.dtype, seed=seed, tag=copy
+            operation, shape, group, device=self.room.device.name, dtype=self.options.dtype, seed=seed, tag=copy
         )
 
     def _make_copy(self, beside: Beside, copy: int) -> CopyTask:
-        threaded = not self._room.device.has_events
+        threaded = not self.room.device.has_events
         return CopyTask(
-            beside.size_bytes, self.options.dtype, self._room.device.name, threaded=threaded, seed=self._seed + copy
+            beside.size_bytes, self.options.dtype, self.room.device.name, threaded=threaded, seed=self._seed + copy
         )
 
     @property
@@ -221,36 +332,36 @@ class OverlapTrial:
         for task in self._tasks:
             task.open()
 
-    def body(self) -> None:
+    def _run_cycle(self) -> None:
         if not self._rehearsed:  # by the worker's rehearsal: once all ranks have agreed to take part
             self._rehearsed = True
             self._rehearse()
-        stretches = len(self._sides) + 1
-        for place in range(stretches):
-            self._play((self._cycles + place) % stretches)
+        segments = len(self._sides) + 1
+        for place in range(segments):
+            self._run_segment((self._cycles + place) % segments)
         self._cycles += 1
 
-    def _play(self, stretch: int) -> None:
+    def _run_segment(self, segment: int) -> None:
         """One side alone, or all of them; all ranks begin it at the same moment."""
-        self._room.world.barrier()
-        if stretch < len(self._sides):
-            side = self._sides[stretch]
-            (took_s,) = self._stage.play([side.alone(self._cycles)])
-            self._times[side.name].append(took_s)
+        self.room.world.barrier()
+        if segment < len(self._sides):
+            side = self._sides[segment]
+            (took_s,) = self._stage.run([side.alone(self._cycles)])
+            self.times_s[side.name].append(took_s)
             return
-        ends_s = self._play_all(self._cycles)
+        ends_s = self._run_all(self._cycles)
         for side, end_s in zip(self._sides, ends_s, strict=True):
-            self._times[f"{side.name}_beside"].append(end_s)
-        self._times[TOGETHER].append(max(ends_s))
+            self.times_s[f"{side.name}_beside"].append(end_s)
+        self.times_s[TOGETHER].append(max(ends_s))
 
-    def _play_all(self, cycle: int) -> list[float]:
-        return self._stage.play([side.beside(cycle) for side in self._sides])
+    def _run_all(self, cycle: int) -> list[float]:
+        return self._stage.run([side.beside(cycle) for side in self._sides])
 
     def _rehearse(self) -> None:
         """Everything once (what is set up on a first call is no part of any time), then how many kernels, how long to
         hold; every rank does the same steps and uses the same numbers."""
         for place in range(PLACES):
-            self._play_all(place)
+            self._run_all(place)
         if self._compute is not None and self.options.repeat is None:
             longest_s = max(self._time_alone(side.tasks[0]) for side in self._sides if side.traffic is not None)
             for _ in range(2):  # a first guess from one kernel, a second from many
@@ -258,29 +369,29 @@ class OverlapTrial:
                 self._compute.repeat = self._agree(max(1, min(round(wanted), self._most_kernels)))
         self._stage.issue_s = 0.0
         for cycle in range(REHEARSALS):
-            self._room.world.barrier()
-            self._play_all(cycle)
-        everybody = self._room.world.gather_values(self._stage.issue_s)
-        slowest_s = self._room.world.broadcast_value(None if everybody is None else max(everybody))
-        self._stage.hold_s = choose_hold(slowest_s) if self._room.device.has_events else 0.0
+            self.room.world.barrier()
+            self._run_all(cycle)
+        everybody = self.room.world.gather_values(self._stage.issue_s)
+        slowest_s = self.room.world.broadcast_value(None if everybody is None else max(everybody))
+        self._stage.hold_s = choose_hold(slowest_s) if self.room.device.has_events else 0.0
         self.refresh()
-        self._room.device.synchronize()
+        self.room.device.synchronize()
 
     @property
     def _most_kernels(self) -> int:
-        return MOST_QUEUED_KERNELS if self._room.device.has_events else MOST_KERNELS
+        return MOST_QUEUED_KERNELS if self.room.device.has_events else MOST_KERNELS
 
     def _time_alone(self, task: Task) -> float:
         """The least of a few: other work on a machine only adds time."""
         times = []
         for _ in range(REHEARSALS):
-            self._room.world.barrier()
-            times += self._stage.play([task])
+            self.room.world.barrier()
+            times += self._stage.run([task])
         return min(times)
 
     def _agree(self, value: int) -> int:
-        mine = self._room.world.rank == self.judge
-        return self._room.world.broadcast_value(value if mine else None, self.judge)
+        mine = self.room.world.rank == self.judge
+        return self.room.world.broadcast_value(value if mine else None, self.judge)
 
     def refresh(self) -> None:
         for task in self._tasks:
@@ -311,28 +422,24 @@ class OverlapTrial:
         return Facts(score=score, observed=observed, notices=self._find_notices())
 
     def _find_notices(self) -> list[Notice]:
-        notices, played = [], max(1, self._cycles * (len(self._sides) + 1))
-        if self._stage.dry > TOLD_DRY_SHARE * played:
-            message = f"in {self._stage.dry} of {played} stretches the device began before all was queued"
+        notices, segments_run = [], max(1, self._cycles * (len(self._sides) + 1))
+        if self._stage.starved > NOTED_STARVED_FRACTION * segments_run:
+            message = f"in {self._stage.starved} of {segments_run} segments the device began before all was queued"
             notices.append(Notice(kind="late_launch", message=message, hint="use larger kernels, or fewer: --repeat N"))
-        if self._stage.untold and self._compute is not None:
+        if self._stage.unreported and self._compute is not None:
             message = (
-                f"{self._room.world.backend} does not tell when all of this is over: what ran beside the kernels ends "
+                f"{self.room.world.backend} does not report when all of this is over: what ran beside the kernels ends "
                 "no earlier than they do, and its slow-down may be less than it says"
             )
             notices.append(Notice(kind="end_by_waiting", message=message))
         return notices
 
-    def further_s(self) -> dict[str, list[float]]:
-        return self._times
-
     def own_s(self) -> list[float] | None:
-        return self._times[TOGETHER]
+        return self.times_s[TOGETHER]
 
     def forget(self) -> None:
-        names = [name for side in self._sides for name in (side.name, f"{side.name}_beside")]
-        self._times = {name: [] for name in (*names, TOGETHER)}
-        self._cycles = self._stage.dry = 0
+        super().forget()
+        self._cycles = self._stage.starved = 0
 
     def close(self) -> None:
         for task in self._tasks:

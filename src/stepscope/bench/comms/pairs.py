@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import os
 import socket
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
-from stepscope.bench.comms.exchange import Exchange
+from stepscope.bench.comms.exchange import Exchange, PlacesTrial, make_seed
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, send_messages
-from stepscope.bench.comms.trial import BURST, Facts, Room, Rotation, WithoutParts, count_places, idle
-from stepscope.measure import Device
+from stepscope.bench.comms.trial import BURST, Facts, Room, count_places
 from stepscope.records import Case, Score
 from stepscope.records.kinds import PairObserved, PairSpec
 
 MODEL = "pair"
 SUMMARY = "messages from one rank to another"
 LARGEST_LATENCY_BYTES = 1 << 10
-"""Up to this size a pair plays ping-pong; above it sends a window of messages one way."""
+"""Up to this size a pair is measured by ping-pong; above it by a window of messages one way."""
 WINDOW = 8
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
@@ -33,7 +31,7 @@ def make_pair_cases(
 ) -> list[Case]:
     """Every ordered pair of these ranks at every size; all pairs at one size before the next.
 
-    A rank's pairs are spread over the whole time: a slow spell of the machine must not look like a slow rank.
+    A rank's pairs are spread over the whole time: a slow phase of the machine must not look like a slow rank.
     """
     chosen, points = list(ranks), list(sizes)
     for size in points:
@@ -52,7 +50,7 @@ def make_pair_cases(
 
 
 def plan_pair(source: int, target: int, shape: Shape) -> Traffic:
-    """Of the whole world: everybody but the two is idle."""
+    """Traffic of the whole world, in which all but the two ranks are idle."""
     there_and_back = shape.pattern == "ping_pong"
     partners: list[tuple[int | None, int | None]] = [(None, None)] * shape.members
     partners[source] = (target, target if there_and_back else None)
@@ -60,62 +58,32 @@ def plan_pair(source: int, target: int, shape: Shape) -> Traffic:
     return send_messages(partners, shape)
 
 
-class PairTrial(WithoutParts):
+class PairTrial(PlacesTrial):
     """The case's time is that of one message one way: half a round trip, or a window divided by its messages."""
 
-    iterations = 1
-
     def __init__(self, case: Case, room: Room) -> None:
-        self._room = room
+        super().__init__(room)
         assert isinstance(case.spec, PairSpec)
-        self._options = case.spec
+        self._options = spec = case.spec
         self._hosts = room.ask_everybody("hosts", socket.gethostname)
         self._interfaces = room.ask_everybody("interfaces", find_interface)
-        ping_pong = self._options.size_bytes <= LARGEST_LATENCY_BYTES
+        self.synchronises = ping_pong = spec.size_bytes <= LARGEST_LATENCY_BYTES
         self.operations = 2 if ping_pong else WINDOW
-        self.synchronises = ping_pong
         self.burst = BURST if ping_pong and not room.device.has_events else 1
-        self.places = count_places(self._options.size_bytes * (1 if ping_pong else WINDOW))
-        shape = Shape(
-            room.world.size,
-            self._options.size_bytes // DTYPE_BYTES[self._options.dtype],
-            self._options.source,
-            pattern="ping_pong" if ping_pong else "one_to_one",
-            window=1 if ping_pong else WINDOW,
-        )
-        operation = Operation(
-            "send_recv", SUMMARY, partial(plan_pair, self._options.source, self._options.target), pairs=True
-        )
+        self.judge = spec.target
+        window, pattern = (1, "ping_pong") if ping_pong else (WINDOW, "one_to_one")
+        elements = spec.size_bytes // DTYPE_BYTES[spec.dtype]
+        shape = Shape(room.world.size, elements, spec.source, pattern=pattern, window=window)
+        operation = Operation("send_recv", SUMMARY, partial(plan_pair, spec.source, spec.target), pairs=True)
         group = room.group(range(room.world.size))
-        seed = zlib.crc32(case.key.encode()) & 0xFFFF
-        make = partial(Exchange, operation, shape, group, device=room.device.name, dtype=self._options.dtype, seed=seed)
-        self._exchanges: list[Exchange] = [make()]
-        while len(self._exchanges) < self.places:
-            self._exchanges.append(make(twin=self._exchanges[-1]))
-        self.judge = self._options.target
-        self._rotation: Rotation | None = None
-        self.active = self._exchanges[0].takes_part
-        self.device: Device = room.device
-        self.body: Callable[[], object] = idle
-
-    def needed_bytes(self) -> int:
-        return sum(exchange.needed_bytes() for exchange in self._exchanges)
+        make = partial(
+            Exchange, operation, shape, group, device=room.device.name, dtype=spec.dtype, seed=make_seed(case, group)
+        )
+        self._make_places(count_places(spec.size_bytes * window), 1, lambda _, twin: make(twin=twin))
 
     def open(self) -> None:
         if self.active:
-            self._rotation = Rotation([[exchange.bind().run] for exchange in self._exchanges])
-            self.body = self._rotation.body
-
-    def refresh(self) -> None:
-        for exchange in self._exchanges:
-            exchange.refresh()
-        if self._rotation is not None:
-            self._rotation.restart()
-
-    def count_wrong(self) -> int | None:
-        used = self._exchanges[: self._rotation.used] if self._rotation is not None else []
-        counts = [count for exchange in used if (count := exchange.count_wrong()) is not None]
-        return sum(counts) if counts else None
+            self._begin([[exchange.bind().run] for (exchange,) in self._places])
 
     def facts(self) -> Facts:
         source, target = self._options.source, self._options.target
@@ -130,11 +98,6 @@ class PairTrial(WithoutParts):
             target_nic=self._interfaces[target] or None,
         )
         return Facts(score=Score(unit="GB/s", work=float(self._options.size_bytes)), observed=observed)
-
-    def close(self) -> None:
-        for exchange in self._exchanges:
-            exchange.close()
-        self.body = idle
 
 
 def find_interface() -> str:

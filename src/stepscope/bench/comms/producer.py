@@ -1,4 +1,4 @@
-"""Measures collectives, messages, overlaps and patterns on any number of ranks."""
+"""Measures collectives, messages, overlaps, patterns and process groups on any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepscope.bench.comms.bisection import BisectionRequest, next_round
+from stepscope.bench.comms.exchange import CollectiveTrial
+from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import UnsupportedCallError, World
-from stepscope.bench.comms.kinds import make_trial
+from stepscope.bench.comms.mpi_group import MpiWorld
+from stepscope.bench.comms.objects import ObjectTrial
+from stepscope.bench.comms.operations import find_operation
+from stepscope.bench.comms.overlap import OverlapTrial
+from stepscope.bench.comms.pairs import PairTrial
+from stepscope.bench.comms.patterns.trial import PatternTrial
+from stepscope.bench.comms.process_group import ProcessGroupTrial, open_forming_world
+from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.bench.comms.trial import Check, Facts, Room, Steps, Traces, Trial
-from stepscope.core.errors import first_line
+from stepscope.bench.comms.wire import WireTrial
+from stepscope.core.errors import UsageError, first_line
 from stepscope.core.units import format_bytes
 from stepscope.launch.join import is_peer_disconnect
 from stepscope.launch.worker import Session
@@ -29,12 +39,44 @@ from stepscope.measure import (
     open_device,
 )
 from stepscope.records import Case, Failure, describe_exception
-from stepscope.records.kinds import CollectiveObserved, ExchangeObserved
+from stepscope.records.kinds import (
+    CollectiveObserved,
+    CollectiveSpec,
+    ExchangeObserved,
+    OverlapSpec,
+    PairSpec,
+    PatternSpec,
+    PointToPointSpec,
+    ProcessGroupObserved,
+    ProcessGroupSpec,
+    Spec,
+)
 from stepscope.run.control import Alone, Control
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
 from stepscope.run.ranks import CaseSkipped
 from stepscope.run.recorded import record_steps
 from stepscope.store import MeasuredCase
+
+TRIALS: dict[type[Spec], Callable[[Case, Room], Trial]] = {
+    CollectiveSpec: CollectiveTrial,
+    PointToPointSpec: CollectiveTrial,
+    PairSpec: PairTrial,
+    OverlapSpec: OverlapTrial,
+    PatternSpec: PatternTrial,
+    ProcessGroupSpec: ProcessGroupTrial,
+}
+
+
+def make_trial(case: Case, room: Room) -> Trial:
+    spec = case.spec
+    if isinstance(spec, CollectiveSpec) and spec.wire is not None:
+        return WireTrial(case, room)
+    if isinstance(spec, CollectiveSpec) and find_operation(spec.operation).objects:
+        return ObjectTrial(case, room)
+    if type(spec) not in TRIALS:
+        raise UsageError(f"{case.label} is no case of communication", hint="stepscope bench comms --list")
+    return TRIALS[type(spec)](case, room)
+
 
 MEMORY_SHARE = 0.8
 T = TypeVar("T")
@@ -52,6 +94,8 @@ class CommunicationRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace: list[int] = []
     """Sizes in bytes of the cases that are recorded by the profiler after they were timed."""
     bisect: BisectionRequest | None = None
+    init_only: bool = False
+    """Whether the cases form process groups, so that none may exist beside."""
 
 
 def read_request(request: Mapping[str, Any]) -> CommunicationRequest:
@@ -70,16 +114,12 @@ class RankFacts(msgspec.Struct, kw_only=True):
 def open_world(session: Session) -> World:
     """As the backend asked for needs it."""
     backend = session.request["backend"]
+    if session.request.get("init_only"):
+        return open_forming_world(session)
     if backend == "fake":
-        from stepscope.bench.comms.fake_group import FakeWorld
-
         return FakeWorld(session.world_size)
     if backend == "mpi":
-        from stepscope.bench.comms.mpi_group import MpiWorld
-
         return MpiWorld(session.context)
-    from stepscope.bench.comms.torch_group import TorchWorld
-
     return TorchWorld(session, backend)
 
 
@@ -203,10 +243,10 @@ class CommunicationProducer(Producer):
             counts = [count * trial.operations for count in measurement.iterations]
             measurement = msgspec.structs.replace(measurement, iterations=counts)
         place = self._record(case, trial)
-        knows = self.room.world.rank == trial.judge or trial.active
-        found = RankFacts(
-            facts=_add_trace(trial.facts(), place) if knows else None, wrong=steps.wrong, checked=steps.checked
-        )
+        facts = trial.facts() if self.room.world.rank == trial.judge or trial.active else None
+        if facts is not None:
+            facts = msgspec.structs.replace(facts, observed=facts.observed | ExchangeObserved(trace=place))
+        found = RankFacts(facts=facts, wrong=steps.wrong, checked=steps.checked)
         return measurement, ExtraMeasurements(extra_s=parts_s if trial.active else {}, facts=found)
 
     def _record(self, case: Case, trial: Trial) -> str | None:
@@ -242,19 +282,17 @@ class CommunicationProducer(Producer):
         return folded
 
 
-def _add_trace(facts: Facts, place: str | None) -> Facts:
-    return msgspec.structs.replace(facts, observed=facts.observed | ExchangeObserved(trace=place))
-
-
 def fold_facts(case: Case, ranks: Sequence[tuple[int, RankFacts]], library: Mapping[str, str]) -> Folded:
     """The first rank's facts, with what only others know, and what the checks of all ranks found."""
     facts = _merge_facts([one.facts for _, one in ranks if one.facts is not None])
     wrong, checked = sum(one.wrong for _, one in ranks), max(one.checked for _, one in ranks)
     failure = None
     if wrong:
+        numbers = [str(rank) for rank, found in ranks if found.wrong]
+        where = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
         failure = Failure(
             kind="wrong_result",
-            message=f"{wrong} elements are not what {case.benchmark.model} must give, on {_name_wrong_ranks(ranks)}",
+            message=f"{wrong} elements are not what {case.benchmark.model} must give, on {where}",
             hint="the communication library or the network corrupts data: repeat with another backend",
         )
     name = " ".join(library.get(part, "") for part in ("name", "version")).strip()
@@ -277,9 +315,7 @@ def _merge_facts(everybody: Sequence[Facts]) -> Facts:
             for name in ("error_max", "error_l2", "error_bound")
         }
         observed = msgspec.structs.replace(observed, **largest)
+    if isinstance(observed, ProcessGroupObserved):
+        cold = [facts.observed.cold for facts in everybody if isinstance(facts.observed, ProcessGroupObserved)]
+        observed = msgspec.structs.replace(observed, cold={name: max(one[name] for one in cold) for name in cold[0]})
     return msgspec.structs.replace(everybody[0], observed=observed)
-
-
-def _name_wrong_ranks(ranks: Sequence[tuple[int, RankFacts]]) -> str:
-    numbers = [str(rank) for rank, found in ranks if found.wrong]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"

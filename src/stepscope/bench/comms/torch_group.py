@@ -11,10 +11,12 @@ from stepscope.bench.comms.group import (
     Bound,
     Call,
     Message,
+    ObjectCall,
     Then,
     UnsupportedCallError,
     Waitable,
     before,
+    bind_call,
     bind_in_turn,
     list_messages,
 )
@@ -48,26 +50,7 @@ class TorchGroup:
         self.me = ranks.index(rank) if rank in ranks else None
 
     def bind(self, calls: Sequence[Call]) -> Bound:
-        binders: dict[str, Callable[[Call], Bound]] = {
-            "all_reduce": self._all_reduce,
-            "reduce": self._reduce,
-            "broadcast": self._broadcast,
-            "all_gather": self._all_gather,
-            "all_gatherv": self._all_gatherv,
-            "reduce_scatter": self._reduce_scatter,
-            "reduce_scatterv": self._reduce_scatterv,
-            "all_to_all": self._all_to_all,
-            "all_to_allv": self._all_to_all,
-            "gather": self._gather,
-            "scatter": self._scatter,
-            "barrier": self._barrier,
-            "send_recv": self._send_recv,
-            "incast": self._send_recv,
-            "multicast": self._send_recv,
-        }
-        if calls[0].operation.name not in binders:
-            raise UnsupportedCallError(f"torch.distributed has no {calls[0].operation.name}")
-        parts = [binders[call.operation.name](call) for call in calls]
+        parts = [bind_call(self, call, "torch.distributed") for call in calls]
         return parts[0] if len(parts) == 1 else self._coalesce(calls, parts)
 
     def _coalesce(self, calls: Sequence[Call], parts: Sequence[Bound]) -> Bound:
@@ -180,6 +163,8 @@ class TorchGroup:
             return bound._replace(composed="the tensor form") if call.form == "list" else bound
         return self._collective(self._dist.all_to_all_single, call.output, call.input)
 
+    _all_to_allv = _all_to_all
+
     def _gather(self, call: Call) -> Bound:
         pieces = _cut(call.output, call.traffic.inputs) if self.me == call.root else None
         return self._collective(self._dist.gather, call.input, pieces, dst=self.ranks[call.root])
@@ -211,6 +196,8 @@ class TorchGroup:
         messages = list_messages(call, self.me)
         return self._ping_pong(call, messages) if call.pattern == "ping_pong" else self._messages(messages)
 
+    _incast = _multicast = _send_recv
+
     def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
         """The openers send first, the others answer."""
         turns = sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers))
@@ -219,6 +206,24 @@ class TorchGroup:
             raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
 
         return bind_in_turn([self._messages([message]) for message in turns])._replace(start=start)
+
+    def exchange_objects(self, call: ObjectCall) -> list[Any]:
+        size, root, dist, group = len(self.ranks), self.ranks[call.root], self._dist, self._handle
+        is_root = self.me == call.root
+        if call.name == "all_gather_object":
+            everybody: list[Any] = [None] * size
+            dist.all_gather_object(everybody, call.given[0], group=group)
+            return everybody
+        if call.name == "gather_object":
+            gathered: list[Any] | None = [None] * size if is_root else None
+            dist.gather_object(call.given[0], gathered, dst=root, group=group)
+            return gathered or []
+        received: list[Any] = list(call.given) if is_root and call.name == "broadcast_object_list" else [None]
+        if call.name == "broadcast_object_list":
+            dist.broadcast_object_list(received, src=root, group=group)
+        else:
+            dist.scatter_object_list(received, list(call.given) if is_root else None, src=root, group=group)
+        return received
 
 
 def _do_nothing() -> None:

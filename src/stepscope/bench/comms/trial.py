@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from stepscope.bench.comms.group import Group, Waitable, World
+from stepscope.bench.comms.layouts import parse_layout
 from stepscope.launch.watchdog import Heartbeat, NoHeartbeat
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Observed, Score
+from stepscope.records.kinds import WORLD
 
 T = TypeVar("T")
 Check = Literal["all", "sample", "off"]
@@ -39,11 +41,22 @@ class Traces(NamedTuple):
     """Which cases are recorded by the profiler after they were timed, and where."""
 
     folder: Path
-    """Of the run; on a rank that does not see it, what is recorded is thrown away."""
+    """The run folder; on a rank that does not see it, what is recorded is thrown away."""
     sizes: frozenset[int]
 
     def take(self, case: Case) -> bool:
         return case.spec.size_bytes in self.sizes
+
+
+class Chosen(NamedTuple):
+    """Groups of a case, as one rank sees them."""
+
+    mine: Group
+    """On a rank that is in none of them, the largest."""
+    largest: Group
+    """What is said of the case is said of it."""
+    at_once: int | None
+    """How many; None: the whole world is one."""
 
 
 class Room:
@@ -75,6 +88,14 @@ class Room:
             self._groups[key] = self.world.join(key[0], fresh=number > 0)
         return self._groups[key]
 
+    def choose_groups(self, layout: str, only: int | None = None, *, number: int = 0) -> Chosen:
+        """Groups that act at the same time; `only` one of them, in turn."""
+        groups = [self.group(ranks, number) for ranks in parse_layout(layout, self.world.size)]
+        chosen = groups if only is None else [groups[only]]
+        largest = max(chosen, key=lambda group: len(group.ranks))
+        mine = next((group for group in chosen if group.me is not None), largest)
+        return Chosen(mine, largest, len(chosen) if layout != WORLD else None)
+
     def forget_groups(self) -> None:
         self._groups.clear()
 
@@ -87,31 +108,42 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     notices: list[Notice] = []
 
 
-class Trial(Protocol):
-    judge: int
+def idle() -> None:
+    """The body of a rank that only keeps step."""
+
+
+class Trial:
+    """A case on this rank. What is set here is usual."""
+
+    judge: int = 0
     """The rank whose times decide when there are enough samples."""
-    active: bool
+    active: bool = True
     """Whether this rank takes part; the others only keep step."""
-    iterations: int
+    iterations: int = 1
     """Calls of `body` that make one sample."""
-    operations: int
+    operations: int = 1
     """What one call of `body` does so many of, one after the other: the case's time is that of one."""
     device: Device
-    synchronises: bool
+    synchronises: bool = False
     """Whether a call of `body` leaves all active ranks in step."""
-    burst: int
+    burst: int = 1
     """The most calls that may follow each other directly where it does."""
-    places: int
+    places: int = 1
     """In memory, which samples use in turn: a sample before those that are timed and one behind them leave their
     results alone, and are checked as well. 1: each sample uses the memory of the one before."""
+    body: Callable[[], object] = staticmethod(idle)
+
+    def __init__(self, room: Room, parts: Iterable[str] = ()) -> None:
+        self.room, self.device = room, room.device
+        self.times_s: dict[str, list[float]] = {name: [] for name in parts}
+        """Times of parts by name, one value for each call of `body` since `forget`."""
 
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
+        return 0
 
     def open(self) -> None:
         """Allocate and bind; raises UnsupportedCallError."""
-
-    def body(self) -> object: ...
 
     def refresh(self) -> None:
         """Outside the timed region: fresh inputs, spoiled outputs, in all places."""
@@ -119,23 +151,29 @@ class Trial(Protocol):
     def count_wrong(self) -> int | None:
         """Wrong elements that the samples since `refresh` left, each in its own place; None where nothing can be
         checked."""
+        return None
 
-    def facts(self) -> Facts: ...
+    def facts(self) -> Facts:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Marks on a device's time line become times: called between samples, when the device has passed them."""
 
     def further_s(self) -> dict[str, list[float]]:
-        """Times of parts by name, one value for each call of `body` since `forget`."""
+        self.settle()
+        return self.times_s
 
     def own_s(self) -> list[float] | None:
         """The case's own times, one for each call of `body` since `forget`, where that does more than what counts."""
+        return None
 
     def forget(self) -> None:
         """Drop what was recorded so far: it was a rehearsal."""
+        for values in self.times_s.values():
+            values.clear()
 
-    def close(self) -> None: ...
-
-
-def idle() -> None:
-    """The body of a rank that only keeps step."""
+    def close(self) -> None:
+        return
 
 
 class Rotation:
@@ -159,19 +197,6 @@ class Rotation:
     def used(self) -> int:
         """Places that samples have used since the last start."""
         return self._made // self._calls_per_sample
-
-
-class WithoutParts:
-    """For trials whose only times are the loop's."""
-
-    def further_s(self) -> dict[str, list[float]]:
-        return {}
-
-    def own_s(self) -> list[float] | None:
-        return None
-
-    def forget(self) -> None:
-        return
 
 
 class WaitingDevice:
@@ -208,6 +233,18 @@ class WaitingDevice:
 
     def allocations(self) -> int:
         return self._device.allocations()
+
+
+class Stopwatch:
+    """Moments of a rank: on the device's time line where it has one, else on the host's clock."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.now: Callable[[], Any] = device.mark if device.has_events else time.perf_counter_ns
+
+    def between_s(self, start: Any, stop: Any) -> float:
+        """Only after the device has been waited for."""
+        return self._device.elapsed_s(start, stop) if self._device.has_events else (stop - start) * 1e-9
 
 
 class Steps:

@@ -8,49 +8,29 @@ quantisation a rank and one of the sum.
 from __future__ import annotations
 
 import math
-import time
-import zlib
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepscope.bench.comms.cases import read_options, require_wire_sense
 from stepscope.bench.comms.data import PERIOD, tile
 from stepscope.bench.comms.encodings import Coder, bound_error, find_encoding
-from stepscope.bench.comms.group import Call, Group, UnsupportedCallError
-from stepscope.bench.comms.layouts import parse_layout
+from stepscope.bench.comms.exchange import make_seed, note_rounding
+from stepscope.bench.comms.group import Call, UnsupportedCallError
 from stepscope.bench.comms.operations import Shape, find_operation
-from stepscope.bench.comms.options import read_options
-from stepscope.bench.comms.trial import Facts, Room, idle
-from stepscope.core.errors import UsageError
+from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Score
-from stepscope.records.kinds import CollectiveObserved, CollectiveSpec
+from stepscope.records import Case, Score
+from stepscope.records.kinds import CollectiveObserved
 
 if TYPE_CHECKING:
     import torch
 
-OPERATIONS = ("all_reduce", "reduce", "all_to_all")
 QUANTISE, EXCHANGE, DEQUANTISE = "quantise", "exchange", "dequantise"
 FLOAT_BYTES = 4
 ADDING = 2.0**-23
 """What one addition in float32 may be off, relative to the values, with room to spare."""
-
-
-def require_wire_sense(operation: str, options: CollectiveSpec, wire: str) -> None:
-    """What has no quantised form is refused, never measured as something else."""
-    find_encoding(wire)
-    rules = [
-        (operation not in OPERATIONS, "--wire", f"{operation} has no quantised form: {', '.join(OPERATIONS)} have"),
-        (options.dtype != "float32", "--dtype", "what is quantised is float32"),
-        (options.reduction != "sum", "--reduction", "quantised pieces are added, nothing else"),
-        (options.mode != "blocking", "--mode", "a quantised collective is several steps, each of which waits"),
-        (options.coalesce > 1, "--coalesce", "quantised pieces travel as one call a step"),
-        (options.placement == "in_place", "--placement", "the result of a quantised collective has its own place"),
-        (options.form != "tensor", "--form", "quantised pieces travel as one tensor"),
-    ]
-    for broken, where, message in rules:
-        if broken:
-            raise UsageError(message, hint="leave --wire or the other option out", where=where)
 
 
 # Data: random numbers, since whole ones would pass some encodings unharmed
@@ -73,46 +53,37 @@ def _normal_table(seed: int, member: int) -> torch.Tensor:
 
 
 class Laps:
-    """Times of named parts, one value a call: by the device's clock where it has one, else by the host's."""
+    """Times of named parts, one value per call."""
 
-    def __init__(self, device: Device, names: tuple[str, ...]) -> None:
-        self._device, self._names = device, names
+    def __init__(self, device: Device, times_s: dict[str, list[float]]) -> None:
+        self._watch, self._times_s = Stopwatch(device), times_s
         self._marks: list[tuple[str, Any]] = []
-        self.times_s: dict[str, list[float]] = {}
-        self.forget()
-
-    def _mark(self) -> Any:
-        return self._device.mark() if self._device.has_events else time.perf_counter_ns()
 
     def begin(self) -> None:
         self.settle()
-        self._marks.append(("", self._mark()))
+        self._marks.append(("", self._watch.now()))
 
     def end(self, name: str) -> None:
         """What was done since the last mark was `name`; a part may come several times."""
-        self._marks.append((name, self._mark()))
+        self._marks.append((name, self._watch.now()))
 
     def settle(self) -> None:
         """Marks become times; on a device that has come to the end of the call."""
         if not self._marks:
             return
-        took_s = dict.fromkeys(self._names, 0.0)
-        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
-            took_s[name] += self._elapsed_s(before, after)
+        took_s = dict.fromkeys(self._times_s, 0.0)
+        for (_, before), (name, after) in pairwise(self._marks):
+            took_s[name] += self._watch.between_s(before, after)
         for name, value in took_s.items():
-            self.times_s[name].append(value)
+            self._times_s[name].append(value)
         self._marks = []
-
-    def _elapsed_s(self, before: Any, after: Any) -> float:
-        return self._device.elapsed_s(before, after) if self._device.has_events else (after - before) * 1e-9
 
     def forget(self) -> None:
         self._marks = []
-        self.times_s = {name: [] for name in self._names}
 
 
 class Data(NamedTuple):
-    """Of one rank, one row a piece."""
+    """One rank's data, one row per piece."""
 
     input: torch.Tensor
     result: torch.Tensor
@@ -122,31 +93,23 @@ class Data(NamedTuple):
     """How far off each element of the result may be."""
 
 
-class WireTrial:
-    operations = burst = places = 1
-    iterations = 1
-
+class WireTrial(Trial):
     def __init__(self, case: Case, room: Room) -> None:
+        super().__init__(room, (QUANTISE, EXCHANGE, DEQUANTISE))
         self.operation, self.options = read_options(case)
         self.encoding = find_encoding(str(self.options.wire))
         require_wire_sense(self.operation.name, self.options, self.encoding.name)
         if room.world.backend == "fake":
-            raise UnsupportedCallError("the fake backend plays no quantised collectives", hint="--backend gloo")
-        groups = [room.group(ranks) for ranks in parse_layout(self.options.groups, room.world.size)]
-        chosen = groups if self.options.group is None else [groups[self.options.group]]
-        largest = max(chosen, key=lambda group: len(group.ranks))
-        self._group: Group = next((group for group in chosen if group.me is not None), largest)
-        self._largest = len(largest.ranks)
-        self.judge = largest.ranks[self.options.root]
+            raise UnsupportedCallError("quantised collectives cannot run on the fake backend", hint="--backend gloo")
+        chosen = room.choose_groups(self.options.groups, self.options.group)
+        self._group, self._largest = chosen.mine, len(chosen.largest.ranks)
+        self.judge = chosen.largest.ranks[self.options.root]
         self.active = self._group.me is not None
-        self.device: Device = room.device
         self._members = len(self._group.ranks)
-        self.synchronises = False  # every call is a lap: none can be left out
-        self._seed = zlib.crc32(f"{case.key}/{self._group.ranks}".encode()) & 0xFFFF
-        self._laps = Laps(room.device, (QUANTISE, EXCHANGE, DEQUANTISE))
+        self._seed = make_seed(case, self._group)
+        self._laps = Laps(room.device, self.times_s)
         self._errors: dict[str, float] = {}
         self._data: Data | None = None
-        self.body: Callable[[], object] = idle
 
     @property
     def _adds(self) -> bool:
@@ -313,25 +276,15 @@ class WireTrial:
             error_l2=self._errors.get("error_l2"),
             error_bound=self._errors.get("error_bound"),
         )
-        return Facts(
-            score=Score(unit="GB/s", work=bus_bytes), observed=observed, notices=self._find_notices(size_bytes)
-        )
+        reason = f"do not divide evenly among {members} ranks: {{}} were measured"
+        notices = note_rounding(self.options.size_bytes, size_bytes, reason)
+        return Facts(score=Score(unit="GB/s", work=bus_bytes), observed=observed, notices=notices)
 
-    def _find_notices(self, size_bytes: int) -> list[Notice]:
-        if size_bytes == self.options.size_bytes:
-            return []
-        asked, got = f"{self.options.size_bytes:,} bytes", f"{size_bytes:,}"
-        message = f"{asked} do not divide evenly among {self._largest} ranks: {got} were measured"
-        return [Notice(kind="rounded", message=message)]
-
-    def further_s(self) -> dict[str, list[float]]:
+    def settle(self) -> None:
         self._laps.settle()
-        return self._laps.times_s
-
-    def own_s(self) -> list[float] | None:
-        return None
 
     def forget(self) -> None:
+        super().forget()
         self._laps.forget()
 
     def close(self) -> None:

@@ -1,17 +1,154 @@
-"""From an operator and a shape to calls that can be timed: several sets of inputs, one pass, compiled or not."""
+"""From a stored case to calls that can be timed: several sets of inputs, one pass, compiled or not.
+
+Cold caches: enough sets of inputs that a call never finds the last one's data, or a flush where that would be many. A
+lap is one call on each set. Where all sets together exceed four times the last-level cache, each call evicts what a
+later one needs: rotation alone keeps the cache cold. Small inputs would need thousands of sets; they get a few, and the
+cache is overwritten before each lap.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepscope.bench.ops.catalogue import find_operator
 from stepscope.bench.ops.inputs import Arenas, Maker
-from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Shape
+from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Shape, Work
 from stepscope.bench.ops.reference import as_tensors, check_compiled, differentiable_outputs, same_tensors, seeded_like
+from stepscope.records import Case
+from stepscope.records.kinds import CallSpec, OperatorSpec
+from stepscope.run.ranks import CaseSkipped
+from stepscope.system import bfloat16_works
 
 if TYPE_CHECKING:
     import torch
+
+CACHES = ("warm", "cold")
+EVICTION_FACTOR = 4
+"""Caches hash addresses and do not evict strictly by age: on an H200, of a stream of twice the cache's size that comes
+round again an eighth is still found; of four times nothing that could be measured."""
+MAX_SETS = 4
+MAX_SETS_BYTES = 1 << 30
+"""Beyond this, a flush is cheaper than more sets."""
+
+
+class Rotation(NamedTuple):
+    sets: int
+    flush: bool
+
+
+WARM = Rotation(sets=1, flush=False)
+
+
+def plan_rotation(touched_bytes: int, footprint_bytes: int, cache_bytes: int) -> Rotation:
+    """`touched_bytes` are those one call reads and writes, `footprint_bytes` those a set occupies."""
+    wanted = -(-EVICTION_FACTOR * cache_bytes // max(touched_bytes, 1))
+    affordable = max(1, MAX_SETS_BYTES // max(footprint_bytes, 1))
+    sets = max(1, min(wanted, affordable, MAX_SETS))
+    return Rotation(sets=sets, flush=sets < wanted)
+
+
+class CacheFlush:
+    """Overwrites the last-level cache of a device; on a GPU the work is queued like any other."""
+
+    def __init__(self, device: str, cache_bytes: int) -> None:
+        import torch
+
+        self._buffer: torch.Tensor = torch.empty(EVICTION_FACTOR * cache_bytes, dtype=torch.int8, device=device)
+
+    def __call__(self) -> None:
+        self._buffer.zero_()
+
+
+TF32_CAPABILITY = (8, 0)
+
+
+class OperatorCase(NamedTuple):
+    operator: Operator
+    shape: Shape
+    dtype: str
+    direction: str
+    cold: bool
+    compiled: bool
+    measures_peak: bool
+
+    @property
+    def work(self) -> Work:
+        return self.operator.work(self.shape, self.dtype, self.direction)
+
+    def require(self, device: str) -> None:
+        """Raises CaseSkipped for what the operator, or the device, is known not to have before anything is built."""
+        name, kind = self.operator.name, device.partition(":")[0]
+        if self.dtype not in self.operator.dtypes:
+            raise CaseSkipped("unsupported_dtype", f"{name} has no {self.dtype} form")
+        if self.direction not in self.operator.passes:
+            raise CaseSkipped("unsupported_pass", f"{name} has no {self.direction} pass")
+        if self.dtype == "tf32" and not _has_tf32(device):
+            raise CaseSkipped("unsupported_dtype", f"{device} has no tf32 mode", "ask for float32")
+        if self.dtype == "bfloat16" and kind == "cpu" and not bfloat16_works():
+            raise CaseSkipped(
+                "unsupported_dtype",
+                "bfloat16 ends the process here: this CPU advertises instructions that it does not run",
+                "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 and run again; `stepscope doctor` tells more",
+            )
+        try:
+            self.operator.work(self.shape, self.dtype, self.direction)
+        except NotImplementedError as error:
+            raise CaseSkipped("unsupported", str(error)) from error
+
+    def rotation(self, cache_bytes: int) -> Rotation:
+        """How its inputs rotate; by the pass that touches least of them."""
+        if not self.cold:
+            return WARM
+        touched = min(self.operator.work(self.shape, self.dtype, "forward").bytes, self.work.bytes)
+        planned = plan_rotation(touched, self.operator.footprint_bytes(self.shape, self.dtype), cache_bytes)
+        # Where what is looked up repeats, how much of the traffic evicts anything is known only to the indices.
+        repeats = type(self.operator).repeated_bytes is not Operator.repeated_bytes
+        return planned._replace(flush=planned.flush or repeats)
+
+    def memory_bytes(self, rotation: Rotation, *, check: bool) -> int:
+        return memory_bytes(
+            self.operator, self.shape, dtype=self.dtype, direction=self.direction, sets=rotation.sets,
+            check=check and not self.measures_peak,
+        )  # fmt: skip
+
+
+def _has_tf32(device: str) -> bool:
+    import torch
+
+    return device.startswith("cuda") and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
+
+
+def read_case(case: Case) -> OperatorCase:
+    spec = case.spec
+    assert isinstance(spec, OperatorSpec | CallSpec)
+    return OperatorCase(
+        operator=find_operator(spec.op),
+        shape=spec.shape,
+        dtype=str(spec.dtype),
+        direction=spec.direction,
+        cold=spec.cache == "cold",
+        compiled=spec.compile,
+        measures_peak=spec.is_measured_peak,
+    )
+
+
+@contextmanager
+def math_mode(dtype: str, direction: str) -> Iterator[None]:
+    """float32 is float32: matrix units round to tf32 only in cases that ask for tf32. Only backward needs gradients."""
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = dtype == "tf32"
+    try:
+        with torch.set_grad_enabled(direction == "backward"):
+            yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
 
 REFERENCE_BYTES = 8
 """The reference is float64."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, Required, TypedDict, Unpack
 
-from stepscope.bench.ops.caches import CACHES
-from stepscope.bench.ops.call import CallAny, make_call_shape
-from stepscope.bench.ops.language import MAX_CASES, CaseRequest, expand_shape, expand_table
-from stepscope.bench.ops.operator import DTYPES, Operator, Value
-from stepscope.bench.ops.registry import operators
-from stepscope.bench.ops.shape_sets import find_set, shape_sets
+import msgspec
+
+from stepscope.bench.ops.build import CACHES
+from stepscope.bench.ops.catalogue import find_operator, find_set, operators, shape_sets
+from stepscope.bench.ops.families.call import CallAny, make_call_shape
+from stepscope.bench.ops.language import MAX_CASES, CaseRequest, expand_shape
+from stepscope.bench.ops.operator import DTYPES, MATRIX_FLOATS, Operator, Value
 from stepscope.core.errors import UsageError, unknown_name
-from stepscope.records import Benchmark, Case
+from stepscope.measure import MeasureSettings, device_kind
+from stepscope.records import Benchmark, Case, Parameter
 from stepscope.records.kinds import CallSpec, OperatorSpec
 
 OWNER = "operators"
@@ -23,17 +25,18 @@ DEFAULT_DTYPE, DEFAULT_PASS, DEFAULT_CACHE = "float32", "forward", "warm"
 CUSTOM = "custom"
 
 
-class Asked(NamedTuple):
-    """What holds for every entry that does not say otherwise. Empty: as a set says, then float32 forward, warm."""
+class Asked(TypedDict, total=False):
+    """What holds for every entry that does not say otherwise. Left out or empty: as a set says, then float32 forward,
+    warm."""
 
-    device: str
-    dtypes: Sequence[str] = ()
-    directions: Sequence[str] = ()
-    caches: Sequence[str] = ()
-    compiled: bool = False
-    draws: int | None = None
-    seed: int = 0
-    config: str = CUSTOM
+    device: Required[str]
+    dtypes: Sequence[str]
+    directions: Sequence[str]
+    caches: Sequence[str]
+    compiled: bool
+    draws: int | None
+    seed: int
+    config: str
 
 
 def parse_shape(text: str, operator: Operator) -> dict[str, Value]:
@@ -46,24 +49,13 @@ def parse_shape(text: str, operator: Operator) -> dict[str, Value]:
 
 
 def make_cases(
-    *,
-    names: Sequence[str],
-    shapes: Sequence[str],
-    dtypes: Sequence[str],
-    directions: Sequence[str],
-    device: str,
-    sets: Sequence[str] = (),
-    caches: Sequence[str] = (DEFAULT_CACHE,),
-    compiled: bool = False,
-    draws: int | None = None,
-    seed: int = 0,
-    config: str = CUSTOM,
+    *, names: Sequence[str], shapes: Sequence[str], sets: Sequence[str] = (), **asked: Unpack[Asked]
 ) -> list[Case]:
     """Every operator with every shape and set, dtype, pass and cache that was asked for, each case once.
 
     A dtype or pass that an operator lacks becomes a case too, which is skipped with the reason when it is run.
     """
-    if draws is not None and not shapes:
+    if asked.get("draws") is not None and not shapes:
         raise UsageError(
             "draws are for shapes", hint="give --shape m=32~4096, or leave --draws out: sets draw by themselves",
             where="--draws",
@@ -77,10 +69,9 @@ def make_cases(
         for name in names
         for text, wanted in given or [("", None)]
     ]
-    asked = Asked(device, dtypes, directions, caches, compiled, draws, seed, config)
     for name in names:
         if name != ALL:
-            _find(name, "--op")
+            find_operator(name)
     try:
         return _gather(requests, asked)
     except UsageError as error:
@@ -93,45 +84,23 @@ def make_cases(
         ) from error
 
 
-def cases_of_requests(
-    requests: Sequence[CaseRequest],
-    *,
-    device: str,
-    dtypes: Sequence[str] = (),
-    directions: Sequence[str] = (),
-    caches: Sequence[str] = (),
-    compiled: bool = False,
-    draws: int | None = None,
-    seed: int = 0,
-    config: str = CUSTOM,
-) -> list[Case]:
+def cases_of_requests(requests: Sequence[CaseRequest], **asked: Unpack[Asked]) -> list[Case]:
     """The cases of a file; what an entry says itself goes before what is asked for here."""
-    return _gather(requests, Asked(device, dtypes, directions, caches, compiled, draws, seed, config))
+    return _gather(requests, asked)
 
 
-def call_cases(
-    target: str,
-    arguments: str,
-    *,
-    device: str,
-    build: str = "",
-    dtypes: Sequence[str] = (),
-    directions: Sequence[str] = (),
-    caches: Sequence[str] = (),
-    compiled: bool = False,
-    draws: int | None = None,
-) -> list[Case]:
+def call_cases(target: str, arguments: str, *, build: str = "", **asked: Unpack[Asked]) -> list[Case]:
     """One call of any operator of torch, named on the command line."""
-    if draws is not None:
+    if asked.get("draws") is not None:
         raise _no_draws_for_calls("--draws")
     request = CaseRequest(op=CallAny.name, shape=make_call_shape(target, arguments, build=build), where="--call")
-    return _gather([request], Asked(device, dtypes, directions, caches, compiled))
+    return _gather([request], asked)
 
 
 def _gather(requests: Sequence[CaseRequest], asked: Asked) -> list[Case]:
-    _require_known("dtype", asked.dtypes, DTYPES, "--dtype")
-    _require_known("pass", asked.directions, _known_passes(), "--pass")
-    _require_known("cache", asked.caches, CACHES, "--cache")
+    _require_known("dtype", asked.get("dtypes", ()), DTYPES, "--dtype")
+    _require_known("pass", asked.get("directions", ()), _known_passes(), "--pass")
+    _require_known("cache", asked.get("caches", ()), CACHES, "--cache")
     found: dict[tuple[object, ...], Case] = {}
     for request in requests:
         for identity, case in _make_cases_of(request, asked):
@@ -151,17 +120,22 @@ def _make_cases_of(request: CaseRequest, asked: Asked) -> Iterator[tuple[tuple[o
     _require_known("cache", request.caches or (), CACHES, f"{request.where}.caches")
     for operator in _find_operators(request):
         shapes, chosen, usual_dtypes, usual_passes = _expand(request, operator, asked)
-        dtypes = request.dtypes or tuple(asked.dtypes) or usual_dtypes or _usual(DEFAULT_DTYPE, operator.dtypes)
-        passes = request.passes or tuple(asked.directions) or usual_passes or _usual(DEFAULT_PASS, operator.passes)
-        caches = request.caches or tuple(asked.caches) or (DEFAULT_CACHE,)
+        dtypes = request.dtypes or asked.get("dtypes") or usual_dtypes or _usual(DEFAULT_DTYPE, operator.dtypes)
+        passes = (
+            request.passes
+            or tuple(asked.get("directions", ()))
+            or usual_passes
+            or _usual(DEFAULT_PASS, operator.passes)
+        )
+        caches = request.caches or asked.get("caches") or (DEFAULT_CACHE,)
         benchmarks = {direction: _make_benchmark(operator, direction, chosen) for direction in passes}
         for shape, asked_dtype, direction, cache in product(shapes, dtypes, passes, caches):
             dtype = _actual_dtype(operator, shape, asked_dtype)
             case = Case(
                 benchmark=benchmarks[direction],
                 spec=_make_spec(
-                    operator, shape, direction=direction, dtype=dtype, device=asked.device, cache=cache,
-                    compile=asked.compiled,
+                    operator, shape, direction=direction, dtype=dtype, device=asked["device"], cache=cache,
+                    compile=asked.get("compiled", False),
                 ),
                 batch_size=_batch_size(shape),
             )  # fmt: skip
@@ -189,17 +163,14 @@ def _expand(
             )
         chosen = find_set(operator, request.set, where=request.where)
         return chosen.expand(operator), chosen.name, tuple(chosen.dtypes), tuple(chosen.passes)
-    if isinstance(operator, CallAny) and request.draws is None and asked.draws is not None:
+    draws = asked.get("draws") if request.draws is None else request.draws
+    if isinstance(operator, CallAny) and request.draws is None and draws is not None:
         raise _no_draws_for_calls(request.where)
-    draws = asked.draws if request.draws is None else request.draws
-    seed = asked.seed if request.seed is None else request.seed
-    if isinstance(request.shape, Mapping):
-        shapes = expand_table(request.shape, operator, draws=draws, seed=seed, where=request.where)
-    else:
-        shapes = expand_shape(request.shape or "", operator, draws=draws, seed=seed, where=request.where)
+    seed = asked.get("seed", 0) if request.seed is None else request.seed
+    shapes = expand_shape(request.shape or "", operator, draws=draws, seed=seed, where=request.where)
     if isinstance(operator, CallAny):
         shapes = [operator.canonical(shape) for shape in shapes]
-    return shapes, request.config or asked.config, (), ()
+    return shapes, request.config or asked.get("config", CUSTOM), (), ()
 
 
 def _no_draws_for_calls(where: str) -> UsageError:
@@ -236,20 +207,13 @@ def _batch_size(shape: Mapping[str, Value]) -> int | None:
 
 def _find_operators(request: CaseRequest) -> list[Operator]:
     if request.op != ALL:
-        return [_find(request.op, f"{request.where}.op")]
+        return [find_operator(request.op, where=f"{request.where}.op")]
     known = list(operators().values())
     having = [one for one in known if request.set is None or request.set in shape_sets(one)]
     if not having:
         names = dict.fromkeys(name for one in known for name in shape_sets(one))
         raise unknown_name("shape set", request.set or "", names, where=request.where)
     return having
-
-
-def _find(name: str, where: str) -> Operator:
-    known = operators()
-    if name not in known:
-        raise unknown_name("operator", name, known, where=where)
-    return known[name]
 
 
 def _known_passes() -> dict[str, None]:
@@ -260,3 +224,57 @@ def _require_known(what: str, names: Sequence[str], known: Sequence[str] | Mappi
     for name in names:
         if name not in known:
             raise unknown_name(what, name, known, where=where)
+
+
+# What this machine can do at best, measured: matrix rate, and read, write and copy bandwidth, each apart. These are
+# ordinary cases of a run, so that every share of them that is printed can be traced to its samples.
+
+_BRIEF = MeasureSettings(
+    target_width=0.01, min_time_s=0.1, max_time_s=1.0, min_samples=7, few_samples=3, warmup_max_time_s=0.5, window=2
+)
+PEAK_SETTINGS = {
+    "cpu": _BRIEF,
+    # What lasts, not what the first 50 ms give: a product that fills a GPU reaches its power limit, and slows down.
+    "cuda": msgspec.structs.replace(
+        _BRIEF, min_time_s=0.3, min_sample_s=1e-2, warmup_min_time_s=1.0, warmup_max_time_s=2.0
+    ),
+}
+
+MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
+"""Of the square product: large enough that more makes it no faster, small enough to be done soon."""
+STREAM_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
+"""Read, written or copied: many times any cache."""
+
+
+_LAYOUTS = {"float8_e4m3fn": "nt"}
+"""The only one that has products of this dtype."""
+
+
+def make_peak_cases(dtypes: Sequence[str], device: str) -> list[Case]:
+    """The matrix rate of each dtype asked for that has matrix products, and three bandwidths."""
+    kind = device_kind(device)
+    side, size = MATRIX_SIDE[kind], STREAM_BYTES[kind]
+    cases = [
+        _ceiling("gemm", {"m": side, "n": side, "k": side, "layout": _LAYOUTS.get(dtype, "nn")}, dtype, device)
+        for dtype in dict.fromkeys(dtypes)
+        if dtype in (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
+    ]
+    cases.append(_ceiling("read", {"size": size}, "float32", device))
+    cases.append(_ceiling("memset", {"size": size}, "int8", device))
+    cases.append(_ceiling("memcpy", {"size": size, "kind": "d2d"}, "int8", device))
+    return cases
+
+
+def _ceiling(model: str, shape: dict[str, Parameter], dtype: str, device: str) -> Case:
+    benchmark = Benchmark(
+        model=model,
+        implementation="micro",
+        mode="forward",
+        config="ceiling",
+        owner="operators",
+        description="a ceiling of this machine",
+    )
+    spec = OperatorSpec(
+        op=model, direction="forward", shape=shape, dtype=dtype, device=device, cache="cold", measured_peak=True
+    )
+    return Case(benchmark=benchmark, spec=spec)

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from stepscope.bench.ops.arguments import write_json
-from stepscope.bench.ops.call import OPERATOR
-from stepscope.bench.ops.call_targets import ATEN
+from stepscope.bench.ops.cases import cases_of_requests
+from stepscope.bench.ops.families.call import OPERATOR, make_shape
 from stepscope.bench.ops.language import CaseRequest
-from stepscope.bench.ops.trace_units import NO_WORK, find_units, is_recorded
-from stepscope.bench.ops.traced_arguments import (
+from stepscope.core.errors import BadInputError, UsageError
+from stepscope.formats.classify import does_no_work
+from stepscope.records import Case
+from stepscope.traces.calls.arguments import write_json
+from stepscope.traces.calls.rebuild import make_call_arguments
+from stepscope.traces.calls.torch_calls import ATEN
+from stepscope.traces.calls.traced import (
     BoundCall,
     CannotRebuildError,
     Traced,
@@ -29,10 +35,7 @@ from stepscope.bench.ops.traced_arguments import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-from stepscope.bench.ops.traced_call import make_call_arguments
-from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.classify import does_no_work
-from stepscope.records import Case
+from stepscope.traces.calls.units import NO_WORK, find_units, is_recorded
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node
@@ -46,20 +49,22 @@ _FRACTION = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(
 NO_SHAPES = "its inputs were not recorded: record with shapes, or an execution trace too"
 
 
-class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
+class TracedCall(msgspec.Struct, kw_only=True):
     """One operator with one set of inputs."""
 
     operator: str
     inputs: str
     """For people: sizes and dtypes."""
-    count: int
+    count: int = 0
     """Calls in all steps of the trace."""
     trace_s: float | None = None
     """Of all these calls together, profiled; on the device where the trace has one. None: the trace has no times."""
     shape: dict[str, Any] | None = None
     """Of the case of `call`; None where it cannot be run."""
     skip: str | None = None
+    """Why it cannot be run."""
     assumed: list[str] = []
+    """Inputs that were not recorded, as the operator's schema has them."""
     kernels: list[str] = []
     """What ran on the device, by time."""
 
@@ -163,7 +168,7 @@ def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device:
     gathered = _Gathered()
     for row, time_ns, group in zip(units.rows.tolist(), units.time_ns.tolist(), units.group.tolist(), strict=True):
         key, refusal = reader.key(row, group), units.refused.get(group)
-        gathered.add(key, time_ns, lambda row=row: reader.read(row), refusal, units.kernels.get(group, []))
+        gathered.add(key, time_ns, partial(reader.read, row), refusal, units.kernels.get(group, []))
     spans = timeline.steps
     window_s = sum(span.end_ns - span.start_ns for span in spans) / 1e9
     return TracedCalls(
@@ -185,7 +190,7 @@ def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
         refusal = NO_WORK if all(does_no_work(one.name) for one in graph.subtree(node)) else None
         _, shapes, types = node.inputs.texts()
         key = (node.name, node.op_schema, shapes, types, _numbers(node), node.tensor_range)
-        gathered.add(key, None, lambda node=node: _read_node(node, device), refusal, [])
+        gathered.add(key, None, partial(_read_node, node, device), refusal, [])
     return TracedCalls(sources=[], steps=max(1, len(graph.steps)), calls=gathered.calls())
 
 
@@ -201,52 +206,37 @@ def _numbers(node: Node) -> str:
     return json.dumps(kept)
 
 
-class _Read(NamedTuple):
-    """A call, read; `skip` says why it cannot be run."""
-
-    operator: str
-    inputs: str
-    shape: dict[str, Any] | None = None
-    skip: str | None = None
-    assumed: tuple[str, ...] = ()
-
-
 class _Gathered:
     """Counts calls; each different one is read once."""
 
     def __init__(self) -> None:
-        self._by_key: dict[object, _Read] = {}
-        self._found: dict[_Identity, _Sum] = {}
+        self._by_key: dict[object, TracedCall] = {}
+        self._found: dict[object, TracedCall] = {}
+        self._time_ns: Counter[int] = Counter()
 
-    def add(self, key: object, time_ns: int | None, read: Any, refusal: str | None, kernels: list[str]) -> None:
-        call = self._by_key.get(key)
-        if call is None:
+    def add(
+        self, key: object, time_ns: int | None, read: Callable[[], TracedCall], refusal: str | None, kernels: list[str]
+    ) -> None:
+        if key not in self._by_key:
             call = read()
             if refusal is not None:
-                call = call._replace(shape=None, skip=refusal)
-            self._by_key[key] = call
-        text = blur_numbers(json.dumps(call.shape, sort_keys=True))
-        identity = _Identity(call.operator, text, call.skip, "" if call.shape else call.inputs)
-        one = self._found.setdefault(identity, _Sum(call, []))
-        one.count += 1
-        one.time_ns = None if time_ns is None else (one.time_ns or 0) + time_ns
-        one.kernels += [kernel for kernel in kernels if kernel not in one.kernels]
+                call.shape, call.skip = None, refusal
+            text = blur_numbers(json.dumps(call.shape, sort_keys=True))
+            identity = (call.operator, text, call.skip, "" if call.shape else call.inputs)
+            self._by_key[key] = self._found.setdefault(identity, call)
+        call = self._by_key[key]
+        call.count += 1
+        if time_ns is not None:
+            self._time_ns[id(call)] += time_ns
+        call.kernels += [kernel for kernel in kernels if kernel not in call.kernels]
 
     def calls(self) -> list[TracedCall]:
-        found = [
-            TracedCall(
-                operator=one.call.operator,
-                inputs=one.call.inputs,
-                count=one.count,
-                trace_s=one.time_ns / 1e9 if one.time_ns is not None else None,
-                shape=one.call.shape,
-                skip=one.call.skip,
-                assumed=list(one.call.assumed),
-                kernels=one.kernels,
-            )
-            for one in self._found.values()
-        ]
-        return sorted(found, key=lambda one: (-(one.trace_s or 0.0), -one.count, one.operator, one.inputs))
+        for call in self._found.values():
+            if id(call) in self._time_ns:
+                call.trace_s = self._time_ns[id(call)] / 1e9
+        return sorted(
+            self._found.values(), key=lambda one: (-(one.trace_s or 0.0), -one.count, one.operator, one.inputs)
+        )
 
 
 def blur_numbers(text: str) -> str:
@@ -255,21 +245,6 @@ def blur_numbers(text: str) -> str:
     Whole numbers and halves stay, for exponents and the like are chosen by them.
     """
     return _FRACTION.sub(lambda found: found[0] if (2 * float(found[0])).is_integer() else "~", text)
-
-
-class _Identity(NamedTuple):
-    operator: str
-    shape: str
-    skip: str | None
-    inputs: str
-
-
-class _Sum:
-    def __init__(self, call: _Read, kernels: list[str]) -> None:
-        self.call = call
-        self.count = 0
-        self.time_ns: int | None = None
-        self.kernels = kernels
 
 
 class _TimelineReader:
@@ -288,28 +263,24 @@ class _TimelineReader:
         node = self._node(row)
         return group if node is None else (group, node.op_schema, *node.inputs.texts()[1:], node.tensor_range)
 
-    def read(self, row: int) -> _Read:
+    def read(self, row: int) -> TracedCall:
         timeline, node = self._timeline, self._node(row)
         name = timeline.text("name", row) or ""
         try:
             inputs = self._inputs(row) if is_recorded(timeline, row) else None
         except CannotRebuildError as error:
             if node is None:
-                return _Read(name, _shown(timeline.text("shapes", row)), skip=str(error))
+                return TracedCall(operator=name, inputs=_shown(timeline.text("shapes", row)), skip=str(error))
             inputs = None
         if node is not None:
             return _read_node(node, self._device, inputs)
         if inputs is None:
-            return _Read(name, "", skip=NO_SHAPES)
-        shown = format_inputs(inputs)
-        try:
-            if not name.startswith(ATEN):
-                raise CannotRebuildError(f"it belongs to {name.partition('::')[0]}, not to torch itself")
-            return _make(
-                name, shown, bind_inputs(choose_schema(self._find_schemas(name), inputs), inputs), self._device
-            )
-        except CannotRebuildError as error:
-            return _Read(name, shown, skip=str(error))
+            return TracedCall(operator=name, inputs="", skip=NO_SHAPES)
+        return _rebuild(name, format_inputs(inputs), lambda: self._bind(name, inputs), self._device)
+
+    def _bind(self, name: str, inputs: Sequence[Traced]) -> BoundCall:
+        _require_torch_operator(name)
+        return bind_inputs(choose_schema(self._find_schemas(name), inputs), inputs)
 
     def _inputs(self, row: int) -> list[Traced]:
         texts = {name: self._timeline.text(name, row) for name in ("shapes", "types", "strides", "values")}
@@ -332,9 +303,11 @@ def find_schemas(name: str) -> list[Schema]:
     return [one for one in found if one is not None]
 
 
-def _read_node(node: Node, device: str, timeline_inputs: Sequence[Traced] | None = None) -> _Read:
+def _read_node(node: Node, device: str, timeline_inputs: Sequence[Traced] | None = None) -> TracedCall:
     shown = ""
-    try:
+
+    def bind() -> BoundCall:
+        nonlocal shown
         if node.collective is not None:
             raise CannotRebuildError("it communicates: `stepscope bench comms` measures that")
         schema = node.schema
@@ -342,11 +315,17 @@ def _read_node(node: Node, device: str, timeline_inputs: Sequence[Traced] | None
             raise CannotRebuildError("the execution trace holds no schema of it")
         inputs = read_graph_inputs(node.inputs.parsed(), timeline_inputs)
         shown = format_inputs(inputs)
-        if not schema.name.startswith(ATEN):
-            raise CannotRebuildError(f"it belongs to {schema.name.partition('::')[0]}, not to torch itself")
-        return _make(node.name, shown, bind_inputs(schema, inputs), device, _read_ranges(node.tensor_range))
-    except (CannotRebuildError, ValueError) as error:
-        return _Read(node.name, shown, skip=str(error))
+        _require_torch_operator(schema.name)
+        return bind_inputs(schema, inputs)
+
+    call = _rebuild(node.name, "", bind, device, _read_ranges(node.tensor_range))
+    call.inputs = shown
+    return call
+
+
+def _require_torch_operator(name: str) -> None:
+    if not name.startswith(ATEN):
+        raise CannotRebuildError(f"it belongs to {name.partition('::')[0]}, not to torch itself")
 
 
 def _read_ranges(text: str) -> dict[int, tuple[int, int]]:
@@ -358,23 +337,21 @@ def _read_ranges(text: str) -> dict[int, tuple[int, int]]:
         return {}
 
 
-def _make(
-    name: str, shown: str, call: BoundCall, device: str, ranges: Mapping[int, tuple[int, int]] | None = None
-) -> _Read:
-    """Raises CannotRebuildError."""
-    args, kwargs = make_call_arguments(call, device, ranges)
-    shape = {
-        "target": call.target,
-        "args": write_json(args),
-        "kwargs": write_json(kwargs),
-        "build": "[]",
-        "build_kwargs": "{}",
-    }
+def _rebuild(
+    name: str,
+    shown: str,
+    bind: Callable[[], BoundCall],
+    device: str,
+    ranges: Mapping[int, tuple[int, int]] | None = None,
+) -> TracedCall:
     try:
+        call = bind()
+        args, kwargs = make_call_arguments(call, device, ranges)
+        shape = make_shape(call.target, write_json(args), write_json(kwargs))
         OPERATOR.check_shape(shape)
-    except ValueError as error:
-        raise CannotRebuildError(str(error)) from None
-    return _Read(name, shown, shape, assumed=call.assumed)
+    except (CannotRebuildError, ValueError) as error:
+        return TracedCall(operator=name, inputs=shown, skip=str(error))
+    return TracedCall(operator=name, inputs=shown, shape=shape, assumed=list(call.assumed))
 
 
 def format_inputs(inputs: Sequence[Traced]) -> str:
@@ -395,32 +372,20 @@ def _shown(shapes: str | None) -> str:
     return shapes if shapes is not None and len(shapes) < 80 else f"{(shapes or '')[:77]}…"
 
 
-def requests_of_calls(calls: Iterable[TracedCall], *, where: str) -> Iterator[tuple[TracedCall, CaseRequest]]:
-    """One request for each call that can be run."""
-    for call in calls:
-        if call.shape is None:
-            continue
-        dtype = OPERATOR.named_dtype(call.shape)
-        yield (
-            call,
-            CaseRequest(
-                op=OPERATOR.name, shape=call.shape, dtypes=(dtype,) if dtype else None, passes=("forward",),
-                config=CONFIG, where=where,
-            ),
-        )  # fmt: skip
-
-
 def cases_of_trace(
     traced: TracedCalls, *, device: str, caches: Sequence[str] = (), compiled: bool = False, top: int | None = None
 ) -> tuple[list[Case], dict[str, list[TracedCall]]]:
     """Cases, and for each case's key the calls that it stands for. `top`: those with most time in the trace."""
-    from stepscope.bench.ops.cases import cases_of_requests
-
     wanted = [call for call in traced.calls if call.shape is not None]
     cases: dict[str, Case] = {}
     stands_for: dict[str, list[TracedCall]] = {}
     where = traced.sources[0] if traced.sources else "trace"
-    for call, request in requests_of_calls(wanted[:top], where=where):
+    for call in wanted[:top]:
+        dtype = OPERATOR.named_dtype(call.shape or {})
+        request = CaseRequest(
+            op=OPERATOR.name, shape=call.shape, dtypes=(dtype,) if dtype else None, passes=("forward",),
+            config=CONFIG, where=where,
+        )  # fmt: skip
         for case in cases_of_requests([request], device=device, caches=caches, compiled=compiled):
             cases[case.key] = case
             stands_for.setdefault(case.key, []).append(call)

@@ -1,13 +1,30 @@
-"""What really ran: kernel names, counts and times from the profiler. Profiled wall time is never used."""
+"""What really ran: kernels by the profiler, and the time of calls replayed as a CUDA graph, free of launches.
+
+Profiled wall time is never used. Once the profiler has been used on a GPU, every later launch of the process takes
+about twice as long: wall times taken there would be those of the profiler. So a child process looks at the kernels of
+all cases first and leaves them in the run's folder; the process that measures only reads them.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from stepscope.bench.ops.operator import Call
+from stepscope.measure import Device
 from stepscope.records import KernelUse
+from stepscope.store import StoredRun
+from stepscope.store.folder import whole_lines
+
+if TYPE_CHECKING:
+    import torch
 
 PROFILED_CALLS = 5
 QUIET_LOG_LEVEL = "6"
@@ -94,3 +111,94 @@ def _as_uses(uses: dict[str, tuple[int, float]], calls: int) -> list[KernelUse]:
         KernelUse(name=name, count=count / calls, duration_s=total / calls) for name, (count, total) in uses.items()
     ]
     return sorted(found, key=lambda use: -use.duration_s)
+
+
+MIN_CAPTURED_CALLS = 8
+REPLAYS = 7
+HOLD_S = 50e-6
+
+
+LONGEST_HOLD_S = 0.02
+
+
+class CaptureError(Exception):
+    """The calls cannot be captured; says why."""
+
+
+def time_replays(
+    calls: Sequence[Call], device: Device, *, before_sample: Callable[[], object] | None = None, replays: int = REPLAYS
+) -> list[float]:
+    """Seconds per call of each replay. The current stream must not be the default one: that one cannot be captured."""
+    import torch
+
+    lap = list(calls)
+    if before_sample is None:
+        lap = lap * -(-MIN_CAPTURED_CALLS // len(lap))
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The CUDA Graph is empty")
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for call in lap:
+                    call()
+            finally:
+                graph.capture_end()
+    except (RuntimeError, UserWarning) as error:
+        raise CaptureError(str(error).splitlines()[0]) from error
+    times = []
+    for _ in range(replays + 1):
+        times.append(_time_replay(graph, device, before_sample) / len(lap))
+    graph.reset()
+    return times[1:]
+
+
+def _time_replay(graph: torch.cuda.CUDAGraph, device: Device, before_sample: Callable[[], object] | None) -> float:
+    """Behind a hold that is long enough for the host to have launched the graph; a large one takes a while."""
+    hold_s = HOLD_S
+    while True:
+        if before_sample is not None:
+            before_sample()
+        device.hold(hold_s)
+        began = device.mark()
+        graph.replay()
+        ended = device.mark()
+        ran_dry = device.has_reached(began)
+        device.synchronize()
+        if not ran_dry or hold_s > LONGEST_HOLD_S:
+            return device.elapsed_s(began, ended)
+        hold_s *= 4
+
+
+KERNELS_FILE = "kernels.jsonl"
+
+
+class ProfiledCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the file."""
+
+    case: str
+    """Key of the case."""
+    kernels: list[KernelUse] = []
+    kernel_s: list[float] = []
+    """Seconds of all kernels of a call, for each profiled call."""
+    failure: str | None = None
+
+
+def read_profiled(folder: Path) -> dict[str, ProfiledCase]:
+    """By the case's key; empty where nothing was profiled."""
+    path = folder / KERNELS_FILE
+    if not path.exists():
+        return {}
+    decoder = msgspec.json.Decoder(ProfiledCase)
+    lines = [decoder.decode(line) for _, line in whole_lines(path.read_bytes())]
+    return {one.case: one for one in lines}
+
+
+def profile_in_child(folder: Path) -> dict[str, ProfiledCase]:
+    """Profile what the run's plan still lacks. A child that dies leaves what it has: its cases have no kernels."""
+    run = StoredRun(folder)
+    missing = {case.key for case in run.plan.cases} - {result.case.key for result in run.results}
+    if not missing <= read_profiled(folder).keys():
+        subprocess.run([sys.executable, "-m", "stepscope.bench.ops.profiling", str(folder)], check=False)
+    return read_profiled(folder)

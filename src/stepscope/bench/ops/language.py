@@ -74,7 +74,7 @@ _Number = TypeVar("_Number")
 
 
 def expand_shape(
-    text: str,
+    given: str | Mapping[str, Any],
     operator: Operator,
     *,
     draws: int | None = None,
@@ -84,24 +84,13 @@ def expand_shape(
 ) -> list[dict[str, Value]]:
     """The cases that a text such as `m=512,n=m` stands for; what it leaves out takes its default.
 
-    With `draws`, so many different cases drawn with `seed`; without, every combination, the last parameter fastest.
+    A table of a file may say the same: texts of words may hold commas there, and lists are lists. With `draws`, so many
+    different cases drawn with `seed`; without, every combination, the last parameter fastest.
     """
     reader = _Reader(operator, where)
-    return _expand(reader, reader.read_text(text), draws, seed, conditions)
-
-
-def expand_table(
-    table: Mapping[str, Any],
-    operator: Operator,
-    *,
-    draws: int | None = None,
-    seed: int = 0,
-    conditions: Sequence[Condition] = (),
-    where: str = "--shape",
-) -> list[dict[str, Value]]:
-    """The same from a table of a file: texts of words may hold commas there, and lists are lists."""
-    reader = _Reader(operator, where)
-    return _expand(reader, reader.read_table(table), draws, seed, conditions)
+    choices = reader.read_text(given) if isinstance(given, str) else reader.read_table(given)
+    space = _Space(reader, choices, conditions)
+    return _combine_cases(space, reader, conditions) if draws is None else _draw_cases(space, reader, draws, seed)
 
 
 def write_shape(shape: Mapping[str, Value]) -> str:
@@ -415,16 +404,7 @@ def _draw_size(draw: Draw, generator: random.Random) -> int:
     return min(int(value), draw.high) * draw.step
 
 
-def _expand(
-    reader: _Reader,
-    given: Mapping[str, list[Choice]],
-    draws: int | None,
-    seed: int,
-    conditions: Sequence[Condition],
-) -> list[dict[str, Value]]:
-    space = _Space(reader, given, conditions)
-    if draws is not None:
-        return _draw_cases(space, reader, draws, seed)
+def _combine_cases(space: _Space, reader: _Reader, conditions: Sequence[Condition]) -> list[dict[str, Value]]:
     if space.drawn:
         name = space.drawn[0]
         reader.refuse(f"{name} is drawn at random: say how many cases", "give --draws 100 (`draws` in a file)")

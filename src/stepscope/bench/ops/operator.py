@@ -1,10 +1,12 @@
-"""What an operator benchmark declares. Only `make_inputs`, `bind` and `check` need torch."""
+"""What an operator benchmark declares. Only making inputs, binding and checking need torch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from stepscope.core.dtypes import DTYPE_BYTES as STORED_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -15,23 +17,18 @@ Value = int | float | str
 Shape = Mapping[str, Any]
 """Every declared parameter with a value of its default's type; checked before an operator sees it."""
 
+Sizes = dict[str, tuple[int, ...]]
+"""Of tensors, by name."""
+
 Call = Callable[[], Any]
 """One iteration: returns a tensor, a sequence of tensors, or nothing where it works in place."""
 
-DTYPE_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "tf32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "int64": 8,
-    "int32": 4,
-    "int8": 1,
-}
-"""Of one element in memory. `tf32` is float32 in memory, multiplied with the matrix units' shorter mantissa."""
-DTYPES = (*DTYPE_BYTES, "int4")
+DTYPES = (
+    "float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "int64", "int32", "int8", "int4",
+)  # fmt: skip
 """Every name that may be asked for; which of them an operator has, it says itself."""
+DTYPE_BYTES = {name: STORED_BYTES.get(name, 4) for name in DTYPES if name != "int4"}
+"""Bytes of one element. `tf32` is float32 in memory, multiplied with the matrix units' shorter mantissa."""
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 MATRIX_FLOATS = ("float32", "tf32", "bfloat16", "float16", "float64")
@@ -109,9 +106,13 @@ class Operator(ABC):
         """How many numbers one result adds up in its own precision; the check allows for their rounding."""
         return 1
 
-    @abstractmethod
+    def sizes(self, shape: Shape) -> Sizes:
+        """Of the inputs, where all of them are random values that the operator only reads."""
+        raise NotImplementedError(f"{self.name} declares neither `sizes` nor `make_inputs`")
+
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         """Seeded inputs by name; called once for each set of inputs. What is overwritten must be `maker.own`ed."""
+        return {name: maker.values(*size) for name, size in self.sizes(shape).items()}
 
     @abstractmethod
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:

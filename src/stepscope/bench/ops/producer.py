@@ -1,24 +1,20 @@
-"""Measures operator cases: the side that knows torch."""
+"""Measures operator cases, and estimates beforehand what that takes: the side that knows torch."""
 
 from __future__ import annotations
 
 import re
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from stepscope.bench.ops.build import Built, build
-from stepscope.bench.ops.caches import CacheFlush, Rotation
-from stepscope.bench.ops.ceilings import CEILING_SETTINGS
-from stepscope.bench.ops.graphs import CaptureError, time_replays
+from stepscope.bench.ops.build import Built, CacheFlush, OperatorCase, Rotation, build, math_mode, read_case
+from stepscope.bench.ops.cases import PEAK_SETTINGS
 from stepscope.bench.ops.inputs import Arenas
-from stepscope.bench.ops.kernels import profile_kernels
-from stepscope.bench.ops.modes import math_mode
-from stepscope.bench.ops.operator_case import OperatorCase, read_case
-from stepscope.bench.ops.profiled import ProfiledCase, profile_in_child
+from stepscope.bench.ops.kernels import CaptureError, ProfiledCase, profile_in_child, profile_kernels, time_replays
 from stepscope.core.errors import first_line
 from stepscope.core.units import format_bytes
 from stepscope.launch.worker import Session
@@ -62,12 +58,6 @@ class OpsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Time graph replays too, where the device has graphs."""
 
 
-def read_request(request: Mapping[str, Any]) -> OpsRequest:
-    """From a stored plan, which may say more than this room needs."""
-    known = {name: request[name] for name in OpsRequest.__struct_fields__ if name in request}
-    return msgspec.convert(known, OpsRequest)
-
-
 class Ready(NamedTuple):
     """A case built, before anything is timed."""
 
@@ -84,7 +74,7 @@ class OperatorProducer(Producer):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._request = read_request(session.request)
+        self._request = msgspec.convert(dict(session.request), OpsRequest)
         self._profiled: Mapping[str, ProfiledCase] = {}
         self._arenas = Arenas()
         self._flush: CacheFlush | None = None
@@ -124,7 +114,7 @@ class OperatorProducer(Producer):
         )
         return Prepared(
             body=built.calls[0] if sets == 1 else _rotate(built),
-            check=built.check if self._request.check and not asked.is_ceiling else None,
+            check=built.check if self._request.check and not asked.measures_peak else None,
             score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
             observed=observed,
             scope=math_mode(asked.dtype, asked.direction),
@@ -153,7 +143,7 @@ class OperatorProducer(Producer):
     def _choose_settings(self, asked: OperatorCase, rotation: Rotation) -> MeasureSettings:
         """Behind a flush a sample is one lap: a second one would find its inputs in the cache."""
         kind = device_kind(self.device.name)
-        settings = CEILING_SETTINGS[kind] if asked.is_ceiling else self._request.settings
+        settings = PEAK_SETTINGS[kind] if asked.measures_peak else self._request.settings
         return msgspec.structs.replace(settings, iterations=rotation.sets) if rotation.flush else settings
 
     def _require_memory(self, asked: OperatorCase, rotation: Rotation) -> None:
@@ -247,3 +237,85 @@ def _wake_autograd(device: str) -> None:
         warnings.simplefilter("ignore")
         leaf = torch.ones(2, 2, device=device, requires_grad=True)
         torch.autograd.grad(leaf @ leaf, leaf, torch.ones(2, 2, device=device))
+
+
+# What a sweep would take, before it is run: from the declared work and a glimpse at what this machine does
+
+GLIMPSE_SIDE, GLIMPSE_ELEMENTS, GLIMPSE_CALLS = 512, 1 << 22, 5
+CALIBRATING, WARMING = 3, 4
+"""Samples before the first that counts, as the loop takes them at least."""
+CASE_OVERHEAD_S = 3e-3
+CHECK_ITERATIONS = 8
+"""What the float64 reference costs in iterations of the case, roughly."""
+
+
+class PlannedCase(NamedTuple):
+    case: Case
+    iteration_s: float
+    case_s: float
+    memory_bytes: int
+    skip: str | None
+    """Why it would not be tried; None: it would."""
+
+
+class Rates(NamedTuple):
+    flops_per_s: float
+    bytes_per_s: float
+    call_s: float
+    """Of a call that does nothing to speak of."""
+
+
+def estimate_cases(cases: Sequence[Case], *, device: str, settings: MeasureSettings, check: bool) -> list[PlannedCase]:
+    rates = glimpse(device)
+    free, cache = free_memory_bytes(device), last_level_cache_bytes(device)
+    planned = []
+    for case in cases:
+        try:
+            read_case(case).require(device)
+        except CaseSkipped as skip:
+            planned.append(PlannedCase(case, 0.0, 0.0, 0, str(skip)))
+            continue
+        planned.append(_estimate(case, rates, free=free, cache_bytes=cache, settings=settings, check=check))
+    return planned
+
+
+def glimpse(device: str) -> Rates:
+    """Float32 rates of this machine from a few calls; a factor of two off is good enough here."""
+    import torch
+
+    opened = open_device(device)
+
+    def best(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(GLIMPSE_CALLS):
+            opened.synchronize()
+            start = time.perf_counter()
+            call()
+            opened.synchronize()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    matrix = torch.ones(GLIMPSE_SIDE, GLIMPSE_SIDE, device=device)
+    values, copy, one = (torch.ones(n, device=device) for n in (GLIMPSE_ELEMENTS, GLIMPSE_ELEMENTS, 1))
+    return Rates(
+        flops_per_s=2 * GLIMPSE_SIDE**3 / best(lambda: matrix @ matrix),
+        bytes_per_s=2 * values.nbytes / best(lambda: copy.copy_(values)),
+        call_s=best(lambda: one.add_(1)),
+    )
+
+
+def _estimate(
+    case: Case, rates: Rates, *, free: int, cache_bytes: int, settings: MeasureSettings, check: bool
+) -> PlannedCase:
+    wanted = read_case(case)
+    work = wanted.work
+    iteration_s = rates.call_s + max(work.flops / rates.flops_per_s, work.bytes / rates.bytes_per_s)
+    needed = wanted.memory_bytes(wanted.rotation(cache_bytes), check=check)
+    if needed > MEMORY_SHARE * free:
+        skip = f"needs {format_bytes(needed)}, {format_bytes(free)} are free"
+        return PlannedCase(case, iteration_s, 0.0, needed, skip)
+    sample_s = max(iteration_s, settings.min_sample_s)
+    sampling_s = min(max(settings.min_samples * sample_s, settings.min_time_s), settings.max_time_s + sample_s)
+    checking_s = CHECK_ITERATIONS * iteration_s if check else 0.0
+    case_s = CASE_OVERHEAD_S + (CALIBRATING + WARMING) * sample_s + sampling_s + checking_s
+    return PlannedCase(case, iteration_s, case_s, needed, None)

@@ -1,4 +1,4 @@
-"""The process that looks at kernels: `python -m stepscope.bench.ops.profiling FOLDER`; see `profiled`."""
+"""The process that looks at kernels: `python -m stepscope.bench.ops.profiling FOLDER`; see `kernels`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.bench.ops.kernels import profile_kernels
-from stepscope.bench.ops.modes import math_mode
+from stepscope.bench.ops.build import math_mode
+from stepscope.bench.ops.kernels import KERNELS_FILE, ProfiledCase, profile_kernels, read_profiled
 from stepscope.bench.ops.producer import OperatorProducer
-from stepscope.bench.ops.profiled import KERNELS_FILE, ProfiledCase, read_profiled
 from stepscope.launch.worker import Session
 from stepscope.records import Case, describe_exception
 from stepscope.run.ranks import CaseSkipped

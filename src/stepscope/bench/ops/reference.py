@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.ops.operator import Operator, Shape
@@ -26,6 +26,9 @@ RELATIVE_TOLERANCE = {
 """Largest allowed ‖out − ref‖ / ‖ref‖. Rounding of float32 lands under 1e-6 here, a wrong element far above 1e-5;
 tf32 near 3e-4; float8 inputs are exact in the reference, so only the bfloat16 output is rounded. Integers are exact."""
 
+
+WRONG_LIBRARY = "report this with the system record: a library returns wrong numbers"
+"""The hint of a WrongResultError."""
 
 ELEMENT_FACTOR = 8
 """No single element may be off by more than this many tolerances of its own size and the average one: a row that was
@@ -62,7 +65,7 @@ def check_close(
     if not off <= tolerance * scale + _underflow(result):
         raise WrongResultError(
             f"{name} in {rule} is off by {off / scale:.2e} relative to float64; {tolerance:.0e} is allowed",
-            hint="report this with the system record: a library returns wrong numbers",
+            hint=WRONG_LIBRARY,
         )
     _check_elements(name, wide, reference.detach().to(torch.float64), tolerance, _underflow(result))
 
@@ -81,7 +84,7 @@ def _check_elements(
         raise WrongResultError(
             f"{name}: {count} of {reference.numel()} elements are off by more than rounding, the first at {place}: "
             f"{float(result[place]):.6g} instead of {float(reference[place]):.6g}",
-            hint="report this with the system record: a library returns wrong numbers",
+            hint=WRONG_LIBRARY,
         )
 
 
@@ -132,22 +135,32 @@ def check_forward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.T
 
 def check_backward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> None:
     """Gradients of a seeded upstream against those of the reference."""
+    gradients, upstream = take_gradients(operator, operator.bind, shape, inputs)
+    expected, _ = take_gradients(operator, operator.bind_reference, shape, widen(inputs), lambda _: upstream)
+    _compare(f"{operator.name} backward", gradients, expected, dtype, terms=operator.added_terms(shape))
+
+
+def take_gradients(
+    operator: Operator,
+    bind: Callable[[Shape, Mapping[str, torch.Tensor]], Callable[[], Any]],
+    shape: Shape,
+    inputs: Mapping[str, torch.Tensor],
+    make_upstream: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None,
+) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+    """The gradients that an operator has, dense, and the upstream they come from: by default seeded_like its outputs.
+
+    `bind` is the operator's own, or that of its reference.
+    """
     import torch
 
-    names = operator.gradient_names(shape)
-    plain = {name: tensor.detach() for name, tensor in inputs.items()}
-    leaves = {name: plain[name].requires_grad_() for name in names}
-    wide = widen(plain)
-    wide_leaves = {name: wide[name].detach().requires_grad_() for name in names}
+    given = {name: tensor.detach() for name, tensor in inputs.items()}
+    leaves = [given[name].requires_grad_() for name in operator.gradient_names(shape)]
     with torch.enable_grad():
-        outputs = differentiable_outputs(operator.bind(shape, {**plain, **leaves})())
-        references = differentiable_outputs(operator.bind_reference(shape, {**wide, **wide_leaves})())
-    upstream = seeded_like(outputs)
-    gradients = torch.autograd.grad(outputs, tuple(leaves.values()), upstream)
-    expected = torch.autograd.grad(references, tuple(wide_leaves.values()), [one.double() for one in upstream])
-    _compare(f"{operator.name} backward", [one.to_dense() if one.is_sparse else one for one in gradients],
-             [one.to_dense() if one.is_sparse else one for one in expected], dtype,
-             terms=operator.added_terms(shape))  # fmt: skip
+        outputs = differentiable_outputs(bind(shape, given)())
+    upstream = (make_upstream or seeded_like)(outputs)
+    pushed = [one.to(output.dtype) for one, output in zip(upstream, outputs, strict=True)]
+    found = torch.autograd.grad(outputs, leaves, pushed)
+    return [one.double().to_dense() if one.is_sparse else one.detach() for one in found], upstream
 
 
 def _compare(
@@ -176,3 +189,36 @@ def as_tensors(result: Any) -> list[torch.Tensor]:
 
 def differentiable_outputs(result: Any) -> list[torch.Tensor]:
     return [tensor for tensor in as_tensors(result) if tensor.requires_grad]
+
+
+def check_added_gradients(
+    operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, *, by_rows: bool
+) -> None:
+    """Compare gradients that are sums over repeated indices with those of the reference.
+
+    The upstream is −1 or 1, so that sums are exact in every dtype: thousands of additions to one row round in a short
+    float by more than its tolerance, though nothing is wrong. `by_rows`: a row goes to one place as a whole, so that
+    one number in it is enough and the others are 0, which keeps the sums small.
+    """
+    import torch
+
+    def make_upstream(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        (output,) = outputs
+        generator = torch.Generator(output.device).manual_seed(1)
+        upstream = torch.randint(2, output.shape, device=output.device, generator=generator) * 2 - 1
+        if by_rows:
+            column = torch.randint(output.shape[1], (len(output), 1), device=output.device, generator=generator)
+            upstream *= torch.zeros_like(upstream).scatter_(1, column, 1)
+        return [upstream]
+
+    gradients, upstream = take_gradients(operator, operator.bind, shape, inputs, make_upstream)
+    expected, _ = take_gradients(operator, operator.bind_reference, shape, widen(inputs), lambda _: upstream)
+    for name, gradient, right in zip(operator.gradient_names(shape), gradients, expected, strict=True):
+        check_close(f"{operator.name} backward ({name})", gradient, right, dtype)
+
+
+def count_repeats(index: torch.Tensor) -> int:
+    """How many of the indices name a place that another one named before."""
+    import torch
+
+    return index.numel() - int(torch.unique(index).numel())

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from stepscope.bench.ops.catalogue import find_operator, find_set
 from stepscope.bench.ops.operator import DTYPE_BYTES, Shape
-from stepscope.bench.ops.registry import find_operator
-from stepscope.bench.ops.shape_sets import find_set
 from stepscope.core.errors import unknown_name
 from stepscope.core.units import format_significant, scale_score
 from stepscope.records import Benchmark, Case

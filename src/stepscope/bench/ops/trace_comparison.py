@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -79,29 +79,19 @@ class TraceComparison(msgspec.Struct, frozen=True, kw_only=True):
     unprofiled_step_s: float | None
 
 
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+def _copy_fields(kind: type[_Struct], source: msgspec.Struct, **changes: Any) -> _Struct:
+    """A struct of that kind: fields that `source` has too are the same, but for the changes."""
+    shared = {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
+    return kind(**{**shared, **changes})
+
+
 def store_trace(traced: TracedCalls, stands_for: Mapping[str, Sequence[TracedCall]]) -> StoredTrace:
     keys = {id(call): key for key, calls in stands_for.items() for call in calls}
-    return StoredTrace(
-        sources=traced.sources,
-        steps=traced.steps,
-        calls=[
-            StoredCall(
-                operator=call.operator,
-                inputs=call.inputs,
-                count=call.count,
-                trace_s=call.trace_s,
-                key=keys.get(id(call)),
-                skip=call.skip,
-                assumed=call.assumed,
-            )
-            for call in traced.calls
-        ],
-        on_device=traced.on_device,
-        busy_s=traced.busy_s,
-        left_s=traced.left_s,
-        profiled_step_s=traced.profiled_step_s,
-        unprofiled_step_s=traced.unprofiled_step_s,
-    )
+    calls = [_copy_fields(StoredCall, call, key=keys.get(id(call))) for call in traced.calls]
+    return _copy_fields(StoredTrace, traced, calls=calls)
 
 
 def read_stored_trace(request: Mapping[str, Any]) -> StoredTrace | None:
@@ -118,18 +108,15 @@ def compare_with_trace(trace: StoredTrace, cases: Iterable[MeasuredCase]) -> Tra
     traced = [call.trace_s * call.calls_per_step for call in measured if call.trace_s is not None]
     traced_step_s = sum(traced) if trace.on_device is not None else None
     busy_step_s = trace.busy_s / trace.steps if trace.busy_s is not None else None
-    return TraceComparison(
-        sources=trace.sources,
-        steps=trace.steps,
-        on_device=trace.on_device,
+    return _copy_fields(
+        TraceComparison,
+        trace,
         calls=calls,
         measured_step_s=sum(call.measured_step_s or 0.0 for call in measured),
         traced_step_s=traced_step_s,
         busy_step_s=busy_step_s,
         covered_share=traced_step_s / busy_step_s if traced_step_s is not None and busy_step_s else None,
         left_s={reason: seconds / trace.steps for reason, seconds in trace.left_s.items()},
-        profiled_step_s=trace.profiled_step_s,
-        unprofiled_step_s=trace.unprofiled_step_s,
     )
 
 
@@ -138,17 +125,15 @@ def _compare(call: StoredCall, steps: int, by_key: Mapping[str, MeasuredCase]) -
     summary = found.summary() if found is not None else None
     measured_s = summary.median_s if summary is not None else None
     trace_s = call.trace_s / call.count if call.trace_s is not None else None
-    return ComparedCall(
-        operator=call.operator,
-        inputs=call.inputs,
+    return _copy_fields(
+        ComparedCall,
+        call,
         calls_per_step=call.count / steps,
         trace_s=trace_s,
         measured_s=measured_s,
         ratio=measured_s / trace_s if measured_s is not None and trace_s else None,
         measured_step_s=measured_s * call.count / steps if measured_s is not None else None,
         skip=call.skip or _why_not(call, found),
-        assumed=call.assumed,
-        key=call.key,
     )
 
 

@@ -53,7 +53,7 @@ MOST_SIZE = 0.4
 """Up to which rounding may change the part of all gradients, or of what tells outputs apart, that points along the
 right one; halves are off by 0.5."""
 MOST_DIFFERENCE = 0.8
-"""Of what tells outputs apart, where rounding may make more of it: answers of other examples are off by 1 and more."""
+"""The same limit where rounding may make more of the difference: answers of other examples are off by 1 and more."""
 MOST_EXAMPLE = 0.5
 """Up to which one example's outputs may be off where all together are right; one of zeros is off by 1."""
 DOUBLE = 1e-5
@@ -150,7 +150,7 @@ class _Training(NamedTuple):
     statistics: dict[str, torch.Tensor]
     """By how much one batch moves what norms remember."""
     losses: list[float | None]
-    """Of the steps of the convergence run, where it was made; None for those that a capture makes for itself."""
+    """Losses of the steps of the convergence run, where it was made; None for steps that a capture makes for itself."""
 
 
 class _Distance(NamedTuple):
@@ -309,7 +309,7 @@ class _Side(NamedTuple):
         return found
 
     def _find_worst(self, what: str, errors: Mapping[str, float], rounded: Sequence[Mapping[str, float]]) -> Finding:
-        """Of all parameters or norms, the one that is furthest beyond its limit, or nearest to it."""
+        """The parameter or norm that is furthest beyond its limit, or nearest to it."""
         table, ceiling = TOLERANCES[self.precision].gradients, HIGHEST[self.precision].gradients
         if self.precision == "fp32":
             # Which one is hit by the few signs that change is chance; below fp32 so many change that all are.
@@ -371,7 +371,7 @@ class _Side(NamedTuple):
     def _losses(
         self, task: Task, module: nn.Module, side: int, precision: Precision, loss_of: LossOf | None = None
     ) -> list[float | None]:
-        """Of each step; None for those that a capture makes for itself before it."""
+        """The loss of each step; None for those that a capture makes for itself before it."""
         batches = [self._batches(self.seed + i)[side] for i in range(2)]
         # A step's loss is that of its last batch.
         feed = [[*[batches[1 - i]] * (self.at_once - 1), batches[i]] for i in ORDER]

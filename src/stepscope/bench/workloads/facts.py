@@ -24,10 +24,10 @@ MOST_ON_HOST = 1 << 30
 
 
 def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mode: Mode, device: str) -> int | None:
-    """Of one batch through the plain model in the mean of those given, forward and (in training) backward; of a
-    decoder, to the last new token. Of batches of one shape the first stands for all.
+    """Operations of one batch through the plain model, the mean over those given, forward and (in training) backward;
+    of a decoder, to the last new token. Of batches of one shape the first stands for all.
 
-    Counted are products and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
+    Counted are matmuls and convolutions, a multiply-add as two. Nothing is computed for it where the model can be
     followed without values; else one step is made, on the device if it can be counted there, else on the host if the
     model is not too large for it. None where it cannot.
     """
@@ -53,7 +53,7 @@ def _suits_a_host(task: Task) -> bool:
 
 
 def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[int] | None:
-    """Of each batch."""
+    """Operations of each batch."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -132,7 +132,7 @@ class PeakMemory:
             self._is_reset = _reset_resident_peak()
 
     def read_bytes(self) -> int | None:
-        """Of the allocator on a GPU, of the whole process on a CPU; None where that cannot be told from before."""
+        """Use of the allocator on a GPU, of the whole process on a CPU; None where that cannot be told from before."""
         if self._device.startswith("cuda"):
             import torch
 

@@ -139,8 +139,8 @@ class Layout(NamedTuple):
 
 
 def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, Layout]:
-    """Of the synthetic batches. Axes that vary, and always together, have one name; those that grow with the examples
-    do not vary."""
+    """Layout of the synthetic batches. Axes that vary, and always together, have one name; those that grow with the
+    examples do not vary."""
     whole = task.make_batch(batch_size, seed=0, mode=mode)
     counts = [*[1] * LAYOUT_SEEDS, *LAYOUT_COUNTS]
     batches = [task.make_batch(count, seed=seed, mode=mode) for seed, count in enumerate(counts)]

@@ -24,7 +24,7 @@ class Tolerance(NamedTuple):
     loss: float
     gradients: float
     band: float
-    """Of the convergence run: largest distance of the losses, as a share of how far the loss moved in all."""
+    """Convergence run: largest distance of the losses, as a fraction of how far the loss moved in all."""
 
 
 TOLERANCES: dict[Precision, Tolerance] = {
@@ -37,7 +37,7 @@ TOLERANCES: dict[Precision, Tolerance] = {
 
 
 _COARSEST = Tolerance(2e-1, 1e-1, 0.9, 0.30)
-"""Of gradients: one of zeros is wrong by 1."""
+"""A gradient of zeros is wrong by 1."""
 HIGHEST: dict[Precision, Tolerance] = {
     "fp32": TOLERANCES["tf32"], "tf32": TOLERANCES["bf16"], "fp16": _COARSEST, "bf16": _COARSEST, "fp8": _COARSEST
 }  # fmt: skip
@@ -77,7 +77,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EPSILON = 2.0**-23
-"""Of float32, relative."""
+"""Relative rounding of float32."""
 CHANCE = 3.3
 """Standard deviations that a normal number exceeds once in a thousand times."""
 ALIKE = 1e-6
@@ -130,7 +130,7 @@ def relative_error(got: Outputs, expected: Outputs) -> float:
 
 
 def example_error(got: Outputs, expected: Outputs, examples: int) -> float:
-    """Of the worst example. One that should be smaller than most counts as if it were as large as they are."""
+    """Error of the worst example. One that should be smaller than most counts as if it were as large as they are."""
     errors = []
     for ours, theirs in _by_example(got, expected, examples):
         sizes = theirs.norm(dim=1)
@@ -140,7 +140,7 @@ def example_error(got: Outputs, expected: Outputs, examples: int) -> float:
 
 
 class Difference(NamedTuple):
-    """Of what tells outputs of examples apart."""
+    """How far what tells outputs of examples apart is off."""
 
     error: float = 0.0
     """How far it is, measured along what it should be, from being as large as that."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stepscope.measure.clock import Clock
+    from stepscope.measure.device import Clock
 
     Batch = Mapping[str, torch.Tensor]
 
@@ -100,7 +100,7 @@ class DecoderRunner:
     ) -> None:
         self.task = task
         self.state: State = None
-        """Of the batch that is being generated."""
+        """State of the batch that is being generated."""
         self._module = module
         # Captures run the decode step a few times before it counts: there must be room for those tokens, too.
         self._room = max(new_tokens, CAPTURE_WARMUPS + 2)

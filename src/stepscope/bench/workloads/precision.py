@@ -1,4 +1,4 @@
-"""What a precision means: how weights are held and products are rounded."""
+"""What a precision means: how weights are held and matmuls are rounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def matmul_rounding(precision: Precision) -> Iterator[None]:
-    """How products of float32 are rounded: fp32 is fp32. Around the whole step: backward has products, too."""
+    """How matmuls of float32 are rounded: fp32 is fp32. Around the whole step: backward has matmuls, too."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -32,7 +32,7 @@ def matmul_rounding(precision: Precision) -> Iterator[None]:
 
 @contextmanager
 def math_of(precision: Precision, *, mode: Mode, device: str) -> Iterator[None]:
-    """Around the forward pass: in training bf16 and fp8 are autocast over fp32 weights; tf32 rounds products."""
+    """Around the forward pass: in training bf16 and fp8 are autocast over fp32 weights; tf32 rounds matmuls."""
     import torch
 
     kind = device.partition(":")[0]
@@ -47,7 +47,7 @@ def math_of(precision: Precision, *, mode: Mode, device: str) -> Iterator[None]:
 
 
 def storage_dtype(precision: Precision, mode: Mode) -> torch.dtype:
-    """Of weights and float inputs: halves are stored as such for inference, and for pure-half training."""
+    """Dtype of weights and float inputs: halves are stored as such for inference, and for pure-half training."""
     import torch
 
     if precision == "fp16":

@@ -97,7 +97,7 @@ class Running:
         """Above 1: batches differ in shape, and only so many steps together stand for all."""
         self.calls = 0
         self.sampled = 0
-        """Of the last calls: those that became samples; the others warmed up."""
+        """How many of the last calls became samples; the others warmed up."""
 
     def __call__(self) -> None:
         assert self.step is not None

@@ -78,7 +78,7 @@ class Engine(NamedTuple):
     graph: bool = False
     """The whole step is captured as one CUDA graph and replayed; shapes must not change from batch to batch."""
     dynamic: bool | None = None
-    """Of torch.compile: whether shapes are taken to change."""
+    """Whether torch.compile takes shapes to change."""
     fullgraph: bool = False
 
 

@@ -69,7 +69,7 @@ class Workload(NamedTuple):
 
     @property
     def precisions(self) -> list[Precision]:
-        """That are allowed. Products in 8 bits are a change of the model's code: out of the box there are none."""
+        """That are allowed. Matmuls in 8 bits are a change of the model's code: out of the box there are none."""
         return [one for one in self.declared.precisions if one != "fp8" or self.implementation == "optimized"]
 
     def require_precision(self, asked: str | None) -> Precision:

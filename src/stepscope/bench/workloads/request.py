@@ -31,7 +31,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace: bool = False
     """Record a few steps after the timed ones."""
     compile_backend: str = "inductor"
-    """Of torch.compile."""
+    """Backend of torch.compile."""
     data: str | None = None
     """A user's examples instead of synthetic ones."""
     find_batch: dict[str, Any] | None = None

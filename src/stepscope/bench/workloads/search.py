@@ -12,7 +12,7 @@ from stepscope.records.kinds import WorkloadSpec
 from stepscope.store import MeasuredCase
 
 DEFAULT_RESOLUTION = 1 / 16
-"""Of the bracket's middle: how close to the best size the search ends."""
+"""How close to the best size the search ends, as a fraction of the bracket's middle."""
 FALL = 0.02
 """Throughput has fallen where it is so much below the best; less is noise or a plateau."""
 FALLS = 2

@@ -18,7 +18,7 @@ from stepscope.stats import quantile_sorted
 
 if TYPE_CHECKING:
     from stepscope.bench.workloads.generation import Generates
-    from stepscope.measure.clock import Clock
+    from stepscope.measure.device import Clock
     from stepscope.records import LatencyTarget
 
 POINTS = (50, 95, 99)
@@ -171,7 +171,7 @@ class ServingResult(NamedTuple):
         return f"{rates}{does}: {grew}; latencies depend on how long the test ran"
 
     def percentiles(self) -> dict[str, float]:
-        """Of time to first token, time per output token (where there was more than one) and latency, in seconds."""
+        """Time to first token, time per output token (where there was more than one) and latency, in seconds."""
         found: dict[str, float] = {}
         for name in ("ttft", "tpot", "latency"):
             times = sorted(s for one in self.requests if (s := getattr(one, f"{name}_s")) is not None)

@@ -217,7 +217,7 @@ class RankFacts(msgspec.Struct, kw_only=True):
     energy_j: float | None = None
     """Used by this rank's device, from the first warm-up step to the last timed one."""
     peak: Peak | None = None
-    """Of this rank's device."""
+    """What this rank's device can do at most."""
     loader_s: list[float] = []
     """Seconds per step with batches from a loader."""
     trace: str | None = None
@@ -377,7 +377,7 @@ def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
 
 
 def _count(parsed: ParsedCase, device: Any) -> WorkloadObserved:
-    """Of all ranks' batches; this rank's stand for the others', whose examples are as many."""
+    """Operations of all ranks' batches; this rank's stand for the others', whose examples are as many."""
     import torch.distributed as dist
 
     plain = parsed.workload.make_ootb(parsed.scale)
@@ -388,8 +388,8 @@ def _count(parsed: ParsedCase, device: Any) -> WorkloadObserved:
 
 
 def _verify(parsed: ParsedCase, parallel: str, device: Any, request: WorkloadRequest) -> WorkloadObserved:
-    """Of one rank alone, on a GPU on its share of the batch: the whole may not fit. What sharing takes away from the
-    form is told with its changes."""
+    """Check on one rank alone, on a GPU on its part of the batch: the whole may not fit. What sharing takes away from
+    the form is told with its changes."""
     import torch.distributed as dist
 
     task = parsed.workload.make_task(parsed.scale)

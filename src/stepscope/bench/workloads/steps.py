@@ -27,7 +27,7 @@ SAMPLED = 256
 BENCHMARK_LIMIT = 10
 """Torch's own."""
 _BACKENDS_USED: set[str] = set()
-"""Of torch.compile, since it was reset."""
+"""Backends that torch.compile was called with since it was reset."""
 CAPTURE_WARMUPS = 3
 """Steps on another stream before a capture: libraries make their workspaces in the first ones."""
 
@@ -120,7 +120,7 @@ class TrainStep(_FedStep):
         self._withhold = withhold
         self._loss_of = loss_of or compile_loss(task, module, engine, backend)
         self.loss: torch.Tensor | None = None
-        """Of the last batch; stays on the device."""
+        """Loss of the last batch; stays on the device."""
         self._weights = [one for one in module.parameters() if one.requires_grad]
         self._before = [_sample(one) for one in self._weights]
         self._capture_if(engine)

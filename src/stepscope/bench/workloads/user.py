@@ -173,7 +173,7 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 
 def _parse_number(tree: ast.Module, value: ast.expr | None) -> int | None:
-    """Of a number, or of a constant of the file."""
+    """The value of a number, or of a constant of the file."""
     if isinstance(value, ast.Name):
         constant = _find_only(tree, value.id)
         value = constant.value if isinstance(constant, ast.Assign) else None

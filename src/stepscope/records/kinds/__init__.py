@@ -8,8 +8,10 @@ from stepscope.records.kinds.communication import (
     COMM,
     COMMUNICATION_OWNER,
     COMPUTE,
+    LATER_PHASES,
     MODES,
     POINT_TO_POINT,
+    SETUP_PHASES,
     TOGETHER,
     WORLD,
     CollectiveObserved,
@@ -22,11 +24,14 @@ from stepscope.records.kinds.communication import (
     OverlapSpec,
     PairObserved,
     PairSpec,
+    PatternLookup,
     PatternObserved,
     PatternSpec,
     PatternStep,
     PointToPointObserved,
     PointToPointSpec,
+    ProcessGroupObserved,
+    ProcessGroupSpec,
 )
 from stepscope.records.kinds.compute import (
     CALL,
@@ -43,55 +48,20 @@ from stepscope.records.kinds.compute import (
 )
 
 Spec = (
-    OperatorSpec | CallSpec | CollectiveSpec | PointToPointSpec | PairSpec | OverlapSpec | PatternSpec | WorkloadSpec
-    | UserModelSpec | OtherSpec
+    OperatorSpec | CallSpec | CollectiveSpec | PointToPointSpec | PairSpec | OverlapSpec | PatternSpec
+    | ProcessGroupSpec | WorkloadSpec | UserModelSpec | OtherSpec
 )  # fmt: skip
 Observed = (
     OperatorObserved | CallObserved | CollectiveObserved | PointToPointObserved | PairObserved | OverlapObserved
-    | PatternObserved | WorkloadObserved | UserModelObserved | OtherObserved
+    | PatternObserved | ProcessGroupObserved | WorkloadObserved | UserModelObserved | OtherObserved
 )  # fmt: skip
 
 __all__ = [
-    "CALL",
-    "COMM",
-    "COMMUNICATION_OWNER",
-    "COMPUTE",
-    "MODES",
-    "POINT_TO_POINT",
-    "TOGETHER",
-    "WORLD",
-    "BaseObserved",
-    "BaseSpec",
-    "CallObserved",
-    "CallSpec",
-    "CollectiveObserved",
-    "CollectiveSpec",
-    "ExchangeObserved",
-    "MessageObserved",
-    "Mode",
-    "ModelObserved",
-    "Number",
-    "Observed",
-    "OperatorObserved",
-    "OperatorSpec",
-    "OtherObserved",
-    "OtherSpec",
-    "OverlapObserved",
-    "OverlapSide",
-    "OverlapSpec",
-    "PairObserved",
-    "PairSpec",
-    "Parameter",
-    "PatternObserved",
-    "PatternSpec",
-    "PatternStep",
-    "PointToPointObserved",
-    "PointToPointSpec",
-    "Scalar",
-    "Serving",
-    "Spec",
-    "UserModelObserved",
-    "UserModelSpec",
-    "WorkloadObserved",
-    "WorkloadSpec",
-]
+    "CALL", "COMM", "COMMUNICATION_OWNER", "COMPUTE", "LATER_PHASES", "MODES", "POINT_TO_POINT", "SETUP_PHASES",
+    "TOGETHER", "WORLD", "BaseObserved", "BaseSpec", "CallObserved", "CallSpec", "CollectiveObserved",
+    "CollectiveSpec", "ExchangeObserved", "MessageObserved", "Mode", "ModelObserved", "Number", "Observed",
+    "OperatorObserved", "OperatorSpec", "OtherObserved", "OtherSpec", "OverlapObserved", "OverlapSide",
+    "OverlapSpec", "PairObserved", "PairSpec", "Parameter", "PatternLookup", "PatternObserved", "PatternSpec",
+    "PatternStep", "PointToPointObserved", "PointToPointSpec", "ProcessGroupObserved", "ProcessGroupSpec", "Scalar",
+    "Serving", "Spec", "UserModelObserved", "UserModelSpec", "WorkloadObserved", "WorkloadSpec",
+]  # fmt: skip

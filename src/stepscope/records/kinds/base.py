@@ -156,6 +156,8 @@ def inspect_fields(struct: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldI
 
 
 class OtherSpec(BaseSpec, frozen=True, kw_only=True, tag="other"):
+    """What an earlier version stored and no kind of this one describes: kept as it is, shown by its names."""
+
     parameters: dict[str, Parameter] = {}
 
     def list_parameters(self, model: str, mode: str) -> dict[str, Parameter]:

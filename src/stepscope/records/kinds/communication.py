@@ -15,6 +15,9 @@ MODES: tuple[Mode, ...] = ("blocking", "nonblocking", "graph")
 WORLD = "world"
 COMPUTE, COMM, TOGETHER = "compute", "comm", "together"
 """Names of an overlap's times in the samples: what computes, the first collective, and all at once."""
+SETUP_PHASES = ("rendezvous", "create", "first_collective")
+"""Names of the times of a process group until it works; together they are the case's time."""
+LATER_PHASES = ("next_collective", "destroy")
 
 
 class CollectiveSpec(BaseSpec, frozen=True, kw_only=True, tag="collective"):
@@ -87,7 +90,7 @@ class OverlapSpec(BaseSpec, frozen=True, kw_only=True, tag="overlap"):
     dtype: str = "float32"
     device: str = "cpu"
     repeat: int | None = None
-    """Kernels per repetition; None: as many as take about as long as the longest collective."""
+    """Kernels launched in a row; None: as many as take about as long as the longest collective."""
     groups: str = WORLD
     beside: list[str] = []
 
@@ -104,6 +107,14 @@ class PatternSpec(BaseSpec, frozen=True, kw_only=True, tag="pattern"):
     def list_parameters(self, model: str, mode: str) -> dict[str, Parameter]:
         stated: dict[str, Parameter] = {} if self.overlap else {"overlap": False}
         return {**self.options, **stated, **({"device": self.device} if self.device != "cpu" else {})}
+
+
+class ProcessGroupSpec(BaseSpec, frozen=True, kw_only=True, tag="process_group"):
+    """All ranks become a process group, communicate once, and leave it; again and again."""
+
+    device: str = "cpu"
+    eager: bool = False
+    """Whether the library connects while the group is created (torch's `device_id`), not in the first collective."""
 
 
 class ExchangeObserved(BaseObserved, frozen=True, kw_only=True):
@@ -187,7 +198,7 @@ class OverlapObserved(ExchangeObserved, frozen=True, kw_only=True, tag="overlap"
     members: int | None = None
     sides: list[OverlapSide] = []
     repeat: int | None = None
-    """Kernels per repetition."""
+    """Kernels launched in a row."""
     compute_flops: int | float | None = None
     compute_bytes: int | float | None = None
 
@@ -210,15 +221,42 @@ class PatternStep(msgspec.Struct, frozen=True, kw_only=True):
     bus_bytes: int
 
 
+class PatternLookup(msgspec.Struct, frozen=True, kw_only=True):
+    """Lookups in embedding tables, on the rank that has most."""
+
+    name: str
+    """The step: its times are called `step:NAME`."""
+    tables: int
+    rows: int
+    """Per table."""
+    moved_bytes: int
+    """Rows and indices that are read, and sums that are written."""
+
+
 class PatternObserved(ExchangeObserved, frozen=True, kw_only=True, tag="pattern"):
     steps: int | None = None
     """Communications of one step of the job."""
     busiest_rank_bytes: int | float | None = None
     sequence: list[PatternStep] = []
     composed: str | None = None
+    lookups: list[PatternLookup] = []
 
     def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
         if field == "sequence":
             steps = (f"{one.name}:{one.operation}:{one.size_bytes}:{one.bus_bytes}" for one in self.sequence)
             return {"sequence": " ".join(steps)} if self.steps is not None else {}
+        if field == "lookups":
+            return {f"{one.name}_{name}": getattr(one, name) for one in self.lookups
+                    for name in ("tables", "rows", "moved_bytes")}  # fmt: skip
         return super().name_facts("bytes" if field == "busiest_rank_bytes" else field, value)
+
+
+class ProcessGroupObserved(ExchangeObserved, frozen=True, kw_only=True, tag="process_group"):
+    members: int | None = None
+    """Ranks of the group."""
+    cold: dict[str, float] = {}
+    """Seconds of each phase when the processes did it for the first time, on the rank where it took longest."""
+
+    def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
+        named = super().name_facts(field, value)
+        return {f"cold_{name}_s": one for name, one in named.items()} if field == "cold" else named

@@ -150,7 +150,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelObserved(BaseObserved, frozen=True, kw_only=True):
-    """What every whole model tells beside its times."""
+    """What every whole model reports beside its times."""
 
     peak_memory_bytes: int | float | None = None
     energy_j_per_example: float | None = None

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from stepscope.bench.comms.patterns.buckets import fill_buckets
-from stepscope.bench.comms.patterns.options import PatternOptions, everybody
-from stepscope.bench.comms.patterns.sequence import Pieces, Step, collective, compute, exchange, transpose
+from stepscope.bench.comms.kernels import Lookups
+from stepscope.bench.comms.patterns.data_parallel import fill_buckets
+from stepscope.bench.comms.patterns.sequence import (
+    PatternOptions,
+    Step,
+    collective,
+    compute,
+    everybody,
+    exchange,
+    transpose,
+)
 from stepscope.core.errors import UsageError
 
 FP32_BYTES = 4
@@ -21,29 +28,42 @@ Widths = tuple[Annotated[int, Meta(ge=1)], ...]
 class DlrmOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The defaults are DLRM's for the Criteo Kaggle data."""
 
-    batch: Annotated[int, Meta(ge=1, description="Examples a rank.")] = 128
-    tables: Annotated[int, Meta(ge=1, description="Embedding tables; the first (tables mod ranks) get one more.")] = 26
+    batch: Annotated[int, Meta(ge=1, description="Examples per rank.")] = 128
+    tables: Annotated[
+        int, Meta(ge=1, description="Number of embedding tables; the first (tables mod ranks) get one more.")
+    ] = 26
     shards: Annotated[
         tuple[Annotated[int, Meta(ge=0)], ...],
         Meta(description="Tables of each rank, in place of an even split: 5,3,2,2."),
     ] = ()
     embedding: Annotated[int, Meta(ge=1, description="Width of an embedding.")] = 16
-    lookups: Annotated[int, Meta(ge=1, description="Rows looked up for an example and table.")] = 1
-    random_lookups: Annotated[bool, Meta(description="1 to `lookups` rows, drawn with `seed`.")] = False
-    seed: Annotated[int, Meta(ge=0, description="Of the random lookups.")] = 0
-    bottom: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers before.")] = (
+    lookups: Annotated[int, Meta(ge=1, description="Pooling factor: rows looked up per example and table.")] = 1
+    random_lookups: Annotated[bool, Meta(description="Whether bags have 1 to `lookups` rows, drawn with `seed`.")] = (
+        False
+    )
+    seed: Annotated[int, Meta(ge=0, description="Random seed of lookups.")] = 0
+    rows: Annotated[
+        int, Meta(ge=0, description="Rows per table: lookups are real embedding_bag calls; 0: they take no time.")
+    ] = 0
+    distribution: Annotated[
+        Literal["uniform", "zipf"], Meta(description="Distribution of the rows that are looked up.")
+    ] = "uniform"
+    exponent: Annotated[
+        float, Meta(gt=0, description="Exponent of zipf: the i-th most wanted row is wanted as i^-exponent.")
+    ] = 1.05
+    bottom: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers before the interaction.")] = (
         13, 512, 256, 64, 16,
     )  # fmt: skip
-    top: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers behind.")] = (
+    top: Annotated[Widths, Meta(min_length=1, description="Widths of the dense layers after the interaction.")] = (
         512, 256, 1,
     )  # fmt: skip
     interaction: Annotated[
         Literal["dot", "dot_self", "cat", "projected"],
-        Meta(description="How embeddings meet; sets the first top width."),
+        Meta(description="How embeddings are combined; sets the first top width."),
     ] = "dot"
     projection: Annotated[int, Meta(ge=1, description="Width of the projected interaction.")] = 32
     bucket_mib: Annotated[
-        float, Meta(ge=0, description="Put dense gradients together up to so many MiB; 0: one all_reduce a matrix.")
+        float, Meta(ge=0, description="Size in MiB up to which dense gradients share an all_reduce; 0: one per matrix.")
     ] = 0.0
 
 
@@ -71,27 +91,23 @@ def top_input(options: DlrmOptions, tables: int) -> int:
     }[options.interaction]
 
 
-def count_indices(options: DlrmOptions, tables: Sequence[int]) -> Pieces:
-    """Rows that the examples of rank i look up in the tables of rank j."""
-    if not options.random_lookups:
-        row = tuple(count * options.batch * options.lookups for count in tables)
-        return (row,) * len(tables)
-    draw = random.Random(options.seed)
-    return tuple(
-        tuple(sum(draw.choices(range(1, options.lookups + 1), k=count * options.batch)) for count in tables)
-        for _ in tables
-    )
+def plan_lookups(options: DlrmOptions, tables: Sequence[int]) -> Lookups:
+    return Lookups(
+        tables=tuple(tables), rows=options.rows, width=options.embedding, batch=options.batch, pooling=options.lookups,
+        random_lengths=options.random_lookups, seed=options.seed,
+        zipf=options.exponent if options.distribution == "zipf" else None,
+    )  # fmt: skip
 
 
 def build_dlrm(options: DlrmOptions, world_size: int) -> list[Step]:
     tables, world, every = split_tables(options, world_size), everybody(world_size), range(world_size)
     lengths = [[count * options.batch for count in tables]] * world_size
     pooled = [[options.batch * count * options.embedding] * world_size for count in tables]
-    work = options.flops
+    work, lookups = options.flops, plan_lookups(options, tables)
     steps = [
         exchange("lengths", world, lengths, dtype="int64"),
-        exchange("indices", world, count_indices(options, tables), after=["lengths"], dtype="int64"),
-        compute("lookup", every, after=["indices"], flops=work),
+        exchange("indices", world, lookups.count_indices(), after=["lengths"], dtype="int64"),
+        compute("lookup", every, after=["indices"], flops=work, lookups=lookups if options.rows else None),
         exchange("forward_exchange", world, pooled, after=["lookup"]),
         compute("bottom_forward", every, flops=work),
         compute("top_forward", every, after=["forward_exchange", "bottom_forward"], flops=work),

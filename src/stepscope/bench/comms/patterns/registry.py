@@ -9,15 +9,26 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.bench.comms.cases import make_benchmark
-from stepscope.bench.comms.patterns.ddp import DdpOptions, build_ddp
+from stepscope.bench.comms.patterns.data_parallel import (
+    DdpOptions,
+    FsdpOptions,
+    ServerOptions,
+    build_ddp,
+    build_fsdp,
+    build_ps,
+)
 from stepscope.bench.comms.patterns.dlrm import DlrmOptions, build_dlrm
-from stepscope.bench.comms.patterns.experts import ExpertOptions, build_ep
-from stepscope.bench.comms.patterns.fsdp import FsdpOptions, build_fsdp
-from stepscope.bench.comms.patterns.options import PatternOptions
-from stepscope.bench.comms.patterns.pipeline import PipelineOptions, build_pp
-from stepscope.bench.comms.patterns.sequence import Step, order_steps, require_sound
-from stepscope.bench.comms.patterns.servers import ServerOptions, build_ps
-from stepscope.bench.comms.patterns.tensor import SequenceOptions, TensorOptions, build_sp, build_tp
+from stepscope.bench.comms.patterns.model_parallel import (
+    ExpertOptions,
+    PipelineOptions,
+    SequenceOptions,
+    TensorOptions,
+    build_ep,
+    build_pp,
+    build_sp,
+    build_tp,
+)
+from stepscope.bench.comms.patterns.sequence import PatternOptions, Step, order_steps, require_sound
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Case, Parameter
 from stepscope.records.kinds import PatternSpec

@@ -1,6 +1,6 @@
 """One step of a job as data: what is communicated and computed, by whom, and what has to be done before. No torch.
 
-A sequence is the same list on every rank. A rank carries out the steps it is in; `program.py` says when.
+A sequence is the same list on every rank. A rank carries out the steps it is in, when its program says.
 """
 
 from __future__ import annotations
@@ -8,12 +8,60 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from stepscope.bench.comms.data import DTYPE_BYTES
+from stepscope.bench.comms.kernels import Lookups
 from stepscope.bench.comms.layouts import Layout
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UsageError, unknown_name
+
+Flops = Annotated[
+    float, Meta(ge=0, description="Floating-point operations of every computing step (matmuls); 0: none.")
+]
+Scale = Annotated[float, Meta(gt=0, le=1, description="Factor on the model's sizes, for small machines.")]
+
+
+class PatternOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of one pattern. `Meta.description` is what `--list` says of a field."""
+
+    flops: Flops = 0.0
+
+
+def require_dtypes(*dtypes: str) -> None:
+    for dtype in dtypes:
+        if dtype not in DTYPE_BYTES:
+            raise unknown_name("dtype", dtype, DTYPE_BYTES, where="--set dtype=…")
+
+
+def require_ranks(pattern: str, world_size: int, least: int, reason: str) -> None:
+    if world_size < least:
+        raise UsageError(
+            f"{pattern} needs {least} ranks or more, and there {'is 1' if world_size == 1 else f'are {world_size}'}: "
+            f"{reason}",
+            hint=f"--ranks {least}",
+            where="--ranks",
+        )
+
+
+def everybody(world_size: int) -> Layout:
+    return (tuple(range(world_size)),)
+
+
+def lines_of(degree: int | None, world_size: int, *, where: str) -> Layout:
+    """Neighbouring ranks, `degree` to a group; None: all ranks in one."""
+    if degree is not None and world_size % degree:
+        raise UsageError(
+            f"{world_size} ranks do not divide into groups of {degree}",
+            hint="choose a degree that divides the number of ranks",
+            where=where,
+        )
+    width = degree or world_size
+    return tuple(tuple(range(first, first + width)) for first in range(0, world_size, width))
+
 
 Pieces = tuple[tuple[int, ...], ...]
 """Elements from each member to each."""
@@ -31,12 +79,14 @@ class Step(NamedTuple):
     operation: str | None = None
     """None: the rank computes."""
     shape: Shape | None = None
-    """Of one group."""
+    """The shape in one group."""
     pieces: Pieces | None = None
-    """Of an all_to_allv, in place of a shape."""
+    """What an all_to_allv sends, in place of a shape."""
     dtype: str = "float32"
     flops: float = 0.0
-    """Of a step that computes; 0: only a point that others wait for."""
+    """Operations of a computing step; 0: only a point that others wait for."""
+    lookups: Lookups | None = None
+    """Embedding tables in which a computing step looks rows up."""
 
     @property
     def part(self) -> str:
@@ -75,9 +125,16 @@ class Step(NamedTuple):
         return self.plan().bus * DTYPE_BYTES[self.dtype] if self.communicates else 0.0
 
 
-def compute(name: str, ranks: Iterable[int], *, after: Iterable[str] = (), flops: float = 0.0) -> Step:
+def compute(
+    name: str,
+    ranks: Iterable[int],
+    *,
+    after: Iterable[str] = (),
+    flops: float = 0.0,
+    lookups: Lookups | None = None,
+) -> Step:
     """Every rank for itself."""
-    return Step(name, tuple((rank,) for rank in ranks), tuple(after), flops=flops)
+    return Step(name, tuple((rank,) for rank in ranks), tuple(after), flops=flops, lookups=lookups)
 
 
 def collective(
@@ -181,7 +238,7 @@ def order_steps(steps: Sequence[Step]) -> list[Step]:
 
 
 def busiest_rank_bytes(steps: Sequence[Step], world_size: int) -> float:
-    """Of the rank that moves most in all steps. Of messages a rank moves its own; of collectives, bus bytes."""
+    """What the rank moves that moves most in all steps: its own messages, and bus bytes of collectives."""
     totals = [0.0] * world_size
     for step in (step for step in steps if step.communicates):
         traffic, width = step.plan(), DTYPE_BYTES[step.dtype]
@@ -191,3 +248,57 @@ def busiest_rank_bytes(steps: Sequence[Step], world_size: int) -> float:
             for rank, moved in zip(group, by_member, strict=True):
                 totals[rank] += moved * width
     return max(totals)
+
+
+class Action(NamedTuple):
+    kind: Literal["start", "wait", "compute"]
+    step: Step
+
+
+def make_program(steps: Sequence[Step], rank: int, *, overlap: bool = True) -> list[Action]:
+    """Everything this rank does in one step of the job, in order.
+
+    With overlap a communication is started as soon as what it comes after is done, and waited for when the next step
+    needs it, or at the end. Without, each is waited for at once; as all ranks then follow one order, no two can wait
+    for each other.
+    """
+    mine = [step for step in order_steps(steps) if step.group_of(rank) is not None]
+    return _overlap(mine) if overlap else _one_at_a_time(mine)
+
+
+def _one_at_a_time(steps: Sequence[Step]) -> list[Action]:
+    actions = []
+    for step in steps:
+        actions += [Action("start", step), Action("wait", step)] if step.communicates else [Action("compute", step)]
+    return actions
+
+
+def _overlap(steps: Sequence[Step]) -> list[Action]:
+    """Steps that other ranks alone are in hold nobody up here: what comes from them arrives by messages."""
+    names = {step.name for step in steps}
+    needs = {step.name: [name for name in step.after if name in names] for step in steps}
+    actions: list[Action] = []
+    done: set[str] = set()
+    going: dict[str, Step] = {}
+    pending = list(steps)
+    while pending:
+        ready = [step for step in pending if done.issuperset(needs[step.name])]
+        # Communication first: it goes on by itself while this rank computes.
+        startable = [step for step in ready if step.communicates]
+        if startable:
+            actions += [Action("start", step) for step in startable]
+            going.update((step.name, step) for step in startable)
+            pending = [step for step in pending if step.name not in going]
+        elif ready:
+            actions.append(Action("compute", ready[0]))
+            done.add(ready[0].name)
+            pending.remove(ready[0])
+        else:
+            following = next(
+                step for step in pending if all(name in done or name in going for name in needs[step.name])
+            )
+            for name in needs[following.name]:
+                if name in going:
+                    actions.append(Action("wait", going.pop(name)))
+                    done.add(name)
+    return actions + [Action("wait", step) for step in going.values()]

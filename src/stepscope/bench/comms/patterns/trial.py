@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -11,21 +10,19 @@ from typing import Any
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Bound, Waitable
-from stepscope.bench.comms.patterns import busy
-from stepscope.bench.comms.patterns.program import make_program
+from stepscope.bench.comms.kernels import EmbeddingTables, make_matmuls, matmul_bytes
 from stepscope.bench.comms.patterns.registry import read_case
-from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes
-from stepscope.bench.comms.trial import Facts, Room, idle
-from stepscope.measure import Device
+from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes, make_program
+from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
 from stepscope.records import Case, Notice, Score
-from stepscope.records.kinds import PatternObserved, PatternStep
+from stepscope.records.kinds import PatternLookup, PatternObserved, PatternStep
 
 STEP, WAIT = "step:", "wait:"
 """Further times of a case are called so, followed by the step's name: from its start to its end as this rank saw it,
 and how long of that the rank stood waiting for it."""
 
 Moments = tuple[Any, Any, Any]
-"""Of one step: started, waited for, done."""
+"""Moments of one step: started, waited for (None: it computes), done."""
 
 
 def describe_sequence(steps: list[Step]) -> list[PatternStep]:
@@ -39,58 +36,44 @@ def describe_sequence(steps: list[Step]) -> list[PatternStep]:
     ]
 
 
-class Stopwatch:
-    """Moments of a rank: on the device's time line where it has one, else on the host's clock."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.now: Callable[[], Any] = device.mark if device.has_events else time.perf_counter_ns
-
-    def between_s(self, start: Any, stop: Any) -> float:
-        """Only after the device has been waited for."""
-        return self._device.elapsed_s(start, stop) if self._device.has_events else (stop - start) * 1e-9
-
-
-class PatternTrial:
-    iterations = 1
-    operations = burst = places = 1
-    synchronises = False
-
+class PatternTrial(Trial):
     def __init__(self, case: Case, room: Room) -> None:
+        super().__init__(room)
         pattern, options, overlap = read_case(case)
-        self._room, self.device = room, room.device
         self._steps = pattern.make_steps(options, room.world.size)
         self._program = make_program(self._steps, room.world.rank, overlap=overlap)
-        self.judge = 0
         self.active = bool(self._program)
         self._exchanges = self._make_exchanges(case.key)
+        self._tables = {
+            step.name: EmbeddingTables(step.lookups, room.world.rank)
+            for step in self._steps
+            if step.lookups is not None and step.group_of(room.world.rank) is not None
+        }
         self._watch = Stopwatch(room.device)
         self._begun: dict[str, Any] = {}
         self._taken: list[dict[str, Moments]] = []
-        """Of each step, one entry a call of `body`, until they are known as seconds."""
+        """Moments of each step, one entry per call of `body`, until they are known as seconds."""
         self._current: dict[str, Moments] = {}
-        self._seconds: dict[str, list[float]] = {
-            f"{kind}{name}": [] for name in self._exchanges for kind in (STEP, WAIT)
-        }
+        parts = [f"{kind}{name}" for name in self._exchanges for kind in (STEP, WAIT)]
+        self.times_s = {name: [] for name in (*parts, *(f"{STEP}{name}" for name in self._tables))}
         self._wrong: dict[str, int] = {}
         self._composed: dict[str, str] = {}
-        self.body: Callable[[], object] = idle
 
     def _make_exchanges(self, key: str) -> dict[str, Exchange]:
         """Every rank asks for every group, in the order of the steps; each step has data of its own."""
         found: dict[str, Exchange] = {}
-        rank = self._room.world.rank
+        rank = self.room.world.rank
         for number, step in enumerate(self._steps):
             if not step.communicates:
                 continue
-            groups = {ranks: self._room.group(ranks) for ranks in step.groups}
+            groups = {ranks: self.room.group(ranks) for ranks in step.groups}
             mine = step.group_of(rank)
             if mine is not None:
                 found[step.name] = Exchange(
                     step.make_operation(),
                     step.make_shape(),
                     groups[mine],
-                    device=self._room.device.name,
+                    device=self.room.device.name,
                     dtype=step.dtype,
                     seed=zlib.crc32(f"{key}/{step.name}/{mine}".encode()) & 0xFFFF,
                     tag=number,
@@ -101,13 +84,14 @@ class PatternTrial:
         """What values are made from is needed by one step at a time only."""
         making = [self._making_bytes(step) for step in self._steps if step.name in self._exchanges]
         kept = sum(exchange.needed_bytes() for exchange in self._exchanges.values()) - sum(making)
-        return kept + max(making, default=0) + busy.needed_bytes(self._find_flops(), self._room.device.name)
+        kept += sum(tables.needed_bytes() for tables in self._tables.values())
+        return kept + max(making, default=0) + matmul_bytes(self._find_flops(), self.room.device.name)
 
     def _making_bytes(self, step: Step) -> int:
-        """Of `Exchange.needed_bytes`, what is free again when the step's values are made."""
-        group, traffic = step.group_of(self._room.world.rank), self._exchanges[step.name].traffic
+        """The part of `Exchange.needed_bytes` that is free again when the step's values are made."""
+        group, traffic = step.group_of(self.room.world.rank), self._exchanges[step.name].traffic
         assert group is not None
-        me = group.index(self._room.world.rank)
+        me = group.index(self.room.world.rank)
         return max(traffic.inputs[me], traffic.outputs[me]) * 2 * DTYPE_BYTES["float64"]
 
     def open(self) -> None:
@@ -115,7 +99,7 @@ class PatternTrial:
             return
         bounds = {name: exchange.bind() for name, exchange in self._exchanges.items()}
         self._composed = {name: bound.composed for name, bound in bounds.items() if bound.composed}
-        work = {flops: busy.make_work(flops, self._room.device.name) for flops in self._find_flops()}
+        work = {flops: make_matmuls(flops, self.room.device.name) for flops in self._find_flops()}
         going: dict[str, list[Waitable]] = {}
         actions: list[Callable[[], object]] = []
         for kind, step in self._program:
@@ -123,12 +107,16 @@ class PatternTrial:
                 actions.append(partial(self._start, step.name, bounds[step.name], going))
             elif kind == "wait":
                 actions.append(partial(self._wait, step.name, going))
-            elif step.flops:
-                actions.append(work[step.flops])
+            else:
+                if step.flops:
+                    actions.append(work[step.flops])
+                if step.name in self._tables:
+                    look_up = self._tables[step.name].open(self.room.device.name)
+                    actions.append(partial(self._look_up, step.name, look_up))
         self.body = partial(self._do, actions)
 
     def _find_flops(self) -> set[float]:
-        """Of the steps that have work to do here: one set of matrices serves all of a size."""
+        """Operations of the steps that compute here: one set of matrices serves all of a size."""
         return {action.step.flops for action in self._program if action.step.flops}
 
     def _do(self, actions: list[Callable[[], object]]) -> None:
@@ -147,21 +135,30 @@ class PatternTrial:
             work.wait()
         self._current[name] = (self._begun[name], before, self._watch.now())
 
+    def _look_up(self, name: str, look_up: Callable[[], None]) -> None:
+        before = self._watch.now()
+        look_up()
+        self._current[name] = (before, None, self._watch.now())
+
     def refresh(self) -> None:
-        self._settle()
+        self.settle()
+        for tables in self._tables.values():
+            tables.refresh()
         for exchange in self._exchanges.values():
             exchange.refresh()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Moments on a device's time line can be read only when it has passed them: between samples."""
         for moments in self._taken:
             for name, (start, waiting, stop) in moments.items():
-                self._seconds[f"{STEP}{name}"].append(self._watch.between_s(start, stop))
-                self._seconds[f"{WAIT}{name}"].append(self._watch.between_s(waiting, stop))
+                self.times_s[f"{STEP}{name}"].append(self._watch.between_s(start, stop))
+                if waiting is not None:
+                    self.times_s[f"{WAIT}{name}"].append(self._watch.between_s(waiting, stop))
         self._taken.clear()
 
     def count_wrong(self) -> int | None:
-        counts = {name: exchange.count_wrong() for name, exchange in self._exchanges.items()}
+        parts: dict[str, Exchange | EmbeddingTables] = {**self._exchanges, **self._tables}
+        counts = {name: part.count_wrong() for name, part in parts.items()}
         known = {name: count for name, count in counts.items() if count is not None}
         for name, count in known.items():
             if count:
@@ -169,36 +166,42 @@ class PatternTrial:
         return sum(known.values()) if known else None
 
     def facts(self) -> Facts:
-        moved = busiest_rank_bytes(self._steps, self._room.world.size)
+        moved = busiest_rank_bytes(self._steps, self.room.world.size)
         sequence = describe_sequence(self._steps)
         observed = PatternObserved(
             steps=len(sequence),
             busiest_rank_bytes=round(moved),
             sequence=sequence,
             composed="; ".join(dict.fromkeys(self._composed.values())) or None,
+            lookups=self._describe_lookups(),
         )
         score = Score(unit="GB/s", work=moved) if moved else None
         return Facts(score=score, observed=observed, notices=self._find_notices())
+
+    def _describe_lookups(self) -> list[PatternLookup]:
+        """Those of the busiest rank, which every rank can tell."""
+        return [
+            PatternLookup(
+                name=step.name, tables=max(step.lookups.tables), rows=step.lookups.rows,
+                moved_bytes=max(step.lookups.list_moved_bytes()),
+            )
+            for step in self._steps
+            if step.lookups is not None
+        ]  # fmt: skip
 
     def _find_notices(self) -> list[Notice]:
         if not self._wrong:
             return []
         named = ", ".join(f"{name} ({count})" for name, count in self._wrong.items())
-        return [Notice(kind="wrong_steps", message=f"wrong elements on rank {self._room.world.rank}: {named}")]
-
-    def further_s(self) -> dict[str, list[float]]:
-        self._settle()
-        return self._seconds
-
-    def own_s(self) -> list[float] | None:
-        return None
+        return [Notice(kind="wrong_steps", message=f"wrong elements on rank {self.room.world.rank}: {named}")]
 
     def forget(self) -> None:
         self._taken.clear()
-        for values in self._seconds.values():
-            values.clear()
+        super().forget()
 
     def close(self) -> None:
         for exchange in self._exchanges.values():
             exchange.close()
+        for tables in self._tables.values():
+            tables.close()
         self.body = idle

@@ -38,14 +38,14 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     version: int = 1
     """Raised whenever the benchmark computes something else."""
     precision: Precision
-    """Of the out-of-the-box implementation, unless another is asked for."""
+    """Precision of the out-of-the-box implementation, unless another is asked for."""
     precisions: list[Precision]
     """Those that are known to be viable for the model."""
     batch_size: int
     max_batch_size: int | None = None
-    """Of training: the largest with which the model is known to converge."""
+    """Training: the largest batch with which the model is known to converge."""
     latency_limit_s: float | None = None
-    """Of inference, for one batch."""
+    """Inference: limit for one batch."""
     latency_percentile: float = 95.0
     limit_reason: str = ""
     source: str
@@ -85,7 +85,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One file of the table."""
 
     model: str
-    owner: str
+    domain: str
     task: str
     """`module:Class` of the out-of-the-box implementation, below `stepscope.bench.workloads.models`."""
     optimized: str
@@ -106,7 +106,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             mode=declared.mode,
             config=declared.config,
             version=declared.version,
-            owner=self.owner,
+            owner=self.domain,
             description=declared.description,
         )
 

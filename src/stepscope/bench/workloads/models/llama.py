@@ -125,7 +125,7 @@ class OptimizedLlama(OptimizedDecoder):
 
     def fusions(self) -> list[Change]:
         return [
-            Change("fused projections", "Queries, keys and values come from one product; so do gate and up."),
+            Change("fused projections", "Queries, keys and values come from one matmul; so do gate and up."),
             Change("shared keys", "Queries that share a key are taken together; keys and values are not repeated."),
         ]
 

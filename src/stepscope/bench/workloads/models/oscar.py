@@ -79,7 +79,7 @@ BOX_FEATURES = 6
 GIVEN_ANSWERS = 3
 """Answers of one question that people agreed on, at most."""
 SCORES = (0.3, 0.6, 0.9, 1.0)
-"""Of an answer that one, two, three or more of ten people gave."""
+"""Score of an answer that one, two, three or more of ten people gave."""
 
 
 class OscarAnswers(Task):

@@ -121,12 +121,12 @@ class LeanXlmr(Lean):
         self.train(plain.training)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of unpadded sequences."""
+        """Features of unpadded sequences."""
         features: torch.Tensor = self.encoder(self.embeddings(ids))
         return features
 
     def read_packed(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Of sequences end to end, as packing.pack lays them: [tokens, width]."""
+        """Features of sequences end to end, as `pack` lays them: [tokens, width]."""
         hidden = self.embeddings(batch["tokens"], places=batch["places"])
         features: torch.Tensor = self.encoder(hidden, batch)
         return features

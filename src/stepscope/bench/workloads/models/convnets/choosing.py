@@ -31,7 +31,7 @@ class Layer(NamedTuple):
     """What tells one grouped convolution from another."""
 
     shape: tuple[int, ...]
-    """Of the input, with the trial's batch."""
+    """Shape of the input, with the batch of a trial."""
     weight: tuple[int, ...]
     stride: tuple[int, ...]
     groups: int

@@ -64,7 +64,7 @@ def _merge_to(groups: int, width: int, wide: int) -> int:
 def convolved_shape(
     x: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[int, ...]:
-    """Of the outputs: [N, O, …]."""
+    """Shape of the outputs: [N, O, …]."""
     sides = zip(x[2:], padding, weight[2:], stride, strict=True)
     return (x[0], weight[0], *((side + 2 * pad - window) // step + 1 for side, pad, window, step in sides))
 
@@ -108,7 +108,7 @@ LAST = torch.channels_last_3d
 def grouped_conv(
     x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
 ) -> torch.Tensor:
-    """Of [N, C, T, H, W], without bias; the result is stored channels last."""
+    """Convolution of [N, C, T, H, W] without bias; the result is stored channels last."""
     if x.is_cuda:
         from stepscope.bench.workloads.models.convnets import grouped_kernels
 

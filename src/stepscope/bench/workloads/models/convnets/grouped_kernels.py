@@ -1,4 +1,4 @@
-"""Grouped convolutions over clips stored channels last, as matrix products of one window position at a time.
+"""Grouped convolutions over clips stored channels last, as matmuls of one window position at a time.
 
 Imports torch and triton: load it on CUDA only. Tensors are [N, T, H, W, C] in memory. `tiles` are the weights as
 [groups, window positions, channels in, channels out], so that each program reads plain matrices.
@@ -199,5 +199,5 @@ def block(channels: int) -> int:
 
 
 def _products(tf32: bool) -> str:
-    """Of float32; halves are multiplied exactly in any case."""
+    """How float32 is rounded; halves are multiplied exactly in any case."""
     return "tf32" if tf32 else "ieee"

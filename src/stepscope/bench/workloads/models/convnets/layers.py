@@ -17,7 +17,7 @@ CHANNEL_STEP = 8
 
 
 class Stem(NamedTuple):
-    """Of the first convolution, along height and width; a time axis is left as it is."""
+    """Shape of the first convolution along height and width; a time axis is left as it is."""
 
     kernel: int
     stride: int

@@ -16,9 +16,9 @@ COARSE = 8
 """Pixels between the points of the smooth part."""
 COARSE_FRAMES = 4
 SMOOTH_SHARE = 0.85
-"""Of the variance; the rest differs from pixel to pixel."""
+"""Fraction of the variance; the rest differs from pixel to pixel."""
 GREY_SHARE = 0.8
-"""Of the variance: what the three colours have in common."""
+"""Fraction of the variance that the three colours have in common."""
 DARKEST = (-2.12, -2.04, -1.80)
 BRIGHTEST = (2.25, 2.43, 2.64)
 """Black and white after the usual normalisation by the means and spreads of ImageNet."""
@@ -143,7 +143,7 @@ class PictureTask(Task):
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """Of one picture: frames where it has some, height, width."""
+        """Extent of one picture: frames where it has some, height, width."""
         side = self.sizes["image_size"]
         return (self.sizes["frames"], side, side) if "frames" in self.sizes else (side, side)
 

@@ -19,7 +19,7 @@ ALGORITHMS = 4
 
 
 class FastPictures(Optimized):
-    """Of a `PictureTask`. A network says where its first convolution is and what it looks like."""
+    """Optimized `PictureTask`. A network says where its first convolution is and what it looks like."""
 
     stem: ClassVar[Stem]
     stem_at: ClassVar[str] = "stem.conv"
@@ -118,12 +118,12 @@ class FastPictures(Optimized):
 def describe_precision(mode: Mode, precision: Precision) -> list[Change]:
     kind = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
     if precision == "tf32":
-        return [Change("tf32", "Products of float32 numbers are rounded to TF32.")]
+        return [Change("tf32", "Matmuls of float32 numbers are rounded to TF32.")]
     if kind is None:
         return []
     if mode == "infer":
         return [Change(precision, f"Weights, pictures and activations are {kind}.")]
-    return [Change(precision, f"Convolutions and products run in {kind} (autocast); weights and norms stay float32.")]
+    return [Change(precision, f"Convolutions and matmuls run in {kind} (autocast); weights and norms stay float32.")]
 
 
 def _store_channels_last(module: nn.Module) -> nn.Module:

@@ -71,7 +71,7 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         self.projection = projection
-        """Queries, keys and values by one product."""
+        """Queries, keys and values by one matmul."""
         self.out = out
         self.dropout = dropout
 
@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU; gate and up by one product."""
+    """SwiGLU; gate and up by one matmul."""
 
     def __init__(self, gate_up: nn.Linear, down: nn.Linear) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Block(nn.Module):
         self.dropout = dropout
 
     def forward(self, hidden: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Of whole sequences, [sequences, places, width], without a cache."""
+        """Attention over whole sequences, [sequences, places, width], without a cache."""
         mixed = self.attention.causal(*self.attention.split(self.before(hidden), turns))
         return self.add(hidden, mixed.flatten(-2))
 
@@ -223,7 +223,7 @@ class FastDecoder(nn.Module):
         self.vocabulary = vocabulary
         self.dropout = dropout
         self.loss_dtype = loss_dtype
-        """In which the products of the head are taken in training."""
+        """In which the matmuls of the head are taken in training."""
 
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         place = torch.arange(tokens.shape[1], device=tokens.device)
@@ -240,7 +240,7 @@ class FastDecoder(nn.Module):
         return loss
 
     def prefill(self, batch: Mapping[str, Tensor], cache: Cache | None) -> Tensor:
-        """Logits after the last token of each prompt. Products run over packed tokens; attention, a small part, over
+        """Logits after the last token of each prompt. Matmuls run over packed tokens; attention, a small part, over
         the padded batch: padding lies behind each prompt, where causal attention never looks."""
         spread, places = batch["spread"], batch["places"]
         hidden = self._embed(batch["tokens"], places)

@@ -116,18 +116,18 @@ class OptimizedDecoder(Optimized, Decoder):
         return both + (TRAIN_CHANGES if mode == "train" else INFER_CHANGES)
 
     def fusions(self) -> list[Change]:
-        """Products that are one here and several in the ootb implementation."""
+        """Matmuls that are one here and several in the ootb implementation."""
         return []
 
 
 PRECISION_NOTES: dict[str, dict[str, str]] = {
-    "tf32": dict.fromkeys(("train", "infer"), "Products of float32 are taken with rounded inputs."),
+    "tf32": dict.fromkeys(("train", "infer"), "Matmuls of float32 are taken with rounded inputs."),
     "bf16": {
-        "train": "Products and attention in bfloat16 by autocast; weights, residuals, norms and losses in float32.",
+        "train": "Matmuls and attention in bfloat16 by autocast; weights, residuals, norms and losses in float32.",
         "infer": "Weights, activations and cache in bfloat16; rotations and norms computed in float32.",
     },
     "fp16": dict.fromkeys(("train", "infer"), "Weights, activations and cache in float16."),
-    "fp8": dict.fromkeys(("train", "infer"), "As bfloat16: no product is taken in 8 bits."),
+    "fp8": dict.fromkeys(("train", "infer"), "As bfloat16: no matmul is taken in 8 bits."),
 }
 TRAIN_CHANGES = [
     Change("attention", "Called as causal attention without a mask, so that the flash kernel runs."),

@@ -52,7 +52,7 @@ class EvenPerceptron(nn.Module):
         return x if self.ends_in_relu else self._last()(x)
 
     def infer(self, x: torch.Tensor) -> torch.Tensor:
-        """Bias and ReLU in the product's own kernel, which has no gradient."""
+        """Bias and ReLU in the matmul's own kernel, which has no gradient."""
         for layer in self._inner():
             x = torch._addmm_activation(layer.bias, x, layer.weight.t())
         return x if self.ends_in_relu else self._last()(x)
@@ -117,7 +117,7 @@ class MasterSgd(torch.optim.Optimizer):
 
 
 class Rate:
-    """Of the update that the lookups' backward pass makes itself. None: it leaves a gradient instead."""
+    """Learning rate of the update that the lookups' backward pass makes itself. None: it leaves a gradient instead."""
 
     def __init__(self) -> None:
         self.value: float | None = None
@@ -294,7 +294,7 @@ class PackedTables(nn.Module):
 
 
 class LowerProducts(torch.autograd.Function):
-    """Dot products of every two features, each pair once. Backward is one product with the symmetric gradient, where
+    """Dot products of every two features, each pair once. Backward is one matmul with the symmetric gradient, where
     the ootb implementation adds up scattered elements and multiplies twice. Takes an even number of features."""
 
     @staticmethod
@@ -325,7 +325,7 @@ def place_pairs(features: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class FastDlrm(nn.Module):
-    """Takes arranged batches. `dtype` is that of products and of what lies between the layers."""
+    """Takes arranged batches. `dtype` is that of matmuls and of what lies between the layers."""
 
     def __init__(
         self, plain: Dlrm, tables: Tables, lookup: nn.Module, *, dtype: torch.dtype, loss: str, compiled: bool

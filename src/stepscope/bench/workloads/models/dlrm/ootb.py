@@ -18,7 +18,7 @@ from stepscope.bench.workloads.protocol import Mode, Task
 class Tables(NamedTuple):
     rows: tuple[int, ...]
     lookups: tuple[int, ...]
-    """Of one bag, on average."""
+    """Lookups of one bag, on average."""
 
     @property
     def starts(self) -> list[int]:
@@ -65,7 +65,7 @@ def _draw_whole(chance: Random, median: float, spread: float, cap: int) -> int:
 
 
 STRIDE_SHARE = 0.618
-"""Of the rows: how far neighbouring ranks lie apart, so that hot rows do not share cache lines."""
+"""How far neighbouring ranks lie apart, as a fraction of the rows, so that hot rows do not share cache lines."""
 
 
 def make_examples(
@@ -117,7 +117,7 @@ def _draw_offsets(count: int, lookups: int, lengths: str, generator: torch.Gener
 
 
 HEADER_BYTES = 4
-"""Of a row of 4-bit codes: scale and offset in half precision."""
+"""Header of a row of 4-bit codes: scale and offset in half precision."""
 LEVELS = 15
 
 

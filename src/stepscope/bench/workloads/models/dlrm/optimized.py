@@ -1,4 +1,4 @@
-"""DLRM as fast as it goes: all tables in one kernel or one product, even widths, one graph a step."""
+"""DLRM as fast as it goes: all tables in one kernel or one matmul, even widths, one graph a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepscope.bench.workloads.steps import UpdatesEarly
 from stepscope.core.errors import BadInputError
 
 COUNTED_ROWS_A_LOOKUP = 32
-"""Up to so many rows of a table for each lookup of a bag, a product with counts costs less than reading row by row:
+"""Up to so many rows of a table for each lookup of a bag, a matmul with counts costs less than reading row by row:
 tensor cores multiply some hundred numbers in the time that memory gives one."""
 
 
@@ -110,7 +110,8 @@ class DlrmOptimized(UpdatesEarly):
         return float(self.sizes["learning_rate"])
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """Of a module that has no optimizer yet: with one, the backward pass leaves none of gathered tables."""
+        """Gradients of a module that has no optimizer yet: with one, the backward pass leaves none of gathered
+        tables."""
         return cast("FastDlrm", module).plain_gradients()
 
     def added_rows(self, batch_size: int) -> dict[str, int]:
@@ -126,7 +127,7 @@ class DlrmOptimized(UpdatesEarly):
         return self._list_changes(self._lookup_changes(mode, precision), mode, precision)
 
     def list_sharded_changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        """Of a rank that has some of the tables."""
+        """Changes on a rank that has some of the tables."""
         own = _WEIGHTED_ONCE if self.sizes["pooling"] == "learned" else _FUSED_UPDATE
         return self._list_changes([_OWN_GATHERED, *([own] if mode == "train" else [])], mode, precision)
 
@@ -172,14 +173,14 @@ _TRAINING = [
     _EVEN,
     Change(
         "symmetric interaction gradient",
-        "backward of the interaction is one batched product with the symmetric gradient instead of a scatter and two",
+        "backward of the interaction is one batched matmul with the symmetric gradient instead of a scatter and two",
     ),
     Change("fused SGD", "one pass over each weight for the update"),
 ]
 _INFERENCE = [
     Change("whole-batch CUDA graph", "the forward pass is captured once and replayed"),
     _EVEN,
-    Change("fused bias and ReLU", "bias and ReLU are added in the product's own kernel"),
+    Change("fused bias and ReLU", "bias and ReLU are added in the matmul's own kernel"),
 ]
 _GATHERED = Change(
     "one table", "all tables lie in one weight; the loader adds each table's first row to its indices, in 32 bits; one "
@@ -194,11 +195,11 @@ _FUSED_UPDATE = Change(
 )
 _WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once a step")
 _COUNTED = Change(
-    "lookups as a product",
-    "all tables lie in one weight; a kernel counts how often each bag has each row, and a batched product of counts "
+    "lookups as a matmul",
+    "all tables lie in one weight; a kernel counts how often each bag has each row, and a batched matmul of counts "
     "and tables pools them; a row's learned weight is multiplied into it once a step; indices have 32 bits",
 )
-_COUNTED_HALVES = Change("tables rounded for the product", "the pooled rows are rounded to bfloat16; updates are not")
+_COUNTED_HALVES = Change("tables rounded for the matmul", "the pooled rows are rounded to bfloat16; updates are not")
 _PACKED = Change(
     "one packed table",
     "all 4-bit tables lie in one array of 64-byte-aligned records, scale and offset as 32-bit floats already times the "
@@ -207,10 +208,10 @@ _PACKED = Change(
 )
 _HALVES = Change(
     "bfloat16 weights with masters",
-    "products read bfloat16 weights; SGD updates 32-bit copies and rounds them in the same pass",
+    "matmuls read bfloat16 weights; SGD updates 32-bit copies and rounds them in the same pass",
 )
 _STORED_HALVES = Change("half-precision storage", "weights and activations are stored in 16 bits")
-_ROUNDED = Change("tf32", "32-bit products are rounded to tf32")
+_ROUNDED = Change("tf32", "32-bit matmuls are rounded to tf32")
 
 
 def _require_fixed_bags(offsets: torch.Tensor, lookups: Sequence[int]) -> None:

@@ -81,7 +81,7 @@ class TableExchange(nn.Module):
         self.register_buffer("order", torch.tensor(arrived).argsort().to(device), persistent=False)
 
     def send_lookups(self, indices: torch.Tensor, batch: int) -> list[list[torch.Tensor]]:
-        """Of each own table, its lookups from every rank. A table has as many from each, so sizes need no exchange."""
+        """The lookups of each own table from every rank. A table has as many from each, so sizes need no exchange."""
         parts = torch.split(indices, [batch * one for one in self.lookups])
         sent = [torch.cat([parts[table] for table in own]) if own else parts[0][:0] for own in self.tables_of]
         sizes = [batch * self.lookups[table] for table in self.own]
@@ -132,7 +132,7 @@ class ShardedNetwork(nn.Module):
 
 
 def join_starts(begins: torch.Tensor, length: int) -> torch.Tensor:
-    """Of one table: from [ranks, batch] in each rank's part to all of them in the parts together."""
+    """Order of one table: from [ranks, batch] in each rank's part to all of them in the parts together."""
     return (begins + length * torch.arange(len(begins), device=begins.device).unsqueeze(1)).flatten()
 
 

@@ -1,4 +1,4 @@
-"""Linear layers whose products are taken between 8-bit floats."""
+"""Linear layers whose matmuls are taken between 8-bit floats."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stepscope.bench.workloads.protocol import Mode, Precision, Task
 
 KIND = torch.float8_e4m3fn
 SLOPES = torch.float8_e5m2
-"""Of gradients: they reach further, and need less of a mantissa."""
+"""Dtype of gradients: they have a larger range, and need less of a mantissa."""
 EVEN = 16
 """Matrices whose sides are no multiples of this are not multiplied in 8 bits by the device."""
 SMALLEST = 1e-12
-"""Of what is nothing but zeros has some scale, too."""
+"""Least scale: what is nothing but zeros has one, too."""
 HEADROOM = 1.5
 """Inputs may be so many times as large as those that were looked at, before they are cut off."""
 EXAMPLES, EXAMPLES_SEED = 16, 99
@@ -79,7 +79,7 @@ class Fp8Linear(nn.Module):
 
 
 class Fp8TrainedLinear(nn.Module):
-    """Holds the plain weights; each product of a step is taken in 8 bits, forward and backward.
+    """Holds the plain weights; each matmul of a step is taken in 8 bits, forward and backward.
 
     Every tensor has one scale, found as it comes.
     """
@@ -160,7 +160,7 @@ def multiply_slowly(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """The same product where the device has none for 8-bit floats."""
+    """The same matmul where the device has none for 8-bit floats."""
     product = (left.float() @ right.float()) * scale_a * scale_b
     return (product if bias is None else product + bias.float()).to(out_dtype)
 

@@ -14,7 +14,7 @@ from stepscope.bench.workloads.models.encoders.fp8 import Fp8Linear, Fp8TrainedL
 from stepscope.bench.workloads.models.encoders.ootb import make_adamw
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
 
-ONE_PROJECTION = Change("one projection", "Query, key and value are one product with their weights held as one.")
+ONE_PROJECTION = Change("one projection", "Query, key and value are one matmul with their weights held as one.")
 SKIPPED_LOOKUPS = Change(
     "no position look-up", "Positions are counted, not looked up from the ids: no sequence of the batch is padded."
 )
@@ -22,12 +22,12 @@ COMPILED = Change("torch.compile", "Norms, sums, dropout and activations are fus
 WHOLE_GRAPH = Change("CUDA graph", "The whole step is one CUDA graph; shapes must not change.")
 
 _PRECISIONS: dict[Precision, Change] = {
-    "tf32": Change("tf32", "Products of fp32 matrices are rounded to tf32."),
-    "bf16": Change("bf16", "Products are taken in bf16."),
-    "fp16": Change("fp16", "Weights and products are fp16."),
+    "tf32": Change("tf32", "Matmuls of fp32 matrices are rounded to tf32."),
+    "bf16": Change("bf16", "Matmuls are taken in bf16."),
+    "fp16": Change("fp16", "Weights and matmuls are fp16."),
     "fp8": Change(
         "fp8",
-        "Products of the layers' linear parts are taken in fp8 (e4m3). Each weight and each input has one scale; those "
+        "Matmuls of the layers' linear parts are taken in fp8 (e4m3). Each weight and each input has one scale; those "
         "of inputs are found beforehand on 16 other examples, with half as much again to spare. All else is bf16.",
     ),
 }
@@ -35,7 +35,7 @@ _PRECISIONS: dict[Precision, Change] = {
 
 _TRAINED_FP8 = Change(
     "fp8",
-    "Products of the layers' linear parts are taken in fp8, e4m3 forward and with gradients in e5m2. Each tensor has "
+    "Matmuls of the layers' linear parts are taken in fp8, e4m3 forward and with gradients in e5m2. Each tensor has "
     "one scale, found as it comes; weights stay fp32, all else is bf16.",
 )
 
@@ -125,7 +125,7 @@ if torch.version.cuda is not None:  # it takes a second to load, and is for CUDA
 
 
 def stream_dtype(mode: Mode, precision: Precision) -> torch.dtype | None:
-    """Of what passes from layer to layer; None: as it comes. Autocast would leave it in fp32 after every norm."""
+    """Dtype of what passes from layer to layer; None: as it comes. Autocast would leave it in fp32 after every norm."""
     return torch.bfloat16 if mode == "train" and precision in ("bf16", "fp8") else None
 
 
@@ -178,7 +178,7 @@ class LeanEmbeddings(nn.Module):
 
 
 class LeanLayer(nn.Module):
-    """One layer: query, key and value in one product, fused attention, norms after the sums."""
+    """One layer: query, key and value in one matmul, fused attention, norms after the sums."""
 
     entrances = ("first_token",)
     """Methods beside `forward` that are called from outside."""
@@ -224,7 +224,7 @@ class LeanLayer(nn.Module):
         return self._finish(attended.flatten(-2), first)
 
     def _split(self, projected: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
-        """Of rows with all parts next to each other: each [..., heads, width]."""
+        """The parts of rows that hold them next to each other: each [..., heads, width]."""
         return projected.view(*projected.shape[:-1], parts, self.heads, -1).unbind(-3)
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -292,7 +292,7 @@ def attend_packed(
 
 
 def choose_linear(mode: Mode, precision: Precision, ranges: Ranges | None) -> Callable[..., nn.Module]:
-    """How linear layers take their products. `reads_as`: the plain layer with the same input, where it is another."""
+    """How linear layers take their matmuls. `reads_as`: the plain layer with the same input, where it is another."""
 
     def narrow(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
         if mode == "train":

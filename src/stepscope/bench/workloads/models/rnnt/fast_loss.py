@@ -29,14 +29,14 @@ class Lattice(NamedTuple):
     """Sums over alignments, [batch, frames, positions] each, and minus the log-probability of all, [batch]."""
 
     alpha: Tensor
-    """Of all ways to a cell."""
+    """Sum over all ways to a cell."""
     beta: Tensor
-    """Of all ways from a cell to the end."""
+    """Sum over all ways from a cell to the end."""
     costs: Tensor
 
 
 class Picked(NamedTuple):
-    """Of every cell, [batch, frames, positions]: what the lattice needs of the log-softmax."""
+    """What the lattice needs of the log-softmax of every cell, [batch, frames, positions]."""
 
     normaliser: Tensor
     blank: Tensor
@@ -55,7 +55,7 @@ def joint_transducer_costs(
     """Costs [batch] of logits that are `relu(encoded[t] + predicted[u]) @ weight.T + bias`.
 
     encoded: [batch, frames, width] and predicted: [batch, labels + 1, width], already projected, of one dtype, in which
-    the products are taken; dropout falls on what the relu gives.
+    the matmuls are taken; dropout falls on what the relu gives.
     """
     costs: Tensor = _JointTransducer.apply(encoded, predicted, weight, bias, transcripts, dropout)  # type: ignore[no-untyped-call]
     return costs
@@ -97,7 +97,7 @@ class _JointTransducer(torch.autograd.Function):
         cells = logits.view(batch, frames, positions, -1)
         parts.differentiate(cells, picked, lattice, ctx.transcripts, upstream.contiguous())
 
-        # One product an utterance and a sum: one product over all cells has few rows and columns to share out.
+        # One matmul an utterance and a sum: one matmul over all cells has few rows and columns to share out.
         by_utterance = logits.view(batch, frames * positions, -1)
         of_weight = torch.bmm(by_utterance.transpose(1, 2), hidden.view(batch, frames * positions, -1))
         of_bias = by_utterance.sum(dim=(0, 1), dtype=picked.normaliser.dtype).to(ctx.of_bias)

@@ -158,8 +158,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def pick_log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a blank and of the next label in each cell, both [batch, frames, labels + 1]; after the last label no other
-    follows."""
+    """Log-probabilities of a blank and of the next label in each cell, both [batch, frames, labels + 1]; after the last
+    label no other follows."""
     log_probs = F.log_softmax(logits, dim=-1)
     frames = logits.shape[1]
     chosen = labels[:, None, :, None].expand(-1, frames, -1, 1)

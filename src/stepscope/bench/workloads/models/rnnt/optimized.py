@@ -23,7 +23,7 @@ from stepscope.bench.workloads.models.rnnt.ootb import (
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Outputs, Precision
 
 PERSISTENT_MULTIPLE = 128
-"""Of the input's width, for cuDNN's persistent kernels."""
+"""Multiple of the input's width that cuDNN's persistent kernels want."""
 
 
 class _Layer(NamedTuple):
@@ -174,7 +174,7 @@ def _run(layer: nn.Module, hidden: Tensor) -> Tensor:
 
 
 GRADIENT_SCALE = 64.0
-"""Of gradients inside of the half-precision stacks, a power of two: float16 has no very small numbers."""
+"""Scale of gradients inside of the half-precision stacks, a power of two: float16 has no very small numbers."""
 
 
 def encode(network: Rnnt, features: Tensor) -> Tensor:
@@ -330,7 +330,7 @@ def _of_training(precision: Precision) -> list[Change]:
         Change(
             "fused joint and loss",
             "one function with its own gradient; of the log-softmax only the normaliser, the blank and the label are "
-            "formed; cells of padding are skipped outside of the products",
+            "formed; cells of padding are skipped outside of the matmuls",
         ),
         Change(
             "own lattice kernel",
@@ -346,7 +346,7 @@ def _of_training(precision: Precision) -> list[Change]:
     ]
     if precision == "bf16":
         changes += [
-            Change("bfloat16 joint", "the joint's products take and give bfloat16, and the logits are kept so"),
+            Change("bfloat16 joint", "the joint's matmuls take and give bfloat16, and the logits are kept so"),
             Change(
                 "float16 recurrent layers",
                 "one layer a call, first input padded to a multiple of 128, so that cuDNN's persistent kernels apply; "
@@ -354,7 +354,7 @@ def _of_training(precision: Precision) -> list[Change]:
             ),
         ]
     elif precision == "tf32":
-        changes.append(Change("tf32 products", "products round their inputs to tf32"))
+        changes.append(Change("tf32 matmuls", "matmuls round their inputs to tf32"))
     return changes
 
 
@@ -363,10 +363,10 @@ def _of_inference(precision: Precision) -> list[Change]:
         Change(
             "decoding in one kernel",
             "each utterance is a program of a Triton kernel that walks its own frames and labels to its own end: no "
-            "turn on the host, no waiting for the slowest; states, products and logits of the loop are float32",
+            "turn on the host, no waiting for the slowest; states, matmuls and logits of the loop are float32",
         ),
         Change(
-            "encoder's share of the joint ahead", "the joint's first layer is split; its encoder half is one product"
+            "encoder's share of the joint ahead", "the joint's first layer is split; its encoder half is one matmul"
         ),
         Change(
             "table of embedded labels", "embedding, first input weight and biases are one table of gate inputs a label"
@@ -385,5 +385,5 @@ def _of_inference(precision: Precision) -> list[Change]:
             Change(f"{precision} weights", f"weights, features and the encoder's states are stored as {precision}")
         )
     elif precision == "tf32":
-        changes.append(Change("tf32 products", "products of the encoder round their inputs to tf32"))
+        changes.append(Change("tf32 matmuls", "matmuls of the encoder round their inputs to tf32"))
     return changes

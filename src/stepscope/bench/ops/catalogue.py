@@ -1,0 +1,163 @@
+"""Which operators there are, the named sets of shapes of each, and the page that describes them all."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module, resources
+from importlib.metadata import entry_points
+from inspect import isabstract
+from pkgutil import iter_modules
+
+import msgspec
+
+from stepscope.bench.ops import families
+from stepscope.bench.ops.language import expand_shape, parse_condition
+from stepscope.bench.ops.operator import Operator, Value
+from stepscope.core.errors import UsageError, unknown_name
+
+ENTRY_POINT_GROUP = "stepscope.ops"
+
+
+@cache
+def operators() -> dict[str, Operator]:
+    """Name → operator: those of every module in `families`, then those that other packages add by entry point.
+
+    An entry point's value is a subclass of Operator; its name must be new.
+    """
+    modules = [import_module(f"{families.__name__}.{one.name}") for one in iter_modules(families.__path__)]
+    kinds = [kind for module in modules for kind in vars(module).values() if _is_operator_of(kind, module.__name__)]
+    found = {kind.name: kind() for kind in kinds}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        kind = entry.load()
+        if kind.name in found:
+            raise UsageError(
+                f"the operator {kind.name!r} of {entry.value} is already taken",
+                hint="rename it in the package that declares it",
+                where=f"entry point {entry.name}",
+            )
+        found[kind.name] = kind()
+    return found
+
+
+def _is_operator_of(kind: object, module: str) -> bool:
+    """A class that the module itself defines; one whose own name begins with _ is the base or a variant of others."""
+    if not (isinstance(kind, type) and issubclass(kind, Operator)):
+        return False
+    return kind.__module__ == module and not isabstract(kind) and not kind.__name__.startswith("_")
+
+
+def find_operator(name: str, *, where: str = "--op") -> Operator:
+    known = operators()
+    if name not in known:
+        raise unknown_name("operator", name, known, where=where)
+    return known[name]
+
+
+TINY = "tiny"
+"""Every operator has it: what it declares itself."""
+
+
+class SetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text of the case language, and the conditions that keep only some of its combinations."""
+
+    shape: str | dict[str, Value]
+    where: list[str] = []
+
+
+class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str = ""
+    source: str
+    """Where the shapes come from, for people."""
+    shapes: list[str | SetEntry]
+    draws: int | None = None
+    """So many cases of each text; None: all of them."""
+    seed: int = 0
+    dtypes: list[str] = []
+    """What runs where nobody asks for a dtype; empty: the usual one."""
+    passes: list[str] = []
+
+    def expand(self, operator: Operator) -> list[dict[str, Value]]:
+        """Its shapes in their order, each once."""
+        where = f"shape set {self.name} of {operator.name}"
+        found: dict[tuple[Value, ...], dict[str, Value]] = {}
+        for one in self.shapes:
+            entry = SetEntry(shape=one) if isinstance(one, str) else one
+            conditions = [parse_condition(text, operator, where=where) for text in entry.where]
+            shapes = expand_shape(
+                entry.shape, operator, draws=self.draws, seed=self.seed, conditions=conditions, where=where
+            )
+            for shape in shapes:
+                found.setdefault(tuple(shape.values()), shape)
+        return list(found.values())
+
+
+@cache
+def all_sets() -> Mapping[str, Mapping[str, ShapeSet]]:
+    """Operator → name → set of the packaged files, for every operator named there."""
+    found: dict[str, dict[str, ShapeSet]] = {}
+    for file in sorted(resources.files(__package__).joinpath("data").iterdir(), key=lambda one: one.name):
+        if not file.name.endswith(".toml"):
+            continue
+        for operator, sets in tomllib.loads(file.read_text(encoding="utf-8")).items():
+            for name, content in sets.items():
+                known = found.setdefault(operator, {})
+                if name in known:
+                    raise ValueError(f"{file.name}: {operator}.{name} stands in another file too")
+                known[name] = msgspec.convert({**content, "name": name}, ShapeSet)
+    return found
+
+
+def shape_sets(operator: Operator) -> dict[str, ShapeSet]:
+    tiny = ShapeSet(name=TINY, source="runs anywhere in an instant", shapes=[SetEntry(shape=dict(operator.tiny))])
+    return {TINY: tiny, **all_sets().get(operator.name, {})}
+
+
+def find_set(operator: Operator, name: str, *, where: str = "--set") -> ShapeSet:
+    known = shape_sets(operator)
+    if name not in known:
+        raise unknown_name(f"shape set of {operator.name}", name, known, where=where)
+    return known[name]
+
+
+HEADER = """# Operators
+
+Generated from the code by `make docs`; a test fails when it is out of date. `stepscope bench ops --list` prints the
+same, `--list --json` for programs. How shapes are written: [operator cases](operators-cases.md). What the numbers mean:
+[metrics](metrics.md).
+
+Packages add operators by the entry point group `stepscope.ops`: the value is a subclass of
+`stepscope.bench.ops.Operator`.
+"""
+
+
+def format_operator_page() -> str:
+    known = operators()
+    contents = [
+        f"{len(known)} operators:",
+        "",
+        ", ".join(f"[{name}](#{name})" for name in known),
+        "",
+    ]
+    return "\n".join([HEADER, *contents, *(_section(operator) for operator in known.values())])
+
+
+def _section(operator: Operator) -> str:
+    lines = [
+        f"## {operator.name}",
+        "",
+        f"{operator.summary}.",
+        "",
+        f"Passes: {', '.join(operator.passes)}. Score: {operator.unit}. dtypes: {', '.join(operator.dtypes)}.",
+        f"Presets: {', '.join(shape_sets(operator))}.",
+        "",
+        "| parameter | unit | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for parameter in operator.parameters:
+        choices = f" ({', '.join(parameter.choices)})" if parameter.choices else ""
+        default = f"`{parameter.default}`" if parameter.default != "" else ""
+        meaning = f"{parameter.meaning}{choices}".replace("|", "\\|")
+        lines.append(f"| `{parameter.name}` | {parameter.unit} | {default} | {meaning} |")
+    return "\n".join([*lines, ""])

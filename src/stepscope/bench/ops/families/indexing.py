@@ -1,0 +1,393 @@
+"""Rows and elements picked by index, put back by index, sorted and selected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from stepscope.bench.ops.operator import (
+    DTYPE_BYTES,
+    INDEX_BYTES,
+    Call,
+    Operator,
+    Parameter,
+    Shape,
+    Sizes,
+    Work,
+)
+from stepscope.bench.ops.reference import (
+    WRONG_LIBRARY,
+    check_added_gradients,
+    check_close,
+    count_repeats,
+    seeded_like,
+    widen,
+)
+from stepscope.run.producer import WrongResultError
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepscope.bench.ops.inputs import Maker
+
+_ROWS = Parameter("rows", "rows", 100_000, "rows of the table, indices uniform over them")
+_DIM = Parameter("dim", "elements", 128, "width of a row")
+_COUNT = Parameter("count", "rows", 65_536, "rows picked, repeats allowed")
+
+
+def _whole(inputs: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """The named inputs as −1, 0 or 1: for checks of sums, which are then exact in every dtype."""
+    return {name: tensor.sign() if name in names else tensor for name, tensor in inputs.items()}
+
+
+def _count_repeated_places(index: torch.Tensor) -> int:
+    """The same where each column has indices of its own."""
+    import torch
+
+    return count_repeats(index * index.shape[1] + torch.arange(index.shape[1], device=index.device))
+
+
+class _Summed(Operator):
+    """One whose gradient adds up where an index repeats."""
+
+    by_rows: ClassVar[bool]
+    """Whether an index picks a whole row, and not a single element."""
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        if direction == "backward":
+            check_added_gradients(self, shape, inputs, dtype, by_rows=self.by_rows)
+        else:
+            super().check(shape, inputs, dtype, direction)
+
+
+class _Pick(_Summed):
+    """Elements of a (rows, width) table picked by index."""
+
+    differentiable = ("table",)
+
+    def _width(self, shape: Shape) -> int:
+        return int(shape["dim" if self.by_rows else "columns"])
+
+    def _index_bytes(self, shape: Shape) -> int:
+        return INDEX_BYTES * int(shape["count"]) * (1 if self.by_rows else self._width(shape))
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        width, size, index = self._width(shape), DTYPE_BYTES[dtype], self._index_bytes(shape)
+        picked = shape["count"] * width
+        if direction == "forward":
+            return Work(flops=0, bytes=2 * size * picked + index)
+        # The table's gradient is cleared, then each element of the upstream is added to a place in it.
+        return Work(flops=picked, bytes=size * (shape["rows"] * width + 3 * picked) + index)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        if direction == "forward":
+            repeats = count_repeats if self.by_rows else _count_repeated_places
+            picked_by_each = self._width(shape) if self.by_rows else 1
+            return repeats(inputs["index"]) * picked_by_each * DTYPE_BYTES[dtype]
+        # What is added to was written when it was cleared.
+        return 2 * int(shape["count"]) * self._width(shape) * DTYPE_BYTES[dtype]
+
+    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
+        elements = (shape["rows"] + shape["count"]) * self._width(shape)
+        return int(DTYPE_BYTES[dtype] * elements) + self._index_bytes(shape)
+
+
+class Gather(_Pick):
+    by_rows = False
+    name = "gather"
+    summary = "torch.gather along dim 0: each of (count, columns) elements from its own row of (rows, columns)"
+    parameters = (
+        _ROWS,
+        Parameter("columns", "elements", 64, "width of the table and of the result"),
+        Parameter("count", "rows", 65_536, "rows of the result"),
+    )
+    tiny = {"rows": 50, "columns": 6, "count": 40}
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        rows, columns, count = shape["rows"], shape["columns"], shape["count"]
+        return {"table": maker.values(rows, columns), "index": maker.indices(rows, count, columns)}
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        return partial(torch.gather, inputs["table"], 0, inputs["index"])
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        table, index = inputs["table"], inputs["index"]
+        places = index * shape["columns"] + torch.arange(shape["columns"], device=index.device)
+        return lambda: table.reshape(-1)[places]
+
+
+class Scatter(Operator):
+    name = "scatter"
+    summary = (
+        "torch.scatter_add along dim 0, out of place: a copy of (rows, columns), then (count, columns) added to it"
+    )
+    parameters = (
+        Parameter("rows", "rows", 100_000, "rows of what is added to, indices uniform over them"),
+        Parameter("columns", "elements", 64, "width of both tensors"),
+        Parameter("count", "rows", 65_536, "rows added"),
+    )
+    differentiable = ("base", "source")
+    tiny = {"rows": 50, "columns": 6, "count": 40}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        added, size = shape["count"] * shape["columns"], DTYPE_BYTES[dtype]
+        if direction == "forward":
+            # The copy reads and writes the base; each addition reads its source, and reads and writes its place.
+            base = shape["rows"] * shape["columns"]
+            return Work(flops=added, bytes=size * (2 * base + 3 * added) + INDEX_BYTES * added)
+        # The base's gradient is the upstream itself; the source's is gathered from it.
+        return Work(flops=0, bytes=added * (2 * size + INDEX_BYTES))
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        size = DTYPE_BYTES[dtype]
+        if direction == "backward":
+            return _count_repeated_places(inputs["index"]) * size
+        return int(2 * shape["count"] * shape["columns"] * size)  # what is added to was written by the copy
+
+    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
+        added, base = shape["count"] * shape["columns"], shape["rows"] * shape["columns"]
+        return int(DTYPE_BYTES[dtype] * (2 * base + added) + INDEX_BYTES * added)
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        rows, columns, count = shape["rows"], shape["columns"], shape["count"]
+        return {
+            "base": maker.values(rows, columns),
+            "source": maker.values(count, columns),
+            "index": maker.indices(rows, count, columns),
+        }
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        base, source, index = inputs["base"], inputs["source"], inputs["index"]
+        return lambda: torch.scatter_add(base, 0, index, source)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        base, source, index = inputs["base"], inputs["source"], inputs["index"]
+        places = (index * shape["columns"] + torch.arange(shape["columns"], device=index.device)).reshape(-1)
+        return lambda: base.reshape(-1).index_add(0, places, source.reshape(-1)).view(base.shape)
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        super().check(shape, _whole(inputs, ("base", "source")), dtype, direction)
+
+
+class _PickRows(_Pick):
+    """Whole rows of a table, by index."""
+
+    by_rows = True
+    parameters = (_ROWS, _DIM, _COUNT)
+    tiny = {"rows": 50, "dim": 8, "count": 40}
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        rows, dim, count = shape["rows"], shape["dim"], shape["count"]
+        return {"table": maker.values(rows, dim), "index": maker.indices(rows, count)}
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        table, index = inputs["table"], inputs["index"]
+        return lambda: table[index]
+
+
+class IndexSelect(_PickRows):
+    name = "index_select"
+    summary = "torch.index_select: count rows of a (rows, dim) table"
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        return partial(torch.index_select, inputs["table"], 0, inputs["index"])
+
+
+class Embedding(_PickRows):
+    name = "embedding"
+    summary = "torch.nn.functional.embedding: count rows of a (rows, dim) table, dense gradient"
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        from torch.nn.functional import embedding
+
+        return partial(embedding, inputs["index"], inputs["table"])
+
+
+class IndexPut(Operator):
+    name = "index_put"
+    summary = "torch.index_put, out of place: a copy of (rows, dim), then count rows of it replaced or added to"
+    parameters = (
+        Parameter("rows", "rows", 100_000, "rows of what is changed"),
+        _DIM,
+        Parameter("count", "rows", 65_536, "rows put; at most `rows` where they replace, so that none is put twice"),
+        Parameter("accumulate", "", "no", "yes: rows are added, uniform with repeats; no: they replace", ("yes", "no")),
+    )
+    differentiable = ("base", "values")
+    tiny = {"rows": 50, "dim": 8, "count": 40}
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape["accumulate"] == "no" and shape["count"] > shape["rows"]:
+            raise ValueError(
+                f"count={shape['count']} rows cannot replace rows={shape['rows']} once each: "
+                "count is at most rows with accumulate=no"
+            )
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        base, put, size = shape["rows"] * shape["dim"], shape["count"] * shape["dim"], DTYPE_BYTES[dtype]
+        index, adds = INDEX_BYTES * shape["count"], shape["accumulate"] == "yes"
+        if direction == "forward":
+            # The copy reads and writes the base; each value is read, and its place written (and read, to add).
+            return Work(flops=put if adds else 0, bytes=size * (2 * base + (3 if adds else 2) * put) + index)
+        # The values' gradient is picked from the upstream. The base's is the upstream itself where values were added;
+        # where they replaced, it is a copy of the upstream with zeros put in their places.
+        return Work(flops=0, bytes=size * (2 * put + (0 if adds else 2 * base + put)) + index)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        row, adds = shape["dim"] * DTYPE_BYTES[dtype], shape["accumulate"] == "yes"
+        if direction == "forward":
+            return int((2 if adds else 1) * shape["count"] * row)  # the places were written by the copy
+        return int(count_repeats(inputs["index"]) * row if adds else shape["count"] * row)
+
+    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
+        elements = (2 * shape["rows"] + shape["count"]) * shape["dim"]
+        return int(DTYPE_BYTES[dtype] * elements + INDEX_BYTES * shape["count"])
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        rows, dim, count = shape["rows"], shape["dim"], shape["count"]
+        adds = shape["accumulate"] == "yes"
+        return {
+            "base": maker.values(rows, dim),
+            "values": maker.values(count, dim),
+            # Cloned: a slice of a permutation keeps all of it in memory.
+            "index": maker.indices(rows, count) if adds else maker.own(maker.permutation(rows)[:count]),
+        }
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        base, values, index = inputs["base"], inputs["values"], (inputs["index"],)
+        adds = shape["accumulate"] == "yes"
+        return lambda: torch.index_put(base, index, values, accumulate=adds)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        base, values, index = inputs["base"], inputs["values"], inputs["index"]
+        if shape["accumulate"] == "yes":
+            return lambda: base.index_add(0, index, values)
+        return lambda: base.index_copy(0, index, values)
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        checked = _whole(inputs, ("base", "values")) if shape["accumulate"] == "yes" else inputs
+        super().check(shape, checked, dtype, direction)
+
+
+class _Ordered(Operator):
+    """Values in order, and where they stood. Equal values may stand in any order, so indices are checked by what they
+    point at."""
+
+    differentiable = ("table",)
+
+    def _found(self, shape: Shape) -> int:
+        """Values that one row gives."""
+        return int(shape["columns"])
+
+    def _comparisons(self, shape: Shape) -> int:
+        """Of each element."""
+        raise NotImplementedError
+
+    def sizes(self, shape: Shape) -> Sizes:
+        return {"table": (shape["rows"], shape["columns"])}
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        elements, found, size = shape["rows"] * shape["columns"], shape["rows"] * self._found(shape), DTYPE_BYTES[dtype]
+        if direction == "forward":
+            flops = elements * self._comparisons(shape)
+            return Work(flops=flops, bytes=size * (elements + found) + INDEX_BYTES * found)
+        # The gradient is cleared, then each element of the upstream is written to its place.
+        return Work(flops=0, bytes=size * (elements + 2 * found) + INDEX_BYTES * found)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        # Places that are written were written when they were cleared.
+        return 0 if direction == "forward" else int(shape["rows"]) * self._found(shape) * DTYPE_BYTES[dtype]
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        import torch
+
+        table = inputs["table"].detach()
+        with torch.no_grad():
+            values, index = self.bind(shape, {"table": table})()
+            reference = self.bind_reference(shape, widen({"table": table}))()
+        check_close(f"{self.name} values", values, reference, dtype)
+        seen = torch.zeros(table.shape, dtype=torch.bool, device=table.device).scatter_(1, index, True)
+        if not torch.equal(table.gather(1, index), values) or int(seen.sum()) != index.numel():
+            raise WrongResultError(
+                f"{self.name} gives indices that do not point at its values, once each",
+                hint=WRONG_LIBRARY,
+            )
+        if direction == "backward":
+            leaf = table.detach().requires_grad_()
+            with torch.enable_grad():
+                result, places = self.bind(shape, {"table": leaf})()
+            (upstream,) = seeded_like([result])
+            (gradient,) = torch.autograd.grad(result, leaf, upstream)
+            expected = torch.zeros(table.shape, dtype=torch.float64, device=table.device)
+            expected[torch.arange(len(table), device=table.device)[:, None], places] = upstream.double()
+            check_close(f"{self.name} backward", gradient, expected, dtype)
+
+
+class Sort(_Ordered):
+    name = "sort"
+    summary = "torch.sort of each row, ascending: values and int64 indices; columns·⌈log2 columns⌉ comparisons a row"
+    parameters = (
+        Parameter("rows", "rows", 1024, "rows, each sorted for itself"),
+        Parameter("columns", "elements", 4096, "elements of a row"),
+    )
+    tiny = {"rows": 5, "columns": 20}
+
+    def _comparisons(self, shape: Shape) -> int:
+        return int(shape["columns"] - 1).bit_length()
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        return partial(torch.sort, inputs["table"], dim=1)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        """Values alone."""
+        import torch
+
+        table = inputs["table"]
+        return lambda: torch.topk(table, shape["columns"], dim=1).values.flip(1)
+
+
+class TopK(_Ordered):
+    name = "topk"
+    summary = "torch.topk of each row, largest first: k values and int64 indices; one comparison an element"
+    parameters = (
+        Parameter("rows", "rows", 1024, "rows, each searched for itself"),
+        Parameter("columns", "elements", 4096, "elements of a row"),
+        Parameter("k", "elements", 8, "elements found in a row; at most `columns`"),
+    )
+    tiny = {"rows": 5, "columns": 20, "k": 3}
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape["k"] > shape["columns"]:
+            raise ValueError(f"k={shape['k']} is more than columns={shape['columns']}: k is at most columns")
+
+    def _found(self, shape: Shape) -> int:
+        return int(shape["k"])
+
+    def _comparisons(self, shape: Shape) -> int:
+        return 1
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        return partial(torch.topk, inputs["table"], shape["k"], dim=1)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        """Values alone."""
+        import torch
+
+        table, k = inputs["table"], shape["k"]
+        return lambda: torch.sort(table, dim=1, descending=True).values[:, :k]

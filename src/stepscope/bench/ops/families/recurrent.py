@@ -1,0 +1,234 @@
+"""Recurrent cells and layers: LSTM and GRU.
+
+Operations: the two products of a step, 2·gates·batch·hidden·(in + hidden), and element by element, one for each
+addition, multiplication or function (sigmoid, tanh) of the formulas below. Backward counts twice forward: each product
+has two gradients, and each element's step two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepscope.bench.ops.inputs import Maker
+
+_BATCH = Parameter("batch", "sequences", 256, "sequences in one call")
+_STEPS = Parameter("steps", "steps", 64, "length of a sequence")
+_IN = Parameter("in", "elements", 512, "input features")
+_HIDDEN = Parameter("hidden", "elements", 512, "width of the hidden state")
+_LAYERS = Parameter("layers", "layers", 1, "layers on top of each other")
+
+WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+"""Of a layer, in torch's order and names."""
+
+
+class _Kind(NamedTuple):
+    """What distinguishes LSTM and GRU."""
+
+    gates: int
+    """Blocks of rows in the weights."""
+    states: tuple[str, ...]
+    flops: int
+    """Element by element, a hidden element and step."""
+    kept: int
+    """Values a hidden element and step that backward needs and cannot have back element by element."""
+
+
+_LSTM = _Kind(gates=4, states=("hidden", "cell"), flops=21, kept=4)
+"""Each gate: sum of the two products, two biases, sigmoid or tanh: 16. c' = f·c + i·g: 3. h' = o·tanh(c'): 2."""
+_GRU = _Kind(gates=3, states=("hidden",), flops=17, kept=4)
+"""Gates r and z: 4 each. n = tanh(Wx + b + r·(Uh + b')): 5. h' = (1 − z)·n + z·h: 4. Kept are r, z, n and Uh + b'."""
+
+
+class _Recurrent(Operator):
+    dtypes = MATRIX_FLOATS
+    unit = "TFLOP/s"
+    kind: ClassVar[_Kind]
+
+    @staticmethod
+    def _extent(shape: Shape) -> tuple[int, int]:
+        """Steps and layers; a cell has one of each."""
+        return shape.get("steps", 1), shape.get("layers", 1)
+
+    def gradient_names(self, shape: Shape) -> tuple[str, ...]:
+        return ("input", *self.kind.states, *(name for layer in self._weight_names(shape) for name in layer))
+
+    def _weight_names(self, shape: Shape) -> list[tuple[str, ...]]:
+        """For each layer."""
+        return [tuple(f"{name}_l{layer}" for name in WEIGHTS) for layer in range(self._extent(shape)[1])]
+
+    def _widths(self, shape: Shape) -> list[int]:
+        """Input features of each layer."""
+        return [shape["in"]] + [shape["hidden"]] * (self._extent(shape)[1] - 1)
+
+    def _weight_elements(self, shape: Shape) -> int:
+        """Without the biases."""
+        hidden = int(shape["hidden"])
+        return sum(self.kind.gates * hidden * (wide + hidden) for wide in self._widths(shape))
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        kind, (steps, layers) = self.kind, self._extent(shape)
+        batch, hidden, size = shape["batch"], shape["hidden"], DTYPE_BYTES[dtype]
+        weights = self._weight_elements(shape)
+        biases = layers * 2 * kind.gates * hidden
+        flops = steps * (2 * batch * weights + layers * kind.flops * batch * hidden)
+        states = len(kind.states) * layers * batch * hidden
+        given, made = steps * batch * shape["in"], self._output_elements(shape)
+        if direction == "forward":
+            return Work(flops, size * (given + states + weights + biases + made + states))
+        kept = kind.kept * steps * layers * batch * hidden
+        # Upstream of output and last states, input, first states, weights and kept values read; the gradients of
+        # input, first states, weights and biases written.
+        return Work(2 * flops, size * (made + states + 2 * (given + states + weights) + kept + biases))
+
+    def _output_elements(self, shape: Shape) -> int:
+        """Of what is returned beside the last states."""
+        return 0
+
+    def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
+        """Gates of all steps, and the values that the scaled weights were made of.
+
+        Backward keeps the gates beside the states and makes their gradients.
+        """
+        steps, layers = self._extent(shape)
+        values = 2 * (self.kind.gates + len(self.kind.states)) if direction == "backward" else self.kind.gates
+        elements = values * steps * layers * shape["batch"] * shape["hidden"] + self._weight_elements(shape)
+        return int(elements * DTYPE_BYTES[dtype])
+
+    def _step(
+        self, tensor: torch.Tensor, states: list[torch.Tensor], weights: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The formulas of one step, written out: the states after it."""
+        import torch
+
+        weight_in, weight_hidden, bias_in, bias_hidden = weights
+        from_input = (tensor @ weight_in.T + bias_in).chunk(self.kind.gates, 1)
+        from_hidden = (states[0] @ weight_hidden.T + bias_hidden).chunk(self.kind.gates, 1)
+        if self.kind is _LSTM:
+            keep_in, forget, new, out = (one + other for one, other in zip(from_input, from_hidden, strict=True))
+            cell = torch.sigmoid(forget) * states[1] + torch.sigmoid(keep_in) * torch.tanh(new)
+            return [torch.sigmoid(out) * torch.tanh(cell), cell]
+        reset, update = (torch.sigmoid(from_input[i] + from_hidden[i]) for i in range(2))
+        new = torch.tanh(from_input[2] + reset * from_hidden[2])
+        return [(1 - update) * new + update * states[0]]
+
+
+class _Cell(_Recurrent):
+    tiny = {"batch": 3, "in": 5, "hidden": 4}
+    parameters = (_BATCH, _IN, _HIDDEN)
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        batch, wide, hidden, gates = shape["batch"], shape["in"], shape["hidden"], self.kind.gates
+        inputs = {"input": maker.values(batch, wide)}
+        inputs |= {name: maker.values(batch, hidden) for name in self.kind.states}
+        sizes = ((gates * hidden, wide), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,))
+        (names,) = self._weight_names(shape)
+        return inputs | {
+            name: maker.values(*size, scale=_weight_scale(hidden)) for name, size in zip(names, sizes, strict=True)
+        }
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        tensor, states = inputs["input"], tuple(inputs[name] for name in self.kind.states)
+        (names,) = self._weight_names(shape)
+        weights = [inputs[name] for name in names]
+        if self.kind is _LSTM:
+            return lambda: torch.lstm_cell(tensor, states, *weights)
+        (hidden,) = states
+        return lambda: torch.gru_cell(tensor, hidden, *weights)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        states = [inputs[name] for name in self.kind.states]
+        (names,) = self._weight_names(shape)
+        return lambda: self._step(inputs["input"], states, [inputs[name] for name in names])
+
+
+class LstmCell(_Cell):
+    name = "lstm_cell"
+    summary = "torch.lstm_cell: one step of (batch, in) with both states (batch, hidden)"
+    kind = _LSTM
+
+
+class GruCell(_Cell):
+    name = "gru_cell"
+    summary = "torch.gru_cell: one step of (batch, in) with the state (batch, hidden)"
+    kind = _GRU
+
+
+class _Layer(_Recurrent):
+    tiny = {"batch": 3, "steps": 4, "in": 5, "hidden": 6}
+    parameters = (_BATCH, _STEPS, _IN, _HIDDEN, _LAYERS)
+
+    def _output_elements(self, shape: Shape) -> int:
+        return int(shape["steps"] * shape["batch"] * shape["hidden"])
+
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        import torch
+
+        batch, hidden, layers = shape["batch"], shape["hidden"], shape["layers"]
+        inputs = {"input": maker.values(shape["steps"], batch, shape["in"])}
+        inputs |= {name: maker.values(layers, batch, hidden) for name in self.kind.states}
+        # The module lays its weights into one block on a GPU: weights that lie apart cuDNN copies together every call.
+        kind = torch.nn.LSTM if self.kind is _LSTM else torch.nn.GRU
+        module = kind(shape["in"], hidden, layers, device=maker.device, dtype=maker.dtype)
+        for name, parameter in module.named_parameters():
+            values = parameter.detach()
+            values.copy_(maker.values(*values.shape, scale=_weight_scale(hidden)))
+            inputs[name] = values
+        return inputs
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        tensor, states = inputs["input"], tuple(inputs[name] for name in self.kind.states)
+        weights = [inputs[name] for layer in self._weight_names(shape) for name in layer]
+        # cuDNN keeps what backward needs only in training.
+        options = (True, shape["layers"], 0.0, tensor.requires_grad, False, False)
+        if self.kind is _LSTM:
+            return lambda: torch.lstm(tensor, states, weights, *options)
+        (hidden,) = states
+        return lambda: torch.gru(tensor, hidden, weights, *options)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        import torch
+
+        names = self._weight_names(shape)
+
+        def layers() -> list[torch.Tensor]:
+            sequence = list(inputs["input"])
+            last: list[list[torch.Tensor]] = []
+            for layer, layer_names in enumerate(names):
+                states = [inputs[name][layer] for name in self.kind.states]
+                weights = [inputs[name] for name in layer_names]
+                outputs = []
+                for tensor in sequence:
+                    states = self._step(tensor, states, weights)
+                    outputs.append(states[0])
+                sequence = outputs
+                last.append(states)
+            return [torch.stack(sequence), *(torch.stack(one) for one in zip(*last, strict=True))]
+
+        return layers
+
+
+def _weight_scale(hidden: int) -> float:
+    """As torch initialises: gates stay where they still have a slope."""
+    return float(hidden**-0.5)
+
+
+class Lstm(_Layer):
+    name = "lstm"
+    summary = "torch.lstm: (steps, batch, in) through layers with bias, both first states given"
+    kind = _LSTM
+
+
+class Gru(_Layer):
+    name = "gru"
+    summary = "torch.gru: (steps, batch, in) through layers with bias, the first state given"
+    kind = _GRU

@@ -1,0 +1,290 @@
+"""Reports and verdicts as plain text and as Markdown, and the one place that knows every format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from stepscope.core.errors import unknown_name
+from stepscope.core.escapes import escape_controls, escape_json
+from stepscope.core.units import format_duration, format_ratio
+from stepscope.report.charts import TimeScale, choose_time_scale
+from stepscope.report.columns import choose_columns, explain, explain_stars
+from stepscope.report.data import render_csv, render_json
+from stepscope.report.heatmap import (
+    MAX_TEXT_UNITS,
+    PairView,
+    describe_findings,
+    describe_matrix,
+    explain_map,
+    make_heatmaps,
+    matrix_rows,
+    without_pairs,
+)
+from stepscope.report.html import render_html
+from stepscope.report.table import (
+    NONE,
+    Column,
+    align,
+    escape,
+    format_notices,
+    format_table,
+    markdown_table,
+    plain,
+    text_columns,
+    text_width,
+)
+from stepscope.report.view import CaseView, Report, ReportRun, SystemView
+from stepscope.store import StoredRun
+
+
+def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
+    return [
+        ReportRun(
+            id=run.id,
+            created_at=run.plan.created_at,
+            status=run.status if run.is_verified else f"{run.status}, unverified",
+            command=run.plan.command,
+            system=run.system,
+            cases=run.cases(),
+            communication=run.communication,
+            request=run.plan.request,
+        )
+        for run in runs
+    ]
+
+
+def render_report(report: Report, kind: str, *, width: int | None = None) -> str:
+    """As text, markdown, csv, json or html; the tables of text are no wider than `width`."""
+    renderers: dict[str, Callable[[Report], str]] = {
+        "text": partial(render_text, width=width),
+        "markdown": render_markdown,
+        "csv": render_csv,
+        "json": render_json,
+        "html": render_html,
+    }
+    if kind not in renderers:
+        raise unknown_name("format", kind, renderers)
+    return (escape_json if kind == "json" else escape_controls)(renderers[kind](report))
+
+
+# Text: data rows, and everything else on lines that begin with `#`
+
+
+def render_text(report: Report, *, width: int | None = None) -> str:
+    """One table per system, no wider than `width`; what is left out for that is named below it."""
+    lines = [f"# stepscope {report.tool_version}"]
+    for number, system in enumerate(report.systems, start=1):
+        lines += ["#", *_head(system, number, len(report.systems)), "#", *_body(system, width)]
+    if not report.systems:
+        lines.append("# no runs")
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _head(system: SystemView, number: int, of: int) -> list[str]:
+    place = f" {number} of {of}" if of > 1 else ""
+    lines = [f"# system{place}: {plain(system.name)} ({system.fingerprint or 'no record of it'})"]
+    if system.system is not None:
+        libraries = {"python": system.system.python, **system.system.libraries}
+        lines.append(f"# libraries: {', '.join(f'{plain(k)} {plain(v)}' for k, v in libraries.items())}")
+    for run in system.runs:
+        status = "" if run.status == "complete" else f", {plain(run.status)}"
+        lines.append(f"# run {plain(run.id)} ({plain(run.created_at)}{status}): {plain(run.command)}")
+    return lines + ([f"# scale: {system.coverage.describe()}"] if system.coverage is not None else [])
+
+
+def _body(system: SystemView, width: int | None) -> list[str]:
+    if not system.cases:
+        return ["# no finished cases"]
+    single = without_pairs(system)
+    lines = _table(single, width) if single.cases else []
+    for view in system.pairs:
+        lines += [*(["#"] if lines else []), *format_pairs(view, width=width)]
+    return lines + _describe_notices(system.cases)
+
+
+def _table(system: SystemView, width: int | None) -> list[str]:
+    columns = choose_columns(system, scale=table_scale(system.cases))
+    lines = [f"# all rows: {plain(' '.join(system.shared))}"] if system.shared else []
+    lines += format_table(columns, system.cases, width=width)
+    lines += [f"# * {plain(remark)}" for remark in explain_stars(system.cases)]
+    lines += [f"# {plain(remark)}" for remark in explain(system.cases)]
+    for case in system.cases:
+        if (failure := case.failure) is not None:
+            rank = f" (rank {failure.rank})" if failure.rank is not None else ""
+            lines.append(f"# {case.status}: {plain(case.name)}{rank}: {plain(failure.kind)}: {plain(failure.message)}")
+            lines += [f"#   next: {plain(failure.hint)}"] if failure.hint else []
+    return lines
+
+
+def table_scale(cases: Sequence[CaseView]) -> TimeScale:
+    """The unit that the middle one of the medians fills."""
+    medians = sorted(case.timing.summary.median_s for case in cases if case.timing is not None)
+    return choose_time_scale(medians[len(medians) // 2] if medians else 1.0)
+
+
+def format_pairs(view: PairView, *, width: int | None = None) -> list[str]:
+    """Matrices and what was found in them. With `width`, fewer ranks or hosts are shown until the rows fit."""
+    tables: list[list[str]] = []
+    for most in (MAX_TEXT_UNITS, 12, 8, 6, 4):
+        tables = []
+        for heatmap in make_heatmaps(view, most):
+            titles, rows, numeric = matrix_rows(heatmap)
+            head, *body = align([titles, *rows], numeric)
+            tables.append([f"# {plain(explain_map(heatmap))}", f"# {head}", *(f"  {line}" for line in body)])
+        if width is None or max((text_width(line) for _, *rows in tables for line in rows), default=0) <= width:
+            break
+    lines = [f"# pairs of {plain(describe_matrix(view))}", *(line for table in tables for line in table)]
+    for sentence, step in describe_findings(view):
+        lines.append(f"# {plain(sentence)}")
+        lines += [f"#   next: {plain(step)}"] if step else []
+    return lines
+
+
+def _describe_notices(cases: Sequence[CaseView]) -> list[str]:
+    return format_notices(
+        [(notice, f"{case.name}: ") for case in cases for notice in case.notices], "{} cases, for example "
+    )
+
+
+# Markdown, as GitHub shows it
+
+
+def render_markdown(report: Report) -> str:
+    lines = ["# Results", ""]
+    for system in report.systems:
+        lines += [f"## {escape(system.name)}", "", *_markdown_facts(system), ""]
+        single = without_pairs(system)
+        lines += [] if system.cases else ["No finished cases.", ""]
+        lines += _markdown_results(single) if single.cases else []
+        lines += [line for view in system.pairs for line in _markdown_pairs(view)]
+    if not report.systems:
+        lines += ["No runs.", ""]
+    return "\n".join([*lines, f"Made by stepscope {report.tool_version}."]) + "\n"
+
+
+def _markdown_facts(system: SystemView) -> list[str]:
+    lines = [f"- System: {code(system.fingerprint) if system.fingerprint else 'no record of it'}"]
+    if system.system is not None:
+        libraries = {"python": system.system.python, **system.system.libraries}
+        lines.append(f"- Libraries: {', '.join(f'{escape(k)} {escape(v)}' for k, v in libraries.items())}")
+    for run in system.runs:
+        status = "" if run.status == "complete" else f", {escape(run.status)}"
+        lines.append(f"- Run {code(run.id)} ({escape(run.created_at)}{status}): {code(run.command)}")
+    return lines + ([f"- Scale: {escape(system.coverage.describe())}"] if system.coverage is not None else [])
+
+
+def _markdown_results(system: SystemView) -> list[str]:
+    lines = [f"All rows: {escape(' '.join(system.shared))}.", ""] if system.shared else []
+    lines += [*markdown_table(choose_columns(system), system.cases), ""]
+    for remark in [*(f"* {star}" for star in explain_stars(system.cases)), *explain(system.cases)]:
+        lines += [f"{escape(remark)}.", ""]
+    remarks = []
+    for case in system.cases:
+        told = [("notice", notice.message, notice.hint) for notice in case.notices]
+        if (failure := case.failure) is not None:
+            told.insert(0, (case.status, f"{failure.kind}: {failure.message}", failure.hint))
+        for kind, message, hint in told:
+            step = f" Next: {escape(hint)}" if hint else ""
+            remarks.append(f"- **{kind}** {escape(case.name)}: {escape(message)}{step}")
+    return lines + ([*remarks, ""] if remarks else [])
+
+
+def _markdown_pairs(view: PairView) -> list[str]:
+    lines = [f"### Pairs of {escape(describe_matrix(view))}", ""]
+    for heatmap in make_heatmaps(view, MAX_TEXT_UNITS):
+        titles, rows, numeric = matrix_rows(heatmap)
+        cells: list[Sequence[str]] = [[text.strip() for text in row] for row in rows]
+        said = escape(explain_map(heatmap))
+        lines += [f"{said[:1].upper()}{said[1:]}.", ""]
+        lines += [*markdown_table(text_columns([title.strip() for title in titles], numeric), cells), ""]
+    for sentence, step in describe_findings(view):
+        lines.append(f"- {escape(sentence)}{f'. Next: {escape(step)}' if step else ''}")
+    return [*lines, ""]
+
+
+def code(text: str) -> str:
+    """A code span whose fence is longer than any run of backticks inside."""
+    shown = plain(text)
+    fence = "`"
+    while fence in shown:
+        fence += "`"
+    padding = " " if "`" in shown else ""
+    return f"{fence}{padding}{shown}{padding}{fence}"
+
+
+# Verdicts between two sides; what decides them is elsewhere
+
+
+class ComparedCase(Protocol):
+    """One case on both sides; None where a side has no value."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def ratio(self) -> float | None: ...
+    @property
+    def ci_low(self) -> float | None: ...
+    @property
+    def ci_high(self) -> float | None: ...
+    @property
+    def n_a(self) -> int: ...
+    @property
+    def n_b(self) -> int: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def statistic(self) -> str | None: ...
+    @property
+    def time_a_s(self) -> float | None: ...
+    @property
+    def time_b_s(self) -> float | None: ...
+    @property
+    def processes_a(self) -> int: ...
+    @property
+    def processes_b(self) -> int: ...
+
+
+def _optional(value: float | None, form: Callable[[float], str]) -> str:
+    return form(value) if value is not None else NONE
+
+
+def _ratio_interval(row: ComparedCase) -> str:
+    if row.ci_low is None or row.ci_high is None:
+        return NONE
+    return f"{format_ratio(row.ci_low)}–{format_ratio(row.ci_high)}"  # ∞ where load may explain any difference
+
+
+COMPARED: tuple[Column[ComparedCase], ...] = (
+    Column("Case", lambda row: row.label, role="case"),
+    Column("Of", lambda row: row.statistic or NONE, role="setting"),
+    Column("A", lambda row: _optional(row.time_a_s, format_duration), numeric=True, drop=1),
+    Column("B", lambda row: _optional(row.time_b_s, format_duration), numeric=True, drop=1),
+    Column("B/A", lambda row: _optional(row.ratio, format_ratio), numeric=True),
+    Column("Interval", _ratio_interval, numeric=True),
+    Column("n", lambda row: f"{row.n_a}/{row.n_b}", numeric=True),
+    Column("Processes", lambda row: f"{row.processes_a}/{row.processes_b}", numeric=True, role="setting"),
+    Column("Verdict", lambda row: row.verdict),
+)
+
+
+def render_comparison_text(rows: Sequence[ComparedCase], *, width: int | None = None) -> str:
+    lines = format_table(COMPARED, rows, width=width)
+    lines += [f"# {plain(row.label)}: {plain(row.reason)}" for row in rows if row.reason]
+    return "\n".join([*lines, f"# {_closing_line(rows)}"]) + "\n"
+
+
+def render_comparison_markdown(rows: Sequence[ComparedCase]) -> str:
+    remarks = [f"- {escape(row.label)}: {escape(row.reason)}" for row in rows if row.reason]
+    table = markdown_table(COMPARED, rows)
+    return "\n".join([*table, "", *([*remarks, ""] if remarks else []), escape(_closing_line(rows))]) + "\n"
+
+
+def _closing_line(rows: Sequence[ComparedCase]) -> str:
+    counts = Counter(row.verdict for row in rows)
+    verdicts = ", ".join(f"{number} {plain(verdict)}" for verdict, number in counts.most_common())
+    return f"{len(rows)} case{'' if len(rows) == 1 else 's'}{': ' if verdicts else ''}{verdicts}"

@@ -1,0 +1,96 @@
+"""The functions of `stepscope`: examples run, docstrings say what is returned, names stay functions."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stepscope
+from stepscope import api
+
+FUNCTIONS = {
+    name: found
+    for name, found in vars(api).items()
+    if inspect.isfunction(found) and found.__module__ == api.__name__ and name in stepscope.__all__
+}
+PACKAGES = ("compare", "measure", "report", "run")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the examples run; a store with one run is there."""
+    place = tmp_path_factory.mktemp("examples")
+    run_example("bench_op", place)
+    return place
+
+
+def run_example(name: str, folder: Path) -> None:
+    known = {"stepscope": stepscope, "torch": pytest.importorskip("torch"), "Path": Path}
+    (example,) = doctest.DocTestFinder(recurse=False).find(FUNCTIONS[name], name, globs=known)
+    assert example.examples, f"{name} has no example"
+    said: list[str] = []
+    with contextlib.chdir(folder):
+        result = doctest.DocTestRunner(verbose=False).run(example, out=said.append)
+    assert result.failed == 0, "".join(said)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"bench_op"}))
+def test_the_example_of_a_function_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STEPSCOPE_STORE", raising=False)
+    run_example(name, folder)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_a_docstring_says_what_is_returned_and_names_every_parameter(name: str) -> None:
+    text = inspect.getdoc(FUNCTIONS[name]) or ""
+    first = text.split("\n\n")[0]
+    assert first.endswith((".", "way.")), first
+    assert not first.startswith(("Of ", "Return", "This "))
+    unnamed = [one for one in inspect.signature(FUNCTIONS[name]).parameters if f"`{one}`" not in text]
+    assert set(unnamed) <= SHARED, unnamed
+
+
+SHARED = {"settings", "device", "processes", "store", "dtype"}
+"""Parameters that mean the same in every function and are explained where they matter most."""
+
+
+def test_the_functions_are_listed() -> None:
+    assert set(FUNCTIONS) | {"record", "read_traces"} <= set(dir(stepscope))
+    assert callable(stepscope.record)
+    assert callable(stepscope.read_traces)
+
+
+ORDERS = [
+    *([f"import stepscope.{name}"] for name in PACKAGES),
+    ["import stepscope.api", "import stepscope.measure"],
+    ["import stepscope.measure", "import stepscope.api"],
+    [
+        "from stepscope.compare.verdict import compare_runs",
+        *(f"import stepscope.{name}" for name in reversed(PACKAGES)),
+    ],
+]
+
+
+def test_functions_stay_functions_whatever_was_imported_before() -> None:
+    """Without torch, which none of them needs."""
+    script = f"""
+import inspect, sys
+for order in {ORDERS}:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "stepscope"]:
+        del sys.modules[name]
+    for line in order:
+        exec(line)
+    import stepscope
+    assert all(callable(getattr(stepscope, name)) for name in {PACKAGES}), order
+    assert "body" in inspect.signature(stepscope.measure).parameters, order
+    assert stepscope.measure.MeasureSettings is stepscope.MeasureSettings, order
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
