@@ -122,6 +122,10 @@ class RankHungError(LaunchError):
     kind = "rank_hung"
 
 
+class FirstRankMissingError(RankHungError):
+    """Rank 0, which answers for all ranks, never joined; of those that did, this one answers for it."""
+
+
 class InterruptedRunError(StepscopeError):
     """The user stopped the run; what was finished is kept."""
 
