@@ -1,6 +1,6 @@
 """Idle time by reason in two passes over the work of a device, without a list of the gaps.
 
-Plain enough to be compiled (`stepscope.analyze.native.step`); only then are they faster than `find_gaps` of module idle
+Plain enough to be compiled (`stepscope.analyze.step.native`); only then are they faster than `find_gaps` of module idle
 and `LaunchSurvey`, which say the same in array operations. `rows` are those of one device in order of start; threads
 are counted from 1, and those that are not known are 0.
 """

@@ -113,7 +113,7 @@ class CompiledSurvey(LaunchSurvey):
     def _found(self) -> _Found:
         import numpy as np
 
-        from stepscope.analyze.native.step import survey_launches
+        from stepscope.analyze.step.native import survey_launches
 
         trace, waits = self._trace, self._waits
         texts, threads = len(trace.timeline.texts), range(MISSING, len(trace.timeline.threads))
@@ -222,7 +222,7 @@ class HostWaits:
         trace, blocked = self._trace, self._blocked
         rows = trace.top_rows
         if trace.is_compiled:
-            from stepscope.analyze.native.step import find_touching
+            from stepscope.analyze.step.native import find_touching
 
             found = np.empty(len(rows), np.int64)
             return found[: find_touching(rows, trace.columns, blocked, found)]

@@ -154,7 +154,7 @@ def _sum_gaps(trace: TraceView, work: DeviceWork, window: Window) -> tuple[int, 
     """The same by compiled passes that keep no gaps."""
     import numpy as np
 
-    from stepscope.analyze.native.step import sum_gaps
+    from stepscope.analyze.step.native import sum_gaps
 
     waits = host_waits(trace)
     sums = GapSums(np.zeros(len(REASONS), np.int64), np.empty((len(work.rows) + 1, 2), np.int64))

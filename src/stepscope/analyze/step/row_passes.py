@@ -1,6 +1,6 @@
 """Passes over the rows of a timeline: which are of a device or on top, what encloses what, what follows on a stream.
 
-The first functions are plain enough to be compiled (`stepscope.analyze.native.step`), and ask for little memory; only
+The first functions are plain enough to be compiled (`stepscope.analyze.step.native`), and ask for little memory; only
 compiled are they faster than array operations.
 """
 
@@ -112,7 +112,7 @@ class RowSurvey(NamedTuple):
 def survey(columns: Columns) -> RowSurvey:
     import numpy as np
 
-    from stepscope.analyze.native.step import survey_rows
+    from stepscope.analyze.step.native import survey_rows
 
     role = np.zeros(len(KINDS), np.uint8)
     for kinds, bit in ((COUNTED, COUNTS), (DEVICE_KINDS, IS_DEVICE), (HOST_KINDS, IS_HOST)):
@@ -137,7 +137,7 @@ def order_on_streams(stream: Integers, end: Integers, *, compiled: bool) -> Stre
 
     found = StreamOrder(np.full(len(end), MISSING, np.int64), np.full(len(end), -NEVER, np.int64))
     if compiled:
-        from stepscope.analyze.native.step import follow_streams
+        from stepscope.analyze.step.native import follow_streams
 
         follow_streams(stream, end, *found)
         return found
