@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import house_figures
+
 SOURCE = Path(__file__).parents[2] / "src" / "stepscope"
 
 FLOORS: list[set[str]] = [
@@ -289,3 +291,16 @@ def test_the_python_api_is_what_it_says() -> None:
         stepscope.nothing  # noqa: B018
     loaded = loaded_by("import stepscope")
     assert not [name for name in loaded if name.startswith("stepscope.") and name != "stepscope._version"]
+
+
+def test_no_package_imports_in_a_circle() -> None:
+    assert house_figures.find_package_cycles(SOURCE) == []
+
+
+def test_a_circle_would_be_found(tmp_path: Path) -> None:
+    for name, text in {"a/__init__.py": "", "a/one.py": "import p.b.two", "b/__init__.py": "", "b/two.py": ""}.items():
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_text(text)
+    assert house_figures.find_package_cycles(tmp_path / "p") == []
+    (tmp_path / "p" / "b" / "two.py").write_text("def late():\n    from p.a import one\n")
+    assert house_figures.find_package_cycles(tmp_path / "p") == [["p.a", "p.b"]]
