@@ -89,70 +89,6 @@ class LaunchSurvey:
         return held
 
 
-<<<<<<< HEAD
-=======
-class CompiledSurvey(LaunchSurvey):
-    """In one compiled pass for all questions."""
-
-    @cached_property
-    def least(self) -> Integers:
-        return self._found.least
-
-    @cached_property
-    def threads(self) -> list[int]:
-        return self._found.threads
-
-    @cached_property
-    def blocking(self) -> Integers:
-        return self._found.blocking
-
-    @cached_property
-    def held(self) -> dict[int, Integers]:
-        return self._found.held
-
-    @cached_property
-    def _found(self) -> _Found:
-        import numpy as np
-
-        from stepscope.analyze.step.native import survey_launches
-
-        trace, waits = self._trace, self._waits
-        texts, threads = len(trace.timeline.texts), range(MISSING, len(trace.timeline.threads))
-        copies = Copies(COPY, np.zeros(texts + 1, bool))
-        copies.is_pageable[trace.wanted_codes(COPY, _is_pageable)] = True
-        times = np.concatenate([np.zeros(0, np.int64), *(waits[one] for one in sorted(waits))])
-        first = np.cumsum([0, *(len(waits.get(one, ())) for one in threads)])
-        found = Launches(
-            least=np.full(texts, NEVER),
-            has_launched=np.zeros(len(threads), bool),
-            following=np.full(len(times), NEVER),
-            blocking=np.empty(max((len(work.rows) for work in trace.works), default=0), np.int64),
-        )
-        blocking = [np.zeros(0, np.int64)]
-        for work in trace.works:
-            count = survey_launches(work.rows, trace.columns, copies, ByThread(times, times, first), found)
-            blocking.append(_launch_nothing_else(work, found.blocking[:count]))
-        held = {one: found.following[first[one + 1] : first[one + 2]] for one in waits}
-        return _Found(
-            _or_zero(found.least),
-            (np.flatnonzero(found.has_launched) + MISSING).tolist(),
-            np.concatenate(blocking),
-            {one: called[called < NEVER] for one, called in held.items()},
-        )
-
-
-class _Found(NamedTuple):
-    least: Integers
-    threads: list[int]
-    blocking: Integers
-    held: dict[int, Integers]
-
-
-def survey_launches_of(trace: TraceView, waits: Waits) -> LaunchSurvey:
-    return CompiledSurvey(trace, waits) if trace.is_compiled else LaunchSurvey(trace, waits)
-
-
->>>>>>> docs
 def _is_pageable(name: str) -> bool:
     return "Pageable" in name
 
@@ -222,14 +158,6 @@ class HostWaits:
 
         trace, blocked = self._trace, self._blocked
         rows = trace.top_rows
-<<<<<<< HEAD
-=======
-        if trace.is_compiled:
-            from stepscope.analyze.step.native import find_touching
-
-            found = np.empty(len(rows), np.int64)
-            return found[: find_touching(rows, trace.columns, blocked, found)]
->>>>>>> docs
         return rows[touches(blocked, trace.start[rows], trace.end[rows])]
 
     @cached_property

@@ -135,48 +135,6 @@ def idle_by_cause(timeline: Timeline, step: int | None) -> IdleCauses:
     )
 
 
-<<<<<<< HEAD
-=======
-def _sum_found_gaps(trace: TraceView, work: DeviceWork, window: Window) -> tuple[int, Whole]:
-    """How many gaps there are, and the nanoseconds of each reason."""
-    gaps = find_gaps(trace, work, window)
-    return len(gaps.next), gaps.parts.sum(axis=0)
-
-
-def _sum_gaps(trace: TraceView, work: DeviceWork, window: Window) -> tuple[int, Whole]:
-    """The same by compiled passes that keep no gaps."""
-    import numpy as np
-
-    from stepscope.analyze.step.native import sum_gaps
-
-    waits = host_waits(trace)
-    sums = GapSums(np.zeros(len(REASONS), np.int64), np.empty((len(work.rows) + 1, 2), np.int64))
-    asked = Asked(*window, trace.main_thread, waits.launches.least)
-    count, crossings = sum_gaps(work.rows, trace.columns, asked, _held_by_thread(trace), sums)
-    if crossings:
-        place, lengths = sums.crossing[:crossings].T
-        waited = int(lengths[waits.waited(work, place)].sum())
-        sums.by_reason[EVENT_WAIT] += waited
-        sums.by_reason[UNKNOWN] -= waited
-    return count, sums.by_reason
-
-
-def _held_by_thread(trace: TraceView) -> ByThread:
-    """When threads that launch, and the main one, were held up; after each list comes a time that is never reached."""
-    import numpy as np
-
-    waits = host_waits(trace)
-    concerned = {*waits.launches.threads, trace.main_thread}
-    lists = [
-        of_thread(thread) if thread in concerned else no_intervals()
-        for thread in range(MISSING, len(trace.timeline.threads))
-        for of_thread in (waits.synchronising, waits.with_peers)
-    ]
-    start, end = (np.concatenate([part for one in lists for part in (one[edge], [NEVER])]) for edge in range(2))
-    return ByThread(start, end, np.cumsum([0, *(len(one.start) + 1 for one in lists)]))
-
-
->>>>>>> docs
 def no_device(step: int | None) -> IdleReport:
     return IdleReport(
         step=step,
