@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stepscope.core.errors import unknown_name
-from stepscope.core.escapes import escape_controls, escape_json
-from stepscope.core.units import format_duration, format_ratio
+from stepscope.core.units import escape_controls, escape_json, format_duration, format_ratio
 from stepscope.metrics import Value, list_metrics
 from stepscope.report.charts import TimeScale, choose_time_scale
 from stepscope.report.columns import choose_columns, explain, explain_stars
