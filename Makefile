@@ -42,7 +42,7 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 # The type checker works beside the first tests, which mostly wait for ranks. One thread each: see docs/testing.md.
 test: $(STAMP) services ## set up, run all tests, lint and type-check
 	@{ $(LINT); } >$(VENV)/lint.log 2>&1 & linting=$$!; \
-		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=10; tested=$$?; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=10 --cpu-files=25; tested=$$?; \
 		wait $$linting; linted=$$?; cat $(VENV)/lint.log; exit $$((tested | linted))
 
 lint: $(STAMP) ## ruff and mypy --strict

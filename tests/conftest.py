@@ -6,7 +6,7 @@ import atexit
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +34,53 @@ LONGEST_FIRST = (
     "analyze/test_pairs.py",
 )
 """Files that take most of the time: begun last, one of them would keep one worker busy after the others are done."""
+
+
+Reporting = Generator[None, pytest.TestReport, pytest.TestReport]
+CPU_BEFORE = pytest.StashKey[float]()
+CPU_S: dict[str, float] = {}
+"""By file: what its tests and the processes that they waited for took."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-files", type=int, default=0, help="List the N files that take most processor time.")
+
+
+def read_cpu_s() -> float:
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[CPU_BEFORE] = read_cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append(("cpu_s", read_cpu_s() - item.stash[CPU_BEFORE]))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """With several workers, the process that prints the summary gets the reports of all."""
+    file = report.nodeid.split("::", maxsplit=1)[0]
+    for name, value in report.user_properties:
+        if name == "cpu_s" and report.when == "teardown":
+            CPU_S[file] = CPU_S.get(file, 0.0) + float(str(value))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count = config.getoption("--cpu-files")
+    if count:
+        terminalreporter.section(f"processor time by file, of {sum(CPU_S.values()):.0f} s")
+        for file, cpu_s in sorted(CPU_S.items(), key=lambda one: -one[1])[:count]:
+            terminalreporter.write_line(f"{cpu_s:7.1f} s  {file}")
 
 
 def order(item: pytest.Item) -> int:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from stepscope.launch.watchdog import read_beat
 from stepscope.store import StoredRun, remove_run, run_folders
 
 STEPSCOPE = [sys.executable, "-m", "stepscope"]
-HANG_S = 8
+HANG_S = 5
 SWEEP = [
-    "bench", "comms", "--collective", "all_reduce", "--sizes", "1K:16M:x4", "--max-time", "3s",
+    "bench", "comms", "--collective", "all_reduce", "--sizes", "1K:16M:x2", "--max-time", "1s",
     "--hang-timeout", f"{HANG_S}s", "--json",
 ]  # fmt: skip
 LAUNCHERS = {
@@ -204,7 +205,7 @@ def watch_plain_run(trial: Trial) -> None:
         expect(process.returncode == 0, f"exit code {process.returncode}")
 
 
-RANK_FAULTS: dict[str, Callable[[Trial, str], None]] = {
+RANK_FAULTS: dict[str, Callable[..., None]] = {
     "rank 1 killed": lambda trial, launcher: lose_rank(trial, launcher, 1, signal.SIGKILL, joined=True),
     "rank 0 killed": lambda trial, launcher: lose_rank(trial, launcher, 0, signal.SIGKILL, joined=True),
     "rank 1 hangs": lambda trial, launcher: lose_rank(trial, launcher, 1, signal.SIGSTOP, joined=True),
@@ -217,13 +218,13 @@ RANK_FAULTS: dict[str, Callable[[Trial, str], None]] = {
     ),
 }
 RUN_FAULTS: dict[str, Callable[[Trial], None]] = {
-    "--processes, SIGKILL, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGKILL),
-    "--processes, SIGTERM, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGTERM),
-    "--processes, SIGKILL, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGKILL),
-    "--processes, SIGTERM, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGTERM),
-    "ab, SIGTERM, resume at once": lambda trial: interrupt(trial, AB, signal.SIGTERM),
-    "ab, SIGTERM, nothing left": lambda trial: leave_nothing(trial, AB, signal.SIGTERM),
-    "plain run, never interrupted": watch_plain_run,
+    "processes: SIGKILL, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGKILL),
+    "processes: SIGTERM, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGTERM),
+    "processes: SIGKILL, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGKILL),
+    "processes: SIGTERM, nothing left": lambda trial: leave_nothing(trial, PROCESSES, signal.SIGTERM),
+    "ab: SIGTERM, resume at once": lambda trial: interrupt(trial, AB, signal.SIGTERM),
+    "ab: SIGTERM, nothing left": lambda trial: leave_nothing(trial, AB, signal.SIGTERM),
+    "plain run: never interrupted": watch_plain_run,
 }
 
 
@@ -250,7 +251,7 @@ def main() -> int:
     print("| fault | launcher | trials | misses |\n|---|---|---|---|", flush=True)
     for name in chosen.fault:
         for launcher in chosen.launcher if name in RANK_FAULTS else [""]:
-            body = RUN_FAULTS.get(name) or (lambda trial, fault=name, by=launcher: RANK_FAULTS[fault](trial, by))
+            body = partial(RANK_FAULTS[name], launcher=launcher) if launcher else RUN_FAULTS[name]
             missed = repeat(chosen.times, body)
             total += len(missed)
             print(f"| {name} | {launcher} | {chosen.times} | {len(missed)} |", flush=True)

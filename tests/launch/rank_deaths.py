@@ -7,6 +7,9 @@ import ctypes
 import os
 import signal
 import time
+from pathlib import Path
+
+import torch
 
 from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.launch import RankSession
@@ -82,3 +85,16 @@ def stop_rank_1(session: RankSession) -> None:
 def wait_long(session: RankSession) -> None:
     session.heartbeat.beat("waiting")
     time.sleep(120)
+
+
+def stop_before_joining(session: RankSession) -> None:
+    if session.context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    join(session)
+
+
+def tell_whose_child(session: RankSession) -> None:
+    with Path(f"/proc/{os.getppid()}/cmdline").open() as file:
+        command = file.read().split("\0")
+    own = Path("/proc/self/cmdline").read_text().split("\0")
+    print("forked" if own == command else "started", torch.__version__)  # noqa: T201

@@ -35,7 +35,8 @@ def workers_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def launch(folder: Path, name: str, *, ranks: int = 2, hang_limit_s: float = 60) -> float:
     start = time.monotonic()
     try:
-        launch_local(folder=folder, target=f"rank_deaths:{name}", ranks=ranks, hang_limit_s=hang_limit_s)
+        target = name if ":" in name else f"rank_deaths:{name}"
+        launch_local(folder=folder, target=target, ranks=ranks, hang_limit_s=hang_limit_s)
     finally:
         took_s = time.monotonic() - start
     return took_s
@@ -61,6 +62,21 @@ def test_ranks_that_finish_leave_their_words_and_no_process(folder: Path) -> Non
     assert "rank 1 of 2 was here" in (folder / "ranks" / "rank-1.log").read_text()
     assert not list((folder / "ranks").glob("*.beat"))
     assert StoredRun(folder).failures == []
+    assert children_of_this_test() == []
+
+
+@pytest.mark.parametrize(("module", "expected"), [("rank_deaths", "forked"), ("rank_threads", "started")])
+def test_ranks_are_forked_where_no_thread_would_be_lost(folder: Path, module: str, expected: str) -> None:
+    launch(folder, f"{module}:tell_whose_child")
+    for rank in range(2):
+        assert f"\n{expected} " in "\n" + (folder / "ranks" / f"rank-{rank}.log").read_text()
+
+
+def test_a_rank_that_is_stopped_before_it_joins_is_named(folder: Path) -> None:
+    with pytest.raises(RankHungError, match="rank 1 sent no heartbeat for 3 s"):
+        launch(folder, "stop_before_joining", hang_limit_s=3)
+    (failure,) = StoredRun(folder).failures
+    assert (failure.kind, failure.rank) == ("rank_hung", 1)
     assert children_of_this_test() == []
 
 
@@ -125,7 +141,7 @@ def test_a_crash_in_native_code_leaves_its_stack_in_the_log(folder: Path) -> Non
 def test_a_hung_rank_is_told_from_those_that_wait_for_it(folder: Path) -> None:
     start = time.monotonic()
     with pytest.raises(RankHungError) as caught:
-        launch(folder, "hang_rank_1", ranks=3, hang_limit_s=6)
+        launch(folder, "hang_rank_1", ranks=3, hang_limit_s=3)
     assert time.monotonic() - start < 30
     assert caught.value.where == "rank 1"
     (failure,) = StoredRun(folder).failures
@@ -137,7 +153,7 @@ def test_a_hung_rank_is_told_from_those_that_wait_for_it(folder: Path) -> None:
 
 def test_a_stopped_rank_is_noticed_although_it_cannot_answer(folder: Path) -> None:
     with pytest.raises(RankHungError) as caught:
-        launch(folder, "stop_rank_1", ranks=2, hang_limit_s=6)
+        launch(folder, "stop_rank_1", ranks=2, hang_limit_s=3)
     assert caught.value.where == "rank 1"
     assert children_of_this_test() == []
 

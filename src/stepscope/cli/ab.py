@@ -158,7 +158,7 @@ def create_sides(store: Path, jobs: tuple[Job, ...]) -> list[StoredRun]:
         request = {**job.request, **({"partner": runs[0].id} if runs else {})}
         folder = create_run(
             store, verb=job.verb, name=f"ab-{letter}", command=command_line(), request=request, cases=job.cases,
-            launcher=job.launcher, world_size=job.world_size,
+            launcher=job.launcher, world_size=job.world_size, hold=True,
         )  # fmt: skip
         runs.append(StoredRun(folder))
     return runs

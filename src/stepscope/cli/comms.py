@@ -476,6 +476,7 @@ def run_as_rank(
     from stepscope.run.producer import find_producer
     from stepscope.run.rank import run_rank
     from stepscope.store import record_failure
+    from stepscope.store.folder import release_run
 
     if job is None:
         raise UsageError("under a launcher every rank needs the whole command", hint="name again what to measure")
@@ -502,6 +503,7 @@ def run_as_rank(
             raise
     if folder is None:
         return ExitCode.DONE
+    release_run(folder)
     addition = explain_run(StoredRun(folder)) if verb == "comms" else None
     code = show_run(folder, as_json=as_json, addition=addition)
     sys.stdout.flush()

@@ -14,7 +14,14 @@ import click
 
 from stepscope._version import __version__
 from stepscope.cli.output import LAST_WORD_S, narrate, print_error
-from stepscope.core.errors import ExitCode, FileError, InterruptedRunError, StepscopeError, UsageError
+from stepscope.core.errors import (
+    ExitCode,
+    FileError,
+    FirstRankMissingError,
+    InterruptedRunError,
+    StepscopeError,
+    UsageError,
+)
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("stepscope.cli.demo", "Measure, trace and explain a small job on this machine; ends with pages to open."),
@@ -117,7 +124,7 @@ def _as_stepscope_error(error: BaseException) -> StepscopeError:
 def _fail(error: StepscopeError, *, as_json: bool) -> int:
     """With several ranks only rank 0 prints the error; what happened on another rank alone must not be lost either."""
     rank = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
-    if rank == "0":
+    if rank == "0" or isinstance(error, FirstRankMissingError):
         print_error(error, as_json=as_json)
     else:
         narrate(f"stepscope, rank {rank}: {error.message}")

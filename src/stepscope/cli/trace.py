@@ -90,8 +90,7 @@ def verify(*, source: str, as_json: bool) -> int:
 
     The cache is keyed by size and time of a file; this compares the hash of its content.
     """
-    from stepscope.traces.cache import verify_cache
-    from stepscope.traces.read import read_traces
+    from stepscope.traces.read import read_traces, verify_cache
 
     checked = [(str(path), *verify_cache(path)) for path in dict.fromkeys(read_traces(source).paths)]
     data = [{"path": path, "outcome": outcome, "message": message} for path, outcome, message in checked]

@@ -122,6 +122,10 @@ class RankHungError(LaunchError):
     kind = "rank_hung"
 
 
+class FirstRankMissingError(RankHungError):
+    """Rank 0, which answers for all ranks, never joined; of those that did, this one answers for it."""
+
+
 class InterruptedRunError(StepscopeError):
     """The user stopped the run; what was finished is kept."""
 
@@ -130,6 +134,6 @@ class InterruptedRunError(StepscopeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an exception says; its kind where it says nothing."""
+    """The first line of what an exception says; its kind where it says nothing."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

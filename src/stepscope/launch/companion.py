@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from stepscope.core.errors import ExitCode, StepscopeError
 from stepscope.launch.watch import RankWatch, as_error, describe_lost_rank
 from stepscope.launch.watchdog import TERMINATED, write_rank_failure
@@ -26,6 +28,8 @@ REPORT_S = 3.0
 """How long rank 0 may still take, when it is to end, for the report that it has begun."""
 LAST_WORD_S = 0.5
 """In which a launcher passes on what was printed."""
+STOPPED_SHARE = 0.5
+"""Of the limit: how long rank 0 may be stopped before it joins. The others give up to reach it after 0.8 of it."""
 _DONE = b"."
 
 
@@ -59,10 +63,14 @@ def companion(
 
 def _watch(reader: int, rank_0: int, folder: Path, ranks: int, hang_limit_s: float) -> StepscopeError | None:
     """The error that ended the run, now kept with it. None: rank 0 reports what there is."""
-    watch = RankWatch(folder, hang_limit_s)
+    watch, stopped_s = RankWatch(folder, hang_limit_s), 0.0
     while not select.select([reader], [], [], POLL_S)[0]:
         running = [rank for rank in range(ranks) if (folder / RANKS_FOLDER / f"rank-{rank}.beat").exists()]
         late = watch.find_late(running, time.time()) if running else []
+        stopped_s = stopped_s + POLL_S if 0 not in watch.beats and _is_stopped(rank_0) else 0.0
+        if stopped_s > hang_limit_s * STOPPED_SHARE:
+            failure = watch.describe_hang([0])
+            break
         if late:
             unseen = [rank for rank in range(ranks) if rank not in watch.beats and rank not in late]
             hung = watch.find_hung([*late, *unseen] if len(late) == len(running) else late)
@@ -74,6 +82,12 @@ def _watch(reader: int, rank_0: int, folder: Path, ranks: int, hang_limit_s: flo
         failure = describe_lost_rank(folder, ranks)
     record_failure(folder, failure)
     return as_error(failure)
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
 
 
 def _end(rank_0: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope._version import __version__
-from stepscope.core.errors import RankHungError, UsageError
+from stepscope.core.errors import FirstRankMissingError, RankHungError, UsageError
 from stepscope.records import RankPlace
 
 if TYPE_CHECKING:
@@ -124,8 +124,9 @@ def _reach_rank_0(context: RankContext, limit_s: float) -> Any:
             multi_tenant=True,
         )
     except RuntimeError as error:
-        raise RankHungError(
-            f"rank {context.rank} could not reach rank 0 at {context.master_addr}:{context.master_port}",
+        kind = FirstRankMissingError if context.rank == 1 else RankHungError
+        raise kind(
+            f"rank 0 at {context.master_addr}:{context.master_port} could not be reached by rank {context.rank}",
             hint="does rank 0 run, and does a firewall or a wrong MASTER_ADDR stand between?",
             where=str(error).splitlines()[0],
         ) from error
@@ -154,9 +155,12 @@ def _wait_for_word(store: Any, context: RankContext, limit_s: float, on_wait: Ca
     try:
         while not store.check(["complete"]):
             if time.monotonic() > deadline:
-                raise RankHungError(
-                    f"rank {context.rank} waited {limit_s:.0f} s for the others to join",
-                    hint="rank 0's message says which ranks are missing",
+                joined = [rank for rank in range(context.world_size) if store.check([f"joined/{rank}"])]
+                missing = [rank for rank in range(context.world_size) if rank not in joined]
+                kind = FirstRankMissingError if 0 in missing and context.rank == joined[0] else RankHungError
+                raise kind(
+                    f"{_name_ranks(missing)} of {context.world_size} did not join within {limit_s:.0f} s",
+                    hint="look at what those ranks printed: were they started, and do they run?",
                     where="joining",
                 )
             on_wait()

@@ -46,14 +46,14 @@ def judge_times(times: Sequence[float], settings: MeasureSettings) -> list[Notic
     return [notice for notice in candidates if notice is not None]
 
 
-def find_held_notices(dry: int, allocations: int, iterations: int) -> list[Notice]:
+def find_queue_notices(starved: int, allocations: int, iterations: int) -> list[Notice]:
     """What was in the timed region that does not belong there: the host, and fetching memory."""
     notices = []
-    if dry:
+    if starved:
         notices.append(
             Notice(
-                kind="queue_ran_dry",
-                message=f"the device waited for the host in {dry} samples: device time contains launches",
+                kind="queue_starved",
+                message=f"the device waited for the host in {starved} samples: device time contains launches",
                 hint="the call waits for the device inside; compare its wall time and its kernels",
             )
         )

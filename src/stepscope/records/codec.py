@@ -18,6 +18,7 @@ from stepscope.core.errors import BadInputError, NewerVersionError
 from stepscope.records import kinds
 from stepscope.records.case import Benchmark, Case, CaseResult, Failure, RankSamples, Sample
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
+from stepscope.records.kinds.base import inspect_fields
 from stepscope.records.run import Communication, Plan, Run, System
 
 _PATTERN_PREFIX = "pattern_"
@@ -109,7 +110,7 @@ def make_observed(spec: Spec, facts: Mapping[str, Scalar]) -> Observed | None:
     left = dict(facts)
     fields: dict[str, Any] = _REWRITES[str(tag)](left) if tag in _REWRITES else {}
     struct = _OBSERVED[str(tag)]
-    for field in msgspec.structs.fields(struct):
+    for field in inspect_fields(struct):
         if field.name in left and field.name != "other":
             try:
                 fields[field.name] = msgspec.convert(left[field.name], field.type)

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from stepscope.core.errors import unknown_name
-from stepscope.core.escapes import escape_controls, escape_json
-from stepscope.core.units import format_duration, format_ratio
+from stepscope.core.units import escape_controls, escape_json, format_duration, format_ratio
 from stepscope.report.charts import TimeScale, choose_time_scale
 from stepscope.report.columns import choose_columns, explain, explain_stars
 from stepscope.report.data import render_csv, render_json

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
-from stepscope.core.escapes import escape_line
+from stepscope.core.units import escape_line
 
 if TYPE_CHECKING:
     from stepscope.records import Notice

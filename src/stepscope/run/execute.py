@@ -13,6 +13,7 @@ from stepscope.run.processes import Side, measure_in_processes
 from stepscope.run.producer import find_producer
 from stepscope.run.rank import AnyProgress, give_up_case, run_rank
 from stepscope.store import JournalTail, MeasuredCase, StoredRun
+from stepscope.store.folder import hold_run, release_run
 
 RANK_FUNCTION = "stepscope.run.execute:run_started_rank"
 """What each rank that is started here calls."""
@@ -28,17 +29,21 @@ def execute(
 
     `count_wanted` may ask for more fresh processes than the plan has, from what they measured so far.
     """
-    shown = progress or SilentProgress()
-    plan = stored.plan
-    processes = int(plan.request.get("processes", 1))
-    if processes > 1:
-        measure_in_processes([Side(stored)], processes, progress=shown, count_wanted=count_wanted)
-    elif plan.launcher == "inline":
-        require_one_process(plan.verb)
-        session = Session(verb=plan.verb, request=plan.request, world_size=plan.world_size, folder=stored.folder)
-        run_rank(session, progress=shown)
-    else:
-        execute_on_ranks(stored, shown)
+    hold_run(stored.folder)
+    try:
+        shown = progress or SilentProgress()
+        plan = stored.plan
+        processes = int(plan.request.get("processes", 1))
+        if processes > 1:
+            measure_in_processes([Side(stored)], processes, progress=shown, count_wanted=count_wanted)
+        elif plan.launcher == "inline":
+            require_one_process(plan.verb)
+            session = Session(verb=plan.verb, request=plan.request, world_size=plan.world_size, folder=stored.folder)
+            run_rank(session, progress=shown)
+        else:
+            execute_on_ranks(stored, shown)
+    finally:
+        release_run(stored.folder)
     return StoredRun(stored.folder)
 
 

@@ -49,6 +49,7 @@ def create(job: Job, store: Path, command: Sequence[str]) -> StoredRun:
         cases=job.cases,
         launcher=job.launcher,
         world_size=job.world_size,
+        hold=True,
     )
     return StoredRun(folder)
 

@@ -32,6 +32,7 @@ from stepscope.store import (
     create_run,
     run_folders,
 )
+from stepscope.store.folder import hold_run, release_run
 
 PROCESSES_FOLDER = "processes"
 """Inside the run while it is measured: one run per process, so that an interruption keeps those that are done."""
@@ -88,19 +89,25 @@ def measure_in_processes(
     wants altogether.
     """
     number, measured = 0, [side for side in sides if side.stored.run is None]
-    with progress:
-        while number < processes:
-            for turn, side in enumerate(measured if number % 2 == 0 else reversed(measured)):
-                child, name = side.open_child(number), f"process {number + 1} of {processes}"
-                if child.run is None:
-                    place = (number * len(measured) + turn, processes * len(measured))
-                    run_process(child, side, progress=progress, name=name, place=place)
-            number += 1
-            if number == processes:
-                children = measured[0].children()[:number]
-                processes = max(processes, count_wanted(_merge_cases(children), children[0].system))
-    for side in measured:
-        merge_processes(side.children()[:processes], side.stored.folder)
+    try:
+        for side in measured:
+            hold_run(side.stored.folder)
+        with progress:
+            while number < processes:
+                for turn, side in enumerate(measured if number % 2 == 0 else reversed(measured)):
+                    child, name = side.open_child(number), f"process {number + 1} of {processes}"
+                    if child.run is None:
+                        place = (number * len(measured) + turn, processes * len(measured))
+                        run_process(child, side, progress=progress, name=name, place=place)
+                number += 1
+                if number == processes:
+                    children = measured[0].children()[:number]
+                    processes = max(processes, count_wanted(_merge_cases(children), children[0].system))
+        for side in measured:
+            merge_processes(side.children()[:processes], side.stored.folder)
+    finally:
+        for side in measured:
+            release_run(side.stored.folder)
 
 
 def run_process(

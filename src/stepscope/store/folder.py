@@ -8,7 +8,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +25,8 @@ COMMUNICATION_FILE = "communication.json"
 JOURNAL_FILE = "journal.jsonl"
 FAILURES_FILE = "failures.jsonl"
 LOCK_FILE = "writer.lock"
+RUNNER_LOCK_FILE = "runner.lock"
+"""Locked by the process that was told to measure the run, from before there is a plan until all its parts are done."""
 BEGUN_FILE = "begun.json"
 """The case that is being measured; there only while it is, or after the process was killed in the middle of it."""
 SAMPLES_FOLDER = "samples"
@@ -130,9 +132,13 @@ def _find_odd(folder: Path, owner: int) -> str | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether some process is writing this run just now."""
+    """Whether some process is measuring or writing this run just now."""
+    return any(_is_file_locked(folder / name) for name in (RUNNER_LOCK_FILE, LOCK_FILE))
+
+
+def _is_file_locked(path: Path) -> bool:
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -147,10 +153,10 @@ def is_locked(folder: Path) -> bool:
 
 
 @contextmanager
-def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S, *, name: str = LOCK_FILE) -> Iterator[None]:
     """The kernel drops the lock with the process, so a killed writer never leaves a stale one."""
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise _not_writable(folder, error) from error
     deadline = time.monotonic() + wait_s
@@ -170,6 +176,26 @@ def hold_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+_held: dict[Path, AbstractContextManager[None]] = {}
+
+
+def hold_run(folder: Path) -> None:
+    """From now on the run is listed as running and cannot be removed, until `release_run` or the end of this process.
+
+    Raises RunBusyError where another process holds it. Holding it twice is holding it once.
+    """
+    if folder.resolve() not in _held:
+        lock = hold_lock(folder, name=RUNNER_LOCK_FILE)
+        lock.__enter__()
+        _held[folder.resolve()] = lock
+
+
+def release_run(folder: Path) -> None:
+    lock = _held.pop(folder.resolve(), None)
+    if lock is not None:
+        lock.__exit__(None, None, None)
 
 
 def cannot_write(path: Path, error: OSError) -> StoreWriteError:

@@ -90,11 +90,11 @@ def _damage(stored: StoredRun, error: StepscopeError) -> Damage:
 
 
 def hash_files(folder: Path) -> dict[str, FileEntry]:
-    """Every file of evidence: all but run.json, the lock, and what ranks write of themselves while they end."""
+    """Every file of evidence: all but run.json, the locks, and what ranks write of themselves while they end."""
     entries = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.BEGUN_FILE}
+        passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.RUNNER_LOCK_FILE, layout.BEGUN_FILE}
         of_the_run = name not in passing and not path.name.endswith(".tmp")
         if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
             with path.open("rb") as file:

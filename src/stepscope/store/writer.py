@@ -46,8 +46,12 @@ def create_run(
     cases: Sequence[Case],
     launcher: str = "inline",
     world_size: int = 1,
+    hold: bool = False,
 ) -> Path:
-    """Make the folder and write the plan into it; nothing is measured yet. Returns the folder."""
+    """Make the folder and write the plan into it; nothing is measured yet. Returns the folder.
+
+    `hold`: this process will measure it; see `hold_run`.
+    """
     keys = [case.key for case in cases]
     if len(set(keys)) != len(keys):
         doubled = next(case for i, case in enumerate(cases) if case.key in keys[:i])
@@ -66,6 +70,8 @@ def create_run(
     encode_document(plan)  # refuses what cannot be stored, before there is a folder
     folder = layout.make_run_folder(store, name)
     plan = msgspec.structs.replace(plan, run_id=folder.name)
+    if hold:
+        layout.hold_run(folder)
     _write_record(folder / layout.PLAN_FILE, plan)
     return folder
 

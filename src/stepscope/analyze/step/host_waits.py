@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
-from stepscope.analyze.step.gap_loops import ByThread, Copies, Launches
 from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
 from stepscope.analyze.step.numbers import distinct
-from stepscope.analyze.step.row_passes import NEVER
+from stepscope.analyze.step.row_orders import NEVER
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats import classify
 from stepscope.formats.classify import HOST_WAITS, classify_call
-from stepscope.formats.timeline import COPY, MISSING, OPERATOR, RUNTIME, SYNC
+from stepscope.formats.timeline import COPY, OPERATOR, RUNTIME, SYNC
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Integers
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LaunchSurvey:
-    """In array operations, each question on its own."""
+    """What the launches of a trace tell of its waits."""
 
     def __init__(self, trace: TraceView, waits: Waits) -> None:
         self._trace = trace
@@ -88,67 +87,6 @@ class LaunchSurvey:
             following = launches.searchsorted(times, side="left")
             held[one] = launches[following[following < len(launches)]]
         return held
-
-
-class CompiledSurvey(LaunchSurvey):
-    """In one compiled pass for all questions."""
-
-    @cached_property
-    def least(self) -> Integers:
-        return self._found.least
-
-    @cached_property
-    def threads(self) -> list[int]:
-        return self._found.threads
-
-    @cached_property
-    def blocking(self) -> Integers:
-        return self._found.blocking
-
-    @cached_property
-    def held(self) -> dict[int, Integers]:
-        return self._found.held
-
-    @cached_property
-    def _found(self) -> _Found:
-        import numpy as np
-
-        from stepscope.analyze.native.step import survey_launches
-
-        trace, waits = self._trace, self._waits
-        texts, threads = len(trace.timeline.texts), range(MISSING, len(trace.timeline.threads))
-        copies = Copies(COPY, np.zeros(texts + 1, bool))
-        copies.is_pageable[trace.wanted_codes(COPY, _is_pageable)] = True
-        times = np.concatenate([np.zeros(0, np.int64), *(waits[one] for one in sorted(waits))])
-        first = np.cumsum([0, *(len(waits.get(one, ())) for one in threads)])
-        found = Launches(
-            least=np.full(texts, NEVER),
-            has_launched=np.zeros(len(threads), bool),
-            following=np.full(len(times), NEVER),
-            blocking=np.empty(max((len(work.rows) for work in trace.works), default=0), np.int64),
-        )
-        blocking = [np.zeros(0, np.int64)]
-        for work in trace.works:
-            count = survey_launches(work.rows, trace.columns, copies, ByThread(times, times, first), found)
-            blocking.append(_launch_nothing_else(work, found.blocking[:count]))
-        held = {one: found.following[first[one + 1] : first[one + 2]] for one in waits}
-        return _Found(
-            _or_zero(found.least),
-            (np.flatnonzero(found.has_launched) + MISSING).tolist(),
-            np.concatenate(blocking),
-            {one: called[called < NEVER] for one, called in held.items()},
-        )
-
-
-class _Found(NamedTuple):
-    least: Integers
-    threads: list[int]
-    blocking: Integers
-    held: dict[int, Integers]
-
-
-def survey_launches_of(trace: TraceView, waits: Waits) -> LaunchSurvey:
-    return CompiledSurvey(trace, waits) if trace.is_compiled else LaunchSurvey(trace, waits)
 
 
 def _is_pageable(name: str) -> bool:
@@ -217,15 +155,9 @@ class HostWaits:
     @cached_property
     def _top_meanwhile(self) -> Integers:
         """Host rows that nothing encloses, as far as they share time with a blocking call."""
-        import numpy as np
 
         trace, blocked = self._trace, self._blocked
         rows = trace.top_rows
-        if trace.is_compiled:
-            from stepscope.analyze.native.step import find_touching
-
-            found = np.empty(len(rows), np.int64)
-            return found[: find_touching(rows, trace.columns, blocked, found)]
         return rows[touches(blocked, trace.start[rows], trace.end[rows])]
 
     @cached_property
@@ -248,7 +180,7 @@ class HostWaits:
         rows = trace.named(self._waiting, is_wait_name)
         thread = trace.thread[rows]
         waits = {one: np.sort(trace.start[rows[thread == one]]) for one in distinct(thread)}
-        return survey_launches_of(trace, waits)
+        return LaunchSurvey(trace, waits)
 
     def is_blocking(self, rows: Integers) -> Mask:
         """Whether each of these calls returned only when device work had ended."""

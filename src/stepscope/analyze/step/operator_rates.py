@@ -15,7 +15,7 @@ from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.units import format_share
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
-from stepscope.traces.operator_work import count_operations
+from stepscope.traces.operators import count_operations
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport

@@ -121,23 +121,18 @@ def _make_cases_of(request: CaseRequest, asked: Asked) -> Iterator[tuple[tuple[o
     for operator in _find_operators(request):
         shapes, chosen, usual_dtypes, usual_passes = _expand(request, operator, asked)
         dtypes = request.dtypes or asked.get("dtypes") or usual_dtypes or _usual(DEFAULT_DTYPE, operator.dtypes)
-        passes = (
-            request.passes
-            or tuple(asked.get("directions", ()))
-            or usual_passes
-            or _usual(DEFAULT_PASS, operator.passes)
-        )
+        passes = request.passes or asked.get("directions") or usual_passes or _usual(DEFAULT_PASS, operator.passes)
         caches = request.caches or asked.get("caches") or (DEFAULT_CACHE,)
         benchmarks = {direction: _make_benchmark(operator, direction, chosen) for direction in passes}
         for shape, asked_dtype, direction, cache in product(shapes, dtypes, passes, caches):
-            dtype = _actual_dtype(operator, shape, asked_dtype)
+            dtype, batch = _actual_dtype(operator, shape, asked_dtype), shape.get("batch")
             case = Case(
                 benchmark=benchmarks[direction],
                 spec=_make_spec(
                     operator, shape, direction=direction, dtype=dtype, device=asked["device"], cache=cache,
                     compile=asked.get("compiled", False),
                 ),
-                batch_size=_batch_size(shape),
+                batch_size=batch if isinstance(batch, int) else None,
             )  # fmt: skip
             yield (operator.name, chosen, direction, dtype, cache, *shape.values()), case
 
@@ -198,11 +193,6 @@ def _make_benchmark(operator: Operator, direction: str, config: str) -> Benchmar
         owner=OWNER,
         description=operator.summary,
     )
-
-
-def _batch_size(shape: Mapping[str, Value]) -> int | None:
-    batch = shape.get("batch")
-    return batch if isinstance(batch, int) else None
 
 
 def _find_operators(request: CaseRequest) -> list[Operator]:

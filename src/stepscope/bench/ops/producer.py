@@ -112,14 +112,19 @@ class OperatorProducer(Producer):
             input_sets=sets,
             compile_s=built.compile_s,
         )
+        turn = cycle(built.calls)
+
+        def call_next() -> object:
+            return next(turn)()
+
         return Prepared(
-            body=built.calls[0] if sets == 1 else _rotate(built),
+            body=built.calls[0] if sets == 1 else call_next,
             check=built.check if self._request.check and not asked.measures_peak else None,
             score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
             observed=observed,
             scope=math_mode(asked.dtype, asked.direction),
             before_sample=ready.before_sample,
-            held=self.device.has_events,
+            saturated=self.device.has_events,
             steady_memory=True,
             settings=self._choose_settings(asked, ready.rotation),
             finish=lambda measurement: (measurement, self._measure_extra(case, ready)),
@@ -217,16 +222,6 @@ class OperatorProducer(Producer):
         extra.kernels = found.kernels
         if found.kernel_s:
             extra.extra_s["kernel"] = found.kernel_s
-
-
-def _rotate(built: Built) -> Callable[[], object]:
-    """Each call on the next set of inputs."""
-    turn = cycle(built.calls)
-
-    def call_next() -> object:
-        return next(turn)()
-
-    return call_next
 
 
 def _wake_autograd(device: str) -> None:

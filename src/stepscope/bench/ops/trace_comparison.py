@@ -149,9 +149,8 @@ def _why_not(call: StoredCall, found: MeasuredCase | None) -> str | None:
 def format_comparison(comparison: TraceComparison) -> str:
     """A table of what takes most, then what it adds up to."""
     where = {True: "on the device", False: "on the host", None: ""}[comparison.on_device]
-    lines = [
-        f"# from {', '.join(comparison.sources)}: {_plural(comparison.steps, 'step')}, profiled times {where}".rstrip()
-    ]
+    steps = "1 step" if comparison.steps == 1 else f"{comparison.steps} steps"
+    lines = [f"# from {', '.join(comparison.sources)}: {steps}, profiled times {where}".rstrip()]
     measured = [call for call in comparison.calls if call.measured_s is not None]
     lines += [_format_call(call) for call in measured[:SHOWN]]
     if len(measured) > SHOWN:
@@ -223,7 +222,3 @@ def _short(text: str) -> str:
 def _format_count(calls: float) -> str:
     """Calls per step, which need not be whole: not every step makes the same calls."""
     return str(round(calls)) if calls == round(calls) else format_significant(calls)
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
