@@ -45,13 +45,8 @@ def ops_options(function: Any) -> Any:
             click.option("--no-check", is_flag=True, help="Do not compare results with a float64 reference."),
             click.option("--kernels", is_flag=True, help="Profile each case: its kernels, and their times."),
             click.option("--graph", is_flag=True, help="Also time replays of CUDA graphs, which contain no launches."),
-            click.option(
-                "--measured-peaks",
-                "--ceilings",
-                "measured_peaks",
-                is_flag=True,
-                help="Measure this machine's matmul rate and bandwidths first: % of them per case, and a roofline.",
-            ),
+            click.option("--measured-peaks", "--ceilings", "measured_peaks", is_flag=True,
+                         help="Measure this machine's matmul rate and bandwidths first: % of them, and a roofline."),
             click.option(
                 "--table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
                 help="Write a kernel table (.csv or .csv.gz), one row per case.",
@@ -64,50 +59,25 @@ def ops_options(function: Any) -> Any:
 
 
 @click.command("ops")
-@click.option(
-    "--op", "names", multiple=True, metavar="NAME", help="Operator to measure, or `all`; may be given several times."
-)
-@click.option(
-    "--shape", "shapes", multiple=True, metavar="a=1,b=2", help="One shape, or a grid, range or random draw of shapes."
-)
+@click.option("--op", "names", multiple=True, metavar="NAME", help="Operator to measure, or `all`; repeatable.")
+@click.option("--shape", "shapes", multiple=True, metavar="a=1,b=2", help="Shape, or a grid, range or draw of shapes.")
 @click.option("--preset", "--set", "sets", multiple=True, metavar="NAME", help="Named shape set: tiny, A, llama3-8b, …")
 @click.option("--draws", type=click.IntRange(1), help="Number of shapes to draw at random from each --shape.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed for --draws.")
 @click.option("--cases", "case_files", multiple=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Measure the cases of a TOML, YAML or JSON file; PARAM's operator files work too.")  # fmt: skip
-@click.option(
-    "--call",
-    "target",
-    metavar="TARGET",
-    help="Measure any operator of torch: aten::NAME, a whole schema, or torch.NAME.",
-)
+@click.option("--call", "target", metavar="TARGET", help="Any operator of torch: aten::NAME, a schema, or torch.NAME.")
 @click.option("--args", "arguments", metavar="TEXT", help="Arguments of --call: 'float32[128,64] float32[64,8] 2'.")
-@click.option(
-    "--build",
-    "building",
-    metavar="TEXT",
-    help="Arguments that build the module of --call torch.nn.NAME, such as '64 32 bias=false'.",
-)
+@click.option("--build", "building", metavar="TEXT",
+              help="Arguments that build the module of --call torch.nn.NAME, such as '64 32 bias=false'.")  # fmt: skip
 @click.option("--from-trace", "trace_path", type=click.Path(path_type=Path), metavar="PATH",
               help="Measure the operators of a trace: timeline, execution trace, or a folder of both.")  # fmt: skip
-@click.option(
-    "--trace-rank", type=click.IntRange(0), help="Rank of the recording that --from-trace reads [default: the first]."
-)
+@click.option("--trace-rank", type=click.IntRange(0), help="Rank that --from-trace reads [default: the first].")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N most expensive operators of --from-trace.")
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    metavar="DTYPE",
-    help="Element type; may be given several times [default: the preset's own, else float32].",
-)
-@click.option(
-    "--pass",
-    "directions",
-    multiple=True,
-    metavar="PASS",
-    help="forward or backward; may be given several times [default: the preset's own, else forward].",
-)
+@click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE",
+              help="Element type; repeatable [default: the preset's own, else float32].")  # fmt: skip
+@click.option("--pass", "directions", multiple=True, metavar="PASS",
+              help="forward or backward; repeatable [default: the preset's own, else forward].")  # fmt: skip
 @click.option("--cache", "caches", multiple=True, type=click.Choice(["warm", "cold"]),
               help="Whether inputs lie in the last-level cache [default: warm].")  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="List the operators, their parameters and presets.")
