@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.report.communication import format_collective_table, has_collectives
-    from stepscope.report.data import render_csv, render_json
     from stepscope.report.html import render_html
     from stepscope.report.render import (
         read_report_runs,
         render_comparison_markdown,
         render_comparison_text,
+        render_csv,
+        render_json,
         render_markdown,
         render_report,
         render_text,
@@ -26,9 +27,9 @@ _HOMES = {
     "read_report_runs": "render",
     "render_comparison_markdown": "render",
     "render_comparison_text": "render",
-    "render_csv": "data",
+    "render_csv": "render",
     "render_html": "html",
-    "render_json": "data",
+    "render_json": "render",
     "render_markdown": "render",
     "render_report": "render",
     "render_text": "render",
