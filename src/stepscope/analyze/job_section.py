@@ -13,7 +13,7 @@ from stepscope.analyze.step.breakdown import SHARES, Shares, list_shares, share_
 from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
-    from stepscope.analyze.job.report import JobReport, RankSummary
+    from stepscope.analyze.job import JobReport, RankSummary
 
 ALL_RANKS = 8
 """The summary of larger jobs shows a few ranks."""

@@ -11,7 +11,7 @@ import msgspec
 from stepscope.analyze.analyses import compute_more
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
-from stepscope.analyze.job.tasks import RankAnswer, RankTask, explain_rank, run_tasks
+from stepscope.analyze.job.tasks import RankAnswer, RankSummary, RankTask, explain_rank, run_tasks
 from stepscope.analyze.ranks.digest import (
     PAIRED_BY_ORDER,
     common_numbers,
@@ -21,7 +21,6 @@ from stepscope.analyze.ranks.digest import (
     step_times_ns,
 )
 from stepscope.analyze.ranks.ranks_report import ClockChoice, RanksReport, explain_ranks
-from stepscope.analyze.step.breakdown import Shares
 from stepscope.analyze.step.report import CHOSEN, StepReport, explain_step
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import StepscopeError, UsageError
@@ -116,24 +115,6 @@ JOB_PATH_BYTES = 256 << 20
 """Traces of together more than this get no path through all ranks: it needs all of them in memory at once."""
 TELLING_DIFFERENCE = 0.01
 """Steps that differ by less are equally long."""
-
-
-class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's step in short. Times are profiled ones."""
-
-    rank: int
-    source: str
-    step: int
-    step_s: float
-    breakdown_s: Shares
-    device_busy_s: float
-    kernels: int
-    copies: int
-    device: str
-    hidden_comm_share: float | None
-    """Share of communication that ran beside compute; None without communication."""
-    repairs: dict[str, int]
-    """What was repaired while reading the trace."""
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,13 +220,13 @@ def explain_job(
 
 def _choose_telling(answers: Sequence[RankAnswer]) -> RankAnswer:
     """Ranks leave their last collective together, so steps are often equally long: who works longest tells most."""
-    longest = max(answer.summary_step_s for answer in answers)
+    longest = max(answer.step_s for answer in answers)
     unit = 2e-9 * max(answer.digest.resolution_ns for answer in answers)
     least = longest - max(TELLING_DIFFERENCE * longest, unit)
-    slow = [answer for answer in answers if answer.summary_step_s >= least]
+    slow = [answer for answer in answers if answer.step_s >= least]
     return max(
         slow,
-        key=lambda answer: (answer.shares.compute + answer.shares.exposed_copy, answer.summary_step_s, -answer.rank),
+        key=lambda answer: (answer.breakdown_s.compute + answer.breakdown_s.exposed_copy, answer.step_s, -answer.rank),
     )
 
 
@@ -342,19 +323,7 @@ def _list_damage(answers: Sequence[RankAnswer]) -> str | None:
 
 
 def _summarise(answer: RankAnswer) -> RankSummary:
-    return RankSummary(
-        rank=answer.rank,
-        source=answer.source,
-        step=answer.step,
-        step_s=answer.summary_step_s,
-        breakdown_s=answer.shares,
-        device_busy_s=answer.device_busy_s,
-        kernels=answer.kernels,
-        copies=answer.copies,
-        device=answer.device,
-        hidden_comm_share=answer.hidden_comm_share,
-        repairs=answer.repairs,
-    )
+    return RankSummary(**{name: getattr(answer, name) for name in RankSummary.__struct_fields__})
 
 
 def _missing_ranks(traces: TraceSet, telling: RankAnswer) -> list[str]:

@@ -207,20 +207,29 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the full report of the step comes back, or only its summary."""
 
 
-class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's step in short. Times are profiled ones."""
+
     rank: int
     source: str
-    format: str
-    devices: list[str]
     step: int
-    summary_step_s: float
-    shares: Shares
+    step_s: float
+    breakdown_s: Shares
     device_busy_s: float
     kernels: int
     copies: int
     device: str
     hidden_comm_share: float | None
+    """Share of communication that ran beside compute; None without communication."""
     repairs: dict[str, int]
+    """What was repaired while reading the trace."""
+
+
+class RankAnswer(RankSummary, frozen=True, kw_only=True):
+    """The summary, and what else the whole job needs of a rank."""
+
+    format: str
+    devices: list[str]
     digest: RankDigest
     report: StepReport | None
 
@@ -253,8 +262,8 @@ def explain_rank(task: RankTask, timeline: Timeline | None = None) -> RankAnswer
         format=str(timeline.metadata.get("format", "")),
         devices=_device_names(timeline),
         step=breakdown.step if breakdown.step is not None else 0,
-        summary_step_s=breakdown.step_s,
-        shares=breakdown.breakdown_s,
+        step_s=breakdown.step_s,
+        breakdown_s=breakdown.breakdown_s,
         device_busy_s=breakdown.device_busy_s,
         kernels=breakdown.kernels,
         copies=breakdown.copies,
