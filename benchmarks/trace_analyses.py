@@ -215,7 +215,7 @@ print(json.dumps({"rows": len(analysis.t.get_trace(0)), "cpu_s": time.process_ti
 LINKING = """
 import json, sys, time
 from pathlib import Path
-from stepscope.traces.chakra.convert import convert
+from stepscope.traces.chakra_convert import convert
 from stepscope.formats.execution_trace import read_execution_trace
 from stepscope.traces.link import link
 from stepscope.traces.read import read_timeline

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.analyze.over_time import add_rates, collective_bandwidth, copy_bandwidth, queue_length
 from stepscope.analyze.step.intervals import StepFunction, value_at
 from stepscope.analyze.step.launches import queue_depths
-from stepscope.analyze.step.over_time import add_rates, collective_bandwidth, copy_bandwidth, queue_length
 from stepscope.formats.timeline import COPY, SET
 from trace_jobs import TraceDraft, communication_bound, compute_bound, copy_bound, on_cpu
 

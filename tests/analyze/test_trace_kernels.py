@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_samples import Sketch
 
-from stepscope.analyze.step.group_times import TimesTable, tabulate
+from stepscope.analyze.step.kernel_groups import TimesTable, tabulate
 from stepscope.analyze.step.kernels import NO_ANNOTATION, NO_MODULE, NO_OPERATOR, list_kernels
 from stepscope.analyze.step.numbers import top_by
 from stepscope.formats.timeline import DEVICE_ANNOTATION

@@ -164,7 +164,7 @@ def measured_case(name: str, times: dict[int, dict[str, list[float]]], duration_
             rank=rank,
             measurement=Measurement(
                 start_ns=[0] * len(duration_s), duration_s=duration_s, iterations=[1] * len(duration_s), device_s=None,
-                dry=0, allocations=0, host_share=None, warmups=0, notices=[],
+                starved=0, allocations=0, host_share=None, warmups=0, notices=[],
             ),
             facts=trial.facts(),
             checked=1,

@@ -277,7 +277,7 @@ def test_a_case_has_one_interval() -> None:
 
     def measured(rank: int, times: list[float], notices: list[Notice]) -> RankMeasurement:
         measurement = Measurement(
-            start_ns=[0] * 40, duration_s=times, iterations=[1] * 40, device_s=None, dry=0, allocations=0,
+            start_ns=[0] * 40, duration_s=times, iterations=[1] * 40, device_s=None, starved=0, allocations=0,
             host_share=None, warmups=0, notices=notices,
         )  # fmt: skip
         return RankMeasurement(measurement, Facts(observed=CollectiveObserved()), rank=rank)

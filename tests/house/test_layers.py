@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import house_figures
+
 SOURCE = Path(__file__).parents[2] / "src" / "stepscope"
 
 FLOORS: list[set[str]] = [
@@ -132,6 +134,11 @@ MODELS = SOURCE / "bench" / "workloads" / "models"
 """Each of its files needs torch, as classes of layers have it as their base; the catalogue loads them by name."""
 
 
+def is_compiled(path: Path) -> bool:
+    """Loops that numba compiles; imported inside functions."""
+    return path.parent.name == "native" or path.stem in ("compiled", "json_text")
+
+
 def test_models_are_loaded_where_they_are_built() -> None:
     at_top = [
         place
@@ -145,7 +152,7 @@ def test_heavy_libraries_are_imported_where_they_are_used() -> None:
     wrong = []
     for path, name, inside, place in every_import():
         library, room = name.split(".")[0], room_of(path)
-        if library in HEAVY and path.parent.name != "native" and not path.is_relative_to(MODELS):
+        if library in HEAVY and not is_compiled(path) and not path.is_relative_to(MODELS):
             if not inside and library != "numpy":
                 wrong.append(f"{place} at the top of the module")
             if room in PLAIN:
@@ -198,11 +205,15 @@ def test_numpy_at_the_top_is_for_readers_alone() -> None:
 
 
 def test_compiled_loops_are_loaded_where_they_run() -> None:
-    """Folders named native import numpy and numba at their top; so nobody else may import them at theirs."""
+    """They import numpy and numba at their top; so nobody else may import them at theirs."""
+    compiled = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in MODULES if is_compiled(path)
+    }
+    assert len(compiled) > 1
     at_top = [
         place
         for path, name, inside, place in every_import()
-        if name.startswith("stepscope.") and ".native" in name and not inside and path.parent.name != "native"
+        if name in compiled and not inside and not is_compiled(path)
     ]
     assert not at_top
 
@@ -280,3 +291,16 @@ def test_the_python_api_is_what_it_says() -> None:
         stepscope.nothing  # noqa: B018
     loaded = loaded_by("import stepscope")
     assert not [name for name in loaded if name.startswith("stepscope.") and name != "stepscope._version"]
+
+
+def test_no_package_imports_in_a_circle() -> None:
+    assert house_figures.find_package_cycles(SOURCE) == []
+
+
+def test_a_circle_would_be_found(tmp_path: Path) -> None:
+    for name, text in {"a/__init__.py": "", "a/one.py": "import p.b.two", "b/__init__.py": "", "b/two.py": ""}.items():
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_text(text)
+    assert house_figures.find_package_cycles(tmp_path / "p") == []
+    (tmp_path / "p" / "b" / "two.py").write_text("def late():\n    from p.a import one\n")
+    assert house_figures.find_package_cycles(tmp_path / "p") == [["p.a", "p.b"]]

@@ -10,8 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, measure
-from stepscope.measure.instability import find_held_notices
-from stepscope.measure.loop import MAX_HELD_ITERATIONS
+from stepscope.measure.instability import find_queue_notices
+from stepscope.measure.loop import MAX_QUEUED_ITERATIONS
 from stepscope.records import Reading
 from stepscope.run.rank import RestedReadings
 
@@ -19,11 +19,11 @@ SETTINGS = MeasureSettings(min_time_s=0.01, max_time_s=0.2)
 
 
 def run_held(
-    kernel_s: float, launch_s: float, *, held: bool = True, settings: MeasureSettings = SETTINGS
+    kernel_s: float, launch_s: float, *, saturated: bool = True, settings: MeasureSettings = SETTINGS
 ) -> Measurement:
     clock = FakeClock()
     device = FakeDevice(clock, launch_s=launch_s)
-    return measure(lambda: device.submit(kernel_s), settings=settings, clock=clock, device=device, held=held)
+    return measure(lambda: device.submit(kernel_s), settings=settings, clock=clock, device=device, saturated=saturated)
 
 
 def device_times(result: Measurement) -> list[float]:
@@ -43,11 +43,11 @@ def test_a_kernel_shorter_than_its_launch_is_told_apart_from_it() -> None:
     result = run_held(kernel_s=2e-6, launch_s=10e-6)
     assert device_times(result) == pytest.approx([2e-6] * len(device_times(result)), rel=1e-3)
     assert wall_times(result)[0] == pytest.approx(10e-6, rel=0.05)
-    assert result.dry == 0
+    assert result.starved == 0
 
 
 def test_without_a_hold_the_gaps_are_in_the_device_time() -> None:
-    result = run_held(kernel_s=2e-6, launch_s=10e-6, held=False)
+    result = run_held(kernel_s=2e-6, launch_s=10e-6, saturated=False)
     assert device_times(result)[0] == pytest.approx(10e-6, rel=0.05)
 
 
@@ -60,7 +60,7 @@ def test_device_time_is_the_kernels_whatever_the_host_needs(kernel_s: float, lau
 
 def test_a_sample_fits_into_the_queue() -> None:
     result = run_held(kernel_s=1e-7, launch_s=1e-6)
-    assert max(result.iterations) == MAX_HELD_ITERATIONS
+    assert max(result.iterations) == MAX_QUEUED_ITERATIONS
 
 
 def test_a_call_that_waits_for_the_device_is_found_out() -> None:
@@ -71,9 +71,9 @@ def test_a_call_that_waits_for_the_device_is_found_out() -> None:
         device.submit(2e-6)
         device.synchronize()
 
-    result = measure(waiting, settings=SETTINGS, clock=clock, device=device, held=True)
-    assert result.dry == len(device_times(result))
-    assert [notice.kind for notice in find_held_notices(result.dry, 0, 100)] == ["queue_ran_dry"]
+    result = measure(waiting, settings=SETTINGS, clock=clock, device=device, saturated=True)
+    assert result.starved == len(device_times(result))
+    assert [notice.kind for notice in find_queue_notices(result.starved, 0, 100)] == ["queue_starved"]
 
 
 def test_a_hold_that_was_too_short_is_made_longer() -> None:
@@ -86,13 +86,13 @@ def test_a_hold_that_was_too_short_is_made_longer() -> None:
             return super().mark()
 
     device = SlowMarks(clock, launch_s=5e-6)
-    result = measure(lambda: device.submit(1e-6), settings=SETTINGS, clock=clock, device=device, held=True)
-    assert result.dry == 0
+    result = measure(lambda: device.submit(1e-6), settings=SETTINGS, clock=clock, device=device, saturated=True)
+    assert result.starved == 0
     assert device_times(result)[-1] == pytest.approx(1e-6, rel=1e-2)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_before_sampleing_is_outside_the_time_and_before_every_stretch(held: bool) -> None:
+@pytest.mark.parametrize("saturated", [True, False])
+def test_before_sample_is_outside_the_time_and_before_every_stretch(saturated: bool) -> None:
     clock = FakeClock()
     device = FakeDevice(clock, launch_s=1e-6)
     order: list[str] = []
@@ -106,34 +106,36 @@ def test_before_sampleing_is_outside_the_time_and_before_every_stretch(held: boo
         device.submit(4e-4)
 
     settings = MeasureSettings(min_time_s=0.01, max_time_s=0.1, iterations=3)
-    result = measure(body, settings=settings, clock=clock, device=device, before_sample=before_sample, held=held)
+    result = measure(
+        body, settings=settings, clock=clock, device=device, before_sample=before_sample, saturated=saturated
+    )
     stretches = "".join(order).split("f")[1:]
     laps, singles = stretches.count("bbb"), stretches.count("b")
     assert laps == len(result.duration_s)
-    assert singles == (3 * laps if held else 0)
+    assert singles == (3 * laps if saturated else 0)
     assert len(stretches) == laps + singles
     assert max(device_times(result)) == pytest.approx(4e-4, rel=0.01)
     assert max(wall_times(result)) == pytest.approx(4e-4, rel=0.02)
 
 
-def test_a_before_sampleed_call_that_takes_long_to_issue_is_held_long_enough() -> None:
-    """Issuing takes longer than before_sampleing: without a hold the device would wait for every call."""
+def test_a_call_behind_a_flush_that_takes_long_to_issue_is_covered_by_the_hold() -> None:
+    """Issuing takes longer than `before_sample`: without a hold the device would wait for every call."""
     clock = FakeClock()
     device = FakeDevice(clock, launch_s=200e-6)
     settings = MeasureSettings(min_time_s=0.01, max_time_s=0.1, iterations=4)
     result = measure(
         lambda: device.submit(2e-6), settings=settings, clock=clock, device=device,
-        before_sample=lambda: device.hold(20e-6), held=True,
+        before_sample=lambda: device.hold(20e-6), saturated=True,
     )  # fmt: skip
-    assert result.dry == 0
+    assert result.starved == 0
     assert device_times(result)[-1] == pytest.approx(2e-6, rel=1e-2)
 
 
 def test_a_cpu_is_never_held() -> None:
     clock = FakeClock()
-    result = measure(lambda: clock.advance(1e-3), settings=SETTINGS, clock=clock, device=CpuDevice(), held=True)
+    result = measure(lambda: clock.advance(1e-3), settings=SETTINGS, clock=clock, device=CpuDevice(), saturated=True)
     assert result.device_s is None
-    assert result.dry == 0
+    assert result.starved == 0
 
 
 def test_the_stop_rule_looks_at_device_time() -> None:
@@ -148,14 +150,14 @@ def test_the_stop_rule_looks_at_device_time() -> None:
         clock.advance(1e-6 * (1 + turn % 7))
         device.submit(3e-5)
 
-    result = measure(body, settings=MeasureSettings(), clock=clock, device=device, held=True)
+    result = measure(body, settings=MeasureSettings(), clock=clock, device=device, saturated=True)
     assert result.notices == []
     assert len(device_times(result)) < 400
 
 
 def test_fetching_memory_while_timing_gets_a_word() -> None:
-    assert find_held_notices(0, 0, 100) == []
-    (notice,) = find_held_notices(0, 300, 100)
+    assert find_queue_notices(0, 0, 100) == []
+    (notice,) = find_queue_notices(0, 300, 100)
     assert notice.kind == "allocations"
     assert "300 times in 100" in notice.message
 

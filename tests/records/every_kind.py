@@ -15,7 +15,7 @@ from stepscope.bench.ops.cases import make_cases as make_operator_cases
 from stepscope.bench.ops.suites import MICRO
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.user import make_user_case
-from stepscope.formats.nccl_tests.importing import prepare_import
+from stepscope.formats.nccl_import import prepare_import
 from stepscope.records import Case
 
 NCCL_OUTPUTS = Path(__file__).parents[1] / "store" / "nccl_outputs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,8 @@ from nccl_writing import (
 from builders import case_of
 from stepscope.compare.verdict import compare_cases, describe_comparison
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.nccl_tests.importing import find_operation, import_nccl_tests, parse_nccl_output, prepare_import
-from stepscope.formats.nccl_tests.json_file import parse_nccl_json
-from stepscope.formats.nccl_tests.output import OPERATIONS, NcclOutput, format_version_code
-from stepscope.formats.nccl_tests.text import parse_nccl_text
+from stepscope.formats.nccl_import import find_operation, parse_nccl_output, prepare_import, write_import
+from stepscope.formats.nccl_tests import OPERATIONS, NcclOutput, format_version_code
 from stepscope.records import Benchmark
 from stepscope.store import (
     StoredRun,
@@ -41,6 +40,10 @@ from stepscope.store import (
 
 OUTPUTS = Path(__file__).parent / "nccl_outputs"
 PUBLIC = Path(__file__).parents[2].parent / "shared" / "data" / "collectives" / "all_reduce_public.csv"
+
+
+def import_nccl_tests(path: Path, store: Path, *, name: str | None = None, **options: Any) -> StoredRun:
+    return write_import(prepare_import(path, **options), store, name=name)
 
 
 def read(name: str, *, partial: bool = False) -> NcclOutput:
@@ -104,13 +107,13 @@ def test_a_reduction_that_is_printed_as_nothing() -> None:
 def test_labels_of_launchers_are_taken_off(label: str) -> None:
     text = (OUTPUTS / "all_reduce_16_ranks.txt").read_text()
     labelled = "\n".join(label + line for line in text.split("\n"))
-    assert parse_nccl_text(labelled, where="x").rows == read("all_reduce_16_ranks.txt").rows
+    assert parse_nccl_output(labelled, where="x").rows == read("all_reduce_16_ranks.txt").rows
 
 
 def test_windows_line_ends_and_indentation_do_not_matter() -> None:
     text = (OUTPUTS / "all_reduce_16_ranks.txt").read_text()
     indented = "\r\n".join(f"    {line}" for line in text.split("\n"))
-    assert parse_nccl_text(indented, where="x").rows == read("all_reduce_16_ranks.txt").rows
+    assert parse_nccl_output(indented, where="x").rows == read("all_reduce_16_ranks.txt").rows
 
 
 def test_timestamps_and_host_time() -> None:
@@ -125,7 +128,7 @@ def test_timestamps_and_host_time() -> None:
             "# Out of bounds values : 0 OK",
         ]
     )
-    output = parse_nccl_text(text, where="x")
+    output = parse_nccl_output(text, where="x")
     assert output.host_time
     assert output.rows[1].wrong == 0
 
@@ -137,17 +140,17 @@ def test_rccl_tests_speak_the_same_language() -> None:
     text = (
         f"rccl-tests: Version develop:40b1b17\nRCCL version : 2.26.6-heads/drop:c3b8de4\nall_reduce_perf -g 2\n{text}"
     )
-    output = parse_nccl_text(text, where="x")
+    output = parse_nccl_output(text, where="x")
     assert (output.tool, output.tool_version, output.library_version) == ("rccl-tests", "develop:40b1b17", "2.26.6")
     assert output.program == "all_reduce"
 
 
 def test_groups_of_a_split() -> None:
     ranks = [format_rank(rank, group=rank % 2) for rank in range(8)]
-    output = parse_nccl_text(format_text("all_reduce_perf", ranks, [make_line(1 << 24, 400.0, 1.5)]), where="x")
+    output = parse_nccl_output(format_text("all_reduce_perf", ranks, [make_line(1 << 24, 400.0, 1.5)]), where="x")
     assert (output.world_size, output.groups, output.members, output.describe_groups()) == (8, 2, 4, "split:2")
     ranks = [format_rank(rank, group=rank // 4) for rank in range(8)]
-    output = parse_nccl_text(format_text("all_reduce_perf", ranks, [make_line(1 << 24, 400.0, 1.5)]), where="x")
+    output = parse_nccl_output(format_text("all_reduce_perf", ranks, [make_line(1 << 24, 400.0, 1.5)]), where="x")
     assert output.describe_groups() == "colours:0,0,0,0,1,1,1,1"
 
 
@@ -243,11 +246,11 @@ def test_json_that_was_cut_off() -> None:
     text = (OUTPUTS / "all_reduce.json").read_text()
     cut = text[: text.rindex('"in_place"') + 20]
     assert "not whole" in refused(cut, "x.json").message
-    output = parse_nccl_json(cut, where="x.json", partial=True)
+    output = parse_nccl_output(cut, where="x.json", partial=True)
     assert [row.size_bytes for row in output.rows] == [1 << 20, 1 << 20, 1 << 24, 1 << 24]
     assert "cut off" in output.remarks[0]
     with pytest.raises(BadInputError, match="before its results"):
-        parse_nccl_json(text[:100], where="x.json", partial=True)
+        parse_nccl_output(text[:100], where="x.json", partial=True)
 
 
 def test_json_of_a_test_that_was_ended() -> None:
@@ -256,7 +259,7 @@ def test_json_of_a_test_that_was_ended() -> None:
     error = refused(json.dumps(content), "x.json")
     assert error.where == "x.json: results[2]"
     assert "did not come to its end" in error.message
-    assert parse_nccl_json(json.dumps(content), where="x", partial=True).remarks
+    assert parse_nccl_output(json.dumps(content), where="x", partial=True).remarks
 
 
 @pytest.mark.parametrize("change", [{"time": "nan"}, {"time": None}, {"time": -1.0}])
@@ -270,7 +273,7 @@ def test_ranks_of_processes_with_several_gpus() -> None:
     """JSON lists the first rank of each process only."""
     lines = [make_line(1 << 24, 300.0, 1.75)]
     text = format_json("all_reduce_perf", [make_device(0), make_device(4)], lines, config={"nthreads": 2, "ngpus": 2})
-    output = parse_nccl_json(text, where="x")
+    output = parse_nccl_output(text, where="x")
     assert (output.world_size, output.members) == (8, 8)
 
 
@@ -322,7 +325,7 @@ def test_text_reads_back(data: st.DataObject, per_iteration: bool, ranks: int) -
     text = format_text(
         "all_reduce_perf", [format_rank(rank) for rank in range(ranks)], written, per_iteration=per_iteration
     )
-    output = parse_nccl_text(text, where="x")
+    output = parse_nccl_output(text, where="x")
     assert (output.world_size, output.program) == (ranks, "all_reduce")
     check_round_trip(output, written, close=0.06)
 
@@ -330,7 +333,7 @@ def test_text_reads_back(data: st.DataObject, per_iteration: bool, ranks: int) -
 @given(st.data(), st.booleans())
 def test_json_reads_back(data: st.DataObject, per_iteration: bool) -> None:
     written = data.draw(lines(per_iteration))
-    output = parse_nccl_json(format_json("all_reduce_perf", [make_device(0)], written), where="x")
+    output = parse_nccl_output(format_json("all_reduce_perf", [make_device(0)], written), where="x")
     check_round_trip(output, written, close=1e-9)
     if per_iteration:
         assert output.rows[0].iteration_s == pytest.approx(
@@ -374,7 +377,7 @@ def test_odd_lines_inside_a_table_are_refused_or_read(inserted: list[str]) -> No
     text = format_text("all_reduce_perf", [format_rank(0)], [make_line(1 << 20, 40.0, 0.0)])
     at = text.index("     1048576")
     with suppress(BadInputError):
-        assert parse_nccl_text(text[:at] + "\n".join(inserted) + "\n" + text[at:], where="x", partial=True).rows
+        assert parse_nccl_output(text[:at] + "\n".join(inserted) + "\n" + text[at:], where="x", partial=True).rows
 
 
 @given(st.floats(0, 1e12), st.sampled_from([6, 7]))
@@ -395,7 +398,7 @@ def test_the_operation_is_told_by_numbers_where_they_can_tell() -> None:
     def guess(factor: float, ranks: int = 8, **more: Any) -> str:
         line = make_line(1 << 24, 300.0, factor, **more)
         text = format_text("x", [format_rank(rank) for rank in range(ranks)], [line], version=None)
-        return find_operation(parse_nccl_text(text, where="x"), None, where="x").name
+        return find_operation(parse_nccl_output(text, where="x"), None, where="x").name
 
     assert guess(1.75) == "all_reduce"
     assert guess(0.875) == "reduce_scatter"
@@ -427,7 +430,7 @@ def test_the_operation_asked_for_must_fit() -> None:
 def test_ranks_that_are_not_listed_are_not_guessed() -> None:
     text = format_text("all_reduce_perf", [], [make_line(1 << 24, 300.0, 1.75)])
     with pytest.raises(BadInputError, match="how many ranks"):
-        find_operation(parse_nccl_text(text, where="x"), None, where="x")
+        find_operation(parse_nccl_output(text, where="x"), None, where="x")
 
 
 # Runs
@@ -554,6 +557,12 @@ def test_a_file_that_is_refused_leaves_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be part"):
         import_nccl_tests(OUTPUTS / "all_reduce.json", tmp_path / "store", name="../x")
     assert run_folders(tmp_path / "store") == []
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInputError, match="cannot read pipe: is a pipe, not a file"):
+        prepare_import(tmp_path / "pipe")
 
 
 def test_a_full_disk_leaves_no_half_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

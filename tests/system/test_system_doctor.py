@@ -78,7 +78,7 @@ def test_a_trap_that_the_remedy_cures(tmp_path: Path) -> None:
 
     [warning] = [one for one in diagnosis.warnings if one.kind == "illegal_instruction"]
     assert "bfloat16" in warning.message
-    assert warning.hint == "export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (tried: with it the product runs)"
+    assert warning.hint == "export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (tried: with it the matmul runs)"
     assert children.variables == [{}, AMX_REMEDY]
     dtypes = next(one for one in diagnosis.capabilities if one.name == "dtypes on cpu")
     assert not dtypes.available

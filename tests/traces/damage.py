@@ -67,12 +67,12 @@ def inserted_bytes(text: bytes, dice: random.Random) -> bytes:
     return text
 
 
-def removed_stretch(text: bytes, dice: random.Random) -> bytes:
+def removed_section(text: bytes, dice: random.Random) -> bytes:
     begin = dice.randrange(len(text))
     return text[:begin] + text[begin + dice.randint(1, 2000) :]
 
 
-def repeated_stretch(text: bytes, dice: random.Random) -> bytes:
+def repeated_section(text: bytes, dice: random.Random) -> bytes:
     """Duplicated ids, keys and half records."""
     begin = dice.randrange(len(text))
     end = begin + dice.randint(1, 3000)
@@ -98,8 +98,8 @@ DAMAGES: dict[str, tuple[Damage, int]] = {
     "missing fields": (missing_fields, 400),
     "flipped bytes": (flipped_bytes, 500),
     "inserted bytes": (inserted_bytes, 500),
-    "removed stretch": (removed_stretch, 300),
-    "repeated stretch": (repeated_stretch, 300),
+    "removed section": (removed_section, 300),
+    "repeated section": (repeated_section, 300),
     "gigantic texts": (gigantic_texts, 20),
     "deep nesting": (deep_nesting, 30),
 }

@@ -85,7 +85,7 @@ def full_of_secrets() -> Timeline:
         },
     }
     trace = finish(builder.build(rank=0, world_size=2, metadata=metadata), step_marker="## zebra forward ##")
-    return replace(trace, repairs={"zebra was mended": 1})
+    return replace(trace, repairs={"zebra was repaired": 1})
 
 
 def everything_written(hidden: Anonymised, folder: Path) -> str:

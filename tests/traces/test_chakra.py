@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import damage
-import numpy as np
 import pytest
 from graph_examples import check_refusal, document, shared_graph, small_nodes
 from hypothesis import given
@@ -20,7 +19,6 @@ from stepscope.core.errors import BadInputError
 from stepscope.formats.chakra import (
     ATTRIBUTE_FIELDS,
     COLLECTIVE,
-    COMPUTE,
     METADATA,
     SCALARS,
     ChakraNode,
@@ -37,29 +35,7 @@ from stepscope.formats.chakra import (
 )
 from stepscope.formats.execution_trace import parse_execution_trace
 from stepscope.formats.tensors import Tensor
-from stepscope.traces.chakra.encode import (
-    CTRL_DEPS,
-    DATA_DEPS,
-    DURATION,
-    ID,
-    INPUTS,
-    NAME,
-    START,
-    TYPE,
-    arguments_field,
-    behind,
-    cut,
-    encode_number,
-    encode_numbers,
-    joined,
-    number_attributes,
-    packed,
-    pick,
-    spread,
-    text_field,
-    with_length,
-)
-from stepscope.traces.chakra.graphs import chakra_of_graph, graph_of_chakra
+from stepscope.traces.chakra_graphs import chakra_of_graph, graph_of_chakra
 
 
 def small_trace() -> ChakraTrace:
@@ -116,75 +92,26 @@ def test_attributes_in_other_fields_keep_them() -> None:
     assert parse_node(encode_node(node)) == node
 
 
-@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=30))
-def test_columns_of_numbers_are_encoded_as_protobuf_does(numbers: list[int]) -> None:
-    node = messages().node
-    attributes, sizes = joined(number_attributes("start_ns", np.array(numbers, np.int64)))
-    assert sizes.tolist() == list(map(len, attributes))
-    for number, attribute in zip(numbers, attributes, strict=True):
-        (found,) = node.FromString(attribute).attr
-        assert (found.name, found.int64_val) == ("start_ns", number)
-    plain, _ = joined(encode_numbers(np.array(numbers, np.int64)))
-    assert [piece for piece, number in zip(plain, numbers, strict=True) if number >= 0] == [
-        encode_number(number) for number in numbers if number >= 0
-    ]
-
-
 @given(
     st.integers(0, (1 << 63) - 1),
     st.text(max_size=200),
     st.lists(st.integers(0, 1 << 40), max_size=60),
-    st.integers(0, 1 << 50),
-    st.text(max_size=300),
+    st.dictionaries(
+        st.text(max_size=9),
+        st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | st.text(max_size=300),
+    ),
 )
-def test_fields_are_encoded_as_protobuf_does(number: int, name: str, deps: list[int], start: int, values: str) -> None:
-    content, size = packed(encode_numbers(np.array(deps, np.int64)), np.array([0, len(deps)]))
-    above = np.array(deps[:1] or [0], np.int64)
-    (waits,), _ = joined(
-        with_length(CTRL_DEPS, encode_numbers(above)).only(np.array([bool(deps)])),
-        behind(DATA_DEPS, encode_numbers(size)).only(size > 0),
-        spread(content, size),
-    )
-    assert waits.endswith(cut(content, size)[0])
-    data = b"".join(
-        (
-            ID + encode_number(number),
-            text_field(NAME, name.encode()),
-            TYPE + encode_number(COMPUTE),
-            waits,
-            START + encode_number(start),
-            DURATION + encode_number(start // 2),
-            arguments_field(INPUTS, values.encode(), b"[]", b"[]"),
-        )
-    )
-    assert parse_node(data) == ChakraNode(
+def test_nodes_come_back_as_they_were(number: int, name: str, deps: list[int], attributes: dict[str, Any]) -> None:
+    node = ChakraNode(
         id=number,
         name=name,
         ctrl_deps=tuple(deps[:1]),
         data_deps=tuple(deps),
-        start_us=start,
-        duration_us=start // 2,
-        inputs=TextArguments(values, "[]", "[]"),
+        start_us=number // 3,
+        inputs=TextArguments(name, "[]", "[]"),
+        attributes={key: value for key, value in attributes.items() if key not in ATTRIBUTE_FIELDS},
     )
-
-
-@given(st.lists(st.lists(st.integers(0, 1 << 40), max_size=5), max_size=12), st.data())
-def test_columns_side_by_side_are_the_bytes_side_by_side(groups: list[list[int]], data: st.DataObject) -> None:
-    """Numbers in groups, a text chosen for each, and a field that only some have."""
-    flat = np.array([number for group in groups for number in group], np.int64)
-    bounds = np.cumsum([0, *map(len, groups)])
-    content, size = packed(encode_numbers(flat), bounds)
-    texts = [b"one", b"", b"three"]
-    which = data.draw(st.lists(st.sampled_from((0, 1, 2, -1)), min_size=len(groups), max_size=len(groups)))
-    column = pick(texts, np.array(which, np.int64))
-    some = np.array([choice == 0 for choice in which], bool)
-    pieces, sizes = joined(column, spread(content, size), column.only(some))
-    expected = [
-        texts[choice] + b"".join(map(encode_number, group)) + (texts[choice] if choice == 0 else b"")
-        for choice, group in zip(which, groups, strict=True)
-    ]
-    assert pieces == expected
-    assert sizes.tolist() == list(map(len, expected))
+    assert parse_node(encode_node(node)) == node
 
 
 def test_a_cut_file_keeps_its_complete_nodes_and_says_where(tmp_path: Path) -> None:
@@ -234,7 +161,7 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
     write_chakra(path, small_trace())
     data = path.read_bytes()
     dice = random.Random(5)
-    for change in (damage.flipped_bytes, damage.inserted_bytes, damage.removed_stretch, damage.repeated_stretch):
+    for change in (damage.flipped_bytes, damage.inserted_bytes, damage.removed_section, damage.repeated_section):
         for _ in range(100):
             path.write_bytes(change(data, dice))
             try:

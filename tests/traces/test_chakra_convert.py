@@ -16,13 +16,10 @@ from stepscope.formats.chakra import (
     COLLECTIVE,
     RECEIVE,
     SEND,
-    VERSION,
     ChakraNode,
     earliest_ns,
-    encode_metadata,
     read_chakra,
     topological_order,
-    write_frames,
 )
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -36,13 +33,11 @@ from stepscope.formats.timeline import (
     Timeline,
     TimelineBuilder,
 )
-from stepscope.traces.chakra import encode
-from stepscope.traces.chakra.convert import Conversion, convert
-from stepscope.traces.chakra.graphs import comm_type, graph_of_chakra
-from stepscope.traces.data_dependencies import data_dependencies, data_edges
+from stepscope.traces.chakra_convert import Conversion, convert
+from stepscope.traces.chakra_graphs import comm_type, graph_of_chakra
 from stepscope.traces.finish import finish
 from stepscope.traces.link import link
-from stepscope.traces.operator_work import count_operations
+from stepscope.traces.operators import count_operations, data_dependencies, data_edges
 from stepscope.traces.read import read_timeline
 
 
@@ -378,21 +373,15 @@ def test_real_pairs(graph_name: str, timeline_name: str, tmp_path: Path) -> None
     assert all(list(kept[node.id].inputs.values) == list(node.inputs.values) for node in original if node.op_schema)
 
 
-def test_the_size_of_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nor whether what a node waits for stands in a column or in a piece of its own."""
+def test_what_is_written_is_what_is_in_memory(tmp_path: Path) -> None:
     folder = "h200/dlrm_26t_b2048"
     graph, timeline = shared_graph(f"{folder}/et.json.gz"), shared_timeline(f"{folder}/kineto.json.gz")
     found = convert(timeline, link=link(graph, timeline))
-    expected = list(found.frames())
-    assert len(expected) == found.node_count
-    for block, much in ((97, 64), (97, 1), (1, 0)):
-        monkeypatch.setattr(encode, "BLOCK", block)
-        monkeypatch.setattr(encode, "_MUCH_BYTES", much)
-        assert list(found.frames()) == expected
     found.write(tmp_path / "x.et")
-    assert [node.id for node in read_chakra(tmp_path / "x.et").nodes] == list(range(1, len(expected) + 1))
-    write_frames(tmp_path / "y.et", encode_metadata(VERSION, found.metadata), expected)
-    assert (tmp_path / "x.et").read_bytes() == (tmp_path / "y.et").read_bytes()
+    back = read_chakra(tmp_path / "x.et")
+    assert back.nodes == found.trace().nodes
+    assert back.attributes == found.metadata
+    assert [node.id for node in back.nodes] == list(range(1, found.node_count + 1))
 
 
 @pytest.mark.parametrize("model", ["gpt2_bf16_b8_s1024", "resnet50_b64"])

@@ -32,7 +32,7 @@ from stepscope.formats.timeline import (
     Timeline,
     TimelineBuilder,
 )
-from stepscope.traces.chakra.convert import convert
+from stepscope.traces.chakra_convert import convert
 from stepscope.traces.finish import finish
 from stepscope.traces.link import link
 from stepscope.traces.read import read_timeline, read_traces

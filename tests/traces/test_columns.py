@@ -28,7 +28,7 @@ HANDED_OVER: dict[str, Callable[[int, int], bool]] = {
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65])
 def test_a_trace_around_every_doubling(name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time with more than three decimals is handed over; the columns begin with room for eight rows."""
-    monkeypatch.setattr(columns, "FIRST_CELLS", 4096)  # pages, below which maps do not grow
+    monkeypatch.setattr(columns, "FIRST_CELLS", 8)
     path = tmp_path / "t.json"
     events = [
         {"ph": "X", "cat": "cpu_op", "name": f"op{row % 5}", "pid": 1, "tid": 1, "ts": row, "dur": 1.5,
@@ -40,9 +40,9 @@ def test_a_trace_around_every_doubling(name: str, rows: int, tmp_path: Path, mon
         for row, one in enumerate(events)
     ]
     path.write_text('{"traceEvents": [' + ", ".join(texts) + "]}")
-    fast, careful = scan_kineto(path, piece_bytes=500), read_kineto(path)
-    assert fast.core["start_ns"].tolist() == careful.core["start_ns"].tolist()
-    assert rows_of(fast) == rows_of(careful)
+    compiled, tolerant = scan_kineto(path, piece_bytes=500), read_kineto(path)
+    assert compiled.core["start_ns"].tolist() == tolerant.core["start_ns"].tolist()
+    assert rows_of(compiled) == rows_of(tolerant)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
@@ -52,9 +52,9 @@ def test_a_trace_around_every_doubling(name: str, rows: int, tmp_path: Path, mon
 def test_insertion_at_the_edge_of_the_room(  # noqa: PLR0917
     share: float, past: int, doublings: int, in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scanned and inserted cells together reach just below, to and beyond each capacity, in stretches and at once."""
+    """Scanned and inserted cells together reach just below, to and beyond each capacity, in sections and at once."""
     monkeypatch.setattr(columns, "FIRST_CELLS", 1024)
-    monkeypatch.setattr(columns, "_STRETCH_CELLS", 100)
+    monkeypatch.setattr(columns, "_MOVED_CELLS", 100)
     total = (1024 << doublings) + past
     inserted = round(total * share)
     dice = np.random.default_rng(total + inserted)
@@ -73,5 +73,5 @@ def test_times_of_nineteen_digits(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     record = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 17000000%08d.123, "dur": 1.5}'
     path.write_text('{"traceEvents": [' + ",".join(record % row for row in range(20_000)) + "]}")
-    fast = scan_kineto(path)
-    assert fast.core["start_ns"].tolist() == [1700000000000000123 + 1000 * row for row in range(20_000)]
+    compiled = scan_kineto(path)
+    assert compiled.core["start_ns"].tolist() == [1700000000000000123 + 1000 * row for row in range(20_000)]

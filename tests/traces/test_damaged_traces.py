@@ -47,22 +47,22 @@ def read_both(path: Path) -> tuple[Timeline | None, Timeline | None]:
     return results[0], results[1]
 
 
-def compare(careful: Timeline, fast: Timeline) -> None:
+def compare(tolerant: Timeline, compiled: Timeline) -> None:
     """Alike to the last value and the last repair."""
-    assert rows_of(fast) == rows_of(careful)
-    assert dict(fast.repairs) == dict(careful.repairs)
+    assert rows_of(compiled) == rows_of(tolerant)
+    assert dict(compiled.repairs) == dict(tolerant.repairs)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_traces_are_mended_or_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_traces_are_repaired_or_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     read = 0
     for text in variants(small_trace(), name):
         path.write_bytes(text)
-        careful, fast = read_both(path)
-        assert (careful is None) == (fast is None), f"{path}: one reader refuses what the other reads"
-        if careful is not None and fast is not None:
-            compare(careful, fast)
+        tolerant, compiled = read_both(path)
+        assert (tolerant is None) == (compiled is None), f"{path}: one reader refuses what the other reads"
+        if tolerant is not None and compiled is not None:
+            compare(tolerant, compiled)
             read += 1
     assert read > DAMAGES[name][1] * 0.3
 
@@ -70,11 +70,11 @@ def test_damaged_traces_are_mended_or_refused(name: str, tmp_path: Path) -> None
 def test_a_sound_trace_needs_no_repair(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(small_trace())
-    careful, fast = read_both(path)
-    assert careful is not None
-    assert fast is not None
-    assert not careful.repairs
-    assert len(careful) > 20
+    tolerant, compiled = read_both(path)
+    assert tolerant is not None
+    assert compiled is not None
+    assert not tolerant.repairs
+    assert len(tolerant) > 20
 
 
 def test_every_event_before_a_cut_is_kept(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_hostile_text_takes_time_in_proportion_to_its_size(name: str, tmp_path: 
     path = tmp_path / "t.json"
     path.write_bytes(b'{"traceEvents": [' + sound + b",\n" + HOSTILE[name] + b",\n" + sound + b"]}")
     begun = time.process_time()
-    careful, fast = read_both(path)
+    tolerant, compiled = read_both(path)
     assert time.process_time() - begun < 2 * (20 * 0.05 * path.stat().st_size / 1e6 + 1)
-    assert careful is not None
-    assert fast is not None
-    compare(careful, fast)
+    assert tolerant is not None
+    assert compiled is not None
+    compare(tolerant, compiled)
 
 
 def test_fuzzing_breaks_no_rule(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.formats.execution_trace import parse_execution_trace
-from stepscope.traces.data_dependencies import DataDependency, _Storage, accesses, data_dependencies, data_edges
 from stepscope.traces.link import link
+from stepscope.traces.operators import DataDependency, _Storage, accesses, data_dependencies, data_edges
 
 
 def found(*nodes: dict[str, object]) -> list[tuple[int, int, int]]:

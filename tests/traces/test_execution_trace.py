@@ -14,8 +14,8 @@ from graph_examples import SHARED, check_refusal, document, flat, nested, roots,
 from stepscope.core.errors import BadInputError
 from stepscope.formats.execution_trace import parse_execution_trace, read_execution_trace, sniff
 from stepscope.formats.graph import Graph
-from stepscope.traces.chakra.graphs import chakra_of_graph
-from stepscope.traces.data_dependencies import data_dependencies
+from stepscope.traces.chakra_graphs import chakra_of_graph
+from stepscope.traces.operators import data_dependencies
 
 
 def look_at(graph: Graph) -> list[object]:

@@ -145,7 +145,7 @@ def test_the_caller_outside_torch_is_kept(tmp_path: Path) -> None:
     assert json.loads(timeline.text("arguments", 0) or "")["called_from"] == "/home/me/train.py:12 step"
 
 
-def test_entries_of_wrong_types_are_mended_or_left_out(tmp_path: Path) -> None:
+def test_entries_of_wrong_types_are_repaired_or_left_out(tmp_path: Path) -> None:
     odd = [
         5,
         {},

@@ -14,7 +14,7 @@ from same_rows import rows_of
 
 from stepscope.cli.trace import command
 from stepscope.formats.source import cache_folders
-from stepscope.traces.finish import MOST_DEVICES, MOST_STREAMS
+from stepscope.traces.finish import MOST_DEVICES, MOST_STREAMS, MOST_THREADS
 from stepscope.traces.read import load_timeline, read_timeline
 
 DATA = Path(__file__).parent / "data" / "event_sync_multi_stream.json.gz"
@@ -64,6 +64,20 @@ def test_devices_and_streams_beyond_any_machine_are_unknown(key: str, most: int,
 
     assert unknown(most) == 0
     assert unknown(most + 3) == 3
+
+
+def test_threads_beyond_any_machine_are_unknown(tmp_path: Path) -> None:
+    """Those with most events stay; reading and the summary take time in proportion to the file."""
+    count = MOST_THREADS + 5
+    threads = [*range(count), *range(count - 3)]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": thread, "ts": 10 * place, "dur": 5}
+        for place, thread in enumerate(threads)
+    ]
+    timeline = read_timeline(write(tmp_path / "t.json", events))
+    assert timeline.repairs["events on a thread beyond the 4,096 with most events: their thread is unknown"] == 7
+    unknown = [threads[row] for row in range(len(threads)) if timeline.core["thread"][row] == -1]
+    assert {count - 1, count - 2, count - 3} < set(unknown)
 
 
 def test_steps_of_any_number(tmp_path: Path) -> None:

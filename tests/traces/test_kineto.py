@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from same_rows import rows_of
 
 from stepscope.formats.readers.kineto.scanner import scan_kineto
-from stepscope.formats.readers.kineto.tolerant import parse_microseconds, read_kineto
+from stepscope.formats.readers.kineto.tolerant import COLUMN_OF_ARGUMENT, parse_microseconds, read_kineto
 from stepscope.formats.timeline import (
     ANNOTATION,
+    COLUMN,
     COPY,
     COUNTER,
     DEVICE_ANNOTATION,
@@ -30,6 +32,8 @@ from stepscope.formats.timeline import (
     SYNC,
     Timeline,
 )
+from stepscope.traces.chakra_convert import convert
+from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
@@ -295,13 +299,13 @@ def test_both_readers_agree_on_every_real_trace() -> None:
     paths = real_traces()
     assert len(paths) > 20
     for path in paths:
-        careful = read_kineto(path)
-        fast = scan_kineto(path)
-        assert rows_of(fast) == rows_of(careful), path
-        assert fast.core["start_ns"].tolist() == careful.core["start_ns"].tolist(), (
+        tolerant = read_kineto(path)
+        compiled = scan_kineto(path)
+        assert rows_of(compiled) == rows_of(tolerant), path
+        assert compiled.core["start_ns"].tolist() == tolerant.core["start_ns"].tolist(), (
             "rows stand in the order of the file"
         )
-        assert not careful.repairs, path
+        assert not tolerant.repairs, path
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not here")
@@ -337,9 +341,22 @@ def test_of_repeated_keys_the_last_counts_in_both_readers(more: str, tmp_path: P
     path = tmp_path / "t.json"
     record = '"ph": "X", "cat": "kernel", "name": "a", "pid": 0, "tid": 7, "ts": 1, "dur": 1, ' + more
     path.write_text(f'{{"traceEvents": [{{{record}}}]}}')
-    fast, careful = scan_kineto(path), read_kineto(path)
-    assert rows_of(fast) == rows_of(careful)
+    compiled, tolerant = scan_kineto(path), read_kineto(path)
+    assert rows_of(compiled) == rows_of(tolerant)
     last = json.loads(f"{{{record}}}")
-    assert careful.texts[careful.core["name"][0]] == last["name"]
-    assert careful.core["start_ns"][0] == last["ts"] * 1000
-    assert careful.core["correlation"][0] == last.get("args", {}).get("correlation", -1)
+    assert tolerant.texts[tolerant.core["name"][0]] == last["name"]
+    assert tolerant.core["start_ns"][0] == last["ts"] * 1000
+    assert tolerant.core["correlation"][0] == last.get("args", {}).get("correlation", -1)
+
+
+@pytest.mark.parametrize("reader", [read_kineto, scan_kineto])
+@pytest.mark.parametrize("key", sorted(COLUMN_OF_ARGUMENT))
+def test_each_argument_may_stand_alone(reader: Callable[[Path], Timeline], key: str, tmp_path: Path) -> None:
+    """An element type without a collective, members without a group: a column of a block may be there alone."""
+    value = '"[0, 1]"' if COLUMN[COLUMN_OF_ARGUMENT[key]].form == "text" else "3"
+    record = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2, "args": {"%s": %s}}'
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [' + record % (key, value) + "]}")
+    timeline = finish(reader(path))
+    assert timeline.at(COLUMN_OF_ARGUMENT[key], 0) is not None
+    convert(timeline, minimum_share=0).trace()

@@ -15,7 +15,7 @@ LOAD = """
 import sys, numpy as np
 from stepscope.formats.machine_code import load
 text = np.frombuffer(b"aten::addmm" + bytes(8), np.uint8)
-print(load("kineto_scan", "hash_text", "ii")(text.ctypes.data, text.ctypes.data + 11), "numba" in sys.modules)
+print(load("json_text", "hash_text", "ii")(text.ctypes.data, text.ctypes.data + 11), "numba" in sys.modules)
 """
 
 
@@ -39,7 +39,7 @@ def test_code_is_made_once_and_then_loaded_without_numba(tmp_path: Path, monkeyp
 
 def test_code_of_another_user_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine_code.load.__wrapped__("kineto_scan", "hash_text", "ii")
+    machine_code.load.__wrapped__("json_text", "hash_text", "ii")
     (kept,) = (tmp_path / "stepscope" / "code").iterdir()
     assert machine_code._read(kept) is not None
     monkeypatch.setattr("os.getuid", lambda: kept.stat().st_uid + 1)
@@ -48,6 +48,6 @@ def test_code_of_another_user_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    hash_text = machine_code.load.__wrapped__("kineto_scan", "hash_text", "ii")
+    hash_text = machine_code.load.__wrapped__("json_text", "hash_text", "ii")
     text = np.frombuffer(b"aten::add" + bytes(8), np.uint8)
     assert hash_text(text.ctypes.data, text.ctypes.data + 9) == hash_text(text.ctypes.data, text.ctypes.data + 9) != 0

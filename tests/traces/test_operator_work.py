@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.traces.operator_work import count_operations
+from stepscope.traces.operators import count_operations
 
 BATCH, HEADS, QUERIES, KEYS, SIZE = 2, 8, 16, 48, 4
 PRODUCT = 2 * BATCH * HEADS * QUERIES * KEYS * SIZE

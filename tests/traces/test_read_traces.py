@@ -19,8 +19,8 @@ from stepscope.formats.nesting import fill_parents
 from stepscope.formats.source import cache_folders
 from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces import load_timeline, make_table, read_timeline, read_traces
-from stepscope.traces.cache import verify_cache
 from stepscope.traces.finish import finish
+from stepscope.traces.read import verify_cache
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_an_empty_file_and_an_empty_folder(tmp_path: Path) -> None:
 def test_the_cache_is_used_until_the_file_changes(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rank(beside / "rank0.json", 0)
     first = load_timeline(path)
-    assert (beside / ".stepscope" / "rank0.json.cache" / "events.parquet").exists()
+    assert (beside / ".stepscope" / "rank0.json.cache" / "events.columns").exists()
     monkeypatch.setattr("stepscope.traces.read.read_timelines", lambda *_, **__: pytest.fail("was read again"))
     again = load_timeline(path)
     assert same(first, again)
@@ -147,7 +147,7 @@ def same(one: Timeline, other: Timeline) -> bool:
 def test_a_damaged_cache_is_made_anew(beside: Path) -> None:
     path = write_rank(beside / "rank0.json", 0)
     load_timeline(path)
-    events = cache_folders(path)[0] / "events.parquet"
+    events = cache_folders(path)[0] / "events.columns"
     events.write_bytes(events.read_bytes()[:100])
     assert len(load_timeline(path)) == 3
     assert len(load_timeline(path)) == 3
@@ -160,7 +160,7 @@ def test_the_users_cache_folder_where_the_source_cannot_be_written(
     (beside / ".stepscope").write_text("a file in the way, since root may write everywhere")
     load_timeline(path)
     folder = cache_folders(path)[1]
-    assert (folder / "events.parquet").exists()
+    assert (folder / "events.columns").exists()
     assert "user-cache" in str(folder)
 
 
@@ -182,7 +182,7 @@ def test_a_full_disk_costs_only_the_cache(beside: Path, monkeypatch: pytest.Monk
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.traces.cache._write_table", refuse)
+    monkeypatch.setattr("stepscope.traces.read._write_columns", refuse)
     assert len(load_timeline(write_rank(beside / "rank0.json", 0))) == 3
     assert not list(beside.rglob("*.part"))
 

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.traces.recording import (
+    Marks,
+    OptimizerCycle,
     Recorder,
     Recording,
     RecordingFailedError,
@@ -27,7 +29,6 @@ from stepscope.traces.recording import (
     record,
     step,
 )
-from stepscope.traces.recording.api import Marks, OptimizerCycle
 from stepscope.traces.recording.evidence import LEAN, ProfilerSettings, make_stages, write_recording
 from stepscope.traces.recording.program import START_UP, RecordedProgram, record_program
 from stepscope.traces.recording.recorder import Place, read_place

@@ -339,5 +339,5 @@ def test_damage_is_counted_with_its_place(tmp_path: Path) -> None:
     path, place = write_with(tmp_path, '{"ph":"X","pid":3,"tid":3,"ts":no}, 5, {"ph":"X","pid":[1],"ts":1}')
     (timeline,) = xla.read(path)
     assert timeline.repairs["events that are no valid JSON were left out"] == 2
-    assert timeline.repairs["stretches between events that are no JSON were left out"] == 1
+    assert timeline.repairs["sections between events that are no JSON were left out"] == 1
     assert timeline.repairs[f"(the first damage is at byte {place})"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import torch.distributed as dist
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.feed import make_batches
-from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask
+from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, Tables
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
 from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedFastDlrm, ShardedNetwork
 from stepscope.bench.workloads.precision import build_module, math_of
 from stepscope.bench.workloads.protocol import Optimized, Task
 from stepscope.bench.workloads.request import SEED as WEIGHT_SEED
 from stepscope.bench.workloads.request import ParsedCase, read_case
-from stepscope.bench.workloads.shared import open_rank_step
+from stepscope.bench.workloads.shared import open_share
 from stepscope.bench.workloads.steps import TrainStep
 
 RANKS = 2
@@ -58,6 +59,23 @@ def _file(name: str, rank: int) -> str:
 
 
 # Tables sharded over the ranks
+
+
+def join_batches(tables: Tables, batches: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """What the ranks have, one after the other, as one batch of the plain task."""
+    parts = [torch.split(one["indices"], [len(one["dense"]) * each for each in tables.lookups]) for one in batches]
+    offsets, before = [], [0] * len(tables.lookups)
+    for batch, own in zip(batches, parts, strict=True):
+        offsets.append(batch["offsets"] + torch.tensor(before).unsqueeze(1))
+        before = [length + len(part) for length, part in zip(before, own, strict=True)]
+    joined = {
+        "dense": torch.cat([one["dense"] for one in batches]),
+        "indices": torch.cat([torch.cat(one) for one in zip(*parts, strict=True)]),
+        "offsets": torch.cat(offsets, dim=1),
+    }
+    if "labels" in batches[0]:
+        joined["labels"] = torch.cat([one["labels"] for one in batches])
+    return joined
 
 
 def make_task(config: str) -> DlrmTask:
@@ -138,7 +156,7 @@ def read_joined(name: str) -> tuple[ParsedCase, int]:
 
 
 def step_joined(name: str) -> dict[str, Any]:
-    step = open_rank_step(read_joined(name)[0], "ddp", "cpu", "eager")
+    step = open_share(read_joined(name)[0], "ddp", "cpu", "eager")[0]
     assert isinstance(step, TrainStep)
     for _ in range(STEPS):
         step()

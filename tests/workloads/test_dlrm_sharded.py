@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from dlrm_ranks import BATCH, SEED, make_fast, make_task, name_joined, read_ranks, start_ranks, step_whole
+from dlrm_ranks import BATCH, SEED, join_batches, make_fast, make_task, name_joined, read_ranks, start_ranks, step_whole
 
 from stepscope.bench.workloads.models.dlrm.ootb import Tables
-from stepscope.bench.workloads.models.dlrm.sharded import join_batches, shard_tables
+from stepscope.bench.workloads.models.dlrm.sharded import shard_tables
 
 CONFIGS = ["A.8dev-embed32-fp32", "open-source.1dev-fp32"]
 """Learned weights with bags of one length, and unequal tables with bags of drawn lengths."""

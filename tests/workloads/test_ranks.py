@@ -267,7 +267,7 @@ def test_results_of_ranks_say_what_those_of_one_device_do(troubled: Troubled, tm
 
 def make_measured(**told: Any) -> Gathered:
     measurement = Measurement(
-        start_ns=[0, 0], duration_s=[1.0, 1.0], iterations=[1, 4], device_s=None, dry=0, allocations=0,
+        start_ns=[0, 0], duration_s=[1.0, 1.0], iterations=[1, 4], device_s=None, starved=0, allocations=0,
         host_share=None, warmups=1, notices=[],
     )  # fmt: skip
     extra = ExtraMeasurements(facts=RankFacts(**told))

@@ -8,10 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.bench.workloads.search import BatchTrial, best_trial, most_tries, next_batch
+from stepscope.bench.workloads.search import DEFAULT_RESOLUTION, BatchTrial, _fibonacci, best_trial, next_batch
 
 EXACT = 1e-9
 Scripted = Callable[[int], BatchTrial]
+
+
+def most_tries(largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUTION) -> int:
+    """No search takes more."""
+    doublings, size = 1, first
+    while size < largest:
+        size, doublings = min(2 * size, largest), doublings + 1
+    candidates = max(1, min(round(1.5 / resolution), 2 * largest) if resolution else 2 * largest)
+    return doublings + len(_fibonacci(candidates + 1))
 
 
 def search(device: Scripted, largest: int, *, resolution: float = EXACT) -> list[BatchTrial]:

@@ -32,7 +32,7 @@ ANALYSES = (
     Analysis("critical_path", path_section),
     Analysis("kernels", kernels_section),
     Analysis("sequences", sequences_section),
-    Analysis("operator_rates", roofline_section, rate_operators),
+    Analysis("operator_rates", roofline_section, rate_operators, in_summary=False),
     Analysis("idle", idle_section),
     Analysis("collectives", collectives_section),
     Analysis("host_operators", operators_section),
@@ -49,9 +49,9 @@ def compute_more(timeline: Timeline, step: int | None) -> dict[str, Any]:
     return {one.name: one.compute(timeline, step) for one in ANALYSES if one.compute is not None}
 
 
-def make_sections(job: JobReport) -> Iterator[Section]:
+def make_sections(job: JobReport, *, for_summary: bool = False) -> Iterator[Section]:
     """What there is to show, in order."""
     for one in ANALYSES:
-        section = one.section(job)
+        section = one.section(job) if one.in_summary or not for_summary else None
         if section is not None and (section.summary or section.has_content):
             yield section

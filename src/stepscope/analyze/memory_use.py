@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.core.units import format_bytes, format_share
+from stepscope.analyze.section import Brief, Section, Table, field, make_table
+from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.formats.memory import Fragmentation, MemoryHistory, OutOfMemory
 from stepscope.formats.timeline import Integers
 
@@ -257,3 +258,80 @@ def _sentence(history: MemoryHistory, peak_bytes: int, at_peak: Sequence[Held], 
             f"{format_bytes(lost.free_in_used_segments_bytes)} are free but cannot be returned"
         )
     return f"{said}."
+
+
+SHOWN, SHOWN_STEPS = 10, 8
+"""Owners, and steps, that the text shows."""
+
+
+def memory_section(use: MemoryUse) -> Section:
+    times = "no times" if use.duration_s is None else format_duration(use.duration_s)
+    when = "" if use.peak_time_s is None else f", {format_duration(use.peak_time_s)} after the first event"
+    reserved = "" if use.peak_reserved_bytes is None else f"; at most {format_bytes(use.peak_reserved_bytes)} reserved"
+    begin, peak, end = (format_bytes(size) for size in (use.start_bytes, use.peak_bytes, use.end_bytes))
+    return Section(
+        id="memory",
+        title="Memory",
+        summary=[
+            use.sentence,
+            f"# {use.source}: {use.format}, device {use.device}, {use.events} changes, {times}",
+            f"allocated: {begin} at the beginning, {peak} at the peak{when}, {end} at the end{reserved}",
+            Brief(f"held at the peak, by {use.owner_kind}:", _owners_table(use.at_peak), SHOWN + 1),
+            *(_describe_growth(use.growth) if use.growth else ()),
+            *(_describe_fragmentation(use.fragmentation) if use.fragmentation else ()),
+            *(
+                f"out of memory: {format_bytes(one.requested_bytes)} were asked for by {one.owner} with "
+                f"{format_bytes(one.allocated_bytes)} allocated and {format_bytes(one.reserved_bytes)} reserved"
+                for one in use.out_of_memory[:SHOWN]
+            ),
+            *(f"note: {note}" for note in use.notes),
+        ],
+    )
+
+
+def _owners_table(held: Sequence[Held]) -> Table:
+    """The largest, and all others in one row."""
+    rows = list(held[:SHOWN])
+    if len(held) > SHOWN:
+        rest = held[SHOWN:]
+        size, share = sum(one.bytes for one in rest), sum(one.share for one in rest)
+        rows.append(Held(owner=f"{len(rest)} more", bytes=size, share=share, blocks=None, stack=[]))
+    return make_table("Held", "", rows, [
+        field("Bytes", "bytes", "B", brief=1),
+        field("% of all", "share", "share", brief=1),
+        field("Blocks", "blocks", "count", brief=1),
+        field("Owner", lambda one: one.owner[-90:], brief=1),
+    ])  # fmt: skip
+
+
+def _describe_growth(growth: Growth) -> list[str | Brief]:
+    way = "more" if growth.bytes_per_step >= 0 else "less"
+    per_step = format_bytes(abs(round(growth.bytes_per_step)))
+    verdict = "memory grows" if growth.grows else "no steady growth"
+    ends = ", ".join(format_bytes(step.end_bytes) for step in growth.steps[-SHOWN_STEPS:])
+    peak = format_bytes(max(step.peak_bytes for step in growth.steps))
+    shown = min(SHOWN_STEPS, len(growth.steps))
+    lines: list[str | Brief] = [
+        f"{len(growth.steps)} steps, found by {growth.found_by}: {verdict}, a step leaves {per_step} {way} (median)",
+        f"  held at the end of the last {shown} steps: {ends}; at most {peak} within one",
+    ]
+    if growth.grows:
+        table = _owners_table(growth.by_owner)
+        lines.append(Brief("more at the end of the last step than of the first:", table, SHOWN + 1))
+    return lines
+
+
+def _describe_fragmentation(found: Fragmentation) -> list[str]:
+    free = found.free_in_used_segments_bytes + found.free_segments_bytes
+    share = f" ({format_share(free / found.reserved_bytes)})" if found.reserved_bytes else ""
+    parts = {
+        "is free beside blocks in use: empty_cache() cannot return it": found.free_in_used_segments_bytes,
+        "is free in segments without a block in use: empty_cache() returns it": found.free_segments_bytes,
+        "is the largest free block": found.largest_free_block_bytes,
+        "is lost to rounding up": found.allocated_bytes - found.requested_bytes,
+        "is freed and waits for another stream": found.awaiting_free_bytes,
+    }
+    return [
+        f"fragmentation at the snapshot: {format_bytes(free)}{share} of {format_bytes(found.reserved_bytes)} reserved",
+        *(f"  {format_bytes(size)} {meaning}" for meaning, size in parts.items()),
+    ]

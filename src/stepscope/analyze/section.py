@@ -105,6 +105,8 @@ class Analysis(NamedTuple):
     compute: Callable[[Timeline, int | None], Any] | None = None
     """Its plain result (a msgspec Struct) for a step of the representative rank, kept as `job.more[name]`. None: the
     result is a field of the report of the job or of its step."""
+    in_summary: bool = True
+    """False: only the page shows its section."""
 
 
 class Field(NamedTuple):

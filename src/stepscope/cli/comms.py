@@ -244,7 +244,7 @@ def explain_process_groups(run: StoredRun) -> Addition:
 
 
 def explain_parts(run: StoredRun) -> Addition:
-    """What the table has no columns for: figures of pairs, the parts of quantised collectives, what quantising cost."""
+    """What the table has no columns for: figures of pairs, times of parts, what quantising cost."""
     from stepscope.core.units import format_bytes, format_duration, format_significant
     from stepscope.report.communication import format_message_table, format_rank_averages, read_message_figures
 
@@ -257,10 +257,11 @@ def explain_parts(run: StoredRun) -> Addition:
         parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
         if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):
             continue
-        if observed.wire_bytes is None:
-            continue
         size = format_bytes(observed.size_bytes or 0)
         times = ", ".join(f"{name} {format_duration(value)}" for name, value in parts.items())
+        if observed.wire_bytes is None:
+            lines.append(f"# {size} of pickled objects by {spec.operation}: {times}")
+            continue
         wire = format_bytes(observed.wire_bytes)
         errors = " and ".join(
             f"{format_significant(error)} {what}"
@@ -489,8 +490,6 @@ def run_as_rank(
         try:
             # Loading takes seconds, in which this rank sends no heartbeat.
             find_producer(job.verb)
-            if job.request.get("backend") not in BACKENDS_WITHOUT_TORCH:
-                import torch  # noqa: F401
             asked = {**job.request, "cases": describe_cases(job.cases)}
             with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
                 if ending is not None:

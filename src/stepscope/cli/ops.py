@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stepscope.store import StoredRun
 
 SHOWN_CASES = 40
-"""Of a dry run on a terminal; `--json` lists them all."""
+"""Cases that a dry run lists on a terminal; `--json` lists them all."""
 
 
 def ops_options(function: Any) -> Any:
@@ -40,20 +40,18 @@ def ops_options(function: Any) -> Any:
     for option in reversed(
         (
             device_option,
-            click.option("--compile", "compiled", is_flag=True, help="Through torch.compile; its time is kept apart."),
-            click.option("--no-check", is_flag=True, help="Do not compare results with float64."),
-            click.option("--kernels", is_flag=True, help="Profile each case: which kernels ran, how long each."),
-            click.option("--graph", is_flag=True, help="Also time graph replays, free of launches (CUDA)."),
-            click.option(
-                "--ceilings",
-                is_flag=True,
-                help="Measure this machine's matrix rate and bandwidths first: shares of them, and a roofline.",
-            ),
+            click.option("--compile", "compiled", is_flag=True,
+                         help="Compile each case with torch.compile; compile time is recorded apart."),
+            click.option("--no-check", is_flag=True, help="Do not compare results with a float64 reference."),
+            click.option("--kernels", is_flag=True, help="Profile each case: its kernels, and their times."),
+            click.option("--graph", is_flag=True, help="Also time replays of CUDA graphs, which contain no launches."),
+            click.option("--measured-peaks", "--ceilings", "measured_peaks", is_flag=True,
+                         help="Measure this machine's matmul rate and bandwidths first: % of them, and a roofline."),
             click.option(
                 "--table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-                help="Write a kernel table (.csv or .csv.gz), one row a case.",
+                help="Write a kernel table (.csv or .csv.gz), one row per case.",
             ),
-            click.option("--dry-run", is_flag=True, help="List the cases with estimates of time and memory."),
+            click.option("--dry-run", is_flag=True, help="List the cases with estimates of time and memory only."),
         )
     ):  # fmt: skip
         function = option(function)
@@ -61,25 +59,28 @@ def ops_options(function: Any) -> Any:
 
 
 @click.command("ops")
-@click.option("--op", "names", multiple=True, metavar="NAME", help="Operator, or `all`; may be given several times.")
-@click.option("--shape", "shapes", multiple=True, metavar="a=1,b=2", help="Shape, grid, range or draw; see the docs.")
+@click.option("--op", "names", multiple=True, metavar="NAME", help="Operator to measure, or `all`; repeatable.")
+@click.option("--shape", "shapes", multiple=True, metavar="a=1,b=2", help="Shape, or a grid, range or draw of shapes.")
 @click.option("--preset", "--set", "sets", multiple=True, metavar="NAME", help="Named shape set: tiny, A, llama3-8b, …")
-@click.option("--draws", type=click.IntRange(1), help="Draw so many shapes at random from each --shape.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
+@click.option("--draws", type=click.IntRange(1), help="Number of shapes to draw at random from each --shape.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for --draws.")
 @click.option("--cases", "case_files", multiple=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Cases from a TOML, YAML or JSON file, PARAM's operator files included.")  # fmt: skip
-@click.option("--call", "target", metavar="TARGET", help="Any operator: aten::NAME, a schema, or torch.NAME.")
+              help="Measure the cases of a TOML, YAML or JSON file; PARAM's operator files work too.")  # fmt: skip
+@click.option("--call", "target", metavar="TARGET", help="Any operator of torch: aten::NAME, a schema, or torch.NAME.")
 @click.option("--args", "arguments", metavar="TEXT", help="Arguments of --call: 'float32[128,64] float32[64,8] 2'.")
-@click.option("--build", "building", metavar="TEXT", help="Arguments that build the module of --call torch.nn.NAME.")
+@click.option("--build", "building", metavar="TEXT",
+              help="Arguments that build the module of --call torch.nn.NAME, such as '64 32 bias=false'.")  # fmt: skip
 @click.option("--from-trace", "trace_path", type=click.Path(path_type=Path), metavar="PATH",
-              help="The operators of a trace with their shapes: timeline, execution trace, or a folder.")  # fmt: skip
-@click.option("--trace-rank", type=click.IntRange(0), help="Of a recording of several ranks [default: the first].")
-@click.option("--top", type=click.IntRange(1), help="Of --from-trace: only so many, those that take most of its time.")
-@click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="[default: the preset's own, else float32]")
-@click.option("--pass", "directions", multiple=True, metavar="PASS", help="[default: the preset's own, else forward]")
+              help="Measure the operators of a trace: timeline, execution trace, or a folder of both.")  # fmt: skip
+@click.option("--trace-rank", type=click.IntRange(0), help="Rank that --from-trace reads [default: the first].")
+@click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N most expensive operators of --from-trace.")
+@click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE",
+              help="Element type; repeatable [default: the preset's own, else float32].")  # fmt: skip
+@click.option("--pass", "directions", multiple=True, metavar="PASS",
+              help="forward or backward; repeatable [default: the preset's own, else forward].")  # fmt: skip
 @click.option("--cache", "caches", multiple=True, type=click.Choice(["warm", "cold"]),
-              help="Inputs in the last-level cache, or not [default: warm].")  # fmt: skip
-@click.option("--list", "listing", is_flag=True, help="List the operators and their parameters.")
+              help="Whether inputs lie in the last-level cache [default: warm].")  # fmt: skip
+@click.option("--list", "listing", is_flag=True, help="List the operators, their parameters and presets.")
 @ops_options
 @measure_options
 @resume_option
@@ -108,7 +109,7 @@ def ops(
     as_json: bool,
     **how: Any,
 ) -> int:
-    """Measure operators: time, TFLOP/s or GB/s from their declared work, and shares of this machine's ceilings.
+    """Measure operators: time, TFLOP/s or GB/s from their declared work, and % of this machine's measured peaks.
 
     Example: stepscope bench ops --op gemm --shape m=512,n=512,k=512 --pass forward --pass backward
     """
@@ -187,9 +188,16 @@ def suite() -> None:
 
 
 @suite.command("micro")
-@click.option("--benchmark", "wanted", multiple=True, metavar="ID", help="Only this one; --list shows them.")
-@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE")
-@click.option("--list", "listing", is_flag=True, help="List the suite's benchmarks.")
+@click.option(
+    "--benchmark",
+    "wanted",
+    multiple=True,
+    metavar="ID",
+    help="Only this benchmark of the suite; --list shows them all.",
+)
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+              help="Element type; may be given several times.")  # fmt: skip
+@click.option("--list", "listing", is_flag=True, help="List the benchmarks of the suite.")
 @ops_options
 @measure_options
 @resume_option
@@ -205,7 +213,7 @@ def micro(
     as_json: bool,
     **how: Any,
 ) -> int:
-    """Measure the linear and embedding rows of Proxy Workloads, one score a benchmark.
+    """Measure the linear and embedding rows of Proxy Workloads, one score per benchmark.
 
     Example: stepscope bench suite micro --benchmark dlrm/micro/linear/linear_small.1dev
     """
@@ -243,12 +251,12 @@ def measure_cases(
     no_check: bool,
     kernels: bool,
     graph: bool,
-    ceilings: bool,
+    measured_peaks: bool,
     table: Path | None,
     dry_run: bool,
     **limits: Any,
 ) -> int:
-    """Measure the cases (ceilings first), or only list them; then write the table that was asked for."""
+    """Measure the cases (measured peaks first), or only list them; then write the table that was asked for."""
     from stepscope.bench.ops.trace_comparison import read_stored_trace
     from stepscope.measure import device_kind, require_device
 
@@ -265,7 +273,7 @@ def measure_cases(
     # Calls that a trace names are given random numbers: their sums cancel, and float64 then says nothing about them.
     check = not no_check and trace is None
     listed = list(cases)
-    if listed and ceilings:
+    if listed and measured_peaks:
         from stepscope.bench.ops import make_peak_cases
 
         listed = make_peak_cases([str(case.spec.dtype) for case in cases], device) + listed

@@ -17,8 +17,8 @@ import click
 import msgspec
 
 from stepscope.core.errors import StepscopeError
-from stepscope.core.escapes import escape_controls, escape_json
 from stepscope.core.files import is_stdout, write_output
+from stepscope.core.units import escape_controls, escape_json
 
 ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
 """As in `launch.mpi`, which is not imported for it."""

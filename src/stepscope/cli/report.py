@@ -12,7 +12,7 @@ import msgspec
 from stepscope.cli.options import json_option, metrics_option, store_option
 from stepscope.cli.output import emit, narrate, show_text, terminal_width, write_text
 from stepscope.core.errors import ExitCode, RunNotFoundError, StepscopeError, UsageError
-from stepscope.core.escapes import escape_controls, escape_line
+from stepscope.core.units import escape_controls, escape_line
 from stepscope.store import StoredRun, find_run, read_each, run_folders
 from stepscope.store.reader import UNSHOWABLE
 

@@ -26,9 +26,9 @@ from stepscope.cli.output import (
 )
 from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
-from stepscope.core.escapes import escape_line
-from stepscope.formats.nccl_tests.importing import VERB as IMPORT_VERB
-from stepscope.formats.nccl_tests.importing import prepare_import, write_import
+from stepscope.core.units import escape_line
+from stepscope.formats.nccl_import import VERB as IMPORT_VERB
+from stepscope.formats.nccl_import import prepare_import, write_import
 from stepscope.store import (
     Damage,
     KernelRow,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -11,14 +9,13 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, narrate, terminal_width
 from stepscope.cli.trace_diff import diff
 from stepscope.cli.trace_files import convert, link
-from stepscope.cli.trace_memory import show_memory
 from stepscope.cli.trace_options import Progress, engine_options, open_traces, source_argument, step_options
 from stepscope.cli.trace_path import critical_path
 from stepscope.cli.trace_record import record
-from stepscope.cli.trace_sums import show_sums
+from stepscope.cli.trace_summaries import show_memory, show_sums
 from stepscope.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -56,8 +53,8 @@ def summary(*, as_json: bool, **options: Any) -> int:
     from stepscope.report.trace_text import WIDTH, format_job
 
     _, job, answer = _explain(options)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    emit(_as_data(job, answer), "" if as_json else format_job(job, answer, width), as_json=as_json)
+    shown = "" if as_json else format_job(job, answer, terminal_width() or WIDTH)
+    emit(_as_data(job, answer), shown, as_json=as_json)
     return ExitCode.DONE
 
 
@@ -93,8 +90,7 @@ def verify(*, source: str, as_json: bool) -> int:
 
     The cache is keyed by size and time of a file; this compares the hash of its content.
     """
-    from stepscope.traces.cache import verify_cache
-    from stepscope.traces.read import read_traces
+    from stepscope.traces.read import read_traces, verify_cache
 
     checked = [(str(path), *verify_cache(path)) for path in dict.fromkeys(read_traces(source).paths)]
     data = [{"path": path, "outcome": outcome, "message": message} for path, outcome, message in checked]

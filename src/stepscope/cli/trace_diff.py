@@ -11,7 +11,7 @@ import msgspec
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
 from stepscope.cli.trace_options import Progress, format_signed, open_traces, parse_numbers
-from stepscope.cli.trace_sums import diff_two_sums
+from stepscope.cli.trace_summaries import diff_two_sums
 from stepscope.core.errors import ExitCode
 from stepscope.core.units import format_duration
 

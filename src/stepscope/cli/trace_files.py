@@ -78,7 +78,7 @@ def convert(
     """
     form = form or _form_of(target)
     if form == "parquet":
-        from stepscope.traces.cache import require_polars
+        from stepscope.traces.table import require_polars
 
         require_polars()
     if form == "chakra" and _is_graph(options["source"]):
@@ -267,8 +267,8 @@ def _write_chakra_rank(
 ) -> dict[str, Any]:
     from stepscope.analyze.critical.model import row_edges
     from stepscope.formats.execution_trace import read_execution_trace
-    from stepscope.traces.chakra.convert import MINIMUM_SHARE
-    from stepscope.traces.chakra.convert import convert as to_chakra
+    from stepscope.traces.chakra_convert import MINIMUM_SHARE
+    from stepscope.traces.chakra_convert import convert as to_chakra
     from stepscope.traces.link import link as join
 
     graph = None if graph_path is None else read_execution_trace(graph_path)
@@ -293,7 +293,7 @@ def _write_chakra_rank(
 def _convert_graph(source: Path, target: Path) -> dict[str, Any]:
     """A graph without times as Chakra."""
     from stepscope.formats.chakra import write_chakra
-    from stepscope.traces.chakra.graphs import chakra_of_graph
+    from stepscope.traces.chakra_graphs import chakra_of_graph
 
     require_numpy()
     _refuse_input(target, [source], "OUT")
@@ -316,7 +316,7 @@ def read_graph(path: Path) -> Graph:
     from stepscope.formats.chakra import looks_like_chakra, read_chakra
     from stepscope.formats.execution_trace import read_execution_trace
     from stepscope.formats.source import read_head
-    from stepscope.traces.chakra.graphs import graph_of_chakra
+    from stepscope.traces.chakra_graphs import graph_of_chakra
 
     if not looks_like_chakra(read_head(path), path):
         return read_execution_trace(path)

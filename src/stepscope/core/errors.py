@@ -134,6 +134,6 @@ class InterruptedRunError(StepscopeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an exception says; its kind where it says nothing."""
+    """The first line of what an exception says; its kind where it says nothing."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

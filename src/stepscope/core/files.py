@@ -1,8 +1,9 @@
-"""Writing files whole or not at all: evidence inside a store, and the files that a user asks for."""
+"""Files written whole or not at all: evidence inside a store, and what a user asks for; and files of others, opened."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import re
@@ -24,16 +25,32 @@ _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/(?:self|thread-self|(?P<pid>\d+)))/fd/(?P<number>\d+)")
 
 
+class NotRegularError(OSError):
+    """Something else than a regular file; says what."""
+
+
 def open_regular(path: Path) -> io.FileIO:
-    """A regular file, for reading. OSError where it cannot be opened or is something else: a pipe may never answer, a
-    device never end."""
+    """A regular file, to read. A FIFO would wait for ever and a device has no end: NotRegularError; else OSError."""
+    _require_regular(os.stat(path).st_mode)  # opening a device may already do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return open(descriptor, "rb", buffering=0)
-    os.close(descriptor)
-    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
-    raise OSError(errno.EINVAL, f"is {kind}, not a file")
+    try:
+        _require_regular(os.fstat(descriptor).st_mode)  # another one may have taken the name since
+    except NotRegularError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb", buffering=0)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of the content."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+        raise NotRegularError(errno.EINVAL, f"is {kind}, not a file")
 
 
 def write_file_atomically(path: Path, data: bytes) -> None:

@@ -1,7 +1,8 @@
-"""The only place that formats numbers for people, and that reads the numbers people write.
+"""What people read and write: the only place that formats numbers for people, and that reads those they write.
 
 Inside, time is in seconds and data in bytes. On the command line the suffixes K, M and G are powers of 1024
-(as in nccl-tests); printed bandwidths are powers of 1000 (GB/s), and headers say so.
+(as in nccl-tests); printed bandwidths are powers of 1000 (GB/s), and headers say so. Text that came from files is made
+safe to show here: nothing in it can move a cursor, colour a line or reverse one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 from stepscope.core.errors import UsageError
@@ -155,3 +157,34 @@ def format_ratio(ratio: float) -> str:
 def scale_score(work_per_s: float, unit: str) -> float:
     """Work per second (flop/s, bytes/s, examples/s) in the unit a table shows."""
     return work_per_s / SCORE_SCALES[unit]
+
+
+_LINE_PARTS = "\t\n"
+_BREAKS = "\u0085\u2028\u2029"
+"""What some programs end a line at, beside the newline."""
+_DIRECTIONS = "\u061c\u200e\u200f" + "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
+"""Marks that change the direction of the text behind them."""
+
+
+@cache
+def _escapes(kept: str, *, in_json: bool = False) -> dict[int, str]:
+    """How characters that could move or colour something are written, but for those kept; made when first asked for."""
+    codes = [*range(0x20), *range(0x7F, 0xA0), *map(ord, _BREAKS + _DIRECTIONS), *range(0xD800, 0xE000)]
+    if in_json:
+        return {code: f"\\u{code:04x}" for code in codes if code >= 0x7F}
+    return {code: chr(code).encode("unicode_escape").decode() for code in codes if chr(code) not in kept}
+
+
+def escape_controls(text: str) -> str:
+    """Control characters as `\\x1b`; line breaks and tabs stay, as text of several lines has them."""
+    return text.translate(_escapes(_LINE_PARTS))
+
+
+def escape_line(text: str) -> str:
+    """The same for what must stay one line, a name or a cell: line breaks and tabs are escaped too."""
+    return text.translate(_escapes(""))
+
+
+def escape_json(text: str) -> str:
+    """The same JSON without control characters in its strings: encoders leave those above 127 as they are."""
+    return text.translate(_escapes("", in_json=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,49 +22,18 @@ from stepscope.formats.source import Source, gc_paused, read_bounded, read_head
 
 INVALID, METADATA, MEMORY_LOAD, MEMORY_STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(8)
 NODE_TYPES = (
-    "INVALID_NODE",
-    "METADATA_NODE",
-    "MEM_LOAD_NODE",
-    "MEM_STORE_NODE",
-    "COMP_NODE",
-    "COMM_SEND_NODE",
-    "COMM_RECV_NODE",
-    "COMM_COLL_NODE",
-    "STORAGE_NODE",
-    "BATCH_NODE",
-    "CHECKPOINT_NODE",
-)
-
+    "INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL", "STORAGE", "BATCH",
+    "CHECKPOINT",
+)  # fmt: skip
+"""Without the `_NODE` that each ends in."""
 COLLECTIVE_TYPES = (
-    "ALL_REDUCE",
-    "REDUCE",
-    "ALL_GATHER",
-    "GATHER",
-    "SCATTER",
-    "BROADCAST",
-    "ALL_TO_ALL",
-    "REDUCE_SCATTER",
-    "REDUCE_SCATTER_BLOCK",
-    "BARRIER",
-)
-
+    "ALL_REDUCE", "REDUCE", "ALL_GATHER", "GATHER", "SCATTER", "BROADCAST", "ALL_TO_ALL", "REDUCE_SCATTER",
+    "REDUCE_SCATTER_BLOCK", "BARRIER",
+)  # fmt: skip
 SCALARS = (
-    ("double", "TYPE_DOUBLE"),
-    ("float", "TYPE_FLOAT"),
-    ("int32", "TYPE_INT32"),
-    ("int64", "TYPE_INT64"),
-    ("uint32", "TYPE_UINT32"),
-    ("uint64", "TYPE_UINT64"),
-    ("sint32", "TYPE_SINT32"),
-    ("sint64", "TYPE_SINT64"),
-    ("fixed32", "TYPE_FIXED32"),
-    ("fixed64", "TYPE_FIXED64"),
-    ("sfixed32", "TYPE_SFIXED32"),
-    ("sfixed64", "TYPE_SFIXED64"),
-    ("bool", "TYPE_BOOL"),
-    ("string", "TYPE_STRING"),
-    ("bytes", "TYPE_BYTES"),
-)
+    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
+    "sfixed64", "bool", "string", "bytes",
+)  # fmt: skip
 """Kinds of an attribute in the order of their field numbers: a value from 3 on, its list one further."""
 
 ATTRIBUTE_FIELDS = {
@@ -128,7 +98,8 @@ def _describe(descriptor_pb2: Any) -> Any:
     field(attribute, "name", 1, "TYPE_STRING")
     field(attribute, "doc_string", 2, "TYPE_STRING")
     attribute.oneof_decl.add(name="value")
-    for place, (scalar, kind) in enumerate(SCALARS):
+    for place, scalar in enumerate(SCALARS):
+        kind = f"TYPE_{scalar.upper()}"
         of_list = f"{scalar.capitalize()}List"
         field(attribute, f"{scalar}_val", 3 + 2 * place, kind, choice=0)
         field(attribute, f"{scalar}_list", 4 + 2 * place, "TYPE_MESSAGE", of=of_list, choice=0)
@@ -140,7 +111,7 @@ def _describe(descriptor_pb2: Any) -> Any:
 
     types = file.enum_type.add(name="NodeType")
     for number, name in enumerate(NODE_TYPES):
-        types.value.add(name=name, number=number)
+        types.value.add(name=f"{name}_NODE", number=number)
     arguments = file.message_type.add(name="IOInfo")
     for number, name in enumerate(("values", "shapes", "types"), 1):
         field(arguments, name, number, "TYPE_STRING")
@@ -172,6 +143,9 @@ class TextArguments(msgspec.Struct, frozen=True, gc=False):
     values: str = ""
     shapes: str = ""
     types: str = ""
+
+
+EMPTY_LISTS = TextArguments("[]", "[]", "[]")
 
 
 class ChakraNode(msgspec.Struct, frozen=True, kw_only=True, eq=True):
@@ -403,92 +377,58 @@ def parse_attributes(found: Any) -> tuple[dict[str, Any], dict[str, str]]:
     return values, fields
 
 
-def set_attribute(attribute: Any, name: str, value: Any, field: str | None = None) -> None:
-    """Fill an attribute message."""
-    attribute.name = name
+def _attribute(name: str, value: Any, field: str | None = None) -> dict[str, Any]:
+    """An attribute as the library takes it."""
     field = field or default_field(name, value)
-    if field.endswith("_list"):
-        getattr(attribute, field).values.extend(value)
-        if not len(value):
-            getattr(attribute, field).SetInParent()
-    else:
-        setattr(attribute, field, value)
-
-
-def encode_metadata(version: str, attributes: Mapping[str, Any]) -> bytes:
-    message = messages().metadata(version=version)
-    for name, value in attributes.items():
-        set_attribute(message.attr.add(), name, value)
-    return bytes(message.SerializeToString())
+    return {"name": name, field: {"values": value} if field.endswith("_list") else value}
 
 
 def encode_node(node: ChakraNode) -> bytes:
     """BadInputError for what Chakra has no room for: ids below zero, numbers beyond 64 bits, lists of several kinds."""
+    sides = {"inputs": node.inputs, "outputs": node.outputs}
     try:
-        return _encode_node(node)
+        message = messages().node(
+            id=node.id,
+            name=node.name,
+            type=node.type,
+            ctrl_deps=node.ctrl_deps,
+            data_deps=node.data_deps,
+            start_time_micros=node.start_us,
+            duration_micros=node.duration_us,
+            attr=[_attribute(name, value, node.fields.get(name)) for name, value in node.attributes.items()],
+            **{side: msgspec.structs.asdict(texts) for side, texts in sides.items() if texts is not None},
+        )
     except (ValueError, TypeError) as error:
         raise BadInputError(
             f"node {node.id} ({node.name[:80]}) cannot be written as Chakra: {error}",
             hint="copy or record the execution trace again",
             where=f"node {node.id}",
         ) from error
-
-
-def _encode_node(node: ChakraNode) -> bytes:
-    message = messages().node(
-        id=node.id,
-        name=node.name,
-        type=node.type,
-        ctrl_deps=node.ctrl_deps,
-        data_deps=node.data_deps,
-        start_time_micros=node.start_us,
-        duration_micros=node.duration_us,
-    )
-    for side, arguments in ((message.inputs, node.inputs), (message.outputs, node.outputs)):
-        if arguments is not None:
-            side.SetInParent()
-            side.values, side.shapes, side.types = arguments.values, arguments.shapes, arguments.types
-    for name, value in node.attributes.items():
-        set_attribute(message.attr.add(), name, value, node.fields.get(name))
     return bytes(message.SerializeToString())
 
 
 def write_chakra(path: Path, trace: ChakraTrace) -> None:
     """Write a whole file; it takes its name when it is complete."""
-    write_frames(Path(path), encode_metadata(trace.version, trace.attributes), map(encode_node, trace.nodes))
+    write_nodes(path, trace.attributes, trace.nodes, version=trace.version)
 
 
-def write_frames(path: Path, metadata: bytes, nodes: Iterable[bytes]) -> None:
-    """Encoded messages, each behind its length."""
-    write_blocks(path, metadata, map(with_length, nodes))
-
-
-def write_blocks(path: Path, metadata: bytes, blocks: Iterable[bytes]) -> None:
-    """The same of nodes that stand behind their lengths already, any number of them in a block."""
+def write_nodes(
+    path: Path, attributes: Mapping[str, Any], nodes: Iterable[ChakraNode], *, version: str = VERSION
+) -> None:
+    """The same from nodes that are made while they are written."""
+    metadata = messages().metadata(version=version, attr=[_attribute(*pair) for pair in attributes.items()])
     with output_file(path) as partial, partial.open("wb", buffering=1 << 20) as file:
-        file.write(with_length(metadata))
-        file.writelines(blocks)
+        for message in chain([metadata.SerializeToString()], map(encode_node, nodes)):
+            file.write(_encode_length(len(message)) + message)
 
 
-def encode_number(value: int) -> bytes:
-    """Seven bits a byte, lowest first; also the length before a message."""
-    if value < 0x80:
-        return _SMALL[value]
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
+def _encode_length(length: int) -> bytes:
+    """Seven bits a byte, lowest first."""
     parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-_SMALL = [bytes([value]) for value in range(0x80)]
-
-
-def with_length(message: bytes) -> bytes:
-    return encode_number(len(message)) + message
+    while length > 0x7F:
+        parts.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes((*parts, length))
 
 
 def topological_order(nodes: Sequence[ChakraNode], *, where: str = "") -> list[int]:
@@ -550,7 +490,7 @@ def earliest_ns(nodes: Sequence[ChakraNode], *, where: str = "") -> list[tuple[i
 
 _BINARY = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f]\n[\x01-\x20]\d[\d.]*")
 """The length of the first message, then the version of the schema as its first field."""
-_NODE = re.compile(rb'"type"\s*:\s*"(%s)"' % "|".join(NODE_TYPES).encode())
+_NODE = re.compile(rb'"type"\s*:\s*"(%s)_NODE"' % "|".join(NODE_TYPES).encode())
 _TIME = re.compile(rb'"(?:start_?time_?micros|duration_?micros)"\s*:\s*"?[1-9]', re.IGNORECASE)
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 """What stands between two messages, in a list or without one."""

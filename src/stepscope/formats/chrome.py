@@ -1,6 +1,6 @@
 """Timelines as one Chrome trace: for Perfetto and every tool that reads Kineto's JSON, many ranks side by side.
 
-Written a stretch of rows at a time, so that memory does not grow with the trace. Times are decimal microseconds with
+Written some thousand rows at a time, so that memory does not grow with the trace. Times are decimal microseconds with
 all their nanoseconds, counted from `baseTimeNanoseconds`; reading the file of one rank back gives the same columns.
 """
 
@@ -119,10 +119,13 @@ class DropOrder:
     def __init__(self, ranks: Sequence[Timeline], *, arrow_events: int) -> None:
         self._sizes = [len(timeline) for timeline in ranks]
         standing = np.concatenate([_standing(timeline) for timeline in ranks])
-        duration = np.concatenate([_durations(timeline) for timeline in ranks])
+        duration = np.concatenate([np.subtract(one.core["end_ns"], one.core["start_ns"]) for one in ranks])
         # Of equals the later goes first, so that what is left is the beginning.
         self._order: Integers = np.lexsort((-np.arange(len(standing)), duration, standing))
-        launched = np.concatenate([_is_launched(timeline) for timeline in ranks])
+        begins = np.cumsum([0, *self._sizes])
+        launched = np.zeros(len(standing), np.int64)
+        for timeline, begin in zip(ranks, begins.tolist(), strict=False):
+            launched[begin + launch_pairs(timeline)[1]] = 1
         self._events = 1 + arrow_events * launched[self._order]
         """In the file for each, its arrow included."""
 
@@ -151,18 +154,6 @@ def _standing(timeline: Timeline) -> Integers:
     for span in timeline.steps:
         standing[(core["start_ns"] == span.start_ns) & (core["end_ns"] == span.end_ns)] = 2
     return standing
-
-
-def _durations(timeline: Timeline) -> Integers:
-    core: Any = timeline.core
-    durations: Integers = core["end_ns"] - core["start_ns"]
-    return durations
-
-
-def _is_launched(timeline: Timeline) -> Integers:
-    launched = np.zeros(len(timeline), np.int64)
-    launched[launch_pairs(timeline)[1]] = 1
-    return launched
 
 
 def count_left_out(ranks: Sequence[Timeline], kept: Sequence[Integers] | None) -> dict[str, int]:
@@ -373,8 +364,8 @@ class _Plan:
         for event in extra:
             if "pid" not in event and not named:
                 named = True
-                for place in _naming_extra():
-                    yield _encode(place)
+                yield _encode(_label("process_name", EXTRA_PROCESS, 0, "name", "added by stepscope"))
+                yield _encode(_label("process_sort_index", EXTRA_PROCESS, 0, "sort_index", -1))
             counts[2] += 1
             yield _encode(_placed(event, self.base_ns))
 
@@ -471,11 +462,6 @@ def _naming(places: Places) -> Iterator[dict[str, Any]]:
 
 def _label(what: str, pid: int | str, tid: int | str, key: str, value: int | str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
-
-
-def _naming_extra() -> Iterator[dict[str, Any]]:
-    yield _label("process_name", EXTRA_PROCESS, 0, "name", "added by stepscope")
-    yield _label("process_sort_index", EXTRA_PROCESS, 0, "sort_index", -1)
 
 
 def _placed(event: Mapping[str, Any], base_ns: int) -> dict[str, Any]:

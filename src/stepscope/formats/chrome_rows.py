@@ -1,4 +1,4 @@
-"""Rows of a timeline as text of Chrome trace events, a stretch of rows at a time.
+"""Rows of a timeline as text of Chrome trace events, some thousand rows at a time.
 
 Rows that have the same columns share a template, so that no object is built for an event: a few hundred templates fill
 millions of lines.
@@ -369,9 +369,8 @@ def _make_template(key: int) -> Template:
             if kind == MEMORY:
                 argument = _IN_MEMORY_EVENTS.get(column, argument)
             form = COLUMN[column].form
-            arguments.append(
-                f"{_escaped(quoted(argument))}:{'%d' if form == 'int' else '%r' if form == 'float' else '%s'}"
-            )
+            marker = "%d" if form == "int" else "%r" if form == "float" else "%s"
+            arguments.append(f"{quoted(argument).replace('%', '%%')}:{marker}")
             fields.append(Field(column, "number" if form != "text" else "list" if column in _AS_JSON else "text"))
             if column == "bytes" and kind in (COPY, SET):
                 arguments.append('"memory bandwidth (GB/s)":%s')
@@ -396,11 +395,6 @@ def _head(kind: int, *, counted: bool) -> tuple[str, list[Field]]:
         text = f'{{"ph":"X","cat":"%s","name":%s,%s"ts":{_TIME},"dur":{_TIME}'
         return text, [Field("name", "call"), *fields]
     return f'{{"ph":"X","cat":"{CATEGORY_OF_KIND[kind]}","name":%s,%s"ts":{_TIME},"dur":{_TIME}', fields
-
-
-def _escaped(text: str) -> str:
-    """Safe inside a template."""
-    return text.replace("%", "%%")
 
 
 def _split_time(nanoseconds: Any) -> list[list[Any]]:

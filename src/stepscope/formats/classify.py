@@ -119,17 +119,13 @@ _FUNCTOR = re.compile(
 )
 
 
-def _clip(name: str) -> str:
-    return name[:_LONGEST].strip()
-
-
 @lru_cache(_CACHE_SIZE)
 def normal_name(name: str) -> str:
     """Qualified name with template arguments, in one spelling; without return type and parameter list.
 
     Parameters are dropped because Nsight Systems writes them as `T1 *`, Kineto as the types themselves.
     """
-    text = _clip(name)
+    text = name[:_LONGEST].strip()
     if _NOT_CODE.match(text):
         return text
     if text.startswith("_Z"):
@@ -259,22 +255,9 @@ def _readable(mangled: str) -> str:
 
 
 CATEGORIES = (
-    "communication",
-    "copy",
-    "set",
-    "moe",
-    "attention",
-    "convolution",
-    "gemm",
-    "embedding",
-    "norm",
-    "softmax",
-    "optimizer",
-    "sort",
-    "reduction",
-    "elementwise",
-    "other",
-)
+    "communication", "copy", "set", "moe", "attention", "convolution", "gemm", "embedding", "norm", "softmax",
+    "optimizer", "sort", "reduction", "elementwise", "other",
+)  # fmt: skip
 COMMUNICATION, COPY, SET, MOE, ATTENTION, CONVOLUTION, GEMM, EMBEDDING = range(8)
 NORM, SOFTMAX, OPTIMIZER, SORT, REDUCTION, ELEMENTWISE, OTHER = range(8, 15)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,7 +153,7 @@ def _parse(data: bytes, warnings: list[str], *, where: str, cut_short: str | Non
 def _nodes(found: list[_FileNode], warnings: list[str]) -> tuple[Node, ...]:
     seen: dict[bytes, Arguments] = {}
     nodes = [_flat(node) if node.attrs is None else _nested(node, node.attrs, seen) for node in found]
-    nodes.sort(key=_id_of)
+    nodes.sort(key=attrgetter("id"))
     doubled = sum(first.id == second.id for first, second in pairwise(nodes))
     if doubled:
         warnings.append(f"{doubled} nodes have the id of another; look-ups by id find one of them")
@@ -161,10 +162,6 @@ def _nodes(found: list[_FileNode], warnings: list[str]) -> tuple[Node, ...]:
     if lost:
         warnings.append(f"{lost} nodes have a parent that is not in the file; they count as outermost calls")
     return tuple(nodes)
-
-
-def _id_of(node: Node) -> int:
-    return node.id
 
 
 def _flat(node: _FileNode) -> Node:

@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import os
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
+
+from stepscope.core.files import write_file_atomically
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +47,6 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 _HERE = Path(__file__).parent
 _SOURCES = [
-    *sorted((_HERE / "native").glob("*.py")),
     *sorted((_HERE / "readers" / "kineto").glob("*.py")),
     *(_HERE / name for name in ("timeline.py", "nesting.py")),
 ]
@@ -72,7 +72,7 @@ def is_made(function: str) -> bool:
 
 @cache
 def load(module: str, function: str, arguments: str) -> Callable[..., int]:
-    """A function of a module in the folder native that gives a whole number.
+    """A function of a module in the package of the Kineto reader that gives a whole number.
 
     `arguments` has a letter for each: i for a whole number, p for the address of 64-bit numbers, q of 32-bit ones.
     """
@@ -115,7 +115,7 @@ def _make(module: str, function: str, arguments: str, llvm: Any) -> _Code:
 
     CPointer: Any = types.CPointer  # noqa: N806 - numba has no annotations
     forms = {"i": types.int64, "p": CPointer(types.int64), "q": CPointer(types.int32)}
-    python = getattr(import_module(f"stepscope.formats.native.{module}"), function)
+    python = getattr(import_module(f"stepscope.formats.readers.kineto.{module}"), function)
     made = cfunc(types.int64(*(forms[letter] for letter in arguments)), error_model="numpy")(
         getattr(python, "py_func", python)
     )
@@ -151,9 +151,7 @@ def _write(path: Path, code: _Code) -> None:
     """Whole or not at all; where nothing can be kept, the next process makes it again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            content = msgspec.msgpack.encode(code)
-            file.write(_checksum(content) + content)
-        Path(file.name).replace(path)
+        content = msgspec.msgpack.encode(code)
+        write_file_atomically(path, _checksum(content) + content)
     except OSError:
         return

@@ -89,15 +89,8 @@ class MemoryHistory:
 
 
 CATEGORIES = (
-    "parameter",
-    "optimizer state",
-    "input",
-    "temporary",
-    "activation",
-    "gradient",
-    "autograd detail",
-    "unknown",
-)
+    "parameter", "optimizer state", "input", "temporary", "activation", "gradient", "autograd detail", "unknown",
+)  # fmt: skip
 """In the order of the columns and of the raw numbers."""
 OWNERS = tuple(Owner(name=name) for name in CATEGORIES)
 DEVICE = "as exported"

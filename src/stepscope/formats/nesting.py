@@ -52,7 +52,7 @@ def fill_parents(
         columns = [np.ascontiguousarray(column, np.int64) for column in (order, thread, start, end)]
         sizes = np.array([len(order), len(parent)])
         columns += [parent, np.zeros(len(order) + 1, np.int64), sizes]
-        return load("kineto_scan", "walk_stack_at", "ppppqpp")(*(column.ctypes.data for column in columns))
+        return load("compiled", "walk_stack_at", "ppppqpp")(*(column.ctypes.data for column in columns))
     listed = [-1] * len(parent)
     crossing = walk_stack(order.tolist(), thread.tolist(), start.tolist(), end.tolist(), listed, [0] * (len(order) + 1))
     parent[rows] = [listed[row] for row in rows.tolist()]
@@ -177,7 +177,7 @@ def nearest_after(rows: Integers, parent: Integers, end: Integers, times: Intege
         searching = searching[found[searching] >= 0]
         if not len(searching):
             return found
-    # One row more, above all, that never ends; stretches of 1, 2, 4, … rows are passed where their latest end is over.
+    # One row more, above all, that never ends; runs of 1, 2, 4, … rows are passed where their latest end is over.
     top = len(parent)
     above = [np.append(np.where(parent < 0, top, parent), top)]
     latest = [np.append(end, np.iinfo(np.int64).max)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import hashlib
 import io
@@ -17,8 +16,8 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from stepscope.core import files
 from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
+from stepscope.core.files import NotRegularError, open_regular
 from stepscope.core.units import format_bytes
 
 LONGEST_TEXT = 4096
@@ -57,7 +56,7 @@ def damaged_byte(error: BaseException, size: int) -> int:
 
 
 INVALID_EVENTS = "events that are no valid JSON were left out"
-INVALID_STRETCHES = "stretches between events that are no JSON were left out"
+INVALID_SECTIONS = "sections between events that are no JSON were left out"
 _ENDS_EARLY = "ends too early"
 _FIRST_DAMAGE = "(the first damage is at byte"
 
@@ -73,9 +72,9 @@ def first_damage(offset: int) -> str:
 def describe_damage(repairs: Mapping[str, int]) -> str | None:
     """One sentence on what is missing of a trace; None where nothing is."""
     lost = [
-        f"{count:,} {what}" if what in (INVALID_EVENTS, INVALID_STRETCHES) else what
+        f"{count:,} {what}" if what in (INVALID_EVENTS, INVALID_SECTIONS) else what
         for what, count in repairs.items()
-        if what in (INVALID_EVENTS, INVALID_STRETCHES) or _ENDS_EARLY in what
+        if what in (INVALID_EVENTS, INVALID_SECTIONS) or _ENDS_EARLY in what
     ]
     if not lost:
         return None
@@ -120,7 +119,7 @@ class Source:
 
 def open_bytes(path: Path) -> BinaryIO:
     """The unpacked content as a stream."""
-    file = open_regular(path)
+    file = open_trace(path)
     magic = file.read(4)
     file.seek(0)
     if magic.startswith(GZIP):
@@ -130,16 +129,16 @@ def open_bytes(path: Path) -> BinaryIO:
     return file
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Pipes and devices are refused before they are read: they may never answer, or never end."""
+def open_trace(path: Path) -> BinaryIO:
+    """The file as it lies on the disk. Pipes and devices are refused: they may never answer, or never end."""
     try:
-        return io.BufferedReader(files.open_regular(path))
+        return io.BufferedReader(open_regular(path))
+    except NotRegularError as error:
+        hint = "folders are read with read_traces" if path.is_dir() else "write the content to a file first"
+        raise BadInputError(str(error.strerror), hint=hint, where=str(path)) from error
     except OSError as error:
-        raise BadInputError(
-            (error.strerror or "") if error.errno == errno.EINVAL else f"cannot be read: {error.strerror}",
-            hint="give a trace file; write a pipe's content to a file first, and read a folder with read_traces",
-            where=str(path),
-        ) from error
+        hint = "give a trace file; folders are read with read_traces"
+        raise BadInputError(f"cannot be read: {error.strerror}", hint=hint, where=str(path)) from error
 
 
 def _read_some(stream: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
@@ -314,7 +313,7 @@ def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def is_packed(path: Path) -> bool:
-    with open_regular(path) as file:
+    with open_trace(path) as file:
         return file.read(4).startswith((GZIP, ZSTD))
 
 

@@ -23,21 +23,9 @@ Integers: TypeAlias = "NDArray[Any]"
 """Whole numbers of any width: readers choose the narrowest that fits."""
 
 KINDS = (
-    "operator",
-    "runtime",
-    "kernel",
-    "copy",
-    "set",
-    "sync",
-    "annotation",
-    "device_annotation",
-    "python",
-    "counter",
-    "memory",
-    "overhead",
-    "instant",
-    "other",
-)
+    "operator", "runtime", "kernel", "copy", "set", "sync", "annotation", "device_annotation", "python", "counter",
+    "memory", "overhead", "instant", "other",
+)  # fmt: skip
 """What an event is. `sync` rows are the profiler's own record of a wait (of a stream, an event, a context); the call
 that waited is a `runtime` row. `device_annotation` repeats a host annotation on the device and is never busy time."""
 
@@ -142,7 +130,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """Columns of the few rows that have them. `rows` ascends."""
+    """Columns of the few rows that have them; those that no row has may be absent. `rows` ascends."""
 
     rows: Integers
     columns: Mapping[str, Array]

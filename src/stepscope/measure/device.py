@@ -268,7 +268,7 @@ def give_back_memory(device: str) -> None:
 
 
 def last_level_cache_bytes(device: str) -> int:
-    """Of the cache behind which only memory is; 0 where nobody tells."""
+    """Size of the cache behind which only memory is; 0 where it is unknown."""
     if device.startswith("cuda"):
         import torch
 

@@ -11,11 +11,11 @@ from stepscope.records import Notice
 from stepscope.stats import drift, find_outliers, summarize
 
 OUTLIER_SHARE = 0.02
-"""A few slow samples are ordinary; more than this share is worth a word."""
+"""A few slow samples are ordinary; more than this share is worth a notice."""
 OUTLIER_FACTOR = 1.2
 DRIFT_SHARE = 0.05
 LONGEST_ADVICE_S = 120.0
-"""More time than this is no advice: the noise has to go."""
+"""Longer times are not advised: the noise has to be removed instead."""
 
 
 def find_notices(
@@ -46,14 +46,14 @@ def judge_times(times: Sequence[float], settings: MeasureSettings) -> list[Notic
     return [notice for notice in candidates if notice is not None]
 
 
-def find_held_notices(dry: int, allocations: int, iterations: int) -> list[Notice]:
+def find_queue_notices(starved: int, allocations: int, iterations: int) -> list[Notice]:
     """What was in the timed region that does not belong there: the host, and fetching memory."""
     notices = []
-    if dry:
+    if starved:
         notices.append(
             Notice(
-                kind="queue_ran_dry",
-                message=f"the device waited for the host in {dry} samples: device time contains launches",
+                kind="queue_starved",
+                message=f"the device waited for the host in {starved} samples: device time contains launches",
                 hint="the call waits for the device inside; compare its wall time and its kernels",
             )
         )
@@ -117,7 +117,7 @@ def _outliers(times: Sequence[float]) -> Notice | None:
         return None
     return Notice(
         kind="outliers",
-        message=f"{len(found)} of {summary.n} samples lie far out, the slowest {slowest:.1f} times "
+        message=f"{len(found)} of {summary.n} samples are outliers, the slowest {slowest:.1f} times "
         "the median; all are kept",
         hint="look for periodic work on this machine (other processes, swap, power management)",
     )

@@ -1,6 +1,6 @@
 """The measuring loop: calibrate, warm up until stable, sample until sure or out of time, say what is wrong.
 
-Every reading of the clock is kept; only what a held device shows to be spoiled is taken again. The loop's own work
+Every reading of the clock is kept; only what a saturated queue shows to be spoiled is taken again. The loop's own work
 between samples is outside the timed region.
 """
 
@@ -25,8 +25,8 @@ from stepscope.records import Notice, RankSamples
 from stepscope.stats import Summary, median_interval, quantile_sorted, summarize
 
 MAX_ITERATIONS = 1 << 24
-MAX_HELD_ITERATIONS = 128
-"""Of one sample on a held device: launches and marks must fit into the device's queue."""
+MAX_QUEUED_ITERATIONS = 128
+"""Most iterations of one sample behind a saturated queue: launches and marks must fit into the device's queue."""
 HOLD_MARGIN_S, HOLD_FACTOR, LARGEST_HOLD_FACTOR, LONGEST_HOLD_S = 30e-6, 1.5, 20.0, 0.1
 """A hold lasts as long as the host needed to issue the sample, with some to spare; twice that where it was too short,
 until it is clear that the call itself waits for the device."""
@@ -71,12 +71,12 @@ class Measurement(msgspec.Struct, kw_only=True):
     """The samples of one case in one process, in the order they were taken, and what is wrong with them."""
 
     start_ns: list[int]
-    """Of each sample, by the clock that was given."""
+    """When each sample began, by the clock that was given."""
     duration_s: list[float]
     iterations: list[int]
     device_s: list[float] | None
-    dry: int
-    """Samples in which a held device had to wait for the host after all: their device time contains launches."""
+    starved: int
+    """Samples in which a saturated device had to wait for the host after all: their device time contains launches."""
     allocations: int
     """Times memory was fetched from the driver or the kernel while sampling: none is the aim."""
     host_share: float | None
@@ -127,17 +127,17 @@ def measure(
     peers: Peers | None = None,
     watch: Watch | None = None,
     before_sample: Callable[[], object] | None = None,
-    held: bool = False,
+    saturated: bool = False,
 ) -> Measurement:
     """Time `body`; one call is one iteration. What `body` raises passes through.
 
-    `before_sample` is called before each timed region, outside it (it empties caches). `held` is for devices with a
-    queue: each sample is taken twice, once by the host's clock and once by marks on the device behind a full queue, so
-    that device time does not contain the host's launching; the stop rule then looks at device time, and
+    `before_sample` is called before each timed region, outside it (it empties caches). `saturated` is for devices with
+    a queue: each sample is taken twice, once by the host's clock and once by marks on the device behind a full queue,
+    so that device time does not contain the host's launching; the stop rule then looks at device time, and
     `before_sample` is called before every single call that is marked.
     """
-    if held and peers is not None:
-        raise ValueError("a held device takes spoiled samples again, on which several ranks would have to agree")
+    if saturated and peers is not None:
+        raise ValueError("a saturated queue takes spoiled samples again, on which several ranks would have to agree")
     loop = _Loop(
         body=body,
         settings=settings,
@@ -146,7 +146,7 @@ def measure(
         peers=peers or Alone(),
         watch=watch,
         before_sample=before_sample,
-        held=held and device.has_events,
+        saturated=saturated and device.has_events,
     )
     with no_garbage_collection():
         iterations = loop.calibrate()
@@ -164,9 +164,9 @@ class _Loop:
     peers: Peers
     watch: Watch | None
     before_sample: Callable[[], object] | None
-    held: bool
+    saturated: bool
     hold_factor: float = HOLD_FACTOR
-    dry: list[bool] = field(default_factory=list)
+    starved: list[bool] = field(default_factory=list)
     allocations: int = 0
     starts: list[int] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
@@ -186,7 +186,7 @@ class _Loop:
         count = 1
         while True:
             took_s = self._take(count)
-            most = MAX_HELD_ITERATIONS if self.held else MAX_ITERATIONS
+            most = MAX_QUEUED_ITERATIONS if self.saturated else MAX_ITERATIONS
             enough = took_s >= wanted_s or count >= most
             grown = count * 10 if took_s <= 0 else min(count * 10, int(count * wanted_s * 1.2 / took_s) + 1, most)
             following = self.peers.agree(count if enough else max(grown, count + 1))
@@ -249,7 +249,7 @@ class _Loop:
             device_s=self.device_times if has_events else None,
             host_share=quantile_sorted(sorted(self.host_shares[self.warmups :]), 0.5) if has_events else None,
             warmups=self.warmups,
-            dry=sum(self.dry[self.warmups :]),
+            starved=sum(self.starved[self.warmups :]),
             allocations=self.allocations,
             notices=find_notices(
                 self._per_iteration(0)[: self.warmups],
@@ -283,8 +283,8 @@ class _Loop:
         self.starts.append(start_ns)
         self.durations.append(took_s)
         self.counts.append(count)
-        if self.held:
-            self._take_held(count, (issued_ns - start_ns) * 1e-9)
+        if self.saturated:
+            self._take_saturated(count, (issued_ns - start_ns) * 1e-9)
         elif device.has_events:
             self.device_times.append(device.elapsed_s(began, ended))
         if device.has_events:
@@ -305,17 +305,17 @@ class _Loop:
         self.counts += [1] * samples
         return took[-1]
 
-    def _take_held(self, count: int, issue_s: float) -> None:
-        """Device time of as many iterations behind a full queue; again with a longer hold where it ran dry."""
+    def _take_saturated(self, count: int, issue_s: float) -> None:
+        """Device time of as many iterations behind a full queue; again with a longer hold where the queue starved."""
         while True:
-            took_s, ran_dry = self._time_held(count, issue_s)
-            if not ran_dry or self.hold_factor > LARGEST_HOLD_FACTOR:
+            took_s, starved = self._time_saturated(count, issue_s)
+            if not starved or self.hold_factor > LARGEST_HOLD_FACTOR:
                 break
             self.hold_factor *= 2
-        self.dry.append(ran_dry)
+        self.starved.append(starved)
         self.device_times.append(took_s)
 
-    def _time_held(self, count: int, issue_s: float) -> tuple[float, bool]:
+    def _time_saturated(self, count: int, issue_s: float) -> tuple[float, bool]:
         """Seconds of all calls, each between two marks, and whether the device reached one before it was issued."""
         if self.before_sample is not None:
             return self._time_each_prepared(count, issue_s / count)
@@ -325,13 +325,13 @@ class _Loop:
         for _ in repeat(None, count):
             body()
             marks.append(device.mark())
-        ran_dry = device.has_reached(marks[0])
+        starved = device.has_reached(marks[0])
         device.synchronize()
-        return device.elapsed_s(marks[0], marks[-1]), ran_dry
+        return device.elapsed_s(marks[0], marks[-1]), starved
 
     def _time_each_prepared(self, count: int, issue_s: float) -> tuple[float, bool]:
         """`before_sample` before every call: that and a short hold keep the device busy while the call is issued."""
-        body, device, ran_dry = self.body, self.device, False
+        body, device, starved = self.body, self.device, False
         pairs = []
         for _ in repeat(None, count):
             if self.before_sample is not None:
@@ -340,13 +340,13 @@ class _Loop:
             began = device.mark()
             body()
             pairs.append((began, device.mark()))
-            ran_dry |= device.has_reached(began)
+            starved |= device.has_reached(began)
         device.synchronize()
-        return sum(device.elapsed_s(began, ended) for began, ended in pairs), ran_dry
+        return sum(device.elapsed_s(began, ended) for began, ended in pairs), starved
 
     def _per_iteration(self, start: int) -> list[float]:
-        """The times that are looked at: device time where the device is held, wall time elsewhere."""
-        times = self.device_times if self.held else self.durations
+        """The times that are looked at: device time behind a saturated queue, wall time elsewhere."""
+        times = self.device_times if self.saturated else self.durations
         return [d / n for d, n in zip(times[start:], self.counts[start:], strict=True)]
 
     def _seconds_since(self, start_ns: int) -> float:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from stepscope.core.escapes import escape_controls
-from stepscope.core.units import format_duration, format_share, format_significant
+from stepscope.core.units import escape_controls, format_duration, format_share, format_significant
 from stepscope.measure.loop import Estimate
 from stepscope.records import Case, CaseResult, RankSamples
 from stepscope.store import MeasuredCase

@@ -16,7 +16,7 @@ class MeasureSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Coverage of that interval."""
     min_time_s: float = 0.25
     max_time_s: float = 3.0
-    """Of sampling, without warm-up; the sample in flight is finished."""
+    """Longest sampling, without warm-up; the sample in flight is finished."""
     min_samples: int = 20
     """Kept even beyond `max_time_s` only up to `few_samples`."""
     few_samples: int = 5

@@ -55,7 +55,7 @@ class CoRunningLoad(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of all core time of the host."""
+        """Fraction of all core time of the host."""
         return round((self.other_cores + self.stolen_cores) / self.cores, 4)
 
     def as_notice(self) -> Notice | None:

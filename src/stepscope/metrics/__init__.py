@@ -1,7 +1,6 @@
 """The registry of metrics: one function with its declaration each; tables, CSV, JSON, SQL and docs come from it."""
 
 from stepscope.metrics.cases import bandwidth_of
-from stepscope.metrics.flatten import flatten_case, format_metrics_markdown, list_values
 from stepscope.metrics.registry import (
     COLLECTIVES,
     EXCHANGES,
@@ -16,8 +15,11 @@ from stepscope.metrics.registry import (
     Outcome,
     Value,
     evaluate_case,
+    flatten_case,
     forget_metrics,
+    format_metrics_markdown,
     list_metrics,
+    list_values,
     load_metrics_file,
     metric,
     read_value,

@@ -37,7 +37,7 @@ from stepscope.records.kinds import (
 from stepscope.stats import drift, median
 from stepscope.store import TPOT, TTFT
 
-NO_PEAK = NotApplicable("the run measured no such peak of this device (--ceilings)")
+NO_PEAK = NotApplicable("the run measured no such peak of this device (--measured-peaks)")
 
 
 def _positive(value: float | None) -> float | None:

@@ -14,8 +14,7 @@ from typing import Literal
 import msgspec
 
 from stepscope.core.errors import StepscopeError
-from stepscope.core.escapes import escape_line
-from stepscope.core.units import SCORE_SCALES
+from stepscope.core.units import SCORE_SCALES, escape_line
 from stepscope.records.kinds import Number, Observed, Parameter, Scalar, Spec
 from stepscope.records.seal import SCHEMA_VERSION
 

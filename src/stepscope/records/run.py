@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stepscope.core.escapes import escape_line
+from stepscope.core.units import escape_line
 from stepscope.records.case import Case, Failure
 from stepscope.records.seal import SCHEMA_VERSION
 

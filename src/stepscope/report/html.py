@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepscope.core.units import format_duration, format_significant
+from stepscope.records import KernelUse, Reading
 from stepscope.report.charts import MAX_DRAWN_POINTS, MAX_SERIES
 from stepscope.report.columns import choose_columns, describe_target, explain, explain_stars
-from stepscope.report.facts import (
-    Fact,
-    FactGroup,
-    describe_case,
-    describe_peaks,
-    describe_run,
-    describe_system,
-    describe_timing,
-)
+from stepscope.report.facts import describe_case, describe_peaks, describe_run, describe_system, describe_timing
 from stepscope.report.heatmap import (
     MAX_DRAWN_UNITS,
     PairView,
@@ -44,8 +37,8 @@ from stepscope.report.plots import (
     draw_timeline,
 )
 from stepscope.report.series import Roofline, Sweep
-from stepscope.report.table import Cell, Column, read_cell
-from stepscope.report.view import CaseView, Report, RunView, SystemView
+from stepscope.report.table import Column, Row, read_cell
+from stepscope.report.view import PERCENTILES, CaseView, Report, SystemView, Timing
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -60,81 +53,45 @@ OPEN_CASES = 4
 """A page with no more cases than this shows them unfolded."""
 
 
-class PageRow(NamedTuple):
-    case: CaseView
-    cells: list[Cell]
-    spark: Markup | None
+READINGS: tuple[Column[Reading], ...] = (
+    Column("Device", lambda one: one.device),
+    Column("At", lambda one: one.at),
+    Column("Clock", lambda one: _optional(one.clock_hz, format_frequency)),
+    Column("Memory clock", lambda one: _optional(one.memory_clock_hz, format_frequency)),
+    Column("Power", lambda one: _optional(one.power_w, lambda value: f"{format_significant(value)} W")),
+    Column("Temperature", lambda one: _optional(one.temperature_c, lambda value: f"{format_significant(value, 3)} °C")),
+    Column("Load", lambda one: _optional(one.load_1m, lambda value: format_significant(value, 3))),
+    Column("Throttled by", lambda one: ", ".join(one.throttle)),
+)
+KERNELS: tuple[Column[KernelUse], ...] = (
+    Column("Kernel", lambda one: one.name, role="case"),
+    Column("Launches", lambda one: f"{one.count:.3g}", numeric=True),
+    Column("Time", lambda one: format_duration(one.duration_s), numeric=True),
+)
+
+PERCENTILE_COLUMNS: tuple[Column[Timing], ...] = tuple(
+    Column(f"p{percent:g}", lambda one, place=place: format_duration(one.percentiles[place].seconds), numeric=True)  # type: ignore[misc]
+    for place, percent in enumerate(PERCENTILES)
+)
+
+Page = dict[str, Any]
+"""What the template takes; its names are those of the template."""
 
 
-class PageKernel(NamedTuple):
-    name: str
-    launches: str
-    time: str
+def _optional(value: float | None, form: Callable[[float], str]) -> str:
+    return form(value) if value is not None else ""
 
 
-class PageCase(NamedTuple):
-    case: CaseView
-    name: str
-    timing: list[Fact]
-    facts: list[Fact]
-    distribution: Markup | None
-    timeline: Markup | None
-    percentiles: list[Fact]
-    readings: list[list[str]]
-    kernels: list[PageKernel]
-    kernels_left_out: int
+def _safe(markup: str | None) -> Markup | None:
+    """Plots, in which all text is escaped."""
+    from markupsafe import Markup
 
-
-class PageSweep(NamedTuple):
-    benchmark: str
-    plots: list[tuple[str, Markup]]
-    legend: list[str]
-    left_out: int
-
-
-class PageRoofline(NamedTuple):
-    view: Roofline
-    plot: Markup
-    legend: list[tuple[str, str]]
-    """Class of the colour and name, of each dtype that is drawn."""
-    caches: list[str]
-    left_out: int
-    peaks: list[Fact]
-
-
-class PagePairs(NamedTuple):
-    view: PairView
-    title: str
-    maps: list[tuple[str, Markup]]
-    findings: list[tuple[str, str]]
-    """Sentences and next steps."""
-
-
-class PageRun(NamedTuple):
-    run: RunView
-    facts: list[Fact]
-
-
-class PageSystem(NamedTuple):
-    view: SystemView
-    columns: list[Column[CaseView]]
-    rows: list[PageRow]
-    cases: list[PageCase]
-    sweeps: list[PageSweep]
-    rooflines: list[PageRoofline]
-    rooflines_left_out: int
-    pairs: list[PagePairs]
-    stars: list[str]
-    """What each `*` says."""
-    remarks: list[str]
-    groups: list[FactGroup]
-    runs: list[PageRun]
+    return Markup(markup) if markup is not None else None
 
 
 def render_html(report: Report) -> str:
     """Takes a few milliseconds per case."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("stepscope.report"), autoescape=True, undefined=StrictUndefined,
@@ -148,8 +105,8 @@ def render_html(report: Report) -> str:
         report=report,
         systems=[_page_system(system, plotted) for system in report.systems],
         across=[_page_sweep(sweep) for sweep in report.sweeps],
-        style=Markup(_read_asset("report.css")),
-        script=Markup(script),
+        style=_safe(_read_asset("report.css")),
+        script=_safe(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         totals=_totals(report.cases),
         plotted=len(plotted),
@@ -183,119 +140,105 @@ def _totals(cases: Sequence[CaseView]) -> dict[str, int]:
     }
 
 
-def _page_system(system: SystemView, plotted: frozenset[str]) -> PageSystem:
+def _page_system(system: SystemView, plotted: frozenset[str]) -> Page:
     single = without_pairs(system)
     columns = choose_columns(single)
     listed = [case for case in system.cases if case.failure is not None or not is_in_matrix(case)]
     rooflines = [page for roofline in system.rooflines if (page := _page_roofline(roofline)) is not None]
-    return PageSystem(
-        view=system,
-        columns=columns,
-        rows=[PageRow(case, [read_cell(column, case) for column in columns], _spark(case)) for case in single.cases],
-        cases=[_page_case(case, full=case.anchor in plotted) for case in listed],
-        sweeps=[_page_sweep(sweep) for sweep in system.sweeps],
-        rooflines=rooflines[:MAX_ROOFLINES],
-        rooflines_left_out=max(0, len(rooflines) - MAX_ROOFLINES),
-        pairs=[_page_pairs(view) for view in system.pairs],
-        stars=explain_stars(single.cases),
-        remarks=explain(single.cases),
-        groups=describe_system(system.system) if system.system is not None else [],
-        runs=[PageRun(run, describe_run(run)) for run in system.runs],
-    )
+    return {
+        "view": system,
+        "columns": columns,
+        "rows": [
+            {"case": case, "cells": [read_cell(column, case) for column in columns], "spark": _spark(case)}
+            for case in single.cases
+        ],
+        "cases": [_page_case(case, full=case.anchor in plotted) for case in listed],
+        "sweeps": [_page_sweep(sweep) for sweep in system.sweeps],
+        "rooflines": rooflines[:MAX_ROOFLINES],
+        "rooflines_left_out": max(0, len(rooflines) - MAX_ROOFLINES),
+        "pairs": [_page_pairs(view) for view in system.pairs],
+        "stars": explain_stars(single.cases),
+        "remarks": explain(single.cases),
+        "groups": describe_system(system.system) if system.system is not None else [],
+        "runs": [{"run": run, "facts": describe_run(run)} for run in system.runs],
+    }
 
 
 def _spark(case: CaseView) -> Markup | None:
-    from markupsafe import Markup
-
-    return Markup(draw_sparkline(case.timing.histogram, case.timing.summary)) if case.timing is not None else None
+    return _safe(draw_sparkline(case.timing.histogram, case.timing.summary)) if case.timing is not None else None
 
 
-def _page_case(case: CaseView, *, full: bool) -> PageCase:
-    from markupsafe import Markup
-
+def _page_case(case: CaseView, *, full: bool) -> Page:
     name, timing = case.name, case.timing
     distribution = timeline = None
     if full and timing is not None:
-        drawn = draw_distribution(timing.histogram, timing.summary, case.series, f"Distribution of {name}")
-        distribution = Markup(drawn)
+        distribution = draw_distribution(timing.histogram, timing.summary, case.series, f"Distribution of {name}")
     if full and case.series.total:
         summary = timing.summary if timing is not None else None
-        timeline = Markup(draw_timeline(case.series, summary, f"Samples over time of {name}"))
-    return PageCase(
-        case=case,
-        name=name,
-        timing=describe_timing(case),
-        facts=describe_case(case),
-        distribution=distribution,
-        timeline=timeline,
-        percentiles=[Fact(f"p{p.percent:g}", format_duration(p.seconds)) for p in timing.percentiles] if timing else [],
-        readings=_readings(case),
-        kernels=_kernels(case),
-        kernels_left_out=max(0, len(case.kernels) - MAX_KERNELS),
-    )
-
-
-def _kernels(case: CaseView) -> list[PageKernel]:
+        timeline = draw_timeline(case.series, summary, f"Samples over time of {name}")
     longest = sorted(case.kernels, key=lambda use: -use.duration_s)[:MAX_KERNELS]
-    return [PageKernel(use.name, f"{use.count:.3g}", format_duration(use.duration_s)) for use in longest]
+    left_out = max(0, len(case.kernels) - MAX_KERNELS)
+    shown = f"; the {len(longest)} longest, {left_out} more are left out" if left_out else ""
+    measured = [timing] if timing is not None else []
+    return {
+        "case": case,
+        "name": name,
+        "timing": describe_timing(case),
+        "facts": describe_case(case),
+        "distribution": _safe(distribution),
+        "timeline": _safe(timeline),
+        "tables": [
+            _page_table("Percentiles of the samples", PERCENTILE_COLUMNS, measured),
+            _page_table("Readings of the devices", READINGS, case.readings),
+            _page_table(f"What ran in one iteration, as the profiler saw it{shown}", KERNELS, longest, kind="kernels"),
+        ],
+    }
 
 
-def _readings(case: CaseView) -> list[list[str]]:
-    return [
-        [
-            reading.device,
-            reading.at,
-            format_frequency(reading.clock_hz) if reading.clock_hz is not None else "",
-            format_frequency(reading.memory_clock_hz) if reading.memory_clock_hz is not None else "",
-            f"{format_significant(reading.power_w)} W" if reading.power_w is not None else "",
-            f"{format_significant(reading.temperature_c, 3)} °C" if reading.temperature_c is not None else "",
-            f"{format_significant(reading.load_1m, 3)}" if reading.load_1m is not None else "",
-            ", ".join(reading.throttle),
-        ]
-        for reading in case.readings
-    ]
+def _page_table(caption: str, columns: Sequence[Column[Row]], rows: Sequence[Row], *, kind: str = "") -> Page:
+    return {
+        "kind": kind,
+        "caption": caption,
+        "columns": columns,
+        "rows": [[read_cell(column, row).text for column in columns] for row in rows],
+    }
 
 
-def _page_sweep(sweep: Sweep) -> PageSweep:
-    from markupsafe import Markup
+def _page_sweep(sweep: Sweep) -> Page:
+    drawn = {
+        quantity.title: draw_sweep(
+            sweep.series, quantity, f"{quantity.title} of {sweep.benchmark} against message size"
+        )
+        for quantity in (LATENCY, BUS_BANDWIDTH)
+    }
+    return {
+        "benchmark": sweep.benchmark,
+        "plots": [(title, _safe(plot)) for title, plot in drawn.items() if plot is not None],
+        "legend": [line.label for line in sweep.series[:MAX_SERIES]],
+        "left_out": max(0, len(sweep.series) - MAX_SERIES),
+    }
 
-    plots = []
-    for quantity in (LATENCY, BUS_BANDWIDTH):
-        drawn = draw_sweep(sweep.series, quantity, f"{quantity.title} of {sweep.benchmark} against message size")
-        if drawn is not None:
-            plots.append((quantity.title, Markup(drawn)))
-    return PageSweep(
-        benchmark=sweep.benchmark,
-        plots=plots,
-        legend=[line.label for line in sweep.series[:MAX_SERIES]],
-        left_out=max(0, len(sweep.series) - MAX_SERIES),
-    )
 
-
-def _page_roofline(roofline: Roofline) -> PageRoofline | None:
-    from markupsafe import Markup
-
+def _page_roofline(roofline: Roofline) -> Page | None:
     drawn = draw_roofline(roofline, f"Roofline of {roofline.device} in run {roofline.run_id}")
     if drawn is None:
         return None
-    return PageRoofline(
-        view=roofline,
-        plot=Markup(drawn.markup),
-        legend=[(colour, dtype or "no dtype") for dtype, colour in drawn.colours.items()],
-        caches=sorted({point.cache for point in roofline.points}),
-        left_out=len(roofline.points) - drawn.drawn,
-        peaks=describe_peaks(roofline),
-    )
+    return {
+        "view": roofline,
+        "plot": _safe(drawn.markup),
+        "legend": [(colour, dtype or "no dtype") for dtype, colour in drawn.colours.items()],
+        "caches": sorted({point.cache for point in roofline.points}),
+        "left_out": len(roofline.points) - drawn.drawn,
+        "peaks": describe_peaks(roofline),
+    }
 
 
-def _page_pairs(view: PairView) -> PagePairs:
-    from markupsafe import Markup
-
+def _page_pairs(view: PairView) -> Page:
     maps = []
     for heatmap in make_heatmaps(view, MAX_DRAWN_UNITS):
         units = heatmap.units
         left_out = f"; the {len(units.names)} slowest of {len(units.names) + units.left_out} {units.kind}"
         title = f"{heatmap.title[:1].upper()}{heatmap.title[1:]}, {heatmap.unit}{left_out if units.left_out else ''}"
         name = f"{title}, from every one of the {units.kind} to every other; {describe_matrix(view)}"
-        maps.append((title, Markup(draw_heatmap(heatmap, name))))
-    return PagePairs(view, describe_matrix(view), maps, describe_findings(view))
+        maps.append((title, _safe(draw_heatmap(heatmap, name))))
+    return {"view": view, "title": describe_matrix(view), "maps": maps, "findings": describe_findings(view)}

@@ -11,10 +11,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
-from stepscope.core.escapes import escape_line
-from stepscope.records import Notice
+from stepscope.core.units import escape_line
+
+if TYPE_CHECKING:
+    from stepscope.records import Notice
 
 Row = TypeVar("Row")
 

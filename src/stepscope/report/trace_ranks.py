@@ -11,9 +11,9 @@ from stepscope.analyze.answers.facts import own_path
 from stepscope.analyze.critical.path import CriticalPath, critical_path
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.job_section import by_step_time, median_rank
+from stepscope.analyze.over_time import collective_bandwidth, copy_bandwidth, queue_length
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.intervals import StepFunction
-from stepscope.analyze.step.over_time import collective_bandwidth, copy_bandwidth, queue_length
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import StepscopeError
 from stepscope.core.units import format_duration

@@ -29,7 +29,7 @@ SHORTEST_TEXT = 12
 
 def format_job(job: JobReport, answer: Answer, width: int = WIDTH) -> str:
     """At most 60 lines for one rank and a few more for several; no line is wider than `width` places."""
-    head, sections = list(_answer(job, answer, width)), list(make_sections(job))
+    head, sections = list(_answer(job, answer, width)), list(make_sections(job, for_summary=True))
     rows = max((part.rows for one in sections for part in one.summary if isinstance(part, Brief)), default=0)
     body = _body(sections, rows, width)
     while len(job.ranks) == 1 and rows > LEAST_ROWS and len(head) + len(body) + 2 > MOST_LINES:
@@ -77,7 +77,7 @@ def _answer(job: JobReport, answer: Answer, width: int) -> Iterator[str]:
     yield from _wrap(f"{name_source(job)}: {what}", width, "# ", "# ")
 
 
-def format_summary(section: Section, rows: int, width: int = WIDTH) -> Iterator[str]:
+def format_summary(section: Section, rows: int = MOST_LINES, width: int = WIDTH) -> Iterator[str]:
     """What a section shows in a terminal, with no more rows of a table than these."""
     for part in section.summary:
         if isinstance(part, str):

@@ -9,7 +9,13 @@ from typing import Any
 from stepscope.analyze.section import Unit
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
 from stepscope.formats.classify import short_name
-from stepscope.report.labels import format_flop_rate, format_flops
+
+
+def _format_flops(value: float) -> str:
+    from stepscope.report.labels import format_flops  # with it come records, which a summary does without
+
+    return format_flops(value)
+
 
 _FORMATS: dict[Unit, Callable[[Any], str]] = {
     "text": str,
@@ -21,8 +27,8 @@ _FORMATS: dict[Unit, Callable[[Any], str]] = {
     "share": format_share,
     "B": format_bytes,
     "B/s": format_bandwidth,
-    "flop": format_flops,
-    "flop/s": format_flop_rate,
+    "flop": _format_flops,
+    "flop/s": lambda value: f"{_format_flops(value)}/s",
 }
 _UNIT = re.compile(r"(\d) (%|×|ns|µs|ms|s|GB/s|[KMGT]?i?B)(?![\w/])")
 

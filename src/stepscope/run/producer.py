@@ -60,7 +60,7 @@ class Prepared(msgspec.Struct, kw_only=True):
     """Entered around timing and check: modes that the case needs and the next one must not inherit."""
     before_sample: Callable[[], object] | None = None
     """Called before each timed region, outside it."""
-    held: bool = False
+    saturated: bool = False
     """Whether device time is taken behind a full queue and is the case's time; see `measure`."""
     device_time: bool = False
     """Whether the device's own clock tells the case's time, of samples taken as usual."""
@@ -98,7 +98,7 @@ class Prepared(msgspec.Struct, kw_only=True):
             peers=self.peers or peers,
             watch=watch,
             before_sample=self.before_sample,
-            held=self.held,
+            saturated=self.saturated,
         )
 
 

@@ -29,7 +29,7 @@ from stepscope.measure import (
     read_cpu_use,
 )
 from stepscope.measure.device import Clock
-from stepscope.measure.instability import find_held_notices
+from stepscope.measure.instability import find_queue_notices
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress
 from stepscope.measure.surroundings import NoProbe, SpeedProbe, open_probe
 from stepscope.records import (
@@ -211,7 +211,7 @@ class RankLoop:
         return prepared.time(self.producer.settings, clock=self.clock, device=self.device, peers=peers, watch=watch)
 
     def _choose_timing(self, prepared: Prepared) -> Timing:
-        on_device = (prepared.held or prepared.device_time) and self.device.has_events
+        on_device = (prepared.saturated or prepared.device_time) and self.device.has_events
         if self.ranks.session.world_size > 1:
             return "slowest_rank_device" if on_device else "slowest_rank"
         return "device" if on_device else "own"
@@ -220,8 +220,8 @@ class RankLoop:
         """Every allocation by a driver is worth a notice; page faults of a host only where every iteration has them."""
         allocations = measurement.allocations if prepared.steady_memory else 0
         bearable = 0 if self.device.has_events else measurement.sampled_iterations
-        return find_held_notices(
-            measurement.dry, allocations if allocations > bearable else 0, measurement.sampled_iterations
+        return find_queue_notices(
+            measurement.starved, allocations if allocations > bearable else 0, measurement.sampled_iterations
         )
 
 

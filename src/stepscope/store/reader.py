@@ -321,7 +321,7 @@ def find_run_folder(store: Path, name: str) -> Path:
 
 
 def _find_latest(store: Path, back: int, name: str) -> Path:
-    folders = run_folders(store)
+    folders = sorted(run_folders(store), key=_age)
     if back >= len(folders):
         raise RunNotFoundError(
             f"there is no {name}: {store} holds {len(folders)} runs", hint=f"stepscope runs list --store {store}",
@@ -336,7 +336,7 @@ def run_folders(store: Path) -> list[Path]:
         return []
     signs = (layout.PLAN_FILE, layout.RUN_FILE, layout.JOURNAL_FILE)
     found = (path for path in store.iterdir() if not path.name.startswith("."))
-    return sorted((path for path in found if any((path / name).exists() for name in signs)), key=_age)
+    return sorted(path for path in found if any((path / name).exists() for name in signs))
 
 
 def _age(folder: Path) -> tuple[str, int, str]:

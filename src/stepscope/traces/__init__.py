@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from stepscope.traces.read import TraceSet, load_timeline, read_timeline, read_timelines, read_traces
     from stepscope.traces.table import make_table
 
+RECORDING_FILE, KINETO_FOLDER = "recording.json", "kineto"
+"""What makes a folder a recording, and where a recording keeps its timelines."""
+
 _HOMES = {
     "Timeline": "formats.timeline",
     "TimelineBuilder": "formats.timeline",

@@ -41,17 +41,9 @@ from stepscope.formats.timeline import (
 )
 
 PUBLIC_NAMESPACES = (
-    "aten",
-    "prim",
-    "prims",
-    "quantized",
-    "c10d",
-    "c10d_functional",
-    "_c10d_functional",
-    "symm_mem",
-    "torchvision",
+    "aten", "prim", "prims", "quantized", "c10d", "c10d_functional", "_c10d_functional", "symm_mem", "torchvision",
     "fbgemm",
-)
+)  # fmt: skip
 
 _OPTIMIZERS = (
     "ASGD|Adadelta|Adafactor|Adagrad|Adam|AdamW|Adamax|LBFGS|Muon|NAdam|RAdam|RMSprop|Rprop|SGD|SparseAdam"
@@ -106,24 +98,10 @@ NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|True|False|None|
 NUMBER_LIST = re.compile(r"(?:[\[\](){}\s,.\d+\-eE]|True|False|None|inf|nan)*")
 """Lists of numbers, however deep."""
 
-KEPT_ARGUMENTS = frozenset(
-    {
-        "Op count",
-        "Python id",
-        "Python parent id",
-        "Python module id",
-        "Python thread",
-        "queued",
-        "context",
-        "cbid",
-        "Device Type",
-        "Rank",
-        "priority",
-        "fromDevice",
-        "inDevice",
-        "toDevice",
-    }
-)
+KEPT_ARGUMENTS = frozenset({
+    "Op count", "Python id", "Python parent id", "Python module id", "Python thread", "queued", "context", "cbid",
+    "Device Type", "Rank", "priority", "fromDevice", "inDevice", "toDevice",
+})  # fmt: skip
 """Arguments beyond the columns whose names say nothing of the program."""
 
 KEPT_METADATA = ("format", "rank_from", "shapes_recorded", "stacks_recorded")

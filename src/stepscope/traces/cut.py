@@ -1,4 +1,4 @@
-"""Part of a timeline: some steps, a stretch of time, some kinds. Events are kept whole or left out, never clipped."""
+"""Part of a timeline: some steps, an interval of time, some kinds. Events are kept whole or left out, never clipped."""
 
 from __future__ import annotations
 

@@ -137,6 +137,7 @@ MOST_DEVICE_NUMBER = (1 << 31) - 1
 MOST_DEVICES = 128
 MOST_STREAMS = 1024
 """Numbers of streams of one rank, whatever their devices."""
+MOST_THREADS = 4096
 
 
 def finish(timeline: Timeline, *, step_marker: str | None = None) -> Timeline:
@@ -172,15 +173,24 @@ def _kinds(timeline: Timeline) -> Array:
 
 
 def _limit_places(timeline: Timeline, core: dict[str, Array]) -> dict[str, int]:
-    """Devices and streams beyond any machine's are damage; analyses take time for each, so they become unknown."""
+    """Devices, streams and threads beyond any machine's are damage; analyses take time for each: these are unknown."""
     repairs = {}
     impossible = (core["device"] > MOST_DEVICE_NUMBER) | (core["device"] < MISSING)
     if impossible.any():
         core["device"] = np.where(impossible, MISSING, core["device"])
         repairs["device numbers below 0 or beyond 32 bits: the device is unknown"] = int(impossible.sum())
-    rows = np.flatnonzero(np.isin(core["kind"], (*DEVICE_KINDS, SYNC)))
-    for name, most in (("device", MOST_DEVICES), ("stream", MOST_STREAMS)):
-        numbers, places, counts = np.unique(core[name][rows], return_inverse=True, return_counts=True)
+    on_device = np.flatnonzero(np.isin(core["kind"], (*DEVICE_KINDS, SYNC)))
+    on_host = np.flatnonzero(core["thread"] >= 0)
+    limits = (
+        ("device", MOST_DEVICES, on_device),
+        ("stream", MOST_STREAMS, on_device),
+        ("thread", MOST_THREADS, on_host),
+    )
+    for name, most, rows in limits:
+        used = core[name][rows]
+        if not len(rows) or int(used.max()) - int(used.min()) < most:
+            continue  # the usual case, told without sorting
+        numbers, places, counts = np.unique(used, return_inverse=True, return_counts=True)
         if len(numbers) > most:
             left_out = np.argsort(-counts, kind="stable")[most:]
             unknown = rows[np.isin(places, left_out)]
@@ -204,7 +214,7 @@ def _categories(timeline: Timeline) -> Array:
     given = timeline.core["category"]
     category[given >= 0] = given[given >= 0]
     block = timeline.blocks.get("collective")
-    if block is not None:
+    if block is not None and "collective" in block.columns:
         rows = block.rows[block.columns["collective"] != MISSING]
         category[rows[kind[rows] == KERNEL]] = COMMUNICATION
     return category

@@ -130,7 +130,8 @@ class Link:
     def host_s(self, node: Node | int) -> float | None:
         """How long the call took on the host, profiled; None where its event was not found."""
         row = int(self.host_row[self._place(node)])
-        return None if row < 0 else self._duration_ns(row) / 1e9
+        core = self.timeline.core
+        return None if row < 0 else (int(core["end_ns"][row]) - int(core["start_ns"][row])) / 1e9
 
     def device_s(self, node: Node | int) -> float:
         """Sum of the durations of all device work under the call."""
@@ -155,10 +156,6 @@ class Link:
 
     def _place(self, node: Node | int) -> int:
         return self.graph.place(node.id) if isinstance(node, Node) else node
-
-    def _duration_ns(self, row: int) -> int:
-        core = self.timeline.core
-        return int(core["end_ns"][row]) - int(core["start_ns"][row])
 
 
 def link(

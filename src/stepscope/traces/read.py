@@ -4,23 +4,261 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Iterator, Sequence
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.core.files import hash_file
 from stepscope.formats.chakra import looks_like_chakra
+from stepscope.formats.classify import find_classifier
 from stepscope.formats.memory import looks_like_memory
 from stepscope.formats.readers import TraceFormat, find_format
-from stepscope.formats.source import read_head
-from stepscope.formats.timeline import Timeline
-from stepscope.traces.cache import check_file, find_cached, load_cached, make_key, require_polars, write_cache
+from stepscope.formats.source import cache_folders, read_head
+from stepscope.formats.timeline import Array, Block, Span, Thread, Timeline
+from stepscope.traces import KINETO_FOLDER, RECORDING_FILE
 from stepscope.traces.finish import finish
-from stepscope.traces.table import make_table
+from stepscope.traces.table import make_table, require_polars
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+CACHE_VERSION = 3
+"""Raised whenever a reader, the classifier or the layout changes what is stored."""
+ABANDONED_S = 3600.0
+_KEY = "key.json"
+_EVENTS, _TEXTS = "events", "texts.json"
+
+
+class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cached trace was made from; anything else here means that it is stale."""
+
+    cache_version: int
+    classifier: str
+    size_bytes: int
+    modified_ns: int
+    step_marker: str | None
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of columns, one behind the other."""
+
+    rows: int
+    columns: list[tuple[str, str, str]]
+    """Name, type and the smaller type in which it is stored; wide types come first, so that all are aligned."""
+    crc32: int
+    """A flipped bit is not an event that took longer."""
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything of a timeline that is no column."""
+
+    key: CacheKey
+    sha256: str
+    rank: int | None
+    world_size: int | None
+    steps: list[tuple[int, int, int]]
+    step_marker: str
+    threads: list[tuple[str, str, str]]
+    metadata: dict[str, Any]
+    repairs: dict[str, int]
+    texts_crc32: int
+    tables: dict[str, _Stored]
+    """Columns by the name of their file."""
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    crc32: int
+    facts: msgspec.Raw
+
+
+def make_key(path: Path, step_marker: str | None) -> CacheKey:
+    status = path.stat()
+    return CacheKey(
+        cache_version=CACHE_VERSION,
+        classifier=find_classifier().identity,
+        size_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        step_marker=step_marker,
+    )
+
+
+def find_cached(path: Path, key: CacheKey, place: int = 0) -> Path | None:
+    """The folder of a cache that was made from this very file; None where there is none."""
+    for folder in cache_folders(path, place):
+        facts = _read_facts(folder)
+        if facts is not None and facts.key == key:
+            return folder
+    return None
+
+
+def _read_facts(folder: Path) -> _Facts | None:
+    try:
+        sealed = msgspec.json.decode((folder / _KEY).read_bytes(), type=_Sealed)
+        facts = msgspec.json.decode(sealed.facts, type=_Facts)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # absent, damaged or of another version: made anew
+    return facts if zlib.crc32(sealed.facts) == sealed.crc32 else None
+
+
+def load_cached(folder: Path) -> Timeline | None:
+    """None where a part is missing or damaged: the source is then read again."""
+    facts = _read_facts(folder)
+    if facts is None:
+        return None
+    try:
+        tables = {name: _read_columns(folder / f"{name}.columns", stored) for name, stored in facts.tables.items()}
+        texts = msgspec.json.decode(_read_checked(folder / _TEXTS, facts.texts_crc32), type=list[str])
+    except OSError:
+        return None
+    core = tables.pop(_EVENTS)
+    blocks = {name: Block(rows=columns.pop("row"), columns=columns) for name, columns in tables.items()}
+    return Timeline(
+        rank=facts.rank,
+        world_size=facts.world_size,
+        core=core,
+        blocks=blocks,
+        texts=texts,
+        threads=[Thread(*thread) for thread in facts.threads],
+        steps=tuple(Span(*step) for step in facts.steps),
+        step_marker=facts.step_marker,
+        metadata=facts.metadata,
+        repairs=facts.repairs,
+    )
+
+
+def _read_checked(path: Path, crc32: int) -> bytes:
+    content = path.read_bytes()
+    if zlib.crc32(content) != crc32:
+        raise OSError(f"{path} is damaged")
+    return content
+
+
+def _read_columns(path: Path, stored: _Stored) -> dict[str, Array]:
+    import numpy as np
+
+    content = _read_checked(path, stored.crc32)
+    columns, offset = {}, 0
+    for name, kind, small in stored.columns:
+        found = np.frombuffer(content, small, stored.rows, offset)
+        columns[name] = found.astype(kind, copy=False)
+        offset += found.nbytes
+    return columns
+
+
+def write_cache(path: Path, key: CacheKey, timeline: Timeline, place: int = 0) -> Path | None:
+    """Keep a timeline for the next time; None where no folder can be written. A half-written cache never shows."""
+    for folder in cache_folders(path, place):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(prefix=f"{folder.name[:60]}.", suffix=".part", dir=folder.parent))
+            _remove_abandoned(folder)
+        except OSError:
+            continue
+        try:
+            _write(aside, path, key, timeline)
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.rename(folder)
+        except OSError:
+            # A full disk, or another process that was quicker.
+            shutil.rmtree(aside, ignore_errors=True)
+            if folder.exists():
+                return folder
+            continue
+        return folder
+    return None
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Halves that killed writers left: nobody writes a cache for an hour."""
+    for part in folder.parent.glob(f"{glob.escape(folder.name[:60])}.*.part"):
+        if time.time() - part.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
+    tables: dict[str, Mapping[str, Any]] = {_EVENTS: timeline.core}
+    for name, block in timeline.blocks.items():
+        tables[name] = {"row": block.rows, **block.columns}
+    texts = msgspec.json.encode(list(timeline.texts))
+    (folder / _TEXTS).write_bytes(texts)
+    facts = _Facts(
+        key=key,
+        sha256=hash_file(path),
+        rank=timeline.rank,
+        world_size=timeline.world_size,
+        steps=[(step.number, step.start_ns, step.end_ns) for step in timeline.steps],
+        step_marker=timeline.step_marker,
+        threads=[(thread.process, thread.thread, thread.name) for thread in timeline.threads],
+        metadata=dict(timeline.metadata),
+        repairs=dict(timeline.repairs),
+        texts_crc32=zlib.crc32(texts),
+        tables={name: _write_columns(folder / f"{name}.columns", columns) for name, columns in tables.items()},
+    )
+    encoded = msgspec.json.encode(facts)
+    (folder / _KEY).write_bytes(msgspec.json.encode(_Sealed(zlib.crc32(encoded), msgspec.Raw(encoded))))
+
+
+def _write_columns(path: Path, columns: Mapping[str, Any]) -> _Stored:
+    small = {name: _shrink(column) for name, column in columns.items()}
+    order = sorted(small, key=lambda name: -small[name].itemsize)
+    crc32 = 0
+    with path.open("wb") as file:
+        for name in order:
+            content = small[name].tobytes()
+            crc32 = zlib.crc32(content, crc32)
+            file.write(content)
+    return _Stored(
+        rows=max(map(len, small.values()), default=0),
+        columns=[(name, columns[name].dtype.str, small[name].dtype.str) for name in order],
+        crc32=crc32,
+    )
+
+
+def _shrink(column: Any) -> Any:
+    """In the smallest type that holds all of its whole numbers."""
+    import numpy as np
+
+    if column.dtype.kind not in "iu" or not len(column):
+        return column
+    kind = np.promote_types(*(np.min_scalar_type(int(edge)) for edge in (column.min(), column.max())))
+    return column.astype(kind) if kind.kind in "iu" else column
+
+
+def verify_cache(path: Path) -> tuple[str, str]:
+    """Whether the cache of a trace belongs to its content: an outcome (fresh, stale, outdated, absent) and a sentence.
+
+    A stale one (other content under the same size and time) is removed, so that the next reading makes it anew.
+    """
+    found = [(folder, facts) for folder in cache_folders(path) if (facts := _read_facts(folder)) is not None]
+    if not found:
+        return "absent", "nothing is cached"
+    content = hash_file(path)
+    for folder, facts in found:
+        if facts.sha256 != content:
+            if facts.key == make_key(path, facts.key.step_marker):
+                shutil.rmtree(folder, ignore_errors=True)
+                return "stale", f"{folder} was made from other content of the same size and time: removed"
+            return "outdated", f"{folder} was made from other content; it is not used and will be replaced"
+        if facts.key != make_key(path, facts.key.step_marker):
+            return "outdated", f"{folder} holds this content, but the file's time or the reader has changed: not used"
+    return "fresh", f"{found[0][0]} holds what was read from this content"
+
+
+def check_file(path: Path) -> None:
+    if not path.exists():
+        raise BadInputError(
+            "there is no such file", hint="give a trace, a folder of traces or a pattern", where=str(path)
+        )
+
 
 HEAD_BYTES = 1 << 18
 _TRACE_NAMES = re.compile(
@@ -45,13 +283,11 @@ def read_timelines(path: Path, *, step_marker: str | None = None) -> list[Timeli
 def load_timeline(path: Path | str, *, place: int = 0, step_marker: str | None = None, cache: bool = True) -> Timeline:
     """As `read_timeline`, from the cache where the file has not changed; writes the cache after a first read.
 
-    `place` chooses among the ranks of a file that holds several. Machines without polars read each time.
+    `place` chooses among the ranks of a file that holds several.
     """
-    from importlib.util import find_spec
-
     path = Path(path)
     check_file(path)
-    if not cache or find_spec("polars") is None:
+    if not cache:
         return read_timelines(path, step_marker=step_marker)[place]
     key = make_key(path, step_marker)
     folder = find_cached(path, key, place)
@@ -167,10 +403,8 @@ def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool
 
 def _recording_of(path: Path) -> Path | None:
     """A recording named itself, or by the folder or a file of its timelines."""
-    # Recordings bring the store along, which costs more time to import than a small trace to read.
-    from stepscope.traces.recording.evidence import is_recording
-
-    return next((folder for folder in (path, path.parent, path.parent.parent) if is_recording(folder)), None)
+    folders = (path, path.parent, path.parent.parent)
+    return next((folder for folder in folders if (folder / RECORDING_FILE).is_file()), None)
 
 
 def _find_files(path: Path | str) -> tuple[list[Path], bool]:
@@ -196,9 +430,7 @@ def _find_files(path: Path | str) -> tuple[list[Path], bool]:
 
 def _timelines_of(folder: Path) -> Path:
     """Where a recording keeps its timelines; any other folder is taken as it is."""
-    from stepscope.traces.recording.evidence import KINETO_FOLDER, is_recording
-
-    return folder / KINETO_FOLDER if is_recording(folder) else folder
+    return folder / KINETO_FOLDER if (folder / RECORDING_FILE).is_file() else folder
 
 
 def looks_like_graph(path: Path, head: bytes | None = None) -> bool:

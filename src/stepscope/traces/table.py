@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.errors import MissingDependencyError, UsageError, unknown_name
 from stepscope.core.files import output_file
 from stepscope.formats.chrome import packed
 from stepscope.formats.chrome_rows import PIECE_ROWS
 from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Array, Timeline
-from stepscope.traces.cache import require_polars
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+def require_polars() -> None:
+    try:
+        import polars  # noqa: F401
+    except ImportError:
+        raise MissingDependencyError(
+            "tables of traces need the package polars", hint="pip install 'stepscope[read]'"
+        ) from None
 
 
 ADDED = ("rank", "row", "duration_ns", "process", "thread_name")

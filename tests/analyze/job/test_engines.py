@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from stepscope.analyze.job import explain_job
-from stepscope.analyze.job.engines import choose_workers, run_tasks
-from stepscope.analyze.job.tasks import RankTask, explain_rank
+from stepscope.analyze.job.tasks import RankTask, choose_workers, explain_rank, run_tasks
 from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageError
 from stepscope.traces import read_traces
 
@@ -125,7 +124,7 @@ def name_of(task: RankTask) -> str:
 
 
 def test_more_tasks_than_the_processes_of_one_pool_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.analyze.job.engines.RANKS_A_PROCESS", 4)
+    monkeypatch.setattr("stepscope.analyze.job.tasks.RANKS_A_PROCESS", 4)
     tasks = [RankTask(path=f"rank{number}", rank=number, step=None) for number in range(19)]
     assert run_tasks(name_of, tasks, workers=2) == [task.path for task in tasks]
 

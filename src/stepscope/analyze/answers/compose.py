@@ -5,11 +5,12 @@ Every number comes from the report of the job; nothing is measured here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from stepscope.analyze.answers.advice import advise
+from stepscope.analyze.answers.advice import BETWEEN, OUTSIDE, advise, describe_pageable, pageable, telling_rank_is_late
+from stepscope.analyze.answers.cpu_advice import is_work
 from stepscope.analyze.answers.facts import (
     CLASSES,
     Advice,
@@ -17,20 +18,27 @@ from stepscope.analyze.answers.facts import (
     Point,
     class_times,
     compare_ranks,
+    count_of,
+    find_limit,
     is_cpu,
     is_unrecorded,
+    latest_rank,
     name_communication,
     profiler_cost_s,
     share_of_step,
     spell_communication,
     wait_share,
 )
-from stepscope.analyze.answers.points import list_points
+from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
+from stepscope.analyze.critical.path import CriticalPath
+from stepscope.analyze.critical.section import short_on_path, spell_path_kind
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES, share_words
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
-from stepscope.core.units import format_duration, format_ratio, format_share
+from stepscope.analyze.step.memory import name_memory
+from stepscope.core.units import format_bytes, format_duration, format_ratio, format_share, format_significant
+from stepscope.formats.classify import short_name
 
 __all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "Point", "answer"]
 
@@ -164,3 +172,217 @@ def _caution(job: JobReport, bound_by: str | None) -> str | None:
             f"{text} What it adds is time of the host: {spent} of the launch-bound idle time above is the profiler's."
         )
     return f"{text} Times of the host are longer here than without it." if is_host else text
+
+
+# Findings beside the answer: each with its number, the longest first
+
+MOST_POINTS = 6
+LEAST_SHARE = 0.01
+"""Findings about less of the step are left out, except where fewer than LEAST_POINTS would remain."""
+LEAST_POINTS = 3
+LONGEST_NAME = 60
+KEPT_WAITING = " of waiting for it, summed over ranks"
+NOT_COMPUTE = ("communication", "copy", "set")
+
+
+def list_points(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> list[Point]:
+    """Three to six where the trace has so much to tell. A straggler is named whatever else there is."""
+    makers = (_path, _idle, _kernels, _overlap, _late_rank, _copies, _sequences, _launches, _variation, _blocking)
+    found = [point for make in makers for point in make(job, bound_by, limits)]
+    found += list(_others(job))
+    found.sort(key=lambda point: -point.time_s)
+    large = [point for point in found if share_of_step(job, point.time_s) >= LEAST_SHARE]
+    kept = (large if len(large) >= LEAST_POINTS else found[:LEAST_POINTS])[:MOST_POINTS]
+    left_out = [point for point in found if point not in kept and point.text.endswith(KEPT_WAITING)]
+    return [*kept[: MOST_POINTS - len(left_out)], *left_out]
+
+
+def shorten(name: str, longest: int = LONGEST_NAME) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    path = job.critical
+    if path is None or is_cpu(job.detail):
+        return
+
+    def spent_in(*kinds: str) -> float:
+        return sum(path.by_kind_s.get(kind, 0.0) for kind in kinds)
+
+    parts = {
+        "host": spent_in(*(COSTS[cost] for cost in HOST_COSTS)),
+        "compute": spent_in("compute"),
+        "communication": spent_in("communication"),
+        "copies": spent_in("copy"),
+        "delays between them": spent_in("launch", "stream", "sync", "unexplained"),
+    }
+    whole = path.length_s or 1.0
+    listed = [
+        f"{format_share(spent / whole)} {name}"
+        for name, spent in sorted(parts.items(), key=lambda item: -item[1])
+        if spent / whole >= LEAST_SHARE / 2
+    ]
+    first = next((one for one in path.by_name if one.name != "(no event)"), None)
+    text = f"critical path{_whose_path(job, path)}: {', '.join(listed)}"
+    if first is not None:
+        name = shorten(short_on_path(first.name, first.kind))
+        text += f"; longest on it: {name} ({spell_path_kind(first.kind)}) {format_duration(first.time_s)}"
+    yield Point(text=text, time_s=max(parts.values()))
+
+
+def _whose_path(job: JobReport, path: CriticalPath) -> str:
+    """` through 8 ranks (74.1 % on rank 2)`, ` of rank 3 alone`; nothing where there is one rank."""
+    if len(job.ranks) < 2:
+        return ""
+    if len(path.ranks) < 2:
+        return f" of rank {job.telling_rank} alone"
+    longest = max(range(len(path.ranks)), key=lambda place: path.by_rank_s[place])
+    share = path.by_rank_s[longest] / (path.length_s or 1.0)
+    return f" through {len(path.ranks)} ranks ({format_share(share)} on rank {path.ranks[longest]})"
+
+
+def _idle(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    idle = job.detail.idle
+    first = next(iter(idle.by_operator), None)
+    if first is not None and not is_cpu(job.detail):
+        yield Point(
+            text=f"the device is idle {format_duration(idle.idle_s)} in {count_of(idle.gaps, 'gap')}; most while the "
+            f"host was {_where(first.operator)}: {format_duration(first.total_s)} in {first.gaps}",
+            time_s=first.total_s,
+        )
+
+
+def _where(operator: str) -> str:
+    """The idle report names an operator, or says that none was running."""
+    plain = operator == OUTSIDE or operator.startswith(BETWEEN)
+    return shorten(operator) if plain else f"in {shorten(operator)}"
+
+
+def _kernels(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    kernels = job.detail.kernels
+    rows = [row for row in kernels.by_name.rows if kernels.names[row.name].category not in NOT_COMPUTE]
+    if rows:
+        first = rows[0]
+        yield Point(
+            text=f"longest on the device: {shorten(short_name(first.name))} ({kernels.names[first.name].category}), "
+            f"{format_duration(first.total_s)} in {first.count} × ({format_share(first.share)} of device work)",
+            time_s=first.total_s,
+        )
+    operator = next((one for one in kernels.host_operators if is_work(one.name)), None)
+    if operator is not None and is_cpu(job.detail):
+        yield Point(
+            text=f"longest operator: {shorten(operator.name)} {format_duration(operator.self_s)} itself in "
+            f"{count_of(operator.count, 'call')}",
+            time_s=operator.self_s,
+        )
+
+
+def _overlap(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    overlap = job.detail.breakdown.overlap
+    if overlap.hidden_share is None:
+        return
+    text = (
+        f"{name_communication(job)}: {format_duration(overlap.communication_s)}, "
+        f"{format_share(overlap.hidden_share)} of it hidden beside compute"
+    )
+    waiting = wait_share(job)
+    if waiting is not None:
+        text += f", {format_share(waiting)} waiting for later ranks"
+    yield Point(text=text, time_s=overlap.exposed_s)
+
+
+def _late_rank(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    late = latest_rank(job)
+    if late is not None and bound_by != "stragglers" and not telling_rank_is_late(job, bound_by):
+        kind = "a straggler" if late.straggler else "late now and then"
+        yield Point(
+            text=f"rank {late.rank} is {kind}: last to {count_of(late.last_calls, 'collective')}, "
+            f"{format_duration(late.caused_s)}{KEPT_WAITING}",
+            time_s=late.caused_s / max(len(job.ranks) - 1, 1) / max(len(job.steps), 1),
+        )
+    balance = job.across.balance if job.across is not None else None
+    if balance is not None and balance.imbalance is not None and balance.imbalance > 1.02 and len(balance.busy_s) > 1:
+        most = max(balance.busy_s.values())
+        mean = sum(balance.busy_s.values()) / len(balance.busy_s)
+        yield Point(
+            text=f"work is shared out unevenly: rank {balance.busiest_rank} computes and copies "
+            f"{format_significant(balance.imbalance, 3)} times the mean ({format_duration(most)} against "
+            f"{format_duration(mean)})",
+            time_s=most - mean,
+        )
+
+
+def _copies(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    unpinned = pageable(job)
+    if unpinned and bound_by != "copies":
+        yield Point(
+            text=f"{describe_pageable(unpinned)}: pinned memory would be faster and would not hold the host up",
+            time_s=sum(one.busy_s for one in unpinned),
+        )
+
+
+def _sequences(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    sequences = job.detail.sequences
+    if not sequences.sequences:
+        return
+    first = sequences.sequences[0]
+    names = [operator or kernel for operator, kernel in zip(first.operators, first.kernels, strict=True)]
+    shown = " → ".join(shorten(name, 30) for name in names[:4]) + (" → …" if len(names) > 4 else "")
+    yield Point(
+        text=f"{sequences.short_kernels} of {sequences.kernels} kernels take at most "
+        f"{format_duration(sequences.short_s)}; fuse {shown} ({first.count} times): {first.launches_saved} launches "
+        f"fewer, up to {format_duration(first.gap_s)} of gaps",
+        time_s=first.gap_s,
+    )
+
+
+def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    launches = job.detail.launches
+    if not launches.calls:
+        return
+    text = f"{count_of(launches.calls, 'launch', 'launches')} take the host {format_duration(launches.call_s)}"
+    queue = next((one for one in launches.queue if one.stream is None), None)
+    if queue is not None:
+        text += (
+            f"; on average {format_significant(queue.pending_mean, 2)} device activities wait in the device's queues"
+        )
+    if launches.blocked.calls:
+        text += f"; {launches.blocked.calls} calls waited for room in a full queue"
+    yield Point(text=text, time_s=launches.call_s)
+
+
+def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+    variation = job.detail.variation
+    if variation.slow_steps and variation.max_s is not None and variation.median_s is not None:
+        why = (
+            ""
+            if variation.explained_by is None
+            else f", mostly by {share_words(job.detail.breakdown)[variation.explained_by]}"
+        )
+        yield Point(
+            text=f"{len(variation.slow_steps)} of {variation.judged} steps are over 5 % slower than the median of "
+            f"{format_duration(variation.median_s)}; the slowest takes {format_duration(variation.max_s)}{why}",
+            time_s=variation.max_s - variation.median_s,
+        )
+
+
+def _blocking(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Iterator[Point]:
+    limit = find_limit(limits, "no blocking")
+    if limit is not None and bound_by != "synchronisation":
+        yield Point(
+            text=f"if no call waited for the device, the profiled step would take {format_duration(limit.step_s)}: "
+            f"{format_duration(limit.saved_s)} less",
+            time_s=limit.saved_s,
+        )
+
+
+def _others(job: JobReport) -> Iterator[Point]:
+    """What is rarely long, but good to know where little else is there."""
+    for device in job.detail.memory.devices if job.detail.memory is not None else []:
+        holder = f", most of it from {shorten(device.at_peak[0].operator)}" if device.at_peak else ""
+        yield Point(
+            text=f"memory of {name_memory(device)} peaks at {format_bytes(device.peak_bytes)}{holder}", time_s=0.0
+        )
+    unknown = job.detail.idle.by_reason_s.get("unknown", 0.0)
+    if unknown > 0:
+        yield Point(text=f"{format_duration(unknown)} of idle time has no known reason", time_s=unknown)

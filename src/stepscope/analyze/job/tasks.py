@@ -1,18 +1,196 @@
-"""What one process does for one rank: read its trace, reduce it, hand back a small answer."""
+"""What a process does for one rank, and where it does: in this process, in several here, or on a Ray or Dask cluster.
+
+Whatever the engine, the same function runs on the same tasks and the answers come back in the order of the tasks.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.step.breakdown import Shares
 from stepscope.analyze.step.report import StepReport
+from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageError
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Timeline
+
+Task = TypeVar("Task", bound="HasPath")
+Answer = TypeVar("Answer")
+Progress = Callable[[int, int], None]
+
+ALONE_UP_TO_BYTES = 64 << 20
+"""Traces of together less than this are read in this process: starting others takes longer."""
+MEMORY_OF_A_BYTE = 12
+"""Peak memory of analysing a trace, for each byte of its packed file; as measured, see docs/benchmarks.md."""
+LEAST_MEMORY = 400 << 20
+RANKS_A_PROCESS = 64
+"""A process is replaced after so many ranks, so that what libraries keep does not add up."""
+
+
+class HasPath(Protocol):
+    @property
+    def path(self) -> str: ...
+
+
+def run_tasks(
+    function: Callable[[Task], Answer],
+    tasks: Sequence[Task],
+    *,
+    here: Callable[[Task], Answer] | None = None,
+    engine: str | None = None,
+    workers: int | None = None,
+    on_done: Progress = lambda _done, _of: None,
+) -> list[Answer]:
+    """`engine`: None for this machine, `ray://HOST:PORT` (or `ray://` for a local one), `dask://HOST:PORT` or `tcp://…`.
+
+    `here` gives the same answers, and is called instead where no other process is worth its start.
+    """
+    if not tasks:
+        return []
+    if engine is None:
+        count = choose_workers(tasks, workers)
+        return (
+            _run_in_pools(function, tasks, count, on_done) if count > 1 else _run_here(here or function, tasks, on_done)
+        )
+    scheme, _, address = engine.partition("://")
+    if scheme == "ray":
+        return _run_on_ray(function, tasks, engine if address else None, on_done)
+    if scheme in ("dask", "tcp", "tls"):
+        return _run_on_dask(function, tasks, f"tcp://{address}" if scheme == "dask" else engine, on_done)
+    raise UsageError(
+        f"there is no engine {engine!r}", hint="ray://HOST:PORT, dask://HOST:PORT, or none for this machine"
+    )
+
+
+def choose_workers(tasks: Sequence[HasPath], asked: int | None) -> int:
+    """As many processes as there are cores and as their memory allows."""
+    import psutil
+
+    sizes = [os.path.getsize(task.path) for task in tasks if os.path.exists(task.path)]
+    if asked is not None:
+        return max(1, min(asked, len(tasks)))
+    if sum(sizes) < ALONE_UP_TO_BYTES or len(tasks) == 1:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    each = max(LEAST_MEMORY, max(sizes) * MEMORY_OF_A_BYTE)
+    return max(1, min(cores, len(tasks), int(psutil.virtual_memory().available * 0.8 / each)))
+
+
+def _run_here(function: Callable[[Task], Answer], tasks: Sequence[Task], on_done: Progress) -> list[Answer]:
+    answers = []
+    for task in tasks:
+        answers.append(function(task))
+        on_done(len(answers), len(tasks))
+    return answers
+
+
+def _run_in_pools(
+    function: Callable[[Task], Answer], tasks: Sequence[Task], count: int, on_done: Progress
+) -> list[Answer]:
+    found: dict[int, Answer] = {}
+    # A pool's own way to replace its processes (max_tasks_per_child) can hang for ever: a new pool after each batch.
+    batch = count * RANKS_A_PROCESS
+    for first in range(0, len(tasks), batch):
+        places = range(first, min(first + batch, len(tasks)))
+        _run_batch(function, tasks, places, workers=count, found=found, on_done=on_done)
+    return [found[place] for place in range(len(tasks))]
+
+
+def _run_batch(
+    function: Callable[[Task], Answer],
+    tasks: Sequence[Task],
+    places: range,
+    *,
+    workers: int,
+    found: dict[int, Answer],
+    on_done: Progress,
+) -> None:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    # Fresh processes: forking one with threads (polars has some) may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        futures = {pool.submit(function, tasks[place]): place for place in places}
+        try:
+            for future in as_completed(futures):
+                found[futures[future]] = future.result()
+                on_done(len(found), len(tasks))
+        except BrokenProcessPool as error:
+            raise StepscopeError(
+                f"a process that analysed traces died ({len(found)} of {len(tasks)} ranks were done)",
+                hint="most likely memory ran out: try --workers 1, or fewer",
+            ) from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _load(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError:
+        hint = "pip install 'stepscope[cluster]'"
+        raise MissingDependencyError(f"this engine needs the package {package}", hint=hint) from None
+
+
+def _run_on_ray(
+    function: Callable[[Task], Answer], tasks: Sequence[Task], address: str | None, on_done: Progress
+) -> list[Answer]:
+    ray = _load("ray")
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    try:
+        remote = ray.remote(function)
+        waiting = {remote.remote(task): place for place, task in enumerate(tasks)}
+        found: dict[int, Answer] = {}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1)
+            place = waiting.pop(ready[0])
+            found[place] = _unwrap_ray(ray, ready[0])
+            on_done(len(found), len(tasks))
+    finally:
+        if mine:
+            ray.shutdown()
+    return [found[place] for place in range(len(tasks))]
+
+
+def _unwrap_ray(ray: Any, reference: Any) -> Any:
+    """Errors come wrapped with the text of a remote traceback; ours are told as they are."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        raise cause if isinstance(cause, StepscopeError) else error from None
+
+
+def _run_on_dask(
+    function: Callable[[Task], Answer], tasks: Sequence[Task], address: str, on_done: Progress
+) -> list[Answer]:
+    dask = _load("distributed")
+    try:
+        client = dask.Client(address, timeout=10)
+    except (OSError, TimeoutError) as error:
+        raise UsageError(
+            f"no Dask scheduler answers at {address}",
+            hint="start one with `dask scheduler`, and workers with `dask worker`",
+        ) from error
+    with client:
+        futures = {client.submit(function, task, pure=False): place for place, task in enumerate(tasks)}
+        found: dict[int, Answer] = {}
+        for future in dask.as_completed(list(futures)):
+            found[futures[future]] = future.result()
+            on_done(len(found), len(tasks))
+    return [found[place] for place in range(len(tasks))]
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,21 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
 from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
-from stepscope.analyze.step.launch_survey import LaunchSurvey, survey_launches_of
 from stepscope.analyze.step.numbers import distinct
+from stepscope.analyze.step.row_orders import NEVER
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats import classify
 from stepscope.formats.classify import HOST_WAITS, classify_call
-from stepscope.formats.timeline import OPERATOR, RUNTIME, SYNC
+from stepscope.formats.timeline import COPY, OPERATOR, RUNTIME, SYNC
 
 if TYPE_CHECKING:
-    from stepscope.analyze.step.numbers import Mask
     from stepscope.formats.timeline import Integers
+
+    Waits = Mapping[int, Integers]
+    """Thread → when its calls began that make a stream wait for an event; ascending."""
+    from stepscope.analyze.step.numbers import Mask
+
+
+class LaunchSurvey:
+    """What the launches of a trace tell of its waits."""
+
+    def __init__(self, trace: TraceView, waits: Waits) -> None:
+        self._trace = trace
+        self._waits = waits
+
+    @cached_property
+    def least(self) -> Integers:
+        """By code of the call's name the shortest time from a call to the start of its work on an empty stream.
+
+        0 where none was seen.
+        """
+        import numpy as np
+
+        trace = self._trace
+        least = np.full(len(trace.timeline.texts), NEVER)
+        for work in trace.works:
+            free_from = trace.order_on_streams(work).free_from
+            alone = np.flatnonzero((work.launch >= 0) & (free_from <= work.called))
+            latency = np.maximum(work.start[alone] - work.called[alone], 0)
+            np.minimum.at(least, trace.name[work.launch[alone]], latency)
+        return _or_zero(least)
+
+    @cached_property
+    def threads(self) -> list[int]:
+        """Threads that launched device work; −1 where the trace does not name the thread."""
+        trace = self._trace
+        found = (distinct(trace.thread[work.launch[work.launch >= 0]]) for work in trace.works)
+        return sorted({thread for threads in found for thread in threads})
+
+    @cached_property
+    def blocking(self) -> Integers:
+        """Calls of copies that did not leave the host to go on.
+
+        Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun. The
+        launch of a graph starts many: that one copy in it has ended by then says nothing.
+        """
+        import numpy as np
+
+        trace = self._trace
+        found = [np.zeros(0, np.int64)]
+        for work in trace.works:
+            copies = work.rows[trace.kind[work.rows] == COPY]
+            copies = copies[trace.parent[copies] >= 0]
+            launch = trace.parent[copies]
+            pageable = trace.has_name(copies, _is_pageable)
+            waited = trace.end[launch] >= np.where(pageable, trace.start[copies], trace.end[copies])
+            found.append(_launch_nothing_else(work, launch[waited]))
+        return np.concatenate(found)
+
+    @cached_property
+    def held(self) -> dict[int, Integers]:
+        """Thread → when its launches began that are the first after a wait for an event, ascending."""
+        import numpy as np
+
+        trace = self._trace
+        held = {}
+        for one, times in self._waits.items():
+            called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == one)] for work in trace.works]
+            launches = np.sort(np.concatenate([times[:0], *called]), kind="stable")
+            following = launches.searchsorted(times, side="left")
+            held[one] = launches[following[following < len(launches)]]
+        return held
+
+
+def _is_pageable(name: str) -> bool:
+    return "Pageable" in name
+
+
+def _launch_nothing_else(work: DeviceWork, calls: Integers) -> Integers:
+    """Those of the calls that launched one row of the work."""
+    import numpy as np
+
+    if not len(calls):
+        return calls
+    launches = np.sort(work.launch, kind="stable")
+    alone: Integers = calls[launches.searchsorted(calls, side="left") + 1 == launches.searchsorted(calls, side="right")]
+    return alone
+
+
+def _or_zero(least: Integers) -> Integers:
+    least[least == NEVER] = 0
+    return least
+
 
 STREAM_WAIT = "Stream Wait Event"
 
@@ -64,15 +155,9 @@ class HostWaits:
     @cached_property
     def _top_meanwhile(self) -> Integers:
         """Host rows that nothing encloses, as far as they share time with a blocking call."""
-        import numpy as np
 
         trace, blocked = self._trace, self._blocked
         rows = trace.top_rows
-        if trace.is_compiled:
-            from stepscope.analyze.native.step import find_touching
-
-            found = np.empty(len(rows), np.int64)
-            return found[: find_touching(rows, trace.columns, blocked, found)]
         return rows[touches(blocked, trace.start[rows], trace.end[rows])]
 
     @cached_property
@@ -95,7 +180,7 @@ class HostWaits:
         rows = trace.named(self._waiting, is_wait_name)
         thread = trace.thread[rows]
         waits = {one: np.sort(trace.start[rows[thread == one]]) for one in distinct(thread)}
-        return survey_launches_of(trace, waits)
+        return LaunchSurvey(trace, waits)
 
     def is_blocking(self, rows: Integers) -> Mask:
         """Whether each of these calls returned only when device work had ended."""

@@ -10,21 +10,8 @@ import msgspec
 from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
-from stepscope.analyze.step.idle_loops import (
-    COLLECTIVE_PEER,
-    EVENT_WAIT,
-    HOST_LAUNCH,
-    LONGEST_HANDOVER_NS,
-    STREAM_ORDER,
-    SYNCHRONISING,
-    UNKNOWN,
-    Asked,
-    ByThread,
-    GapSums,
-)
-from stepscope.analyze.step.intervals import Intervals, measure_within, no_intervals
+from stepscope.analyze.step.intervals import Intervals, measure_within
 from stepscope.analyze.step.numbers import distinct, number_codes, seconds, share_of, top_by
-from stepscope.analyze.step.row_loops import NEVER
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
@@ -34,6 +21,10 @@ if TYPE_CHECKING:
     from stepscope.analyze.step.numbers import Whole
     from stepscope.formats.timeline import Integers
 
+HOST_LAUNCH, SYNCHRONISING, EVENT_WAIT, COLLECTIVE_PEER, STREAM_ORDER, UNKNOWN = range(6)
+LONGEST_HANDOVER_NS = 30_000
+"""From the end of one kernel to the start of the next that waits on its stream takes one or two microseconds; what
+takes far longer has another reason."""
 REASONS = ("host_launch", "sync", "event_wait", "collective_peer", "stream_order", "unknown")
 """host_launch: the next work had not been launched yet. sync: the same, while the host was inside a blocking call.
 event_wait: launched, but its stream waited for an event of another one. collective_peer: the host was inside a
@@ -133,54 +124,15 @@ def idle_by_cause(timeline: Timeline, step: int | None) -> IdleCauses:
             step=step, device="cpu", idle_ns=0, gaps=0, by_reason_ns=dict.fromkeys(REASONS, 0), note=_NOTE
         )
     work = trace.busiest(window)
-    count, sums = (_sum_gaps if trace.is_compiled else _sum_found_gaps)(trace, work, window)
-    by_reason = dict(zip(REASONS, sums.tolist(), strict=True))
+    gaps = find_gaps(trace, work, window)
+    by_reason = dict(zip(REASONS, gaps.parts.sum(axis=0).tolist(), strict=True))
     return IdleCauses(
         step=step,
         device=device_label(work.device),
         idle_ns=sum(by_reason.values()),
-        gaps=count,
+        gaps=len(gaps.next),
         by_reason_ns=by_reason,
     )
-
-
-def _sum_found_gaps(trace: TraceView, work: DeviceWork, window: Window) -> tuple[int, Whole]:
-    """How many gaps there are, and the nanoseconds of each reason."""
-    gaps = find_gaps(trace, work, window)
-    return len(gaps.next), gaps.parts.sum(axis=0)
-
-
-def _sum_gaps(trace: TraceView, work: DeviceWork, window: Window) -> tuple[int, Whole]:
-    """The same by compiled passes that keep no gaps."""
-    import numpy as np
-
-    from stepscope.analyze.native.step import sum_gaps
-
-    waits = host_waits(trace)
-    sums = GapSums(np.zeros(len(REASONS), np.int64), np.empty((len(work.rows) + 1, 2), np.int64))
-    asked = Asked(*window, trace.main_thread, waits.launches.least)
-    count, crossings = sum_gaps(work.rows, trace.columns, asked, _held_by_thread(trace), sums)
-    if crossings:
-        place, lengths = sums.crossing[:crossings].T
-        waited = int(lengths[waits.waited(work, place)].sum())
-        sums.by_reason[EVENT_WAIT] += waited
-        sums.by_reason[UNKNOWN] -= waited
-    return count, sums.by_reason
-
-
-def _held_by_thread(trace: TraceView) -> ByThread:
-    """When threads that launch, and the main one, were held up; after each list comes a time that is never reached."""
-    import numpy as np
-
-    waits = host_waits(trace)
-    concerned = {*waits.launches.threads, trace.main_thread}
-    lists = [
-        of_thread(thread) if thread in concerned else no_intervals()
-        for thread in range(MISSING, len(trace.timeline.threads))
-        for of_thread in (waits.synchronising, waits.with_peers)
-    ]
-    start, end = (np.concatenate([part for one in lists for part in (one[edge], [NEVER])]) for edge in range(2))
-    return ByThread(start, end, np.cumsum([0, *(len(one.start) + 1 for one in lists)]))
 
 
 def no_device(step: int | None) -> IdleReport:

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.analyze.section import Brief, Field, Section, Table, field, make_table
-from stepscope.analyze.step.group_times import TimesTable, tabulate
 from stepscope.analyze.step.intervals import length
-from stepscope.analyze.step.kernel_origins import PHASES, find_annotations, find_modules, find_phases
+from stepscope.analyze.step.kernel_groups import (
+    PHASES,
+    TimesTable,
+    find_annotations,
+    find_modules,
+    find_phases,
+    tabulate,
+)
 from stepscope.analyze.step.numbers import number_codes, seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration

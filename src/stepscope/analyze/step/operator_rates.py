@@ -15,12 +15,12 @@ from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.units import format_share
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
-from stepscope.system.catalogue import DevicePeak, find_device_peak
-from stepscope.traces.operator_work import count_operations
+from stepscope.traces.operators import count_operations
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport
     from stepscope.formats.timeline import Integers
+    from stepscope.system.catalogue import DevicePeak
 
 NO_SHAPES = "shapes were not recorded (profile with record_shapes=True): work of operators is not known"
 NO_WORK = "no matrix product, convolution or attention of known work ran on a device in this step"
@@ -208,6 +208,8 @@ class DrawnRates(NamedTuple):
 
 
 def roofline_section(job: JobReport) -> Section | None:
+    from stepscope.system.catalogue import find_device_peak
+
     found: RateReport | None = job.more.get("operator_rates")
     if found is None:
         return None

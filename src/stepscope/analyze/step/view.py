@@ -5,19 +5,20 @@ What several analyses need is worked out once and kept with the timeline.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
-from stepscope.analyze.step.host_stacks import HostStack, stack_up
 from stepscope.analyze.step.intervals import Intervals, union
 from stepscope.analyze.step.numbers import distinct, is_any
-from stepscope.analyze.step.row_loops import Columns
-from stepscope.analyze.step.row_survey import COUNTED, RowSurvey, survey
-from stepscope.analyze.step.stream_order import StreamOrder, order_on_streams
+from stepscope.analyze.step.row_orders import (
+    COUNTED,
+    HostStack,
+    StreamOrder,
+    order_on_streams,
+    stack_up,
+)
 from stepscope.core.errors import UsageError
 from stepscope.formats.nesting import farthest, nearest, nearest_after
 from stepscope.formats.timeline import (
@@ -46,8 +47,6 @@ _FEW_NAMES = 8
 """So many names are compared one by one sooner than looked up."""
 _FEW_TEXTS = 2000
 """So many texts are asked sooner than it is found out which of them are names of the rows in question."""
-COMPILED_FROM, COMPILED_WHEN_LOADED_FROM = 4_000_000, 50_000
-"""Rows from which compiled passes pay, by whether the process has loaded the compiler already."""
 EMPTY = 0.1
 """A step with less than this fraction of the events of the fullest step is empty."""
 _Kept = TypeVar("_Kept")
@@ -72,21 +71,6 @@ class TraceView:
         """Any column in full length. Typed loosely: its element type is the reader's choice."""
         return self.keep(("column", name), lambda: self.timeline.column(name))
 
-    @cached_property
-    def is_compiled(self) -> bool:
-        """Whether passes over the rows are to be compiled ones: loading the compiler takes longer than most answers."""
-        least = COMPILED_WHEN_LOADED_FROM if "numba" in sys.modules else COMPILED_FROM
-        return len(self.start) >= least and find_spec("numba") is not None
-
-    @cached_property
-    def columns(self) -> Columns:
-        """For compiled passes. Not to be written to, so that they are of the same type however the trace was read."""
-        names = ("kind", "start_ns", "end_ns", "name", "thread", "stream", "parent")
-        columns = [self.timeline.core[name].view() for name in names]
-        for column in columns:
-            column.flags.writeable = False
-        return Columns(*columns)
-
     def keep(self, key: object, make: Callable[[], _Kept]) -> _Kept:
         """What `make` gives, made at the first question only."""
         if key not in self._kept:
@@ -100,12 +84,7 @@ class TraceView:
 
     def rows(self, *kinds: int) -> Integers:
         """Rows of these kinds, in file order."""
-        return self.keep(("rows", kinds), lambda: self._rows(kinds))
-
-    def _rows(self, kinds: tuple[int, ...]) -> Integers:
-        if self.is_compiled and kinds == DEVICE_KINDS:
-            return self._survey.device
-        return self.find(lambda part: is_any(self.kind[part], kinds))
+        return self.keep(("rows", kinds), lambda: self.find(lambda part: is_any(self.kind[part], kinds)))
 
     def find(self, holds: Callable[[slice], Mask]) -> Integers:
         """Rows for which something holds; asked piece by piece: fresh memory for all rows would cost more than that."""
@@ -162,18 +141,12 @@ class TraceView:
     @cached_property
     def top_rows(self) -> Integers:
         """Host rows that nothing encloses."""
-        if self.is_compiled:
-            return self._survey.top
 
         def holds(part: slice) -> Mask:
             on_top: Mask = (self.parent[part] == MISSING) & is_any(self.kind[part], HOST_KINDS)
             return on_top
 
         return self.find(holds)
-
-    @cached_property
-    def _survey(self) -> RowSurvey:
-        return survey(self.columns)
 
     def has_name(self, rows: Integers, is_wanted: Callable[[str], object]) -> Mask:
         """For each of the rows whether its name is wanted; asked once a name."""
@@ -226,9 +199,6 @@ class TraceView:
 
         if not len(self.start):
             return Window(0, 0)
-        if self.is_compiled:
-            first, last = self._survey.first_ns, self._survey.last_ns
-            return Window(first, last) if first <= last else Window(0, 0)
         earliest, latest = int(self.start.argmin()), int(self.end.argmax())
         if self.kind[earliest] in COUNTED and self.kind[latest] in COUNTED:  # so it is nearly always
             return Window(int(self.start[earliest]), int(self.end[latest]))
@@ -317,9 +287,7 @@ class TraceView:
         return [DeviceWork(one, rows if len(numbers) == 1 else rows[device == one], core) for one in numbers]
 
     def order_on_streams(self, work: DeviceWork) -> StreamOrder:
-        return self.keep(
-            ("order", work.device), lambda: order_on_streams(work.stream, work.end, compiled=self.is_compiled)
-        )
+        return self.keep(("order", work.device), lambda: order_on_streams(work.stream, work.end))
 
     def busiest(self, window: Window) -> DeviceWork:
         """The device that stands for the rank: the one with most busy time in the window, the first of equals."""
@@ -356,7 +324,7 @@ class TraceView:
     @cached_property
     def stacks(self) -> dict[int, HostStack]:
         """Thread → its host events."""
-        return stack_up(self.rows(*HOST_KINDS), self.columns, self.column("event_index"))
+        return stack_up(self.rows(*HOST_KINDS), self, self.column("event_index"))
 
     def innermost(self, thread: int, times: Integers) -> Integers:
         """Row of the innermost event open on the thread at each time; −1 where none is."""

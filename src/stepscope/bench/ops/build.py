@@ -17,6 +17,7 @@ from stepscope.bench.ops.catalogue import find_operator
 from stepscope.bench.ops.inputs import Arenas, Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Shape, Work
 from stepscope.bench.ops.reference import as_tensors, check_compiled, differentiable_outputs, same_tensors, seeded_like
+from stepscope.measure import open_device
 from stepscope.records import Case
 from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.run.ranks import CaseSkipped
@@ -180,14 +181,19 @@ def build(
 ) -> Built:
     """Make `sets` sets of inputs and the call on each; nothing is timed but compilation."""
     if compiled:
-        _forget_compiled()
+        # The compiler keeps what it made for a line of code, at most eight times: a sweep compiles it for every shape.
+        import torch
+
+        torch._dynamo.reset()
     maker = Maker(dtype, device, arenas)
     inputs = [operator.make_inputs(shape, maker) for _ in range(sets)]
     start = time.perf_counter()
     binds = [_bind(operator, shape, one, maker, direction, compiled=compiled) for one in inputs]
     compile_s = None
     if compiled:
-        _call_each(binds, device)
+        for call in binds:  # the first one compiles; later sets only where the compiler specialises on something new
+            call()
+        open_device(device).synchronize()
         compile_s = time.perf_counter() - start
     calls = binds if sets == 1 else [_keeping(call) for call in binds]
 
@@ -209,13 +215,6 @@ def build(
         return unchecked
 
     return Built(inputs[0], calls, check, compile_s)
-
-
-def _forget_compiled() -> None:
-    """The compiler keeps what it made for a line of code, at most eight times: a sweep compiles it for every shape."""
-    import torch
-
-    torch._dynamo.reset()
 
 
 def _bind(
@@ -247,16 +246,6 @@ def _compile(call: Call) -> Call:
 
     compiled: Call = torch.compile(call, fullgraph=True, dynamic=False)
     return compiled
-
-
-def _call_each(calls: list[Call], device: str) -> None:
-    """The first call compiles; later sets only where the compiler specialises on something new."""
-    for call in calls:
-        call()
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.synchronize(device)
 
 
 def _keeping(call: Call) -> Call:

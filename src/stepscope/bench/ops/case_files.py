@@ -14,6 +14,7 @@ import math
 import random
 import tomllib
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -34,7 +35,12 @@ _HINT = 'write for example [[cases]] with op = "gemm" and shape = "m=128/256,n=4
 
 def read_case_file(path: Path, *, seed: int = 0) -> list[CaseRequest]:
     """What a file asks for, in its order; `seed` is for what PARAM's files leave to chance."""
-    loaders = {".toml": _load_toml, ".yaml": _load_yaml, ".yml": _load_yaml, ".json": _load_json}
+    loaders: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".yaml": _load_yaml,
+        ".yml": _load_yaml,
+        ".json": partial(json.loads, object_pairs_hook=_no_doubles, parse_constant=_no_constant),
+    }
     loader = loaders.get(path.suffix.lower())
     if loader is None:
         raise UsageError(
@@ -72,14 +78,6 @@ def _load(path: Path, loader: Callable[[str], Any]) -> Any:
         message = " ".join(str(error).split())[:300]
         kind = path.suffix.lower().lstrip(".").upper()
         raise BadInputError(f"{path.name} is no {kind}: {message}", hint=_HINT, where=str(path)) from None
-
-
-def _load_toml(text: str) -> Any:
-    return tomllib.loads(text)
-
-
-def _load_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_no_doubles, parse_constant=_no_constant)
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -121,23 +121,18 @@ def _make_cases_of(request: CaseRequest, asked: Asked) -> Iterator[tuple[tuple[o
     for operator in _find_operators(request):
         shapes, chosen, usual_dtypes, usual_passes = _expand(request, operator, asked)
         dtypes = request.dtypes or asked.get("dtypes") or usual_dtypes or _usual(DEFAULT_DTYPE, operator.dtypes)
-        passes = (
-            request.passes
-            or tuple(asked.get("directions", ()))
-            or usual_passes
-            or _usual(DEFAULT_PASS, operator.passes)
-        )
+        passes = request.passes or asked.get("directions") or usual_passes or _usual(DEFAULT_PASS, operator.passes)
         caches = request.caches or asked.get("caches") or (DEFAULT_CACHE,)
         benchmarks = {direction: _make_benchmark(operator, direction, chosen) for direction in passes}
         for shape, asked_dtype, direction, cache in product(shapes, dtypes, passes, caches):
-            dtype = _actual_dtype(operator, shape, asked_dtype)
+            dtype, batch = _actual_dtype(operator, shape, asked_dtype), shape.get("batch")
             case = Case(
                 benchmark=benchmarks[direction],
                 spec=_make_spec(
                     operator, shape, direction=direction, dtype=dtype, device=asked["device"], cache=cache,
                     compile=asked.get("compiled", False),
                 ),
-                batch_size=_batch_size(shape),
+                batch_size=batch if isinstance(batch, int) else None,
             )  # fmt: skip
             yield (operator.name, chosen, direction, dtype, cache, *shape.values()), case
 
@@ -200,11 +195,6 @@ def _make_benchmark(operator: Operator, direction: str, config: str) -> Benchmar
     )
 
 
-def _batch_size(shape: Mapping[str, Value]) -> int | None:
-    batch = shape.get("batch")
-    return batch if isinstance(batch, int) else None
-
-
 def _find_operators(request: CaseRequest) -> list[Operator]:
     if request.op != ALL:
         return [find_operator(request.op, where=f"{request.where}.op")]
@@ -241,7 +231,7 @@ PEAK_SETTINGS = {
 }
 
 MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
-"""Of the square product: large enough that more makes it no faster, small enough to be done soon."""
+"""Side of the square matmul: large enough that more makes it no faster, small enough to be done soon."""
 STREAM_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 """Read, written or copied: many times any cache."""
 
@@ -255,24 +245,24 @@ def make_peak_cases(dtypes: Sequence[str], device: str) -> list[Case]:
     kind = device_kind(device)
     side, size = MATRIX_SIDE[kind], STREAM_BYTES[kind]
     cases = [
-        _ceiling("gemm", {"m": side, "n": side, "k": side, "layout": _LAYOUTS.get(dtype, "nn")}, dtype, device)
+        _peak_case("gemm", {"m": side, "n": side, "k": side, "layout": _LAYOUTS.get(dtype, "nn")}, dtype, device)
         for dtype in dict.fromkeys(dtypes)
         if dtype in (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
     ]
-    cases.append(_ceiling("read", {"size": size}, "float32", device))
-    cases.append(_ceiling("memset", {"size": size}, "int8", device))
-    cases.append(_ceiling("memcpy", {"size": size, "kind": "d2d"}, "int8", device))
+    cases.append(_peak_case("read", {"size": size}, "float32", device))
+    cases.append(_peak_case("memset", {"size": size}, "int8", device))
+    cases.append(_peak_case("memcpy", {"size": size, "kind": "d2d"}, "int8", device))
     return cases
 
 
-def _ceiling(model: str, shape: dict[str, Parameter], dtype: str, device: str) -> Case:
+def _peak_case(model: str, shape: dict[str, Parameter], dtype: str, device: str) -> Case:
     benchmark = Benchmark(
         model=model,
         implementation="micro",
         mode="forward",
         config="ceiling",
         owner="operators",
-        description="a ceiling of this machine",
+        description="a measured peak of this machine",
     )
     spec = OperatorSpec(
         op=model, direction="forward", shape=shape, dtype=dtype, device=device, cache="cold", measured_peak=True

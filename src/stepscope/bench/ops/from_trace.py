@@ -58,9 +58,9 @@ class TracedCall(msgspec.Struct, kw_only=True):
     count: int = 0
     """Calls in all steps of the trace."""
     trace_s: float | None = None
-    """Of all these calls together, profiled; on the device where the trace has one. None: the trace has no times."""
+    """Profiled time of all these calls, on the device where the trace has one. None: the trace has no times."""
     shape: dict[str, Any] | None = None
-    """Of the case of `call`; None where it cannot be run."""
+    """Shape of the case of `call`; None where it cannot be run."""
     skip: str | None = None
     """Why it cannot be run."""
     assumed: list[str] = []
@@ -270,7 +270,7 @@ class _TimelineReader:
             inputs = self._inputs(row) if is_recorded(timeline, row) else None
         except CannotRebuildError as error:
             if node is None:
-                return TracedCall(operator=name, inputs=_shown(timeline.text("shapes", row)), skip=str(error))
+                return TracedCall(operator=name, inputs=_cut(timeline.text("shapes", row) or ""), skip=str(error))
             inputs = None
         if node is not None:
             return _read_node(node, self._device, inputs)
@@ -354,6 +354,10 @@ def _rebuild(
     return TracedCall(operator=name, inputs=shown, shape=shape, assumed=list(call.assumed))
 
 
+def _cut(text: str) -> str:
+    return text if len(text) < 80 else f"{text[:77]}…"
+
+
 def format_inputs(inputs: Sequence[Traced]) -> str:
     """`float32[64,1000] int64[64] 1`, long lists cut."""
     return " ".join(_format_input(one) for one in inputs if isinstance(one, TracedTensor | list | bool | int | float))
@@ -366,10 +370,6 @@ def _format_input(value: Traced) -> str:
         shown = ",".join(_format_input(one) for one in value[:3])
         return f"[{shown}{f',… {len(value)} in all' if len(value) > 3 else ''}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _shown(shapes: str | None) -> str:
-    return shapes if shapes is not None and len(shapes) < 80 else f"{(shapes or '')[:77]}…"
 
 
 def cases_of_trace(

@@ -46,7 +46,7 @@ def profile_kernels(
 def _profile_cuda(
     lap: Sequence[Call], before_sample: Callable[[], object] | None
 ) -> tuple[list[KernelUse], list[float]]:
-    """With the cache before_sampleed before each call; what that launches is told by what it launches alone."""
+    """With `before_sample` before each call; what that launches is known from what it launches alone."""
     flushing = _record([before_sample]) if before_sample is not None else []
     steps = [step for call in lap for step in ((before_sample, call) if before_sample is not None else (call,))]
     pieces = _pieces(_record(steps), flushing, len(lap))
@@ -76,7 +76,7 @@ Event = tuple[str, float]
 
 
 def _pieces(events: Sequence[Event], flushing: Sequence[Event], calls: int) -> list[list[Event]]:
-    """Without what before_sampleing launched. Calls launch alike: their events fall into as many equal pieces."""
+    """Without what `before_sample` launched. Calls launch alike: their events fall into as many equal pieces."""
     if len(events) % calls:
         names = {name for name, _ in flushing}
         return [[event for event in events if event[0] not in names]]
@@ -164,9 +164,9 @@ def _time_replay(graph: torch.cuda.CUDAGraph, device: Device, before_sample: Cal
         began = device.mark()
         graph.replay()
         ended = device.mark()
-        ran_dry = device.has_reached(began)
+        starved = device.has_reached(began)
         device.synchronize()
-        if not ran_dry or hold_s > LONGEST_HOLD_S:
+        if not starved or hold_s > LONGEST_HOLD_S:
             return device.elapsed_s(began, ended)
         hold_s *= 4
 

@@ -9,7 +9,7 @@ import math
 import operator as compare
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -24,7 +24,7 @@ MAX_CASES = 200_000
 MAX_COMBINATIONS = 5_000_000
 """Looked at where conditions throw most of them away."""
 MAX_NUMBER_LENGTH = 64
-"""Of a size as it is written: longer ones are typing errors."""
+"""Characters of a size as it is written: longer ones are typing errors."""
 IDLE_TRIES = 10_000
 MAX_IDLE_TRIES = 200_000
 """Draws in a row that give nothing new before the space counts as too small: the last cases of a small one are rare."""
@@ -111,13 +111,12 @@ class Condition(NamedTuple):
     comparisons: tuple[str, ...]
 
     def holds(self, shape: Mapping[str, Any]) -> bool:
-        values = [sum(_multiply(factors, shape) for factors in side) for side in self.sides]
+        values = [
+            sum(math.prod(shape[one] if isinstance(one, str) else one for one in factors) for factors in side)
+            for side in self.sides
+        ]
         pairs = zip(values, self.comparisons, values[1:], strict=False)
         return all(_COMPARE[comparison](left, right) for left, comparison, right in pairs)
-
-
-def _multiply(factors: Iterable[float | str], shape: Mapping[str, Any]) -> float:
-    return math.prod(shape[factor] if isinstance(factor, str) else factor for factor in factors)
 
 
 def parse_condition(text: str, operator: Operator, *, where: str) -> Condition:
@@ -170,12 +169,12 @@ class _Reader:
 
     def _read_entry(self, parameter: Parameter, value: object) -> list[Choice]:
         """A value of a table: itself, a text of the language, or a list of those."""
-        if isinstance(value, list):
-            if not value:
-                self.refuse(f"{parameter.name} is an empty list")
-            choices = [choice for one in value for choice in self._read_entry_item(parameter, one)]
-            return self._require_different(parameter, choices)
-        return self._read_entry_item(parameter, value)
+        if not isinstance(value, list):
+            return self._read_entry_item(parameter, value)
+        if not value:
+            self.refuse(f"{parameter.name} is an empty list")
+        choices = [choice for one in value for choice in self._read_entry_item(parameter, one)]
+        return self._require_different(parameter, choices)
 
     def _read_entry_item(self, parameter: Parameter, value: object) -> list[Choice]:
         if isinstance(value, str):
@@ -243,12 +242,9 @@ class _Reader:
         if not isinstance(self.parameters[name].default, int):
             self.refuse(f"{parameter.name} cannot follow {name}, which is no size")
         multiple = 1 if factor is None else self._read_number(parameter, factor[:MAX_NUMBER_LENGTH], parse_size)
-        return Tie(self._require_factor(parameter, multiple), name)
-
-    def _require_factor(self, parameter: Parameter, factor: int) -> int:
-        if not 1 <= factor <= LARGEST_SIZE:
-            self.refuse(f"{parameter.name} is {factor} times another parameter", "write a factor such as 4*m")
-        return factor
+        if not 1 <= multiple <= LARGEST_SIZE:
+            self.refuse(f"{parameter.name} is {multiple} times another parameter", "write a factor such as 4*m")
+        return Tie(multiple, name)
 
     def _read_draw(self, parameter: Parameter, item: str) -> Draw:
         pieces = item.split("~")

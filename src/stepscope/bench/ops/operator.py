@@ -18,7 +18,7 @@ Shape = Mapping[str, Any]
 """Every declared parameter with a value of its default's type; checked before an operator sees it."""
 
 Sizes = dict[str, tuple[int, ...]]
-"""Of tensors, by name."""
+"""Sizes of tensors, by name."""
 
 Call = Callable[[], Any]
 """One iteration: returns a tensor, a sequence of tensors, or nothing where it works in place."""
@@ -49,7 +49,7 @@ class Parameter(NamedTuple):
     default: Value
     meaning: str
     choices: tuple[str, ...] = ()
-    """Of a word; empty: any text."""
+    """The words allowed; empty: any text."""
     least: int = 1
     """Smallest size allowed."""
 
@@ -70,7 +70,7 @@ class Operator(ABC):
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
     passes: ClassVar[tuple[str, ...]] = ("forward", "backward")
     unit: ClassVar[str] = "GB/s"
-    """Of the score: `TFLOP/s` for what computes, `GB/s` for what moves."""
+    """The score's unit: `TFLOP/s` for what computes, `GB/s` for what moves."""
     differentiable: ClassVar[tuple[str, ...]] = ()
     """The inputs whose gradients the backward pass computes."""
     tiny: ClassVar[Mapping[str, Value]]
@@ -96,7 +96,7 @@ class Operator(ABC):
         return 0
 
     def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
-        """Of the traffic, what touches again what the same call has touched: rows that are looked up twice.
+        """Bytes of the traffic that touch again what the same call has touched: rows that are looked up twice.
 
         The rest is unique: it has to come from memory where the cache is cold.
         """
@@ -107,7 +107,7 @@ class Operator(ABC):
         return 1
 
     def sizes(self, shape: Shape) -> Sizes:
-        """Of the inputs, where all of them are random values that the operator only reads."""
+        """Sizes of the inputs by name, where all are random values that the operator only reads."""
         raise NotImplementedError(f"{self.name} declares neither `sizes` nor `make_inputs`")
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:

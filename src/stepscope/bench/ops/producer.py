@@ -35,7 +35,7 @@ from stepscope.run.producer import ExtraMeasurements, Prepared, Producer
 from stepscope.run.ranks import CaseSkipped
 
 MEMORY_SHARE = 0.9
-"""Of what is free: the rest belongs to the allocator and to others."""
+"""How much of the free memory a case may take: the rest belongs to the allocator and to other processes."""
 
 _LACKING = re.compile(
     r"not implemented|not supported|only supports?|not support|No available kernel|Could not run|only implemented"
@@ -112,14 +112,19 @@ class OperatorProducer(Producer):
             input_sets=sets,
             compile_s=built.compile_s,
         )
+        turn = cycle(built.calls)
+
+        def call_next() -> object:
+            return next(turn)()
+
         return Prepared(
-            body=built.calls[0] if sets == 1 else _rotate(built),
+            body=built.calls[0] if sets == 1 else call_next,
             check=built.check if self._request.check and not asked.measures_peak else None,
             score=Score(unit=unit, work=work.flops if unit == "TFLOP/s" else work.bytes),
             observed=observed,
             scope=math_mode(asked.dtype, asked.direction),
             before_sample=ready.before_sample,
-            held=self.device.has_events,
+            saturated=self.device.has_events,
             steady_memory=True,
             settings=self._choose_settings(asked, ready.rotation),
             finish=lambda measurement: (measurement, self._measure_extra(case, ready)),
@@ -219,16 +224,6 @@ class OperatorProducer(Producer):
             extra.extra_s["kernel"] = found.kernel_s
 
 
-def _rotate(built: Built) -> Callable[[], object]:
-    """Each call on the next set of inputs."""
-    turn = cycle(built.calls)
-
-    def call_next() -> object:
-        return next(turn)()
-
-    return call_next
-
-
 def _wake_autograd(device: str) -> None:
     """The backward thread meets its CUDA context on its first product, and warns of it; that is not a case's affair."""
     import torch
@@ -262,7 +257,7 @@ class Rates(NamedTuple):
     flops_per_s: float
     bytes_per_s: float
     call_s: float
-    """Of a call that does nothing to speak of."""
+    """Seconds of a call that does next to nothing."""
 
 
 def estimate_cases(cases: Sequence[Case], *, device: str, settings: MeasureSettings, check: bool) -> list[PlannedCase]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepscope.bench.ops.operator import Operator, Shape
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
     import torch
+
+    from stepscope.bench.ops.operator import Operator, Shape
 
 RELATIVE_TOLERANCE = {
     "float64": 1e-12,

@@ -6,7 +6,7 @@ shape's. The bytes of an embedding row are those gathered: indices and outputs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stepscope.bench.ops.catalogue import find_operator, find_set
@@ -93,7 +93,7 @@ class RowScore(NamedTuple):
     id: str
     dtype: str
     batch_size: int | None
-    """Of the last shape, as published."""
+    """The last shape's, as published."""
     batch_sizes: list[int]
     """All that the score is over."""
     score: float | None
@@ -135,20 +135,16 @@ def _score(row: SuiteRow, dtype: str, group: Sequence[MeasuredCase]) -> RowScore
             time_s += summary.median_s
             spec = one.result.case.spec
             assert isinstance(spec, OperatorSpec)
-            work += _WORK[row.op](spec.shape, str(spec.dtype))
+            work += _work(row.op, spec.shape, str(spec.dtype))
     score = scale_score(work / time_s, row.unit) if time_s > 0 else None
     sizes = [one.result.case.batch_size for one in group]
     batches = list(dict.fromkeys(size for size in sizes if size is not None))
     return RowScore(row.id, dtype, sizes[-1], batches, score, row.unit, len(group), measured)
 
 
-def _step_flops(shape: Shape, dtype: str) -> int:
-    return find_operator("mlp_train").work(shape, dtype, "forward").flops
-
-
-def _gathered_bytes(shape: Shape, dtype: str) -> float:
+def _work(op: str, shape: Shape, dtype: str) -> float:
+    """Operations of training steps, bytes of gathered rows."""
+    if op == "mlp_train":
+        return find_operator(op).work(shape, dtype, "forward").flops
     size = {"int4": 0.5}.get(dtype) or DTYPE_BYTES[dtype]
     return float(shape["batch"] * shape["pooling"] * shape["dim"] * size)
-
-
-_WORK: dict[str, Callable[[Shape, str], float]] = {"mlp_train": _step_flops, "embedding_bag": _gathered_bytes}

@@ -23,7 +23,7 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     trace_s: float | None = None
     key: str | None = None
-    """Of the case that measures it; None: it is not measured."""
+    """The key of the case that measures it; None: it is not measured."""
     skip: str | None = None
     assumed: list[str] = []
 
@@ -46,9 +46,9 @@ class ComparedCall(msgspec.Struct, frozen=True, kw_only=True):
     inputs: str
     calls_per_step: float
     trace_s: float | None
-    """Of one call, profiled; the mean."""
+    """Mean time of one call, profiled."""
     measured_s: float | None
-    """Of one call; the median. None: the case failed or was skipped."""
+    """Median time of one call. None: the case failed or was skipped."""
     ratio: float | None
     """Measured over the trace's own."""
     measured_step_s: float | None
@@ -72,7 +72,7 @@ class TraceComparison(msgspec.Struct, frozen=True, kw_only=True):
     busy_step_s: float | None
     """All work in the trace."""
     covered_share: float | None
-    """Of the trace's work: what was measured."""
+    """Fraction of the trace's work that was measured."""
     left_s: dict[str, float]
     """A step's time that belongs to no operator's call, by reason."""
     profiled_step_s: float | None
@@ -95,7 +95,7 @@ def store_trace(traced: TracedCalls, stands_for: Mapping[str, Sequence[TracedCal
 
 
 def read_stored_trace(request: Mapping[str, Any]) -> StoredTrace | None:
-    """Of a run's plan; None where its cases are not a trace's."""
+    """The trace that a run's plan keeps; None where its cases are not a trace's."""
     found = request.get("from_trace")
     return None if found is None else msgspec.convert(found, StoredTrace)
 
@@ -149,9 +149,8 @@ def _why_not(call: StoredCall, found: MeasuredCase | None) -> str | None:
 def format_comparison(comparison: TraceComparison) -> str:
     """A table of what takes most, then what it adds up to."""
     where = {True: "on the device", False: "on the host", None: ""}[comparison.on_device]
-    lines = [
-        f"# from {', '.join(comparison.sources)}: {_plural(comparison.steps, 'step')}, profiled times {where}".rstrip()
-    ]
+    steps = "1 step" if comparison.steps == 1 else f"{comparison.steps} steps"
+    lines = [f"# from {', '.join(comparison.sources)}: {steps}, profiled times {where}".rstrip()]
     measured = [call for call in comparison.calls if call.measured_s is not None]
     lines += [_format_call(call) for call in measured[:SHOWN]]
     if len(measured) > SHOWN:
@@ -221,9 +220,5 @@ def _short(text: str) -> str:
 
 
 def _format_count(calls: float) -> str:
-    """Of calls in a step, which need not be whole: not every step calls the same."""
+    """Calls per step, which need not be whole: not every step makes the same calls."""
     return str(round(calls)) if calls == round(calls) else format_significant(calls)
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

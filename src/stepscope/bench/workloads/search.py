@@ -54,15 +54,6 @@ def best_trial(trials: Sequence[BatchTrial]) -> BatchTrial | None:
     return max(valid, key=lambda trial: (trial.worth, -trial.batch_size), default=None)
 
 
-def most_tries(largest: int, first: int = 1, resolution: float = DEFAULT_RESOLUTION) -> int:
-    """No search takes more."""
-    doublings, size = 1, first
-    while size < largest:
-        size, doublings = min(2 * size, largest), doublings + 1
-    candidates = max(1, min(round(1.5 / resolution), 2 * largest) if resolution else 2 * largest)
-    return doublings + len(_fibonacci(candidates + 1))
-
-
 def _search(largest: int, first: int, resolution: float) -> Generator[int, BatchTrial, None]:
     """Doubles until it no longer pays or fits, then narrows down between the neighbours of the best."""
     tried: list[BatchTrial] = []
@@ -118,10 +109,7 @@ WITHOUT_LIMIT = 1 << 20
 
 
 def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[Case]:
-    """The next try of each search that is not over, or the size it ended with, to be measured in full.
-
-    Empty when all is done.
-    """
+    """The next try of each search that is not over, or the size it ended with, to be measured in full."""
     following = []
     done = {case.result.case.key for case in measured}
     for cases in _searches(measured).values():
@@ -135,13 +123,10 @@ def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[
         if size is not None:
             following.append(msgspec.structs.replace(tried, batch_size=size))
         elif (best := best_trial([read_trial(case) for case in cases])) is not None:
-            final = _as_final(tried, best.batch_size)
+            spec = msgspec.structs.replace(tried.spec, search=None)
+            final = msgspec.structs.replace(tried, batch_size=best.batch_size, spec=spec)
             following += [final] if final.key not in done else []
     return following
-
-
-def _as_final(tried: Case, batch_size: int) -> Case:
-    return msgspec.structs.replace(tried, batch_size=batch_size, spec=msgspec.structs.replace(tried.spec, search=None))
 
 
 def read_trial(case: MeasuredCase) -> BatchTrial:

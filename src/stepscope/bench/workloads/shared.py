@@ -60,13 +60,8 @@ if TYPE_CHECKING:
 SharedStep = TrainStep | InferStep
 
 
-def open_rank_step(parsed: ParsedCase, parallel: str, device: str, backend: str = "inductor") -> SharedStep:
-    """This rank's share: its own batches, and a module that exchanges what `parallel` says."""
-    return open_share(parsed, parallel, device, backend)[0]
-
-
 def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> tuple[SharedStep, Batches]:
-    """With this rank's batches on the host."""
+    """This rank's share: a step over a module that exchanges what `parallel` says, and its own batches, on the host."""
     import torch.distributed as dist
 
     share = count_share(parsed)

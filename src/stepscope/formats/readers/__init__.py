@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import runpy
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
@@ -54,6 +53,8 @@ def _installed_formats() -> list[TraceFormat]:
 
 @cache
 def _formats_of_files(paths: str) -> list[TraceFormat]:
+    import runpy
+
     found: list[TraceFormat] = []
     for path in filter(None, paths.split(os.pathsep)):
         try:

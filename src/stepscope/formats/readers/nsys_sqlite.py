@@ -20,7 +20,7 @@ from stepscope.core.errors import BadInputError, first_line
 from stepscope.formats.nesting import look_up
 from stepscope.formats.readers import TraceFormat
 from stepscope.formats.readers.kineto.tolerant import NO_STREAM
-from stepscope.formats.source import open_regular, rank_in_name
+from stepscope.formats.source import open_trace, rank_in_name
 from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
@@ -259,7 +259,7 @@ def read(path: Path, *, system_calls: bool = False) -> list[Timeline]:
 
     `system_calls` reads calls of the operating system's libraries too (kind `other`): they are many and rarely matter.
     """
-    with open_regular(path) as file:
+    with open_trace(path) as file:
         magic = file.read(len(MAGIC))
     if magic != MAGIC:
         hint = "unpack it first, or export the report: nsys export --type sqlite REPORT"

@@ -35,17 +35,6 @@ from stepscope.formats.timeline import (
     TimelineBuilder,
 )
 
-COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-    "send",
-    "recv",
-)
 _OPERATION = re.compile(
     r"%?(all-reduce-scatter|ragged-all-to-all|all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
     r"|collective-broadcast|send|recv|copy)(?:-(start|done))?(?=[.\s]|$)"
@@ -66,7 +55,7 @@ class Operation(NamedTuple):
     """An operation that moves data."""
 
     name: str
-    """One of COLLECTIVES, or copy."""
+    """As XLA names it: all-reduce, send, copy, …"""
     phase: str
     """start or done of an asynchronous operation; empty for one that is whole."""
 
@@ -155,30 +144,13 @@ def collective_columns(operation: Operation, long_name: str) -> dict[str, object
     return columns
 
 
-_CLASS_OF_CATEGORY = {
-    "loop fusion": classes.ELEMENTWISE,
-    "non-fusion elementwise": classes.ELEMENTWISE,
-    "data formatting": classes.ELEMENTWISE,
-    "copy": classes.ELEMENTWISE,
-    "copy fusion": classes.ELEMENTWISE,
-    "broadcast": classes.ELEMENTWISE,
-    "reshape": classes.ELEMENTWISE,
-    "transpose": classes.ELEMENTWISE,
-    "slice": classes.ELEMENTWISE,
-    "dynamic-slice": classes.ELEMENTWISE,
-    "dynamic-update-slice": classes.ELEMENTWISE,
-    "concatenate": classes.ELEMENTWISE,
-    "pad": classes.ELEMENTWISE,
-    "iota": classes.ELEMENTWISE,
-    "gather": classes.ELEMENTWISE,
-    "scatter": classes.ELEMENTWISE,
-    "rng-bit-generator": classes.ELEMENTWISE,
-    "reduce": classes.REDUCTION,
-    "reduce-window": classes.REDUCTION,
-    "reduction": classes.REDUCTION,
-    "select-and-scatter": classes.REDUCTION,
-    "sort": classes.SORT,
+_CATEGORIES_OF_CLASS = {
+    classes.ELEMENTWISE: "loop fusion|non-fusion elementwise|data formatting|copy|copy fusion|broadcast|reshape"
+    "|transpose|slice|dynamic-slice|dynamic-update-slice|concatenate|pad|iota|gather|scatter|rng-bit-generator",
+    classes.REDUCTION: "reduce|reduce-window|reduction|select-and-scatter",
+    classes.SORT: "sort",
 }
+_CLASS_OF_CATEGORY = {name: kind for kind, names in _CATEGORIES_OF_CLASS.items() for name in names.split("|")}
 
 
 def category_of(category: str, origin: str) -> int | None:

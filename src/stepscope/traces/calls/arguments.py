@@ -21,7 +21,7 @@ _DTYPES = (
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 ELEMENT_BYTES = {name: DTYPE_BYTES[name] for name in _DTYPES}
-"""Of the dtypes in which tensors can be made here."""
+"""Bytes per element of the dtypes in which tensors can be made here."""
 FLOAT_NAMES = frozenset(name for name in ELEMENT_BYTES if "float" in name)
 DEFAULT_HIGH = 10
 """So many different whole numbers are drawn, from `low` on, where nothing is said."""

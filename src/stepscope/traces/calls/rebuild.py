@@ -32,7 +32,7 @@ class Constant(NamedTuple):
 
 
 def _size(name: str, dimension: int | str) -> Bound:
-    """Of a tensor's dimension, given by number or by the name of the argument that says it."""
+    """Size of a tensor's dimension, given by number or by the name of the argument that says it."""
 
     def find(named: Named) -> int | None:
         tensor, place = named.get(name), named.get(dimension) if isinstance(dimension, str) else dimension

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ATEN, FUNCTIONAL, MODULE, FUNCTION = "aten::", "torch.nn.functional.", "torch.nn.", "torch."
 MODULE_PREFIX = "module."
-"""Of the inputs that are a module's parameters and buffers."""
+"""Begins the names of inputs that are a module's parameters and buffers."""
 
 _NAME = re.compile(r"[A-Za-z_][\w.:+-]*")
 _SCHEMA = re.compile(r"(aten::[A-Za-z_]\w*(?:\.\w+)?)\s*\((.*)\)\s*->\s*.+", re.DOTALL)
@@ -49,7 +49,7 @@ class TensorSource(Protocol):
     """Where tensors are made, and by which random numbers."""
 
     dtype: torch.dtype
-    """Of what names none."""
+    """The dtype of tensors that name none."""
     device: str
     generator: torch.Generator
 
@@ -318,7 +318,7 @@ class ModuleTensor(NamedTuple):
     """A parameter or buffer of a module."""
 
     name: str
-    """Of the input."""
+    """The name of the input that takes its place."""
     size: tuple[int, ...]
     dtype: str
     takes_gradient: bool

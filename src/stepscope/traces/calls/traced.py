@@ -144,7 +144,7 @@ def _element_fits(kind: str, value: Traced) -> bool:
 
 
 def take_apart_type(text: str) -> tuple[str, bool, bool]:
-    """Of `int[2]?`: the element's type, whether it is a list, whether it may be None."""
+    """The element's type of `int[2]?`, whether it is a list, whether it may be None."""
     is_optional = text.endswith("?")
     bare = text.removesuffix("?")
     if not bare.endswith("]"):

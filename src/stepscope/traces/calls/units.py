@@ -41,7 +41,7 @@ class Units(NamedTuple):
 
 
 def find_units(timeline: Timeline) -> Units:
-    """Of all steps."""
+    """The units of all steps."""
     import numpy as np
 
     core = timeline.core
@@ -133,7 +133,7 @@ def _host_copies(timeline: Timeline, devices: Integers, group: Integers) -> dict
 
 
 def _kernels(timeline: Timeline, devices: Integers, spent: Integers, group: Integers) -> dict[int, list[str]]:
-    """Of each group, by time."""
+    """Kernels of each group, by time."""
     import numpy as np
 
     names = timeline.core["name"][devices].astype(np.int64)

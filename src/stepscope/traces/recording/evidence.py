@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -11,10 +10,11 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.core.files import write_file_atomically
+from stepscope.core.files import hash_file, write_file_atomically
 from stepscope.formats.timeline import LinkSummary
 from stepscope.records import System
 from stepscope.store.folder import hold_lock, utc_now
+from stepscope.traces import KINETO_FOLDER, RECORDING_FILE
 
 StepMarker = Literal["auto", "optimizer", "mark", "forward"]
 STEP_MARKERS: tuple[str, ...] = get_args(StepMarker)
@@ -156,8 +156,7 @@ def make_variants(*chosen: ProfilerSettings) -> list[ProfilerSettings]:
     return [one for one in variants if one not in chosen]
 
 
-RECORDING_FILE = "recording.json"
-RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER = "ranks", "kineto", "et", "lean"
+RANKS_FOLDER, ET_FOLDER, LEAN_FOLDER = "ranks", "et", "lean"
 FOLDERS = (RANKS_FOLDER, KINETO_FOLDER, ET_FOLDER, LEAN_FOLDER)
 SCHEMA_VERSION = 1
 
@@ -277,9 +276,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", t
 
 
 def describe_file(folder: Path, path: Path) -> RecordedFile:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=digest)
+    return RecordedFile(path=str(path.relative_to(folder)), size_bytes=path.stat().st_size, sha256=hash_file(path))
 
 
 def rank_file(folder: Path, rank: int) -> Path:

@@ -19,7 +19,7 @@ import msgspec
 
 from stepscope.core.errors import StepscopeError, UsageError, first_line
 from stepscope.core.files import write_file_atomically
-from stepscope.traces.recording.api import install, set_current
+from stepscope.traces.recording import install, set_current
 from stepscope.traces.recording.evidence import (
     FOLDERS,
     Recording,
@@ -185,7 +185,7 @@ def record_program(
         return RecordedProgram(exit_code, None, lack)
     shutil.rmtree(out / PROCESSES_FOLDER, ignore_errors=True)
     if link:
-        from stepscope.traces.recording.api import with_link
+        from stepscope.traces.recording import with_link
 
         for one in ranks:
             write_rank(out, with_link(out, one))

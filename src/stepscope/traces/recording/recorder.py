@@ -14,12 +14,11 @@ from typing import NamedTuple, Protocol
 from stepscope._version import __version__
 from stepscope.core.errors import StepscopeError, UsageError, first_line
 from stepscope.records import System
+from stepscope.traces import KINETO_FOLDER, RECORDING_FILE
 from stepscope.traces.recording.evidence import (
     ET_FOLDER,
     FOLDERS,
-    KINETO_FOLDER,
     LEAN_FOLDER,
-    RECORDING_FILE,
     ProfilerSettings,
     RankRecording,
     RecordedFile,

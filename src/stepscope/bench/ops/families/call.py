@@ -213,7 +213,7 @@ def _named_in_build(plan: CallPlan) -> list[str]:
 
 
 def _weights(plan: CallPlan, dtype: str) -> list[ModuleTensor]:
-    """Of a module. Only torch knows them: the side that has none plans without."""
+    """Parameters and buffers of a module. Only torch knows them: where it is not installed, plans are made without."""
     if not is_module(plan.target):
         return []
     try:
@@ -282,7 +282,7 @@ def check_call(
 
 
 def _why_incomparable(shape: Shape, inputs: Mapping[str, torch.Tensor]) -> str | None:
-    """What can be told before the call is made."""
+    """The reason that is known before the call is made."""
     import torch
 
     if "empty" in base_name(str(shape["target"])):

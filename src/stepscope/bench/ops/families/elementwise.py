@@ -185,7 +185,7 @@ class Elementwise(Operator):
 
     @staticmethod
     def _operand_ranges(steps: Sequence[str]) -> list[Range]:
-        """Of the input, then of each step's operand, (0, 0) where it has none.
+        """Ranges of the input, then of each step's operand, (0, 0) where it has none.
 
         Chains with a root or a power get positive inputs, all others both signs. Raises ValueError where a value could
         not be made positive, or would be so large that 16 bits could not hold it or its derivative: a chain that is

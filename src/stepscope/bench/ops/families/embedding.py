@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 LARGEST_ALPHA = 10.0
 EXACT_RANKS = 1024
-"""Of a Zipf distribution; the ranks after them follow the integral of its density, off by less than 1e-5."""
+"""Ranks of a Zipf distribution with exact probabilities; those after them follow the integral of its density, off by
+less than 1e-5."""
 LARGEST_STRIDE = 1 << 22
 """Keeps rank times stride inside int64 for any table."""
 FILE = "file:"
@@ -124,7 +125,7 @@ class _EmbeddingBags(Operator):
 
     @abstractmethod
     def tables(self, shape: Shape) -> range:
-        """Of a file; without one their number alone matters."""
+        """The tables taken from a file; without one their number alone matters."""
 
     def bags(self, shape: Shape) -> int:
         return len(self.tables(shape)) * int(shape["batch"])

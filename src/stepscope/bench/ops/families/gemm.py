@@ -323,7 +323,7 @@ LEARNING_RATE = 0.01
 SHOWN_STEP = 8
 """A step shows where it is at least this many last digits of its weight: rounding then hides little of it."""
 STEP_TOLERANCE = 0.15
-"""Of a step that shows: half a last digit of eight, and the gradient's own tolerance."""
+"""Relative error allowed of a step that shows: half a last digit of eight, and the gradient's own tolerance."""
 
 
 class MlpTrain(Operator):

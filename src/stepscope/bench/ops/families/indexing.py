@@ -48,29 +48,27 @@ def _count_repeated_places(index: torch.Tensor) -> int:
     return count_repeats(index * index.shape[1] + torch.arange(index.shape[1], device=index.device))
 
 
-class _Summed(Operator):
-    """One whose gradient adds up where an index repeats."""
+class _Indexed(Operator):
+    """Whole rows, or single elements, that an index names."""
 
-    by_rows: ClassVar[bool]
-    """Whether an index picks a whole row, and not a single element."""
-
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        if direction == "backward":
-            check_added_gradients(self, shape, inputs, dtype, by_rows=self.by_rows)
-        else:
-            super().check(shape, inputs, dtype, direction)
-
-
-class _Pick(_Summed):
-    """Elements of a (rows, width) table picked by index."""
-
-    differentiable = ("table",)
+    by_rows: ClassVar[bool] = True
+    """Whether an index names a whole row, and not a single element."""
 
     def _width(self, shape: Shape) -> int:
         return int(shape["dim" if self.by_rows else "columns"])
 
     def _index_bytes(self, shape: Shape) -> int:
         return INDEX_BYTES * int(shape["count"]) * (1 if self.by_rows else self._width(shape))
+
+    def _repeated_elements(self, shape: Shape, index: torch.Tensor) -> int:
+        """Elements that are named by more than one index, without the first time."""
+        return count_repeats(index) * self._width(shape) if self.by_rows else _count_repeated_places(index)
+
+
+class _Pick(_Indexed):
+    """Elements of a (rows, width) table picked by index. The gradient adds up where an index repeats."""
+
+    differentiable = ("table",)
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         width, size, index = self._width(shape), DTYPE_BYTES[dtype], self._index_bytes(shape)
@@ -82,15 +80,19 @@ class _Pick(_Summed):
 
     def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
         if direction == "forward":
-            repeats = count_repeats if self.by_rows else _count_repeated_places
-            picked_by_each = self._width(shape) if self.by_rows else 1
-            return repeats(inputs["index"]) * picked_by_each * DTYPE_BYTES[dtype]
+            return self._repeated_elements(shape, inputs["index"]) * DTYPE_BYTES[dtype]
         # What is added to was written when it was cleared.
         return 2 * int(shape["count"]) * self._width(shape) * DTYPE_BYTES[dtype]
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         elements = (shape["rows"] + shape["count"]) * self._width(shape)
         return int(DTYPE_BYTES[dtype] * elements) + self._index_bytes(shape)
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        if direction == "backward":
+            check_added_gradients(self, shape, inputs, dtype, by_rows=self.by_rows)
+        else:
+            super().check(shape, inputs, dtype, direction)
 
 
 class Gather(_Pick):
@@ -121,7 +123,36 @@ class Gather(_Pick):
         return lambda: table.reshape(-1)[places]
 
 
-class Scatter(Operator):
+class _Put(_Indexed):
+    """A copy of a (rows, width) base of which some elements are then added to, or replaced."""
+
+    @staticmethod
+    def _adds(shape: Shape) -> bool:
+        return True
+
+    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
+        width, size, index = self._width(shape), DTYPE_BYTES[dtype], self._index_bytes(shape)
+        base, put, adds = shape["rows"] * width, shape["count"] * width, self._adds(shape)
+        if direction == "forward":
+            # The copy reads and writes the base; each value is read, and its place written (and read, to add).
+            return Work(flops=put if adds else 0, bytes=size * (2 * base + (3 if adds else 2) * put) + index)
+        # The values' gradient is picked from the upstream. The base's is the upstream itself where values were added;
+        # where they replaced, it is a copy of the upstream with zeros put in their places.
+        return Work(flops=0, bytes=size * (2 * put + (0 if adds else 2 * base + put)) + index)
+
+    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        put, adds = int(shape["count"]) * self._width(shape), self._adds(shape)
+        if direction == "forward":
+            return (2 if adds else 1) * put * DTYPE_BYTES[dtype]  # the places were written by the copy
+        return (self._repeated_elements(shape, inputs["index"]) if adds else put) * DTYPE_BYTES[dtype]
+
+    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
+        elements = (2 * shape["rows"] + shape["count"]) * self._width(shape)
+        return int(DTYPE_BYTES[dtype] * elements) + self._index_bytes(shape)
+
+
+class Scatter(_Put):
+    by_rows = False
     name = "scatter"
     summary = (
         "torch.scatter_add along dim 0, out of place: a copy of (rows, columns), then (count, columns) added to it"
@@ -134,25 +165,6 @@ class Scatter(Operator):
     differentiable = ("base", "source")
     tiny = {"rows": 50, "columns": 6, "count": 40}
 
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        added, size = shape["count"] * shape["columns"], DTYPE_BYTES[dtype]
-        if direction == "forward":
-            # The copy reads and writes the base; each addition reads its source, and reads and writes its place.
-            base = shape["rows"] * shape["columns"]
-            return Work(flops=added, bytes=size * (2 * base + 3 * added) + INDEX_BYTES * added)
-        # The base's gradient is the upstream itself; the source's is gathered from it.
-        return Work(flops=0, bytes=added * (2 * size + INDEX_BYTES))
-
-    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
-        size = DTYPE_BYTES[dtype]
-        if direction == "backward":
-            return _count_repeated_places(inputs["index"]) * size
-        return int(2 * shape["count"] * shape["columns"] * size)  # what is added to was written by the copy
-
-    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
-        added, base = shape["count"] * shape["columns"], shape["rows"] * shape["columns"]
-        return int(DTYPE_BYTES[dtype] * (2 * base + added) + INDEX_BYTES * added)
-
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         rows, columns, count = shape["rows"], shape["columns"], shape["count"]
         return {
@@ -164,8 +176,7 @@ class Scatter(Operator):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        base, source, index = inputs["base"], inputs["source"], inputs["index"]
-        return lambda: torch.scatter_add(base, 0, index, source)
+        return partial(torch.scatter_add, inputs["base"], 0, inputs["index"], inputs["source"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
@@ -181,7 +192,6 @@ class Scatter(Operator):
 class _PickRows(_Pick):
     """Whole rows of a table, by index."""
 
-    by_rows = True
     parameters = (_ROWS, _DIM, _COUNT)
     tiny = {"rows": 50, "dim": 8, "count": 40}
 
@@ -214,7 +224,7 @@ class Embedding(_PickRows):
         return partial(embedding, inputs["index"], inputs["table"])
 
 
-class IndexPut(Operator):
+class IndexPut(_Put):
     name = "index_put"
     summary = "torch.index_put, out of place: a copy of (rows, dim), then count rows of it replaced or added to"
     parameters = (
@@ -226,32 +236,16 @@ class IndexPut(Operator):
     differentiable = ("base", "values")
     tiny = {"rows": 50, "dim": 8, "count": 40}
 
+    @staticmethod
+    def _adds(shape: Shape) -> bool:
+        return bool(shape["accumulate"] == "yes")
+
     def check_shape(self, shape: Shape) -> None:
         if shape["accumulate"] == "no" and shape["count"] > shape["rows"]:
             raise ValueError(
                 f"count={shape['count']} rows cannot replace rows={shape['rows']} once each: "
                 "count is at most rows with accumulate=no"
             )
-
-    def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        base, put, size = shape["rows"] * shape["dim"], shape["count"] * shape["dim"], DTYPE_BYTES[dtype]
-        index, adds = INDEX_BYTES * shape["count"], shape["accumulate"] == "yes"
-        if direction == "forward":
-            # The copy reads and writes the base; each value is read, and its place written (and read, to add).
-            return Work(flops=put if adds else 0, bytes=size * (2 * base + (3 if adds else 2) * put) + index)
-        # The values' gradient is picked from the upstream. The base's is the upstream itself where values were added;
-        # where they replaced, it is a copy of the upstream with zeros put in their places.
-        return Work(flops=0, bytes=size * (2 * put + (0 if adds else 2 * base + put)) + index)
-
-    def repeated_bytes(self, shape: Shape, dtype: str, direction: str, inputs: Mapping[str, torch.Tensor]) -> int:
-        row, adds = shape["dim"] * DTYPE_BYTES[dtype], shape["accumulate"] == "yes"
-        if direction == "forward":
-            return int((2 if adds else 1) * shape["count"] * row)  # the places were written by the copy
-        return int(count_repeats(inputs["index"]) * row if adds else shape["count"] * row)
-
-    def footprint_bytes(self, shape: Shape, dtype: str) -> int:
-        elements = (2 * shape["rows"] + shape["count"]) * shape["dim"]
-        return int(DTYPE_BYTES[dtype] * elements + INDEX_BYTES * shape["count"])
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         rows, dim, count = shape["rows"], shape["dim"], shape["count"]
@@ -292,7 +286,7 @@ class _Ordered(Operator):
         return int(shape["columns"])
 
     def _comparisons(self, shape: Shape) -> int:
-        """Of each element."""
+        """Comparisons per element."""
         raise NotImplementedError
 
     def sizes(self, shape: Shape) -> Sizes:

@@ -7,6 +7,7 @@ element, by the formulas in the comments; what is done once a row, channel or gr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -184,8 +185,7 @@ class Softmax(RowOperator):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         import torch
 
-        tensor = inputs["input"]
-        return lambda: torch.softmax(tensor, 1)
+        return partial(torch.softmax, inputs["input"], 1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         def formula() -> torch.Tensor:
@@ -230,8 +230,7 @@ class CrossEntropy(Operator):
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         from torch.nn.functional import cross_entropy
 
-        logits, targets = inputs["logits"], inputs["targets"]
-        return lambda: cross_entropy(logits, targets)
+        return partial(cross_entropy, inputs["logits"], inputs["targets"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         logits, targets = inputs["logits"], inputs["targets"].unsqueeze(1)

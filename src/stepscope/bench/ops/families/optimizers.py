@@ -18,7 +18,7 @@ MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
-"""Of adamw, as language models are trained; the others have none."""
+"""Decay of adamw, as language models are trained; the others have none."""
 
 
 class _Algorithm(NamedTuple):

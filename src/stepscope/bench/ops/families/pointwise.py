@@ -39,7 +39,7 @@ class RowOperator(Operator):
     differentiable = ("input",)
 
     def flops_each(self, shape: Shape) -> tuple[int, int]:
-        """Of an element, forward and backward."""
+        """Operations per element, forward and backward."""
         raise NotImplementedError
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
@@ -53,7 +53,7 @@ class RowOperator(Operator):
 
 
 LEAKY_SLOPE = 0.01
-"""Of leaky_relu below zero."""
+"""Slope of leaky_relu below zero."""
 
 _ACTIVATION_FLOPS = {
     "relu": (1, 1),
@@ -212,7 +212,7 @@ _NO_BACKWARD = {
 _DIMENSION = {"rows": 0, "cols": 1}
 _SUMMED = ("sum", "mean", "cumsum")
 _LARGEST_SUM = 2.0**14
-"""Of summed inputs: keeps sums of any length inside float16."""
+"""Bound of summed inputs, which keeps sums of any length inside float16."""
 
 
 class Reduction(Operator):

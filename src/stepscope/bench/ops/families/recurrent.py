@@ -24,7 +24,7 @@ _HIDDEN = Parameter("hidden", "elements", 512, "width of the hidden state")
 _LAYERS = Parameter("layers", "layers", 1, "layers on top of each other")
 
 WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-"""Of a layer, in torch's order and names."""
+"""A layer's weights, in torch's order and by its names."""
 
 
 class _Kind(NamedTuple):
@@ -87,7 +87,7 @@ class _Recurrent(Operator):
         return Work(2 * flops, size * (made + states + 2 * (given + states + weights) + kept + biases))
 
     def _output_elements(self, shape: Shape) -> int:
-        """Of what is returned beside the last states."""
+        """Elements that are returned beside the last states."""
         return 0
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:

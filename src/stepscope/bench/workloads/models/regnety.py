@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -10,11 +9,11 @@ from torch import nn
 
 from stepscope.bench.workloads.models.convnets.layers import Stem
 from stepscope.bench.workloads.models.convnets.ootb import (
-    Classifier,
     ConvNorm,
     PictureTask,
     Residual,
-    start_convolutions,
+    ResidualNetwork,
+    make_residual,
 )
 from stepscope.bench.workloads.models.convnets.optimized import FastPictures
 
@@ -35,31 +34,6 @@ class Gate(nn.Module):
         return x * torch.sigmoid(self.excite(hidden))
 
 
-class RegNet(nn.Module):
-    """Four stages, each of which halves the picture; 3×3 convolutions in groups of a fixed width, gated."""
-
-    def __init__(
-        self, *, depths: Sequence[int], widths: Sequence[int], group_width: int, stem: int, classes: int
-    ) -> None:
-        super().__init__()
-        self.stem = ConvNorm(3, stem, 3, stride=2, padding=1)
-        blocks: list[nn.Module] = []
-        wide = stem
-        for depth, width in zip(depths, widths, strict=True):
-            for place in range(depth):
-                blocks.append(make_block(wide, width, 1 if place else 2, group_width))
-                wide = width
-        self.blocks = nn.Sequential(*blocks)
-        self.head = Classifier(wide, classes)
-        start_convolutions(self)
-        nn.init.normal_(self.head.linear.weight, std=0.01)
-        nn.init.zeros_(self.head.linear.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.blocks(self.stem(x)))
-        return logits
-
-
 def make_block(wide: int, width: int, stride: int, group_width: int) -> Residual:
     branch = [
         ConvNorm(wide, width),
@@ -67,20 +41,24 @@ def make_block(wide: int, width: int, stride: int, group_width: int) -> Residual
         Gate(width, round(SQUEEZE * wide)),
         ConvNorm(width, width, relu=False),
     ]
-    changes = stride != 1 or wide != width
-    return Residual(branch, ConvNorm(wide, width, stride=stride, relu=False) if changes else None)
+    return make_residual(wide, branch, width, stride)
 
 
 class RegNetY(PictureTask):
+    """Four stages, each of which halves the picture; 3×3 convolutions in groups of a fixed width, gated."""
+
     def build(self) -> nn.Module:
         sizes = self.sizes
-        return RegNet(
-            depths=sizes["depths"],
-            widths=sizes["widths"],
-            group_width=sizes["group_width"],
-            stem=sizes["stem_width"],
-            classes=sizes["classes"],
-        )
+        wide = sizes["stem_width"]
+        stem, blocks = ConvNorm(3, wide, 3, stride=2, padding=1), []
+        for depth, width in zip(sizes["depths"], sizes["widths"], strict=True):
+            for place in range(depth):
+                blocks.append(make_block(wide, width, 1 if place else 2, sizes["group_width"]))
+                wide = width
+        network = ResidualNetwork(stem, nn.Identity(), blocks, wide, sizes["classes"])
+        nn.init.normal_(network.head.linear.weight, std=0.01)
+        nn.init.zeros_(network.head.linear.bias)
+        return network
 
 
 class FastRegNetY(FastPictures):

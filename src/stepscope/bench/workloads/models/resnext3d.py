@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from stepscope.bench.workloads.models.convnets.layers import PoolOverTime, Stem
 from stepscope.bench.workloads.models.convnets.ootb import (
-    Classifier,
     ConvNorm,
     PictureTask,
     Residual,
-    start_convolutions,
+    ResidualNetwork,
+    make_residual,
 )
 from stepscope.bench.workloads.models.convnets.optimized import FastPictures
 from stepscope.bench.workloads.protocol import Change, Mode
@@ -22,53 +20,27 @@ from stepscope.bench.workloads.protocol import Change, Mode
 EXPANSION = 2
 
 
-class ResNeXt(nn.Module):
-    """Bottlenecks over space and time whose 3×3×3 convolutions have `cardinality` groups; each stage but the first
-    halves all three axes."""
-
-    def __init__(
-        self, *, depths: Sequence[int], widths: Sequence[int], stem: int, cardinality: int, classes: int
-    ) -> None:
-        super().__init__()
-        self.stem = ConvNorm(3, stem, 7, stride=(1, 2, 2), padding=3, axes=3)
-        self.pool: nn.Module = nn.MaxPool3d(3, stride=2, padding=1)
-        blocks: list[nn.Module] = []
-        wide = stem
-        for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
-            for place in range(depth):
-                stride = 2 if stage and not place else 1
-                blocks.append(make_bottleneck(wide, width, stride, cardinality))
-                wide = width * EXPANSION
-        self.blocks = nn.Sequential(*blocks)
-        self.head = Classifier(wide, classes)
-        start_convolutions(self)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.blocks(self.pool(self.stem(x))))
-        return logits
-
-
 def make_bottleneck(wide: int, width: int, stride: int, cardinality: int) -> Residual:
-    out = width * EXPANSION
     branch = [
         ConvNorm(wide, width, axes=3),
         ConvNorm(width, width, 3, stride=stride, padding=1, groups=cardinality, axes=3),
-        ConvNorm(width, out, relu=False, axes=3),
+        ConvNorm(width, width * EXPANSION, relu=False, axes=3),
     ]
-    changes = stride != 1 or wide != out
-    return Residual(branch, ConvNorm(wide, out, stride=stride, relu=False, axes=3) if changes else None)
+    return make_residual(wide, branch, width * EXPANSION, stride, axes=3)
 
 
 class ResNeXt3d(PictureTask):
+    """Bottlenecks over space and time whose 3×3×3 convolutions have `cardinality` groups; each stage but the first
+    halves all three axes."""
+
     def build(self) -> nn.Module:
-        sizes = self.sizes
-        return ResNeXt(
-            depths=sizes["depths"],
-            widths=sizes["widths"],
-            stem=sizes["stem_width"],
-            cardinality=sizes["cardinality"],
-            classes=sizes["classes"],
-        )
+        wide, cardinality = self.sizes["stem_width"], self.sizes["cardinality"]
+        stem, blocks = ConvNorm(3, wide, 7, stride=(1, 2, 2), padding=3, axes=3), []
+        for stage, (depth, width) in enumerate(zip(self.sizes["depths"], self.sizes["widths"], strict=True)):
+            for place in range(depth):
+                blocks.append(make_bottleneck(wide, width, 2 if stage and not place else 1, cardinality))
+                wide = width * EXPANSION
+        return ResidualNetwork(stem, nn.MaxPool3d(3, stride=2, padding=1), blocks, wide, self.sizes["classes"])
 
 
 class FastResNeXt3d(FastPictures):

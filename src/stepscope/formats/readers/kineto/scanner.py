@@ -95,11 +95,11 @@ FIRST_ARGUMENT = len(RECORD_KEYS)
 PLAIN_TEXT, ESCAPED_TEXT, JSON_TEXT, ARGUMENTS_TEXT = range(4)
 
 LITERAL_BYTES = 96
-"""Longer stretches between two values are not remembered."""
+"""Longer texts between two values are not remembered."""
 
 
 FIRST_CELLS = 1 << 14
-_STRETCH_CELLS = 1 << 20
+_MOVED_CELLS = 1 << 20
 """Cells that are moved at once where others are put between them."""
 _NARROW = {"kind": "u1", "thread": "i4", "name": "i4", "category": "i1"}
 
@@ -151,21 +151,21 @@ class Column:
 
     def insert(self, places: Integers, cells: Array) -> None:
         """`cells[i]` before what is now at `places[i]`, which ascend. Moves what follows, in place, from the end on: a
-        stretch is written only where everything before it has still its old place."""
+        section is written only where everything before it has still its old place."""
         if not len(places):
             return
         self.extend(cells)
         targets = places + np.arange(len(places))
         high = self._used
         while high > targets[0]:
-            low = max(high - _STRETCH_CELLS, int(targets[0]))
+            low = max(high - _MOVED_CELLS, int(targets[0]))
             first, last = (int(place) for place in np.searchsorted(targets, [low, high]))
             is_new = np.zeros(high - low, bool)
             is_new[targets[first:last] - low] = True
-            stretch = np.empty(high - low, self._cells.dtype)
-            stretch[is_new] = cells[first:last]
-            stretch[~is_new] = self._cells[low - first : high - last]
-            self._cells[low:high] = stretch
+            section = np.empty(high - low, self._cells.dtype)
+            section[is_new] = cells[first:last]
+            section[~is_new] = self._cells[low - first : high - last]
+            self._cells[low:high] = section
             high = low
 
     def finish(self) -> Array:
@@ -375,7 +375,7 @@ class _Scanner:
             self._take(text)
         work[at.ODD] = 0
         start = self._bytes.ctypes.data
-        reached = load("kineto_scan", "scan", "iii")(work.ctypes.data, start + begin, start + len(text)) - start
+        reached = load("compiled", "scan", "iii")(work.ctypes.data, start + begin, start + len(text)) - start
         # Neighbours are decoded together.
         for row, records in groupby(self._odd[: work[at.ODD]].tolist(), itemgetter(2)):
             bounds = list(records)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.source import INVALID_EVENTS, INVALID_STRETCHES, PIECE_BYTES, Source
+from stepscope.formats.source import INVALID_EVENTS, INVALID_SECTIONS, PIECE_BYTES, Source
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding text of unknown origin may raise; nesting of thousands of brackets is the third."""
@@ -109,7 +109,7 @@ class ChromeText:
         self._ended = False
 
     def pieces(self) -> Iterator[Piece]:
-        """Whole records, for readers that decode them; damaged stretches come as pieces too."""
+        """Whole records, for readers that decode them; damaged sections come as pieces too."""
         found: list[Piece] = []
 
         def take(text: bytes, begin: int, offset: int) -> Reached:
@@ -124,12 +124,12 @@ class ChromeText:
         yield from found
 
     def feed(self, consume: Consume, damaged: Callable[[Piece], None]) -> None:
-        """All text through `consume`; stretches of which it takes nothing go to `damaged`."""
+        """All text through `consume`; sections of which it takes nothing go to `damaged`."""
         for _ in self._walk(consume, damaged):
             pass
 
     def _walk(self, consume: Consume, damaged: Callable[[Piece], None]) -> Iterator[None]:
-        """One step for each stretch of text that was read."""
+        """One step for each section of text that was read."""
         stream = self.source.pieces(self._piece_bytes)
         head, self._text, self._offset = self._find_events(stream)
         place = 0
@@ -288,7 +288,7 @@ def salvage(
     place = 0
     while (begin := text.find(b"{", place)) >= 0:
         if text[place:begin].strip(_SEPARATORS):
-            on_damage(INVALID_STRETCHES, offset + place)
+            on_damage(INVALID_SECTIONS, offset + place)
         found = _ONE_RECORD.match(text, begin)
         end, looked = (found.end(), found.end()) if found else _end_of_deep(text, begin)
         record = None if end is None else decode(text[begin:end])
@@ -302,4 +302,4 @@ def salvage(
             return
         place = again
     if text[place:].strip(_SEPARATORS):
-        on_damage(INVALID_STRETCHES, offset + place)
+        on_damage(INVALID_SECTIONS, offset + place)

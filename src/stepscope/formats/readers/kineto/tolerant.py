@@ -6,7 +6,6 @@ that the compiled scanner leaves to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,40 +37,23 @@ from stepscope.formats.timeline import (
     TimelineBuilder,
 )
 
-KIND_OF_CATEGORY = {
-    "cpu_op": OPERATOR,
-    "operator": OPERATOR,
-    "cuda_runtime": RUNTIME,
-    "cuda_driver": RUNTIME,
-    "runtime": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "hip_driver": RUNTIME,
-    "gpu_runtime": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "xpu_driver": RUNTIME,
-    "mtia_runtime": RUNTIME,
-    "hpu_runtime": RUNTIME,
-    "glow_runtime": RUNTIME,
-    "privateuse1_runtime": RUNTIME,
-    "privateuse1_driver": RUNTIME,
-    "kernel": KERNEL,
-    "mtia_ccp_events": KERNEL,
-    "mtia_workloadd": OTHER,
-    "hpu_op": KERNEL,
-    "gpu_memcpy": COPY,
-    "memcpy": COPY,
-    "gpu_memset": SET,
-    "memset": SET,
-    "cuda_sync": SYNC,
-    "cuda_event": SYNC,
-    "user_annotation": ANNOTATION,
-    "gpu_user_annotation": DEVICE_ANNOTATION,
-    "python_function": PYTHON,
-    "cpu_instant_event": INSTANT,
-    "overhead": OVERHEAD,
-    "cuda_profiler_range": COUNTER,
-    "trace": OTHER,
+_CATEGORIES_OF_KIND = {
+    OPERATOR: "cpu_op operator",
+    RUNTIME: "cuda_runtime cuda_driver runtime hip_runtime hip_driver gpu_runtime xpu_runtime xpu_driver "
+    "mtia_runtime hpu_runtime glow_runtime privateuse1_runtime privateuse1_driver",
+    KERNEL: "kernel mtia_ccp_events hpu_op",
+    OTHER: "mtia_workloadd trace",
+    COPY: "gpu_memcpy memcpy",
+    SET: "gpu_memset memset",
+    SYNC: "cuda_sync cuda_event",
+    ANNOTATION: "user_annotation",
+    DEVICE_ANNOTATION: "gpu_user_annotation",
+    PYTHON: "python_function",
+    INSTANT: "cpu_instant_event",
+    OVERHEAD: "overhead",
+    COUNTER: "cuda_profiler_range",
 }
+KIND_OF_CATEGORY = {name: kind for kind, names in _CATEGORIES_OF_KIND.items() for name in names.split()}
 """Lower-cased categories of Kineto and of its older and other-vendor writers."""
 
 MEMORY_EVENT = "[memory]"
@@ -129,21 +111,10 @@ COLUMN_OF_ARGUMENT = {
 }
 """Arguments that have a column. Where two spellings stand in one event, the first one counts."""
 
-WITHOUT_COLUMN = frozenset(
-    {
-        "queued",
-        "context",
-        "cbid",
-        "memory bandwidth (GB/s)",
-        "Device Type",
-        "wait_on_cuda_event_id",
-        "Rank",
-        "Python id",
-        "Python parent id",
-        "Python module id",
-        "Python thread",
-    }
-)
+WITHOUT_COLUMN = frozenset({
+    "queued", "context", "cbid", "memory bandwidth (GB/s)", "Device Type", "wait_on_cuda_event_id", "Rank",
+    "Python id", "Python parent id", "Python module id", "Python thread",
+})  # fmt: skip
 """Arguments that are always the same, repeat another (bandwidth is bytes over time) or mean nothing elsewhere.
 Any argument that is neither here nor above makes the whole object be kept in `arguments`."""
 
@@ -208,13 +179,10 @@ class EventReader:
         try:
             events = _EVENTS.decode(b"[" + piece.text + b"]")
         except UNREADABLE:
-            events = list(self._read_damaged(piece))
+            # Record by record, so that one bad record costs only itself.
+            events = list(salvage(piece, self._read_record, self._damage))
         for event in events:
             self.add(event)
-
-    def _read_damaged(self, piece: Piece) -> Iterator[_Event]:
-        """Record by record, so that one bad record costs only itself."""
-        return salvage(piece, self._read_record, self._damage)
 
     def _damage(self, what: str, offset: int) -> None:
         self.builder.count_repair(what)

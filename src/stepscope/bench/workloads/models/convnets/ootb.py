@@ -122,6 +122,30 @@ class Classifier(nn.Module):
         return logits
 
 
+class ResidualNetwork(nn.Module):
+    """A stem, pooling, residual blocks one after the other, and a classifier."""
+
+    def __init__(
+        self, stem: nn.Module, pool: nn.Module, blocks: Sequence[Residual], features: int, classes: int
+    ) -> None:
+        super().__init__()
+        self.stem = stem
+        self.pool = pool
+        self.blocks = nn.Sequential(*blocks)
+        self.head = Classifier(features, classes)
+        start_convolutions(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.blocks(self.pool(self.stem(x))))
+        return logits
+
+
+def make_residual(wide: int, branch: Sequence[nn.Module], out: int, stride: int, *, axes: int = 2) -> Residual:
+    """With a projection where the branch changes the number of channels or positions."""
+    changes = stride != 1 or wide != out
+    return Residual(branch, ConvNorm(wide, out, stride=stride, relu=False, axes=axes) if changes else None)
+
+
 def start_convolutions(module: nn.Module) -> None:
     """Normal weights by the number of outputs that each one feeds (He et al.); norms start as the identity."""
     for layer in module.modules():

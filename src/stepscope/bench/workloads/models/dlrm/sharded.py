@@ -187,23 +187,6 @@ def shard_tables(tables: Tables, ranks: int) -> list[int]:
     return owners
 
 
-def join_batches(tables: Tables, batches: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """What the ranks have, one after the other, as one batch of the plain task."""
-    parts = [torch.split(one["indices"], [len(one["dense"]) * each for each in tables.lookups]) for one in batches]
-    offsets, before = [], [0] * len(tables.lookups)
-    for batch, own in zip(batches, parts, strict=True):
-        offsets.append(batch["offsets"] + torch.tensor(before).unsqueeze(1))
-        before = [length + len(part) for length, part in zip(before, own, strict=True)]
-    joined = {
-        "dense": torch.cat([one["dense"] for one in batches]),
-        "indices": torch.cat([torch.cat(one) for one in zip(*parts, strict=True)]),
-        "offsets": torch.cat(offsets, dim=1),
-    }
-    if "labels" in batches[0]:
-        joined["labels"] = torch.cat([one["labels"] for one in batches])
-    return joined
-
-
 class ShardedTables(nn.Module):
     """All tables as a rank sees them, of which it has some, gathered in one."""
 

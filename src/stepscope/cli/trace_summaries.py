@@ -1,4 +1,4 @@
-"""Tables of `nsys stats` that hold sums and no timeline: shown and compared as what they are."""
+"""What `stepscope trace` says of files without a timeline: sums of `nsys stats`, memory timelines and snapshots."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.cli.output import emit
-from stepscope.cli.trace_options import format_signed
+from stepscope.cli.output import emit, terminal_width
+from stepscope.cli.trace_options import format_signed, require_numpy
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_duration, format_share
 
@@ -27,6 +27,25 @@ def show_sums(source: str, *, as_json: bool) -> int | None:
     by_category = found.seconds_by_category()
     data = {**msgspec.to_builtins(found), "total_s": found.total_s, "by_category_s": by_category}
     emit(data, "" if as_json else _format(found, by_category), as_json=as_json)
+    return ExitCode.DONE
+
+
+def show_memory(source: str, *, as_json: bool) -> int | None:
+    """None for anything that is no memory timeline and no snapshot."""
+    from stepscope.formats.memory import looks_like_memory, read_memory
+    from stepscope.formats.source import read_head
+
+    path = Path(source)
+    if not path.is_file() or not looks_like_memory(head := read_head(path), path):
+        return None
+    require_numpy()
+    from stepscope.analyze.memory_use import memory_section, memory_use
+    from stepscope.report.trace_text import WIDTH, format_summary
+
+    found = [memory_use(history) for history in read_memory(path, head)]
+    width = terminal_width() or WIDTH
+    lines = [line for use in found for line in format_summary(memory_section(use), width=width)] if not as_json else []
+    emit({"memory": msgspec.to_builtins(found)}, "\n".join(lines), as_json=as_json)
     return ExitCode.DONE
 
 

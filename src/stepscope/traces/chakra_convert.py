@@ -2,10 +2,10 @@
 
 What is written, and how it is to be read:
 
-- Host threads are cut into pieces without holes (see `host_tiles`). A call's node holds the time until the first call
-  inside it; the rest of its own time, and the gaps between calls, are compute nodes of their own. So the nodes of a
-  thread follow each other and their durations add up to its time. `call_duration_ns` is the whole call.
-- Every device event is a node. It waits for the piece of host time that ended before it began, up to the end of its
+- Host threads are cut into segments without holes (see `cut_host_time`). A call's node holds the time until the first
+  call inside it; the rest of its own time, and the gaps between calls, are compute nodes of their own. So the nodes of
+  a thread follow each other and their durations add up to its time. `call_duration_ns` is the whole call.
+- Every device event is a node. It waits for the segment of host time that ended before it began, up to the end of its
   launch, for its stream, and for what the given edges say.
 - Where a node began later than all it waits for had ended, a compute node stands for the delay.
 - A call that waited for device work, or for another thread, has that time cut out of it: the wait is in the dependency.
@@ -18,6 +18,7 @@ What is written, and how it is to be read:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +28,16 @@ import msgspec
 import numpy as np
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.chakra import (
-    VERSION,
-    ChakraTrace,
-    encode_metadata,
-    parse_node,
-    write_blocks,
-)
-from stepscope.formats.classify import COMMUNICATION
+from stepscope.formats.chakra import COMPUTE, EMPTY_LISTS, METADATA, ChakraNode, ChakraTrace, TextArguments, write_nodes
+from stepscope.formats.classify import CATEGORIES, COMMUNICATION
+from stepscope.formats.graph import Node
 from stepscope.formats.nesting import climb
 from stepscope.formats.source import gc_paused
+from stepscope.formats.tensors import Arguments
 from stepscope.formats.timeline import (
     ANNOTATION,
     DEVICE_KINDS,
+    KINDS,
     OPERATOR,
     PYTHON,
     RUNTIME,
@@ -47,13 +45,15 @@ from stepscope.formats.timeline import (
     RowEdges,
     Timeline,
 )
-from stepscope.traces.chakra.encode import Encoder, Parts
-from stepscope.traces.chakra.graphs import SIZE_CONVENTION, Communication, CommunicationReader
-from stepscope.traces.chakra.schedule import HostTiles, ScheduledNodes, Sources, cut_host_time, schedule
+from stepscope.traces.chakra_graphs import SIZE_CONVENTION, Communication, CommunicationReader, texts_of
+from stepscope.traces.chakra_schedule import HostSegments, ScheduledNodes, Sources, cut_host_time, schedule
 from stepscope.traces.link import Link
-from stepscope.traces.operator_work import bytes_of_node, count_of_node, count_operations
+from stepscope.traces.operators import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
+_MOST_KEPT = 1 << 16
+_NODE_FIELDS = ("rf_id", "seq_id", "fw_parent", "scope", "fw_tid", "op_schema")
+"""Taken from the execution trace under the same names."""
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,26 +92,40 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class _Parts:
+    """What nodes are made from."""
+
+    timeline: Timeline
+    link: Link | None
+    nodes: ScheduledNodes
+    origin_ns: int
+    communications: dict[int, Communication]
+    """By row."""
+    work: dict[int, tuple[int | None, int | None]]
+    """By device row: operations and bytes of its operator."""
+
+
+@dataclass(frozen=True)
 class Conversion:
     """A Chakra graph, ready to be written."""
 
     metadata: dict[str, Any]
     coverage: Coverage
     node_count: int
-    _parts: Parts
+    _parts: _Parts
 
-    def frames(self) -> Iterator[bytes]:
-        """Nodes as encoded messages, in an order of execution."""
-        return Encoder(self._parts).frames()
+    def nodes(self) -> Iterator[ChakraNode]:
+        """In an order of execution."""
+        return _NodeMaker(self._parts).nodes()
 
     def write(self, path: Path) -> None:
         """The file, complete or not at all."""
         with gc_paused():
-            write_blocks(Path(path), encode_metadata(VERSION, self.metadata), Encoder(self._parts).blocks())
+            write_nodes(path, self.metadata, self.nodes())
 
     def trace(self) -> ChakraTrace:
         """The same in memory."""
-        return ChakraTrace(attributes=self.metadata, nodes=[parse_node(frame) for frame in self.frames()])
+        return ChakraTrace(attributes=self.metadata, nodes=list(self.nodes()))
 
 
 def convert(
@@ -134,19 +148,18 @@ def convert(
         raise UsageError(f"there is nothing to convert in step {step}" if step is not None else "the timeline is empty")
     reader = CommunicationReader(timeline, link)
     with gc_paused():
-        tiles = cut_host_time(timeline, host)
-        sources = Sources(timeline=timeline, tiles=tiles, devices=devices, link=link, edges=edges)
+        segments = cut_host_time(timeline, host)
+        sources = Sources(timeline=timeline, segments=segments, devices=devices, link=link, edges=edges)
         nodes, counts, dropped = schedule(sources)
-        parts = Parts(
+        parts = _Parts(
             timeline=timeline,
             link=link,
-            tiles=tiles,
             nodes=nodes,
             origin_ns=min(0, int(nodes.start_ns.min())),
             communications=_communications(timeline, reader, host, devices),
             work=_work(timeline, link, devices),
         )
-    _count_left_out(timeline, step, tiles, dropped)
+    _count_left_out(timeline, step, segments, dropped)
     coverage = _cover(parts, host, devices, counts, dropped)
     share = coverage.launch_share
     if share is not None and share < minimum_share:
@@ -232,7 +245,7 @@ def _operations_of(timeline: Timeline, name: int, shapes: int) -> int | None:
         return None
 
 
-def _count_left_out(timeline: Timeline, step: int | None, tiles: HostTiles, dropped: dict[str, int]) -> None:
+def _count_left_out(timeline: Timeline, step: int | None, segments: HostSegments, dropped: dict[str, int]) -> None:
     core = timeline.core
     here = np.ones(len(timeline), bool) if step is None else core["step"] == step
     for what, count in (
@@ -240,14 +253,14 @@ def _count_left_out(timeline: Timeline, step: int | None, tiles: HostTiles, drop
             "Python calls, whose time is in gaps and in the calls around them",
             int((here & (core["kind"] == PYTHON)).sum()),
         ),
-        ("calls cut where the call they began in ended", tiles.clipped),
+        ("calls cut where the call they began in ended", segments.clipped),
     ):
         if count:
             dropped[what] = count
 
 
 def _cover(
-    parts: Parts, host: Integers, devices: Integers, counts: dict[str, int], dropped: dict[str, int]
+    parts: _Parts, host: Integers, devices: Integers, counts: dict[str, int], dropped: dict[str, int]
 ) -> Coverage:
     communications = parts.communications.values()
     nodes, link = parts.nodes, parts.link
@@ -281,7 +294,7 @@ def _count_known(host: Integers, link: Link) -> int:
     return int(is_call[host].sum())
 
 
-def _metadata(parts: Parts, reader: CommunicationReader, coverage: Coverage, step: int | None) -> dict[str, Any]:
+def _metadata(parts: _Parts, reader: CommunicationReader, coverage: Coverage, step: int | None) -> dict[str, Any]:
     timeline, link, origin_ns = parts.timeline, parts.link, parts.origin_ns
     found: dict[str, Any] = {
         "writer": "stepscope",
@@ -306,3 +319,117 @@ def _metadata(parts: Parts, reader: CommunicationReader, coverage: Coverage, ste
     if link is not None:
         found["link"] = msgspec.json.encode(link.summary).decode()
     return found
+
+
+class _NodeMaker:
+    """Scheduled nodes as Chakra's, numbered from 1 in their order."""
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+        self._core = parts.timeline.core
+        self._threads = _thread_numbers(parts)
+        self._moved = _bytes_moved(parts.timeline)
+        self._texts: dict[Arguments, TextArguments | None] = {}
+
+    def nodes(self) -> Iterator[ChakraNode]:
+        nodes, origin = self._parts.nodes, self._parts.origin_ns
+        start, end = nodes.start_ns - origin, nodes.end_ns - origin
+        start_us, end_us = (start + 500) // 1000, (end + 500) // 1000
+        duration_us = np.where(nodes.form == ScheduledNodes.DEVICE, (end - start + 500) // 1000, end_us - start_us)
+        bounds = np.searchsorted(nodes.after, np.arange(len(nodes.form) + 1)).tolist()
+        before = (nodes.before + 1).tolist()
+        columns = (nodes.form, nodes.row, nodes.thread, nodes.call_parent, start, end - start, start_us, duration_us)
+        for place, (form, row, thread, above, start_ns, length_ns, begun_us, took_us) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            described = self._describe(form, row)
+            described["attributes"] |= {"start_ns": start_ns, "duration_ns": length_ns}
+            if thread >= 0:
+                described["attributes"]["tid"] = self._threads[thread]
+            yield ChakraNode(
+                id=place + 1,
+                ctrl_deps=(above + 1,) if above >= 0 else (),
+                data_deps=tuple(before[bounds[place] : bounds[place + 1]]),
+                start_us=begun_us,
+                duration_us=took_us,
+                **described,
+            )
+
+    def _describe(self, form: int, row: int) -> dict[str, Any]:
+        """Name, type, arguments and attributes."""
+        if form not in (ScheduledNodes.HEAD, ScheduledNodes.DEVICE):
+            name = ScheduledNodes.NAMES[form]
+            kind = METADATA if form == ScheduledNodes.ROOT else COMPUTE
+            return {"name": name, "type": kind, "attributes": {"is_cpu_op": True, "kind": name}}
+        communication = self._parts.communications.get(row)
+        described = self._describe_call(row) if form == ScheduledNodes.HEAD else self._describe_device_event(row)
+        described["name"] = self._parts.timeline.texts[self._core["name"][row]]
+        described["type"] = COMPUTE if communication is None else communication.type
+        if communication is not None:
+            described["attributes"] |= communication.attributes
+        elif form == ScheduledNodes.DEVICE:
+            operations, size = self._parts.work.get(row, (None, None))
+            size = self._moved.get(row) if size is None else size
+            found = {"num_ops": operations, "tensor_size": size}
+            described["attributes"] |= {name: value for name, value in found.items() if value is not None}
+        return described
+
+    def _describe_call(self, row: int) -> dict[str, Any]:
+        """What the timeline and the execution trace know of a call on the host."""
+        core, link = self._core, self._parts.link
+        kind, correlation = int(core["kind"][row]), int(core["correlation"][row])
+        attributes: dict[str, Any] = {"is_cpu_op": True, "kind": KINDS[kind]}
+        attributes["call_duration_ns"] = int(core["end_ns"][row] - core["start_ns"][row])
+        place = -1 if link is None or kind == RUNTIME else link.node_of_row[row]
+        if link is None or place < 0:
+            if kind == RUNTIME and correlation >= 0:
+                attributes["correlation"] = correlation
+            return {"attributes": attributes}
+        node = link.graph.nodes[place]
+        attributes["et_id"] = node.id
+        attributes |= {name: getattr(node, name) for name in _NODE_FIELDS}
+        if node.kernel_file:
+            attributes["kernel_file"] = node.kernel_file
+        inputs, outputs = self._text_arguments(node, node.inputs), self._text_arguments(node, node.outputs)
+        if inputs is None and outputs is None:
+            return {"attributes": attributes}
+        return {"attributes": attributes, "inputs": inputs or EMPTY_LISTS, "outputs": outputs or EMPTY_LISTS}
+
+    def _text_arguments(self, node: Node, arguments: Arguments) -> TextArguments | None:
+        """Decoded once for all nodes that share them."""
+        if arguments not in self._texts:
+            if len(self._texts) >= _MOST_KEPT:
+                self._texts.clear()
+            self._texts[arguments] = texts_of(node, arguments)
+        return self._texts[arguments]
+
+    def _describe_device_event(self, row: int) -> dict[str, Any]:
+        core, link = self._core, self._parts.link
+        numbers = {name: int(core[name][row]) for name in ("correlation", "stream", "device")}
+        category = CATEGORIES[core["category"][row]]
+        attributes = {"is_cpu_op": False, "kind": "device", **numbers, "category": category}
+        if link is not None and link.node_of_row[row] >= 0:
+            attributes["et_id"] = link.graph.nodes[link.node_of_row[row]].id
+        return {"attributes": attributes}
+
+
+def _thread_numbers(parts: _Parts) -> dict[int, int]:
+    """The execution trace's numbers of the threads; others get free ones."""
+    numbers: dict[int, int] = {}
+    link = parts.link
+    if link is not None:
+        places = np.flatnonzero(link.host_row >= 0)
+        threads, first = np.unique(parts.timeline.core["thread"][link.host_row[places]], return_index=True)
+        for thread, place in zip(threads.tolist(), places[first].tolist(), strict=True):
+            numbers[thread] = link.graph.nodes[place].tid
+    others = (thread for thread in range(len(parts.timeline.threads)) if thread not in numbers)
+    return numbers | dict(zip(others, itertools.count(max(numbers.values(), default=0) + 1), strict=False))
+
+
+def _bytes_moved(timeline: Timeline) -> dict[int, int]:
+    """By row, of copies and fills."""
+    block = timeline.blocks.get("transfer")
+    if block is None or "bytes" not in block.columns:
+        return {}
+    pairs = zip(block.rows.tolist(), block.columns["bytes"].tolist(), strict=True)
+    return {row: size for row, size in pairs if size >= 0}

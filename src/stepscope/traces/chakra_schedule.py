@@ -1,4 +1,4 @@
-"""Pieces of host time and device events put in order: what each waits for, and how long it was late beyond that.
+"""Segments of host time and device events put in order: what each waits for, and how long it was late beyond that.
 
 Every dependency found points from an end to a beginning that is not earlier. Those that the times contradict are left
 out and counted.
@@ -13,12 +13,12 @@ import numpy as np
 
 from stepscope.formats.nesting import climb, nest
 from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
-from stepscope.traces.data_dependencies import data_edges
 from stepscope.traces.link import Link
+from stepscope.traces.operators import data_edges
 
 
-class HostTiles(NamedTuple):
-    """Pieces ordered by thread, then time."""
+class HostSegments(NamedTuple):
+    """Segments ordered by thread, then time."""
 
     thread: Integers
     start_ns: Integers
@@ -27,17 +27,17 @@ class HostTiles(NamedTuple):
     """Row whose own time it is; −1: a gap outside every call."""
     is_head: Integers
     head_of: Integers
-    """By row of the timeline: its head's place among the pieces; −1 for rows that are not part."""
+    """By row of the timeline: its head's place among the segments; −1 for rows that are not part."""
     last_of: Integers
-    """By row: the last piece that lies inside it."""
+    """By row: the last segment that lies inside it."""
     parent: Integers
     """By row: the enclosing row among those that are part."""
     clipped: int
     """Rows that ended after the call they began in, and were cut there."""
 
 
-def cut_host_time(timeline: Timeline, rows: Integers) -> HostTiles:
-    """Pieces of the given host rows. Heads are always there, other pieces only where they take time."""
+def cut_host_time(timeline: Timeline, rows: Integers) -> HostSegments:
+    """Segments of the given host rows. Heads are always there, other segments only where they take time."""
     core = timeline.core
     is_part = np.full(len(timeline), -1, np.int64)
     is_part[rows] = rows
@@ -72,7 +72,7 @@ def cut_host_time(timeline: Timeline, rows: Integers) -> HostTiles:
     head_of, last_of = np.full(len(timeline), -1, np.int64), np.full(len(timeline), -1, np.int64)
     head_of[rows] = number[begins]
     last_of[rows] = number[ends - 1]
-    return HostTiles(
+    return HostSegments(
         thread=thread[keep],
         start_ns=time[keep],
         end_ns=until[keep],
@@ -106,7 +106,7 @@ class Sources:
     """What a schedule is made from."""
 
     timeline: Timeline
-    tiles: HostTiles
+    segments: HostSegments
     devices: Integers
     """Rows, in order of start."""
     link: Link | None
@@ -139,7 +139,7 @@ class ScheduledNodes:
 
 
 class _Edges(NamedTuple):
-    """Dependencies with their kinds: between rows, then (resolved) between nodes, pieces first, then device events."""
+    """Dependencies with their kinds: between rows, then (resolved) between nodes: segments, then device events."""
 
     before: Integers
     after: Integers
@@ -225,7 +225,7 @@ def _blocking_calls(sources: Sources) -> _Edges:
 
 
 def _selected(sources: Sources) -> Integers:
-    inside = sources.tiles.head_of >= 0
+    inside = sources.segments.head_of >= 0
     inside[sources.devices] = True
     return np.asarray(inside)
 
@@ -240,50 +240,50 @@ def _count(dropped: dict[str, int], what: str, count: int) -> None:
 
 
 class _Places:
-    """Where rows are among the nodes: pieces of host time come first, device events after them."""
+    """Where rows are among the nodes: segments of host time come first, device events after them."""
 
     def __init__(self, sources: Sources) -> None:
-        timeline, tiles = sources.timeline, sources.tiles
-        self.timeline, self.tiles, self.devices = timeline, tiles, sources.devices
+        timeline, segments = sources.timeline, sources.segments
+        self.timeline, self.segments, self.devices = timeline, segments, sources.devices
         self.start = timeline.core["start_ns"].astype(np.int64)
         self.end = timeline.core["end_ns"].astype(np.int64)
         self.thread_of_row = timeline.core["thread"].astype(np.int64)
-        self.tile_count = len(tiles.start_ns)
+        self.segment_count = len(segments.start_ns)
         self.device_place = np.full(len(timeline), -1, np.int64)
-        self.device_place[sources.devices] = self.tile_count + np.arange(len(sources.devices))
-        self.cut_ns = tiles.start_ns.copy()
-        """By piece: when it began once the waiting at its beginning is taken off."""
+        self.device_place[sources.devices] = self.segment_count + np.arange(len(sources.devices))
+        self.cut_ns = segments.start_ns.copy()
+        """By segment: when it began once the waiting at its beginning is taken off."""
 
     @property
     def cut_count(self) -> int:
-        return int((self.cut_ns > self.tiles.start_ns).sum())
+        return int((self.cut_ns > self.segments.start_ns).sum())
 
     def is_device(self, rows: Integers) -> Integers:
         found: Integers = self.device_place[rows] >= 0
         return found
 
-    def tiles_ending_by(self, rows: Integers, limit_ns: Integers) -> Integers:
-        """The last piece, on the thread of each host row and not after the row, that had ended by then; −1: none."""
+    def segments_ending_by(self, rows: Integers, limit_ns: Integers) -> Integers:
+        """The last segment, on the thread of each host row and not after the row, that had ended by then; −1: none."""
         place, begin, _ = self._search_ends(rows, limit_ns, "right")
-        return np.minimum(np.where(place > begin, place - 1, -1), self.tiles.last_of[rows])
+        return np.minimum(np.where(place > begin, place - 1, -1), self.segments.last_of[rows])
 
-    def tiles_containing(self, rows: Integers, time_ns: Integers) -> Integers:
-        """The piece, on the thread of each host row, that was running just before that time."""
+    def segments_containing(self, rows: Integers, time_ns: Integers) -> Integers:
+        """The segment, on the thread of each host row, that was running just before that time."""
         place, _, end = self._search_ends(rows, time_ns, "left")
         return np.where(place < end, place, -1)
 
     def _search_ends(
         self, rows: Integers, times: Integers, side: Literal["left", "right"]
     ) -> tuple[Integers, Integers, Integers]:
-        """Among the ends of the pieces of each row's thread, which ascend: where the time belongs, and their bounds."""
+        """Where times belong among the ends of the segments of each row's thread, which ascend; and their bounds."""
         threads = self.thread_of_row[rows]
-        begin = np.searchsorted(self.tiles.thread, threads)
-        end = np.searchsorted(self.tiles.thread, threads, "right")
+        begin = np.searchsorted(self.segments.thread, threads)
+        end = np.searchsorted(self.segments.thread, threads, "right")
         place = begin.copy()
         for thread in np.unique(threads).tolist():
             mine = np.flatnonzero(threads == thread)
             first, last = begin[mine[0]], end[mine[0]]
-            place[mine] += np.searchsorted(self.tiles.end_ns[first:last], times[mine], side)
+            place[mine] += np.searchsorted(self.segments.end_ns[first:last], times[mine], side)
         return place, begin, end
 
 
@@ -293,10 +293,10 @@ def _sources_of(places: _Places, before: Integers, limit_ns: Integers) -> tuple[
     node = np.where(on_device, places.device_place[before], -1)
     host = np.flatnonzero(~on_device)
     limit = np.minimum(limit_ns[host], places.end[before[host]])
-    node[host] = places.tiles_ending_by(before[host], limit)
+    node[host] = places.segments_ending_by(before[host], limit)
     time = np.where(on_device, places.end[before], 0)
-    tile = node[host]
-    time[host] = np.where(tile >= 0, places.tiles.end_ns[np.maximum(tile, 0)], 0)
+    segment = node[host]
+    time[host] = np.where(segment >= 0, places.segments.end_ns[np.maximum(segment, 0)], 0)
     return node, time
 
 
@@ -310,8 +310,8 @@ def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int])
 
 
 def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -> _Edges:
-    """A call waits from its beginning, or in the middle: then the piece that was waiting is cut."""
-    tiles = places.tiles
+    """A call waits from its beginning, or in the middle: then the segment that was waiting is cut."""
+    segments = places.segments
     begin, end = places.start[edges.after], places.end[edges.after]
     # Something that began before the call handed over before it; else the call waited for its end.
     earlier = places.start[edges.before] <= begin
@@ -324,9 +324,9 @@ def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -
     _count(dropped, "dependencies that the times contradict", int(((node >= 0) & ~good & ~same_thread).sum()))
     rows, node, time, kind = edges.after[good], node[good], time[good], edges.kind[good]
     rows = _waiting_calls(places, edges.before[good], rows, time)
-    target = tiles.head_of[rows]
+    target = segments.head_of[rows]
     inside = time > places.start[rows]
-    holding = places.tiles_containing(rows, time)
+    holding = places.segments_containing(rows, time)
     target = np.where(inside & (holding >= 0), holding, target)
     # A thread that was handed work was idle before: the gap before the call is waiting up to the hand-over.
     previous = np.maximum(target - 1, 0)
@@ -334,13 +334,13 @@ def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -
         ~inside
         & (kind == _THREAD)
         & (target > 0)
-        & ~tiles.is_head[previous]
-        & (tiles.thread[previous] == tiles.thread[target])
-        & (tiles.start_ns[previous] < time)
+        & ~segments.is_head[previous]
+        & (segments.thread[previous] == segments.thread[target])
+        & (segments.start_ns[previous] < time)
     )
     target = np.where(idle, previous, target)
     cut = inside | idle
-    np.maximum.at(places.cut_ns, target[cut], np.minimum(time[cut], tiles.end_ns[target[cut]]))
+    np.maximum.at(places.cut_ns, target[cut], np.minimum(time[cut], segments.end_ns[target[cut]]))
     return _Edges(node, target, kind)
 
 
@@ -350,7 +350,7 @@ def _waiting_calls(places: _Places, before: Integers, rows: Integers, time: Inte
     call = np.maximum(launch, 0)
     same_thread = places.thread_of_row[call] == places.thread_of_row[rows]
     waited = (launch >= 0) & same_thread & (time <= places.end[call]) & (places.end[call] <= places.start[rows])
-    return np.where(waited & (places.tiles.head_of[call] >= 0), call, rows)
+    return np.where(waited & (places.segments.head_of[call] >= 0), call, rows)
 
 
 def _stream_order(places: _Places) -> _Edges:
@@ -385,7 +385,7 @@ def _stream_order(places: _Places) -> _Edges:
         has = (place >= 0) & (latest < here)
         before.append(node[latest[has]])
         after.append(node[has])
-    count = places.tile_count + len(devices)
+    count = places.segment_count + len(devices)
     pairs = _distinct(np.concatenate(before) * np.int64(count) + np.concatenate(after))
     return _Edges(pairs // count, pairs % count, np.full(len(pairs), _STREAM))
 
@@ -402,31 +402,33 @@ class _Table:
     """Nodes and dependencies while they are collected."""
 
     def __init__(self, places: _Places) -> None:
-        tiles, devices = places.tiles, places.devices
+        segments, devices = places.segments, places.devices
         self.places = places
-        cut = places.cut_ns > tiles.start_ns
-        head_cut = np.flatnonzero(cut & tiles.is_head)
+        cut = places.cut_ns > segments.start_ns
+        head_cut = np.flatnonzero(cut & segments.is_head)
         form = ScheduledNodes
-        tile_form = np.where(tiles.is_head, form.HEAD, form.GAP)
-        tile_start = np.where(tiles.is_head, tiles.start_ns, places.cut_ns)
-        tile_end = tiles.end_ns.copy()
-        tile_end[head_cut] = tiles.start_ns[head_cut]
-        count = places.tile_count + len(devices)
-        self.first_piece = np.arange(places.tile_count)
-        self.last_piece = np.arange(places.tile_count)
+        segment_form = np.where(segments.is_head, form.HEAD, form.GAP)
+        segment_start = np.where(segments.is_head, segments.start_ns, places.cut_ns)
+        segment_end = segments.end_ns.copy()
+        segment_end[head_cut] = segments.start_ns[head_cut]
+        count = places.segment_count + len(devices)
+        self.first_part = np.arange(places.segment_count)
+        self.last_part = np.arange(places.segment_count)
         # The time after a wait is a node of its own, so that the call keeps its beginning.
-        self.last_piece[head_cut] = count + np.arange(len(head_cut))
-        self.form = np.concatenate([tile_form, np.full(len(devices), form.DEVICE), np.full(len(head_cut), form.REST)])
-        self.row = np.concatenate([tiles.owner, devices, tiles.owner[head_cut]])
-        self.start = np.concatenate([tile_start, places.start[devices], places.cut_ns[head_cut]])
-        self.end = np.concatenate([tile_end, places.end[devices], tiles.end_ns[head_cut]])
-        self.thread = np.concatenate([tiles.thread, np.full(len(devices), -1), tiles.thread[head_cut]])
-        self.before: list[Integers] = [self.first_piece[head_cut]]
-        self.after: list[Integers] = [self.last_piece[head_cut]]
+        self.last_part[head_cut] = count + np.arange(len(head_cut))
+        self.form = np.concatenate(
+            [segment_form, np.full(len(devices), form.DEVICE), np.full(len(head_cut), form.REST)]
+        )
+        self.row = np.concatenate([segments.owner, devices, segments.owner[head_cut]])
+        self.start = np.concatenate([segment_start, places.start[devices], places.cut_ns[head_cut]])
+        self.end = np.concatenate([segment_end, places.end[devices], segments.end_ns[head_cut]])
+        self.thread = np.concatenate([segments.thread, np.full(len(devices), -1), segments.thread[head_cut]])
+        self.before: list[Integers] = [self.first_part[head_cut]]
+        self.after: list[Integers] = [self.last_part[head_cut]]
         self.counts: dict[str, int] = dict.fromkeys(EDGE_KINDS, 0)
 
     def add(self, found: _Edges) -> None:
-        """Sources are what remains of a piece after its wait, and so are targets that were cut."""
+        """Sources are what remains of a segment after its wait, and so are targets that were cut."""
         before = self._last(found.before)
         after = self._last(found.after)
         self.before.append(before)
@@ -435,41 +437,41 @@ class _Table:
             self.counts[EDGE_KINDS[int(kind)]] += int(count)
 
     def _last(self, node: Integers) -> Integers:
-        tiles = node < self.places.tile_count
-        if not self.places.tile_count:
+        segments = node < self.places.segment_count
+        if not self.places.segment_count:
             return node
-        last: Integers = np.where(tiles, self.last_piece[np.minimum(node, self.places.tile_count - 1)], node)
+        last: Integers = np.where(segments, self.last_part[np.minimum(node, self.places.segment_count - 1)], node)
         return last
 
     def add_threads_order(self) -> None:
-        tiles = self.places.tiles
-        if self.places.tile_count:
-            same = tiles.thread[1:] == tiles.thread[:-1]
-            self.before.append(self.last_piece[:-1][same])
-            self.after.append(self.first_piece[1:][same])
+        segments = self.places.segments
+        if self.places.segment_count:
+            same = segments.thread[1:] == segments.thread[:-1]
+            self.before.append(self.last_part[:-1][same])
+            self.after.append(self.first_part[1:][same])
             self.counts["host"] += int(same.sum())
 
     def add_hand_overs(self) -> None:
         """What waits for nothing yet (a thread's first call, work without a launch) follows what had last ended on the
         host."""
-        tiles = self.places.tiles
+        segments = self.places.segments
         waiting = np.ones(len(self.form), bool)
         waiting[np.concatenate(self.after)] = False
         lone = np.flatnonzero(waiting)
-        if not self.places.tile_count or len(lone) < 2:
+        if not self.places.segment_count or len(lone) < 2:
             return
-        by_end = np.argsort(tiles.end_ns, kind="stable")
-        place = np.searchsorted(tiles.end_ns[by_end], self.start[lone], side="right") - 1
+        by_end = np.argsort(segments.end_ns, kind="stable")
+        place = np.searchsorted(segments.end_ns[by_end], self.start[lone], side="right") - 1
         source = by_end[np.maximum(place, 0)]
         other = self.thread[source] != self.thread[lone]
         good = (place >= 0) & other
-        self.before.append(self.last_piece[source[good]])
+        self.before.append(self.last_part[source[good]])
         self.after.append(lone[good])
         self.counts["thread"] += int(good.sum())
         self.counts["inferred"] = int(good.sum())
 
     def add_delays(self) -> None:
-        """A node for each stretch between the end of all that was waited for and the beginning; one that begins all."""
+        """A node for the time between the end of all that was waited for and the beginning; one that begins all."""
         before, after = np.concatenate(self.before), np.concatenate(self.after)
         origin = int(self.start.min())
         ready = np.full(len(self.start), origin, np.int64)
@@ -525,12 +527,12 @@ class _Table:
         above = np.full(len(order), -1, np.int64)
         has_row = row >= 0
         is_head, is_device = form == ScheduledNodes.HEAD, np.isin(form, (ScheduledNodes.DEVICE, ScheduledNodes.DELAY))
-        above[is_head] = places.tiles.parent[row[is_head]]
+        above[is_head] = places.segments.parent[row[is_head]]
         inner = has_row & ~is_head & ~is_device
         above[inner] = row[inner]
         launch = places.timeline.core["parent"][row[is_device]].astype(np.int64)
-        above[is_device] = np.where(launch >= 0, places.tiles.parent[np.maximum(launch, 0)], -1)
-        head = np.where(above >= 0, places.tiles.head_of[np.maximum(above, 0)], -1)
+        above[is_device] = np.where(launch >= 0, places.segments.parent[np.maximum(launch, 0)], -1)
+        head = np.where(above >= 0, places.segments.head_of[np.maximum(above, 0)], -1)
         parent = np.where(head >= 0, rank[np.maximum(head, 0)], -1)
         # A parent that would not come first (no length, same time) is no parent.
         return np.where(parent < np.arange(len(order)), parent, -1)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope.core import collectives
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.formats.chakra import (
     COLLECTIVE,
@@ -34,25 +35,25 @@ from stepscope.formats.graph import (
 from stepscope.formats.nesting import climb
 from stepscope.formats.tensors import NO_ARGUMENTS, Arguments
 from stepscope.formats.timeline import MISSING, Integers, Timeline
-from stepscope.traces.data_dependencies import data_dependencies
 from stepscope.traces.link import Link
+from stepscope.traces.operators import data_dependencies
 
 SIZE_CONVENTION = "bytes that one rank puts in"
 
-# The first that fits decides: a longer word stands before the shorter one it holds.
-_COMM_TYPES = (
-    ("allreduce", 0),
-    ("reducescatter", 7),
-    ("reduce", 1),
-    ("allgather", 2),
-    ("gather", 3),
-    ("scatter", 4),
-    ("broadcast", 5),
-    ("alltoall", 6),
-    ("barrier", 9),
+_COMM_TYPES = {
+    collectives.ALL_REDUCE: 0,
+    collectives.REDUCE: 1,
+    collectives.ALL_GATHER: 2,
+    collectives.GATHER: 3,
+    collectives.SCATTER: 4,
+    collectives.BROADCAST: 5,
+    collectives.ALL_TO_ALL: 6,
+    collectives.REDUCE_SCATTER: 7,
+    collectives.BARRIER: 9,
     # A kernel's name alone: NCCL runs all-to-all as sends and receives.
-    ("sendrecv", 6),
-)
+    collectives.SEND_RECV: 6,
+}
+"""Chakra's numbers of collectives."""
 
 
 class Communication(NamedTuple):
@@ -66,10 +67,7 @@ class Communication(NamedTuple):
 
 def comm_type(name: str) -> int | None:
     """Chakra's number of a collective, from the record's name or the kernel's; None where it is none of them."""
-    plain = name.lower().replace("_", "").replace(" ", "")
-    if plain.startswith("nccl"):
-        plain = plain.removeprefix("ncclkernel").removeprefix("nccldevkernel").removeprefix("nccl:")
-    return next((number for word, number in _COMM_TYPES if word in plain), None)
+    return _COMM_TYPES.get(collectives.find_collective(name.replace(" ", "")))
 
 
 class CommunicationReader:
@@ -195,7 +193,7 @@ def _known_groups(timeline: Timeline, link: Link | None) -> list[ProcessGroup]:
         with suppress(msgspec.ValidationError, ValueError):
             groups.update((group.name, group) for group in read_groups(table))
     block = timeline.blocks.get("collective")
-    if block is not None and "group_ranks" in block.columns:
+    if block is not None and {"group", "group_ranks"} <= block.columns.keys():
         _add_listed(timeline, block.columns["group"].tolist(), block.columns["group_ranks"].tolist(), groups)
     return list(groups.values())
 
@@ -222,17 +220,9 @@ def _product(count: int | None, each: int | None) -> int | None:
 
 
 _FIELDS = (
-    "rf_id",
-    "seq_id",
-    "fw_parent",
-    "scope",
-    "tid",
-    "fw_tid",
-    "op_schema",
-    "kernel_backend",
-    "kernel_file",
+    "rf_id", "seq_id", "fw_parent", "scope", "tid", "fw_tid", "op_schema", "kernel_backend", "kernel_file",
     "tensor_range",
-)
+)  # fmt: skip
 _OWN = frozenset((*_FIELDS, "start_ns", "duration_ns"))
 
 
@@ -301,7 +291,7 @@ def _groups_of(said: Mapping[str, Any], warnings: list[str]) -> tuple[ProcessGro
 def chakra_of_graph(graph: Graph) -> ChakraTrace:
     """A graph without a timeline as Chakra nodes: calls, arguments, order on each thread, data dependencies; no times.
 
-    Times and device work need a timeline: see `chakra_convert`.
+    Times and device work need a timeline: see the module chakra_convert.
     """
     waits = _waits(graph)
     nodes = [_chakra_node(graph, node, waits.get(node.id, ())) for node in graph.nodes]
@@ -363,8 +353,8 @@ def _chakra_node(graph: Graph, node: Node, waits: tuple[int, ...]) -> ChakraNode
         data_deps=waits,
         start_us=((node.start_ns or 0) + 500) // 1000,
         duration_us=((node.duration_ns or 0) + 500) // 1000,
-        inputs=_texts_of(graph, node, node.inputs),
-        outputs=_texts_of(graph, node, node.outputs),
+        inputs=texts_of(node, node.inputs, graph.where),
+        outputs=texts_of(node, node.outputs, graph.where),
         attributes=attributes,
     )
 
@@ -375,9 +365,10 @@ def _can_be_written(name: str, value: Any) -> bool:
     return isinstance(value, bool | int | float | str | bytes) or (isinstance(value, list) and bool(value))
 
 
-def _texts_of(graph: Graph, node: Node, arguments: Arguments) -> TextArguments | None:
+def texts_of(node: Node, arguments: Arguments, where: str = "") -> TextArguments | None:
+    """None for a side without arguments; BadInputError where they cannot be read."""
     try:
         texts = arguments.texts()
     except ValueError as error:
-        raise wrong_arguments(node, error, graph.where) from error
+        raise wrong_arguments(node, error, where) from error
     return TextArguments(*texts) if len(texts[2]) > 2 else None

@@ -10,7 +10,7 @@ from json import JSONDecodeError, JSONDecoder
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.nccl_tests.output import (
+from stepscope.formats.nccl_tests import (
     FOREIGN_HINT,
     PARTIAL_HINT,
     SPLIT_HINT,
@@ -20,7 +20,7 @@ from stepscope.formats.nccl_tests.output import (
     Placement,
     find_program,
     format_version_code,
-    parse_number,
+    make_row,
     parse_rate,
 )
 
@@ -34,11 +34,13 @@ _KEPT_VARIABLES = re.compile(r"[NR]CCL_(?!COMM_ID|DEBUG_FILE|HOSTID)\w+")
 
 
 class _Placed(msgspec.Struct):
+    """One placement, by the titles of the text."""
+
     time: float | str | None = None
-    cpu_time: float | str | None = None
-    alg_bw: float | str = "nan"
-    bus_bw: float | str = "nan"
-    nwrong: float | None = None
+    cputime: float | str | None = msgspec.field(name="cpu_time", default=None)
+    algbw: float | str = msgspec.field(name="alg_bw", default="nan")
+    busbw: float | str = msgspec.field(name="bus_bw", default="nan")
+    wrong: float | None = msgspec.field(name="nwrong", default=None)
 
 
 class _Iterations(msgspec.Struct):
@@ -94,10 +96,7 @@ class _File(msgspec.Struct):
 
 
 def parse_nccl_json(text: str, *, where: str, partial: bool = False) -> NcclOutput:
-    """Raises BadInputError with the place and the rule that it breaks.
-
-    With `partial`, a file that was cut off gives the rows that are whole, and `remarks` say so.
-    """
+    """As `parse_nccl_text`; of a file that was cut off, `partial` keeps the rows that are whole."""
     remarks: list[str] = []
     try:
         file = msgspec.json.decode(text, type=_File)
@@ -142,32 +141,19 @@ def _foreign(error: Exception, where: str) -> BadInputError:
 
 
 def _convert_row(item: _Row, place: str, where: str) -> Iterator[NcclRow]:
+    shared = msgspec.structs.asdict(item) | {"iterations": item.actual_iterations}
     sides: tuple[tuple[Placement, _Placed | None, _Iterations | None], ...] = (
         ("out_of_place", item.out_of_place, item.out_of_place_per_iter),
         ("in_place", item.in_place, item.in_place_per_iter),
     )
-    for placement, placed, iterations in sides:
+    for placement, placed, single in sides:
         if placed is None:
             continue
+        block = msgspec.structs.asdict(placed) | {"times_us": single.times_us if single else []}
+        if placed.wrong is not None:
+            block["#wrong"] = placed.wrong
         try:
-            time_us = placed.time if placed.time is not None else placed.cpu_time
-            if time_us is None:
-                raise ValueError("`time` is missing")
-            yield NcclRow(
-                where=f"{place}.{placement}",
-                placement=placement,
-                size_bytes=item.size,
-                count=item.count,
-                dtype=item.type,
-                redop=item.redop.strip() or "none",
-                root=int(item.root),
-                time_s=parse_number(str(time_us), "time") * 1e-6,
-                algbw_bytes_per_s=parse_rate(placed.alg_bw),
-                busbw_bytes_per_s=parse_rate(placed.bus_bw),
-                wrong=int(placed.nwrong) if placed.nwrong is not None else None,
-                iterations=item.actual_iterations,
-                iteration_s=[time * 1e-6 for time in iterations.times_us] if iterations is not None else [],
-            )
+            yield make_row(f"{place}.{placement}", placement, shared, block)
         except ValueError as error:
             raise BadInputError(str(error), hint="repeat the test", where=f"{where}: {place}.{placement}") from error
 

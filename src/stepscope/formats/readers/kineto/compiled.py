@@ -20,7 +20,8 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from stepscope.formats.machine_code import part
-from stepscope.formats.native.json_text import (
+from stepscope.formats.nesting import walk_stack
+from stepscope.formats.readers.kineto.json_text import (
     BRACE,
     BRACE_END,
     BRACKET,
@@ -53,7 +54,6 @@ from stepscope.formats.native.json_text import (
     value_end,
     word_at,
 )
-from stepscope.formats.nesting import walk_stack
 from stepscope.formats.readers.kineto.scanner import (
     ARGS,
     ARGUMENTS_TEXT,
@@ -77,21 +77,14 @@ from stepscope.formats.readers.kineto.scanner import (
 from stepscope.formats.readers.kineto.tolerant import MEMORY_EVENT
 from stepscope.formats.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, INSTANT, KERNEL, MEMORY, SET, SYNC
 
-ROWS, TEXTS, POOL_USED, THREADS, ODD, LOOKED, WRITTEN = (
-    8 * int(Field[name]) for name in ("ROWS", "TEXTS", "POOL_USED", "THREADS", "ODD", "LOOKED", "WRITTEN")
-)
-KEY_SLOTS, CATEGORY_SLOTS = 8 * int(Field.KEY_SLOTS), 8 * int(Field.CATEGORY_SLOTS)
-KEY_COLUMN, KEY_FORM, CATEGORY_KIND = 8 * int(Field.KEY_COLUMN), 8 * int(Field.KEY_FORM), 8 * int(Field.CATEGORY_KIND)
-LITERALS, LITERAL_SIZE, LITERAL_KEY = 8 * int(Field.LITERALS), 8 * int(Field.LITERAL_SIZE), 8 * int(Field.LITERAL_KEY)
-START_OF_RECORD, SLOTS, SLOT_MASK = 8 * int(Field.START_OF_RECORD), 8 * int(Field.SLOTS), 8 * int(Field.SLOT_MASK)
-POOL, BOUNDS, ESCAPED = 8 * int(Field.POOL), 8 * int(Field.BOUNDS), 8 * int(Field.ESCAPED)
-THREAD_SLOTS, THREAD_MASK = 8 * int(Field.THREAD_SLOTS), 8 * int(Field.THREAD_MASK)
-THREAD_CODES, THREAD_LIMIT = 8 * int(Field.THREAD_CODES), 8 * int(Field.THREAD_LIMIT)
-TABLE, WIDTH, FLOATS, FLOAT_WIDTH = (8 * int(Field[name]) for name in ("TABLE", "WIDTH", "FLOATS", "FLOAT_WIDTH"))
-ODD_LIST, START_AT, END_AT, KIND_AT = (8 * int(Field[name]) for name in ("ODD_LIST", "START_AT", "END_AT", "KIND_AT"))
-NAME_AT, THREAD_AT, DEVICE_AT = (8 * int(Field[name]) for name in ("NAME_AT", "THREAD_AT", "DEVICE_AT"))
-STREAM_AT, ARGUMENTS_AT = 8 * int(Field.STREAM_AT), 8 * int(Field.ARGUMENTS_AT)
-WAIT_STREAM_AT = 8 * int(Field.WAIT_STREAM_AT)
+(
+    ROWS, TEXTS, POOL_USED, THREADS, ODD, LOOKED, KEY_SLOTS, KEY_MASK, KEY_BYTES, KEY_BEGIN, KEY_COLUMN, KEY_FORM,
+    CATEGORY_SLOTS, CATEGORY_MASK, CATEGORY_BYTES, CATEGORY_BEGIN, CATEGORY_KIND, LITERALS, LITERAL_SIZE,
+    LITERAL_KEY, START_OF_RECORD, SLOTS, SLOT_MASK, POOL, BOUNDS, ESCAPED, THREAD_SLOTS, THREAD_MASK, THREAD_CODES,
+    THREAD_LIMIT, TABLE, WIDTH, FLOATS, FLOAT_WIDTH, ODD_LIST, WRITTEN, START_AT, END_AT, KIND_AT, NAME_AT,
+    THREAD_AT, DEVICE_AT, STREAM_AT, ARGUMENTS_AT, WAIT_STREAM_AT,
+) = (8 * int(field) for field in Field)  # fmt: skip
+"""Bytes from the beginning of the workspace, in the order of `Field`."""
 
 _NO_STREAM = 4294967295
 _FIRST_DEVICE_KIND, _LAST_DEVICE_KIND = min(DEVICE_KINDS), max(DEVICE_KINDS)
@@ -102,6 +95,11 @@ START_OF_ARGUMENTS = 3
 
 # What `_next_key` answers beside a key's number and UNKNOWN_KEY.
 END, BROKEN = -2, -3
+
+NO_TIME = 1 << 62
+"""No time reaches it."""
+ARROWS = (115, 116, 102)
+"""Phases s, t and f."""
 
 _MEMORY_NAME = np.uint64(int.from_bytes(MEMORY_EVENT.encode(), "little"))
 
@@ -344,11 +342,120 @@ def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid
             put_number(wait, -1)
 
 
+@part
+def _read_fields(
+    work: int, record: int, size: int, row: int, reals: int
+) -> tuple[int, bool, int, int, tuple[int, int, int], tuple[int, int, int, int], tuple[int, int]]:
+    """From the opening brace of a record to behind its closing one; whether all that stands there is usual; its phase
+    (0: none) and kind (−1: unknown); where its name begins and ends and whether that has escapes; the same of process
+    and thread; its time (below the limit where it has none) and duration (−1). Arguments are written into the row."""
+    start_of_record = number_at(work + START_OF_RECORD)
+    usual, skip, filled = True, False, False
+    phase, kind = 0, -1
+    name_begin = name_end = name_escaped = -1
+    pid_begin = pid_end = tid_begin = tid_end = -1
+    time_ns, duration_ns = NO_TIME, -1
+    before, seen = start_of_record, 0
+    place = record + 1
+    while True:
+        key, place = _next_key(work, place, size, before, 1)
+        if key == END:
+            break
+        value = place
+        if key >= 0:
+            usual = seen & (1 << key) == 0
+            seen |= 1 << key
+        if key == BROKEN or not usual:
+            usual = False
+            break
+        if key == ARGS and not skip:
+            if byte_at(value) != BRACE:
+                usual = False
+                break
+            _clear(work, row, reals)
+            filled = True
+            place, known = _read_arguments(work, value, size, row, reals, record)
+            if place >= 0 and known == 0 and number_at(work + ARGUMENTS_AT) >= 0:
+                code = _intern(work, value, place, ARGUMENTS_TEXT)
+                put_number(row + 8 * number_at(work + ARGUMENTS_AT), code)
+                usual = code >= 0
+        elif key == TS:
+            time_ns, place = parse_time(value, size)
+        elif key == DUR:
+            duration_ns, place = parse_time(value, size)
+        elif key == NAME and byte_at(value) == QUOTE:
+            name_begin = value + 1
+            name_end, name_escaped = string_end(name_begin, size)
+            place = name_end + 1 if name_end >= 0 else -1
+        else:
+            place = value_end(value, size)
+            if PH <= key <= TID and place >= 0:
+                usual = _has_its_type(key, value, place)
+            if key == PH:
+                phase = byte_at(value + 1) if place - value == 3 else 0
+                skip = phase in ARROWS
+            elif key == CAT and place >= 0 and usual:
+                number = find_key(value + 1, place - 1, work + CATEGORY_SLOTS)
+                kind = number_at(number_at(work + CATEGORY_KIND) + 8 * number) if number >= 0 else -1
+            elif key == PID:
+                pid_begin, pid_end = value, place
+            elif key == TID:
+                tid_begin, tid_end = value, place
+        if place < 0 or not usual:
+            usual = False
+            break
+        before = key if key >= 0 else start_of_record + 1
+    if usual and not filled and not skip:
+        _clear(work, row, reals)
+    name, thread = (name_begin, name_end, name_escaped), (pid_begin, pid_end, tid_begin, tid_end)
+    return place, usual, phase, kind, name, thread, (time_ns, duration_ns)
+
+
+@part
+def _finish_row(
+    work: int, row: int, size: int, phase: int, kind: int,
+    name: tuple[int, int, int], thread: tuple[int, int, int, int], times: tuple[int, int],
+) -> bool:  # fmt: skip
+    """Write what is no argument into the row; False where the record is none that is understood here."""
+    name_begin, name_end, name_escaped = name
+    time_ns, duration_ns = times
+    instant = phase == 105 and kind == INSTANT
+    if not (
+        ((phase == 88 and duration_ns >= 0) or instant)
+        and time_ns != NO_TIME
+        and kind >= 0
+        and 0 <= name_end - name_begin < 65536
+        and name_begin >= 0
+        and thread[0] >= 0
+        and thread[2] >= 0
+    ):
+        return False
+    if _FIRST_DEVICE_KIND <= kind <= _LAST_DEVICE_KIND or kind in (DEVICE_ANNOTATION, SYNC):
+        _place_on_device(work, row, kind, *thread, size)
+    else:
+        put_number(row + 8 * number_at(work + STREAM_AT), -1)
+        if instant and name_end - name_begin == 8 and word_at(name_begin) == _MEMORY_NAME:
+            kind = MEMORY
+        else:
+            put_number(row + 8 * number_at(work + DEVICE_AT), -1)
+        if not is_whole(thread[0], thread[1], size) or not is_whole(thread[2], thread[3], size):
+            return False  # threads with anything but a whole number are few
+        number = _find_thread(work, *thread)
+        put_number(row + 8 * number_at(work + THREAD_AT), number)
+        if number < 0:
+            return False
+    code = _intern(work, name_begin, name_end, name_escaped)
+    put_number(row + 8 * number_at(work + START_AT), time_ns)
+    put_number(row + 8 * number_at(work + END_AT), time_ns if instant else time_ns + duration_ns)
+    put_number(row + 8 * number_at(work + KIND_AT), kind)
+    put_number(row + 8 * number_at(work + NAME_AT), code)
+    return code >= 0
+
+
 def scan(work: int, begin: int, size: int) -> int:
     """Read whole records separated by commas from `begin` to `size` (addresses). Returns how far it came: `size` unless
     the text is broken there."""
     place = begin
-    start_of_record = number_at(work + START_OF_RECORD)
     while True:
         while place < size and byte_at(place) in (SPACE, NEWLINE, 13, 9, COMMA):
             place += 1
@@ -356,117 +463,16 @@ def scan(work: int, begin: int, size: int) -> int:
             return size
         if byte_at(place) != BRACE:
             return place
-        record = place
-        row_number = number_at(work + ROWS)
+        record, row_number = place, number_at(work + ROWS)
         row = number_at(work + TABLE) + 8 * row_number * number_at(work + WIDTH)
         reals = number_at(work + FLOATS) + 8 * row_number * number_at(work + FLOAT_WIDTH)
-        filled = False
-        usual = True
-        skip = False
-        phase = 0
-        kind = -1
-        name_begin = name_end = name_escaped = -1
-        pid_begin = pid_end = tid_begin = tid_end = -1
-        time_ns = 0
-        duration_ns = -1
-        has_time = False
-        before = start_of_record
-        seen = 0
-        place += 1
-        while True:
-            key, place = _next_key(work, place, size, before, 1)
-            if key == END:
-                break
-            if key == BROKEN:
-                usual = False
-                break
-            value = place
-            if key >= 0:
-                usual = seen & (1 << key) == 0
-                seen |= 1 << key
-                if not usual:
-                    break
-            if key == ARGS and not skip:
-                if byte_at(value) != BRACE:
-                    usual = False
-                    break
-                if not filled:
-                    _clear(work, row, reals)
-                    filled = True
-                place, known = _read_arguments(work, value, size, row, reals, record)
-                if place >= 0 and known == 0 and number_at(work + ARGUMENTS_AT) >= 0:
-                    code = _intern(work, value, place, ARGUMENTS_TEXT)
-                    put_number(row + 8 * number_at(work + ARGUMENTS_AT), code)
-                    usual = code >= 0
-            elif key == TS:
-                time_ns, place = parse_time(value, size)
-                has_time = place >= 0
-            elif key == DUR:
-                duration_ns, place = parse_time(value, size)
-            elif key == NAME and byte_at(value) == QUOTE:
-                name_begin = value + 1
-                name_end, name_escaped = string_end(name_begin, size)
-                place = name_end + 1 if name_end >= 0 else -1
-            else:
-                place = value_end(value, size)
-                if PH <= key <= TID and place >= 0:
-                    usual = _has_its_type(key, value, place)
-                if key == PH:
-                    phase = byte_at(value + 1) if place - value == 3 else 0
-                    skip = phase in (115, 116, 102)  # s, t, f: arrows
-                elif key == CAT and place >= 0 and usual:
-                    number = find_key(value + 1, place - 1, work + CATEGORY_SLOTS)
-                    kind = number_at(number_at(work + CATEGORY_KIND) + 8 * number) if number >= 0 else -1
-                elif key == PID:
-                    pid_begin, pid_end = value, place
-                elif key == TID:
-                    tid_begin, tid_end = value, place
-            if place < 0 or not usual:
-                usual = False
-                break
-            before = key if key >= 0 else start_of_record + 1
-        if usual and (skip or phase == 77):
-            usual = name_end <= name_begin or (is_utf8(name_begin, name_end) and not name_escaped)
-        if usual and skip:
-            continue
-        if usual and phase == 77:  # M: only names of threads matter
-            if name_end - name_begin != 11 or byte_at(name_begin) != 116:
+        place, usual, phase, kind, name, thread, times = _read_fields(work, record, size, row, reals)
+        if usual and (phase in ARROWS or phase == 77):  # M: only names of threads matter
+            usual = name[1] <= name[0] or (is_utf8(name[0], name[1]) and name[2] == 0)
+            if usual and (phase != 77 or name[1] - name[0] != 11 or byte_at(name[0]) != 116):
                 continue
             usual = False
-        instant = phase == 105 and kind == INSTANT
-        usual = (
-            usual
-            and ((phase == 88 and duration_ns >= 0) or instant)
-            and has_time
-            and kind >= 0
-            and 0 <= name_end - name_begin < 65536
-            and name_begin >= 0
-            and pid_begin >= 0
-            and tid_begin >= 0
-        )
-        if usual:
-            if not filled:
-                _clear(work, row, reals)
-            if _FIRST_DEVICE_KIND <= kind <= _LAST_DEVICE_KIND or kind in (DEVICE_ANNOTATION, SYNC):
-                _place_on_device(work, row, kind, pid_begin, pid_end, tid_begin, tid_end, size)
-            else:
-                put_number(row + 8 * number_at(work + STREAM_AT), -1)
-                if instant and name_end - name_begin == 8 and word_at(name_begin) == _MEMORY_NAME:
-                    kind = MEMORY
-                else:
-                    put_number(row + 8 * number_at(work + DEVICE_AT), -1)
-                if not is_whole(pid_begin, pid_end, size) or not is_whole(tid_begin, tid_end, size):
-                    usual = False  # threads with anything but a whole number are few
-                else:
-                    thread = _find_thread(work, pid_begin, pid_end, tid_begin, tid_end)
-                    put_number(row + 8 * number_at(work + THREAD_AT), thread)
-                    usual = thread >= 0
-        name = _intern(work, name_begin, name_end, name_escaped) if usual else -1
-        if name >= 0:
-            put_number(row + 8 * number_at(work + START_AT), time_ns)
-            put_number(row + 8 * number_at(work + END_AT), time_ns if instant else time_ns + duration_ns)
-            put_number(row + 8 * number_at(work + KIND_AT), kind)
-            put_number(row + 8 * number_at(work + NAME_AT), name)
+        if usual and _finish_row(work, row, size, phase, kind, name, thread, times):
             put_number(work + ROWS, row_number + 1)
             continue
         # Not usual: give the record away whole.

@@ -13,10 +13,18 @@ import msgspec
 
 from stepscope.core.dtypes import dtype_name
 from stepscope.core.errors import BadInputError, UsageError, unknown_name
+from stepscope.core.files import open_regular
 from stepscope.core.units import format_bandwidth, format_duration
-from stepscope.formats.nccl_tests.json_file import parse_nccl_json
-from stepscope.formats.nccl_tests.output import FOREIGN_HINT, OPERATIONS, NcclOutput, NcclRank, NcclRow, Operation
-from stepscope.formats.nccl_tests.text import parse_nccl_text
+from stepscope.formats.nccl_json import parse_nccl_json
+from stepscope.formats.nccl_tests import (
+    FOREIGN_HINT,
+    OPERATIONS,
+    NcclOutput,
+    NcclRank,
+    NcclRow,
+    Operation,
+    parse_nccl_text,
+)
 from stepscope.records import (
     Benchmark,
     Case,
@@ -74,20 +82,11 @@ class PreparedImport(NamedTuple):
     request: dict[str, Any]
 
 
-def import_nccl_tests(
-    path: Path, store: Path, *, operation: str | None = None, name: str | None = None, partial: bool = False
-) -> StoredRun:
-    """One test's output as a complete run. Nothing is written where the file breaks a rule.
-
-    `operation` is needed only where the file does not tell; `name` becomes part of the run's id.
-    """
-    return write_import(prepare_import(path, operation=operation, partial=partial), store, name=name)
-
-
 def prepare_import(path: Path, *, operation: str | None = None, partial: bool = False) -> PreparedImport:
     """Reads the file and checks it; writes nothing."""
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
     except OSError as error:
         raise BadInputError(f"cannot read {path.name}: {error.strerror}", where=str(path)) from error
     output = parse_nccl_output(data.decode("utf-8", errors="replace"), where=str(path), partial=partial)

@@ -1,1 +1,0 @@
-"""Loops that are compiled. These modules are imported only inside functions."""

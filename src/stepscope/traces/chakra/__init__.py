@@ -1,1 +1,0 @@
-"""Linked timelines and graphs made into Chakra graphs, and Chakra graphs made into operator graphs."""
