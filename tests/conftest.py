@@ -32,6 +32,9 @@ LONGEST_FIRST = (
     "cli/test_verdict_commands.py",
     "launch/test_local.py",
     "analyze/test_pairs.py",
+    "house/test_recipes.py",
+    "traces/test_chakra_convert.py",
+    "traces/test_kineto.py",
 )
 """Files that take most of the time: begun last, one of them would keep one worker busy after the others are done."""
 
