@@ -154,7 +154,12 @@ def check_report(trial: Trial, out: bytes, rank: int, kinds: set[str], *, in_cas
 def lose_rank(trial: Trial, launcher: str, rank: int, number: signal.Signals, *, joined: bool) -> None:
     with trial.start(LAUNCHERS[launcher]) as process:
         find = (lambda: trial.pid_in_case(rank)) if joined else (lambda: trial.pid_at_start(rank, launcher))
-        os.kill(wait_until(find, f"rank {rank}"), number)
+
+        def find_while_it_runs() -> int | None:
+            expect(process.poll() is None, f"the command ended with {process.returncode} before the fault")
+            return find()
+
+        os.kill(wait_until(find_while_it_runs, f"rank {rank}", limit_s=180.0, poll_s=0.02), number)
         out, _ = process.communicate(timeout=END_LIMIT_S)
         expect(process.returncode != 0, "exit code 0")
         kinds = {"rank_died"} if number == signal.SIGKILL else {"rank_hung"}

@@ -59,7 +59,7 @@ def test_some_sizes_may_be_too_large(stepscope: Stepscope) -> None:
 def test_skips_alone_are_told_loudly(stepscope: Stepscope, flags: tuple[str, ...]) -> None:
     answer = stepscope(*COMMS, "--backend", "fake", "--wire", "bf16", *flags)
     assert answer.code == 0
-    assert "warning: nothing was measured: all 6 cases were skipped. The first: the fake backend" in answer.err
+    assert "warning: nothing was measured: all 6 cases were skipped. The first: quantised" in answer.err
 
 
 OPEN_MPI = {

@@ -209,7 +209,7 @@ def test_compiled_loops_are_loaded_where_they_run() -> None:
     compiled = {
         ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in MODULES if is_compiled(path)
     }
-    assert len(compiled) > 2
+    assert len(compiled) > 1
     at_top = [
         place
         for path, name, inside, place in every_import()

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from stepscope.core.errors import ExitCode, StepscopeError
-from stepscope.launch.watch import RankWatch, as_error, describe_lost_rank
+from stepscope.launch.watch import RankWatch, as_error, clear_evidence, describe_lost_rank
 from stepscope.launch.watchdog import TERMINATED, write_rank_failure
 from stepscope.launch.worker import RankSession
 from stepscope.store import RANKS_FOLDER, record_failure
@@ -38,6 +38,7 @@ def companion(
     folder: Path, ranks: int, hang_limit_s: float, report: Callable[[StepscopeError], object]
 ) -> Iterator[None]:
     """Beside rank 0 until the block ends: from then on this process reports for itself."""
+    clear_evidence(folder)
     reader, writer = os.pipe()
     rank_0 = os.getpid()
     if os.fork() == 0:

@@ -24,7 +24,7 @@ from stepscope.core.errors import (
 )
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.server import RankEvent
-from stepscope.launch.watch import LAST_LINES, RankWatch, as_error, find_causes, last_lines, read_from
+from stepscope.launch.watch import LAST_LINES, RankWatch, as_error, clear_evidence, find_causes, last_lines, read_from
 from stepscope.launch.watchdog import describe_activity, log_path, read_beat, read_rank_failure, start_child
 from stepscope.records import Failure
 from stepscope.store import RANKS_FOLDER, StoredRun, record_failure
@@ -52,9 +52,7 @@ def launch_local(
     recorded in the folder and raised; what was finished stays and can be resumed.
     """
     ranks_folder = folder / RANKS_FOLDER
-    ranks_folder.mkdir(exist_ok=True)
-    for stale in [*ranks_folder.glob("*.beat"), *ranks_folder.glob("*.failure.json")]:
-        stale.unlink()
+    clear_evidence(folder)
     with (ranks_folder / LAUNCHER_LOG).open("ab") as log:
         log_start = log.tell()
         supervisor = _Supervisor(_start(folder, target, ranks, hang_limit_s, log), folder, ranks, hang_limit_s, on_poll)

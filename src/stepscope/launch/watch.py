@@ -100,6 +100,14 @@ class RankWatch:
         )
 
 
+def clear_evidence(folder: Path) -> None:
+    """What an earlier attempt left explains nothing of this one. To be called before there are ranks."""
+    ranks_folder = folder / RANKS_FOLDER
+    ranks_folder.mkdir(exist_ok=True)
+    for stale in [*ranks_folder.glob("*.beat"), *ranks_folder.glob("*.failure.json")]:
+        stale.unlink()
+
+
 def as_error(failure: Failure) -> StepscopeError:
     kind = RankHungError if failure.kind == "rank_hung" else RankDiedError
     return kind(failure.message, hint=failure.hint, where=failure.where or f"rank {failure.rank}")

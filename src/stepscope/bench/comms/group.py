@@ -59,6 +59,9 @@ class ObjectCall(NamedTuple):
     """What this member must get; a fake process group delivers it."""
 
 
+PING_PONG_WAITS = "a ping-pong waits for its answer: it has no non-blocking mode"
+
+
 class Bound(NamedTuple):
     """A call ready to be made as often as wanted."""
 
@@ -98,17 +101,30 @@ class World(Control, Protocol):
         """What really carries the data, as loaded: name, version, file where known."""
 
 
-def bind_in_turn(parts: Sequence[Bound], composed: str | None = None) -> Bound:
-    """One after the other when waited for; all under way at once when not."""
+def bind_in_turn(parts: Sequence[Bound], composed: str | None = None, *, refusal: str | None = None) -> Bound:
+    """One after the other when waited for; all under way at once when not, or refused with this reason."""
 
     def run() -> None:
         for part in parts:
             part.run()
 
     def start() -> list[Waitable]:
+        if refusal is not None:
+            raise UnsupportedCallError(refusal)
         return [work for part in parts for work in part.start()]
 
     return Bound(run, start, composed)
+
+
+def bind_together(parts: Sequence[Bound], note: str) -> Bound:
+    """All started before the first is waited for."""
+    together = bind_in_turn(parts, f"{len(parts)} started together; {note}")
+
+    def run() -> None:
+        for work in together.start():
+            work.wait()
+
+    return together._replace(run=run)
 
 
 def bind_call(group: Any, call: Call, backend: str) -> Bound:
@@ -120,11 +136,8 @@ def bind_call(group: Any, call: Call, backend: str) -> Bound:
     if not made_of:
         raise UnsupportedCallError(f"{backend} has no {name}")
     parts = [bind_call(group, call._replace(operation=find_operation(step)), backend) for step in made_of]
-
-    def start() -> Sequence[Waitable]:
-        raise UnsupportedCallError(f"{name} is several steps, each of which waits: it has no non-blocking mode")
-
-    return bind_in_turn(parts, ", then ".join(made_of))._replace(start=start)
+    refusal = f"{name} is several steps, each of which waits: it has no non-blocking mode"
+    return bind_in_turn(parts, ", then ".join(made_of), refusal=refusal)
 
 
 def before(action: Callable[[], Any], bound: Bound, composed: str | None = None) -> Bound:

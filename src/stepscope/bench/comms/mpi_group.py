@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.bench.comms.group import (
+    PING_PONG_WAITS,
     Bound,
     Call,
     Message,
@@ -17,6 +18,8 @@ from stepscope.bench.comms.group import (
     Waitable,
     before,
     bind_call,
+    bind_in_turn,
+    bind_together,
     list_messages,
 )
 from stepscope.core.errors import MissingDependencyError, UsageError
@@ -107,17 +110,7 @@ class MpiGroup:
 
     def bind(self, calls: Sequence[Call]) -> Bound:
         parts = [self._bind_one(call) for call in calls]
-        if len(parts) == 1:
-            return parts[0]
-
-        def start() -> list[Waitable]:
-            return [work for part in parts for work in part.start()]
-
-        def run() -> None:
-            for work in start():
-                work.wait()
-
-        return Bound(run, start, f"{len(parts)} started together; MPI coalesces nothing")
+        return parts[0] if len(parts) == 1 else bind_together(parts, "MPI coalesces nothing")
 
     def _bind_one(self, call: Call) -> Bound:
         if call.input.device.type != "cpu":
@@ -267,21 +260,13 @@ class MpiGroup:
 
     def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
         """The openers send first, the others answer."""
-        turns: list[Callable[[], Any]] = []
+        turns: list[Bound] = []
         for message in sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers)):
             buffer, tag = self._buffer(message.tensor), message.tag
             send = partial(self._comm.Send, buffer, dest=message.member, tag=tag)
             receive = partial(self._comm.Recv, buffer, source=message.member, tag=tag)
-            turns.append(send if message.sends else receive)
-
-        def run() -> None:
-            for turn in turns:
-                turn()
-
-        def start() -> Sequence[Waitable]:
-            raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
-
-        return Bound(run, start)
+            turns.append(Bound(send if message.sends else receive, list))
+        return bind_in_turn(turns, refusal=PING_PONG_WAITS)
 
     def exchange_objects(self, call: ObjectCall) -> list[Any]:
         """mpi4py pickles too, by its methods with small letters."""

@@ -100,11 +100,15 @@ def plan_all_reduce(shape: Shape) -> Traffic:
     return _all_alike(shape, bus=(bus_factor("all_reduce", shape.members) or 0.0) * shape.elements)
 
 
+def _at_root(traffic: Traffic, root: int) -> Traffic:
+    """Only the root gets what all would get."""
+    outputs = tuple(count if member == root else 0 for member, count in enumerate(traffic.outputs))
+    sources = tuple(segments if member == root else () for member, segments in enumerate(traffic.sources))
+    return traffic._replace(outputs=outputs, sources=sources)
+
+
 def plan_reduce(shape: Shape) -> Traffic:
-    alike = _all_alike(shape, bus=shape.elements)
-    outputs = tuple(count if member == shape.root else 0 for member, count in enumerate(alike.outputs))
-    sources = tuple(segments if member == shape.root else () for member, segments in enumerate(alike.sources))
-    return alike._replace(outputs=outputs, sources=sources)
+    return _at_root(_all_alike(shape, bus=shape.elements), shape.root)
 
 
 def plan_broadcast(shape: Shape) -> Traffic:
@@ -181,10 +185,7 @@ def exchange_pieces(pieces: tuple[tuple[int, ...], ...]) -> Traffic:
 
 
 def plan_gather(shape: Shape) -> Traffic:
-    alike = _gathered(_even_chunks(shape))
-    outputs = tuple(count if member == shape.root else 0 for member, count in enumerate(alike.outputs))
-    sources = tuple(segments if member == shape.root else () for member, segments in enumerate(alike.sources))
-    return alike._replace(outputs=outputs, sources=sources)
+    return _at_root(_gathered(_even_chunks(shape)), shape.root)
 
 
 def plan_scatter(shape: Shape) -> Traffic:

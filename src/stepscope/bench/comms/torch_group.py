@@ -8,16 +8,17 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.bench.comms.group import (
+    PING_PONG_WAITS,
     Bound,
     Call,
     Message,
     ObjectCall,
     Then,
-    UnsupportedCallError,
     Waitable,
     before,
     bind_call,
     bind_in_turn,
+    bind_together,
     list_messages,
 )
 from stepscope.run.control import TorchControl
@@ -58,13 +59,7 @@ class TorchGroup:
         name = calls[0].operation.name
         manager = getattr(self._dist, "_coalescing_manager", None)
         if manager is None or name not in {"all_reduce", "all_gather", "reduce_scatter"} or calls[0].form == "list":
-            together = bind_in_turn(parts, f"{len(parts)} started together; nothing coalesces them here")
-
-            def run_all() -> None:
-                for work in together.start():
-                    work.wait()
-
-            return together._replace(run=run_all)
+            return bind_together(parts, "nothing coalesces them here")
 
         def run() -> None:
             with manager(group=self._handle):
@@ -201,11 +196,7 @@ class TorchGroup:
     def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
         """The openers send first, the others answer."""
         turns = sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers))
-
-        def start() -> Sequence[Waitable]:
-            raise UnsupportedCallError("a ping-pong waits for its answer: it has no non-blocking mode")
-
-        return bind_in_turn([self._messages([message]) for message in turns])._replace(start=start)
+        return bind_in_turn([self._messages([message]) for message in turns], refusal=PING_PONG_WAITS)
 
     def exchange_objects(self, call: ObjectCall) -> list[Any]:
         size, root, dist, group = len(self.ranks), self.ranks[call.root], self._dist, self._handle

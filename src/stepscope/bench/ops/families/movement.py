@@ -186,10 +186,13 @@ class MemCopy(Operator):
         return {"source": source, "destination": on_host}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
+        source, destination = inputs["source"], inputs["destination"]
         pinned = shape["kind"].endswith("pinned")
-        return partial(torch.Tensor.copy_, inputs["destination"], inputs["source"], non_blocking=pinned)
+
+        def copy() -> None:
+            destination.copy_(source, non_blocking=pinned)
+
+        return copy
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Byte for byte, after the destination was cleared."""
@@ -215,9 +218,12 @@ class MemSet(Operator):
         return {"destination": maker.empty(shape["size"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
+        destination = inputs["destination"]
 
-        return partial(torch.zero_, inputs["destination"])
+        def clear() -> None:
+            destination.zero_()
+
+        return clear
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Byte for byte, after the destination was filled with something else."""
