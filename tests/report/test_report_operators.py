@@ -13,10 +13,12 @@ import pytest
 from page_structure import check
 from report_examples import make_case, make_ceilings, make_op, make_run, make_system, ops_runs, small_runs
 
+from stepscope.metrics import list_metrics
 from stepscope.records import Failure, KernelUse
 from stepscope.report import build_report, render_csv, render_html, render_json, render_markdown, render_text
 from stepscope.report.html import MAX_KERNELS, MAX_ROOFLINES
 from stepscope.report.plots import RooflinePlot, assign_colours, draw_roofline
+from stepscope.report.render import CSV_COLUMNS
 from stepscope.report.series import Roofline, RooflinePoint
 from stepscope.report.view import CaseView
 from stepscope.store import MeasuredCase
@@ -223,7 +225,8 @@ def test_csv_columns_were_added_at_the_end() -> None:
     of_models = ["loader_score", "input_share", "mfu", "peak_memory_bytes", "energy_j_per_example"]
     assert columns[columns.index("straggler_share") + 1 :][:5] == of_models
     assert columns[columns.index("energy_j_per_example") + 1] == "ttft_p50_s"
-    assert columns[columns.index("serving_missed_latency") + 1 :] == ["check"]
+    added = [name for name in list_metrics() if name not in CSV_COLUMNS]
+    assert columns[columns.index("serving_missed_latency") + 1 :] == ["check", *added]
 
 
 def make_point(intensity: float, flops_per_s: float, dtype: str = "bfloat16", cache: str = "cold") -> RooflinePoint:

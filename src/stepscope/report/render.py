@@ -402,5 +402,6 @@ CSV_COLUMNS = (
     "serving_tpot_p50_s", "serving_tpot_p95_s", "serving_tpot_p99_s",
     "serving_latency_p50_s", "serving_latency_p95_s", "serving_latency_p99_s",
     "serving_longest_queue", "serving_busy_share", "serving_missed_latency",
+    "check",
 )  # fmt: skip
 """In this order; columns may be added at the end, never moved: readers may count on it."""
