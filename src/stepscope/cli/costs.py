@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit, terminal_width
+from stepscope.cli.output import emit, suggest_for_file, terminal_width
 from stepscope.cli.report import chosen_runs
 from stepscope.core.errors import ExitCode, MissingDependencyError, UsageError
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
@@ -57,6 +57,8 @@ def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path, 
         write_collective_table(output, fit.costs)
     data = {**_as_data(fit), "output": str(output) if output else None}
     emit(data, "" if as_json else _format(fit, output), as_json=as_json)
+    if output is not None and not as_json:
+        suggest_for_file(output)
     return ExitCode.DONE
 
 

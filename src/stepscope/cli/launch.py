@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from stepscope.cli.options import Duration, json_option
-from stepscope.cli.output import emit, print_error
+from stepscope.cli.output import emit, print_error, suggest
 from stepscope.core.errors import ExitCode, LaunchError, RankDiedError, RankHungError, StepscopeError, UsageError
 from stepscope.core.files import write_output
 
@@ -62,6 +62,8 @@ def sbatch(
     job_id = submit(script) if submitting else None
     text = f"submitted job {job_id}" if job_id else str(output) if output else script
     emit({"script": script, "output": str(output) if output else None, "job": job_id}, text, as_json=as_json)
+    if not as_json and (job_id or output):
+        suggest(f"squeue --job {job_id}" if job_id else f"sbatch {shlex.quote(str(output))}")
     return ExitCode.DONE
 
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option
-from stepscope.cli.output import emit, narrate, terminal_width
+from stepscope.cli.output import emit, narrate, suggest_for_file, terminal_width
 from stepscope.cli.trace_diff import diff
 from stepscope.cli.trace_files import convert, link
 from stepscope.cli.trace_options import Progress, engine_options, open_traces, source_argument, step_options
@@ -79,6 +79,8 @@ def report(*, output: Path, as_json: bool, **options: Any) -> int:
     data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
     said = [job.damage, answer.sentence] if job.damage is not None else [answer.sentence]
     emit(data, "\n".join([*said, f"the page is in {output}"]), as_json=as_json)
+    if not as_json:
+        suggest_for_file(output)
     return ExitCode.DONE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import FiniteRange, json_option
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, narrate, suggest, suggest_for_file
 from stepscope.cli.trace_options import open_traces, parse_numbers, require_numpy, step_options
 from stepscope.core.errors import ExitCode, StoreWriteError, UsageError
 from stepscope.core.files import output_file
@@ -98,6 +99,10 @@ def convert(
         else:
             data = notes | _write(form, timelines, target, max_size=max_size, flows=flows)
     emit(data, f"{data['path']}: {format_bytes(data['size_bytes'])}, {data['events']} events", as_json=as_json)
+    if form in {"parquet", "csv"} and not as_json:
+        suggest_for_file(target)
+    elif not as_json and not _is_graph(options["source"]):
+        suggest(f"stepscope trace summary {shlex.quote(str(target))}")
     return ExitCode.DONE
 
 
@@ -366,6 +371,8 @@ def link(*, graph_path: Path, minimum_share: float, output: Path | None, as_json
         *(f"warning: {warning}" for warning in said.warnings),
     ]
     emit(data, "\n".join(lines), as_json=as_json)
+    if output is not None and not as_json:
+        suggest_for_file(output)
     return ExitCode.DONE
 
 

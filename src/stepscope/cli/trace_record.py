@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option
-from stepscope.cli.output import emit, narrate, print_error
+from stepscope.cli.output import emit, narrate, print_error, suggest
 from stepscope.core.errors import ExitCode
 from stepscope.core.units import format_bytes, format_duration, format_ratio, format_share
 
@@ -79,6 +80,8 @@ def record(
         return done.exit_code or done.lack.exit_code
     text = "" if as_json else format_recording(done.recording, folder)
     emit({"folder": str(folder), **describe(done.recording)}, text, as_json=as_json)
+    if not as_json:
+        suggest(f"stepscope trace summary {shlex.quote(str(folder))}")
     if done.exit_code:
         narrate(f"the program ended with exit code {done.exit_code}; what was recorded by then is kept")
     return done.exit_code or ExitCode.DONE
