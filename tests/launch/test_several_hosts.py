@@ -170,7 +170,7 @@ def is_alive(pid: int) -> bool:
 
 def test_the_first_host_is_passed_through_and_the_others_are_prefixed(capfd: pytest.CaptureFixture[str]) -> None:
     end = run_on_hosts([host("a", "echo out; echo err >&2"), host("b", "echo out; echo err >&2")])
-    assert (end.code, end.failed, end.first_host_spoke) == (0, None, True)
+    assert (end.code, end.failed, end.first_host_answered) == (0, None, True)
     out, err = capfd.readouterr()
     assert out == "out\n"
     assert sorted(err.splitlines()) == ["[b] err", "[b] out", "err"]
@@ -182,7 +182,7 @@ def test_the_first_failure_ends_the_others_and_is_named(tmp_path: Path) -> None:
     end = run_on_hosts([host("a", f"echo $$ > {pid}; exec sleep 1000"), host("b", f"echo '{REASON}why' >&2; exit 3")])
     assert end.failed is not None
     assert (end.code, end.failed.host, end.failed.reason) == (3, "b", "why")
-    assert not end.first_host_spoke
+    assert not end.first_host_answered
     assert not is_alive(int(pid.read_text()))
 
 

@@ -126,7 +126,7 @@ def mpirun(
     if end.code:
         error: StepscopeError = LaunchError(f"mpirun ended with exit code {end.code}", hint="its words are above")
         error = _complete(evidence) or error
-        print_error(error, as_json=wants_json and not end.spoke)
+        print_error(error, as_json=wants_json and not end.has_answered)
     return end.code
 
 
@@ -178,7 +178,7 @@ def torchrun(
     if end.failed is not None:
         error = _complete(evidence) or _describe_host_end(end.failed)
         # One answer on standard output is enough: rank 0's own, where it could give one.
-        print_error(error, as_json=(as_json or "--json" in arguments) and not end.first_host_spoke)
+        print_error(error, as_json=(as_json or "--json" in arguments) and not end.first_host_answered)
     return end.code
 
 

@@ -105,7 +105,7 @@ def export_rendezvous(context: RankContext) -> None:
 
 
 class _Family(NamedTuple):
-    """The names under which one launcher tells each rank its place."""
+    """The variables in which one launcher gives each rank its place."""
 
     rank: str
     size: str

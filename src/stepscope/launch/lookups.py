@@ -67,7 +67,7 @@ def name_resolves(host: str) -> bool:
 
 
 class Lookups(NamedTuple):
-    """What variables cannot tell and has to be asked for; tests put their own answers here."""
+    """What environment variables do not say and has to be looked up; tests put their own answers here."""
 
     name_resolves: Callable[[str], bool] = name_resolves
     node_address: Callable[[str], str | None] = read_node_address

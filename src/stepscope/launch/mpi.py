@@ -33,7 +33,7 @@ _BINDING_OPTIONS = ("--bind-to", "-bind-to")
 
 
 class Mpirun(NamedTuple):
-    """The mpirun that was found, and how it wants to be spoken to."""
+    """The mpirun that was found, and the options that it understands."""
 
     path: str
     family: Literal["openmpi", "mpich"]
@@ -173,7 +173,7 @@ def _common_interface(cluster: Cluster) -> str | None:
         named = ", ".join(f"{host.name}: {cluster.interface_of(host) or 'none'}" for host in cluster.hosts[:4])
         raise UsageError(
             f"mpirun gives all ranks one environment, but the hosts have different interfaces ({named})",
-            hint="use stepscope launch torchrun, which can tell each host its own",
+            hint="use stepscope launch torchrun, which sets each host's own",
             where="interface",
         )
     return interfaces.pop()
@@ -181,7 +181,7 @@ def _common_interface(cluster: Cluster) -> str | None:
 
 class MpiEnd(NamedTuple):
     code: int
-    spoke: bool
+    has_answered: bool
     """Whether a result was written to standard output: then rank 0 has told it, or its error."""
 
 
@@ -215,7 +215,7 @@ def _run(plan: MpiCommand, relay: _Relay, has_failed: Callable[[], bool]) -> Mpi
         was_stopped = _stop(process)
         reader.join(_STOP_WAIT_S)
     code = ExitCode.FAILED if was_stopped else process.returncode
-    return MpiEnd(128 - code if code < 0 else code, relay.spoke)
+    return MpiEnd(128 - code if code < 0 else code, relay.has_answered)
 
 
 class _Relay:
@@ -223,15 +223,15 @@ class _Relay:
     long line when the rank that wrote it ends."""
 
     def __init__(self, only_json: bool, answer: Path) -> None:
-        self.spoke = False
+        self.has_answered = False
         self.answer = answer
         self._only_json = only_json
 
     def pass_on(self, pipe: IO[bytes]) -> None:
         with pipe:
             for line in pipe:
-                is_result = not self._only_json or (line.startswith(b"{") and not self.spoke)
-                self.spoke = self.spoke or is_result
+                is_result = not self._only_json or (line.startswith(b"{") and not self.has_answered)
+                self.has_answered = self.has_answered or is_result
                 stream = sys.stdout.buffer if is_result else sys.stderr.buffer
                 stream.write(self._complete(line, pipe) if is_result and self._only_json else line)
                 stream.flush()

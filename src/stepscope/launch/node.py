@@ -4,7 +4,7 @@
 
 It differs from `torchrun` in four ways. It says when it has started and when it reaches the first host. It gives up
 with a reason when it cannot. It ends with the exit code of the rank that failed first, without torchrun's traceback.
-And when whoever started it goes away, it ends its ranks: a remote shell that is killed here leaves its command running
+When the process that started it ends, it ends its ranks: a remote shell that is killed here leaves its command running
 there, but its standard input ends.
 """
 
@@ -94,7 +94,7 @@ def reach(address: str, port: int, limit_s: float) -> None:
 
 
 def exit_code_of(code: int) -> int:
-    """Of a process that was ended by a signal as a shell would tell it: 137 for SIGKILL."""
+    """The exit code of a process that was ended by a signal, as a shell reports it: 137 for SIGKILL."""
     return 128 - code if code < 0 else code
 
 

@@ -33,13 +33,13 @@ POLL_S = 0.05
 LOADING_S = 60.0
 """For a host that has started to load torch and to try once more: on a busy machine or a slow disk it takes long."""
 GRACE_S = 5.0
-"""After one host failed the others get this long to notice and to tell their side; rank 0 may be among them."""
+"""After one host failed the others get this long to notice and to report; rank 0 may be among them."""
 STOP_WAIT_S = 10.0
 
 _FORWARDED_PREFIXES = ("STEPSCOPE_", "NCCL_", "GLOO_", "UCX_", "TORCH_")
 _FORWARDED = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTHONPATH", "PYTHONWARNINGS")
 _NOT_FORWARDED = (SELF_LAUNCH_VARIABLE, "STEPSCOPE_RENDEZVOUS")
-"""They would tell a rank that somebody else started it."""
+"""A rank that sees them believes that another launcher started it."""
 _JOINS_ITS_WORDS = ("ssh", "rsh", "remsh")
 """Remote shells that make one line of their arguments and have a shell read it there."""
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost", "::1")
@@ -149,7 +149,7 @@ def plan_torchrun(
     template = rsh or cluster.rsh or DEFAULT_RSH
     check_rsh(template, "--rsh")
     meeting = (meeting_address(cluster), port or choose_port(cluster))
-    # The hosts may be uneven: each node tells the others how many ranks it has, unless this says they are all alike.
+    # The hosts may be uneven: each node sends the others its number of ranks, unless this says they are all alike.
     shared = {**shared_variables(cluster, environ), "TORCH_ELASTIC_WORKER_IDENTICAL": "0"}
     shared |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3", JOIN_VARIABLE: f"{join_limit_s:g}"}
     place = folder or Path.cwd()
@@ -234,7 +234,7 @@ class LaunchEnd(msgspec.Struct, frozen=True, kw_only=True):
     code: int
     failed: HostEnd | None
     """The first host that failed."""
-    first_host_spoke: bool
+    first_host_answered: bool
     """Whether the first host wrote to standard output: then rank 0 has told the result, or its error."""
 
 
@@ -256,7 +256,7 @@ def run_on_hosts(commands: Sequence[HostCommand], *, join_limit_s: float = DEFAU
             code = ExitCode.FAILED
     finally:
         _stop_all(hosts)
-    return LaunchEnd(code=code, failed=failed, first_host_spoke=hosts[0].spoke)
+    return LaunchEnd(code=code, failed=failed, first_host_answered=hosts[0].has_answered)
 
 
 def _watch(hosts: Sequence[_RunningHost], join_limit_s: float) -> HostEnd | None:
@@ -330,7 +330,7 @@ class _RunningHost:
         self.command = command
         self.started = False
         self.joined = False
-        self.spoke = False
+        self.has_answered = False
         self._is_first = is_first
         self._last_line = ""
         self._reason = ""
@@ -389,7 +389,7 @@ class _RunningHost:
             reader.join(1.0)
 
     def _hold(self) -> None:
-        # A shell that ended at once has closed its side; its exit code will tell.
+        # A shell that ended at once has closed its side; its exit code says why.
         with contextlib.suppress(OSError):
             if self._process.stdin:
                 self._process.stdin.write(HOLD)
@@ -410,11 +410,11 @@ class _RunningHost:
 
     def _pass_output(self, line: bytes) -> None:
         if self._is_first:
-            self.spoke = True
+            self.has_answered = True
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
         else:
-            self._tell(line)
+            self._forward(line)
 
     def _hear(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
@@ -425,9 +425,9 @@ class _RunningHost:
         elif text.startswith(REASON):
             self._reason = text.removeprefix(REASON)
         else:
-            self._tell(line)
+            self._forward(line)
 
-    def _tell(self, line: bytes) -> None:
+    def _forward(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         if text:
             self._last_line = text

@@ -64,13 +64,13 @@ def main() -> int:
             os.environ.update(variables)
             return run_worker(folder, target, hang_limit_s)
         pids[pid] = rank
-        _tell(events.write, RankEvent(rank=rank, pid=pid))
+        _report(events.write, RankEvent(rank=rank, pid=pid))
     store = host_store(listener)
     while pids:
         pid, status = os.waitpid(-1, 0)
         if pid in pids:
             code = os.waitstatus_to_exitcode(status)
-            _tell(events.write, RankEvent(rank=pids.pop(pid), pid=pid, exit_code=code))
+            _report(events.write, RankEvent(rank=pids.pop(pid), pid=pid, exit_code=code))
     del store
     return 0
 
@@ -147,7 +147,7 @@ def _start_process(variables: dict[str, str]) -> int:
     return start_child(command, env={**os.environ, **variables}).pid
 
 
-def _tell(write: Callable[[bytes], object], event: RankEvent) -> None:
+def _report(write: Callable[[bytes], object], event: RankEvent) -> None:
     write(msgspec.json.encode(event) + b"\n")
 
 

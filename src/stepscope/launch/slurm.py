@@ -1,4 +1,4 @@
-"""Slurm: a batch script that starts one rank a task, its submission, and what only Slurm can tell."""
+"""Slurm: a batch script that starts one rank a task, its submission, and what only Slurm knows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def format_sbatch(job: SlurmJob, arguments: Sequence[str], python: str) -> str:
     """A batch script that runs `PYTHON -m stepscope ARGUMENTS` once a rank; every argument reaches it unchanged.
 
     `python` must be a path that exists on the nodes. Variables of an earlier launcher that came along with the
-    submission are removed, since they would tell each rank that it is somebody else.
+    submission are removed, since each rank would take them for its own place.
     """
     command = shlex.join([python, "-m", "stepscope", *arguments])
     setup = ["set +u  # module systems and activate scripts read unset variables", *job.setup, "set -u"]

@@ -1,4 +1,4 @@
-"""Signs of life. Each rank says what it is doing; whoever watches can tell who stopped, where, and for how long."""
+"""Heartbeats: each rank writes what it is doing, so that a supervisor knows which one stopped, where and since when."""
 
 from __future__ import annotations
 

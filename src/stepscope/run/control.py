@@ -1,4 +1,4 @@
-"""How the ranks of a run tell each other what to do next; never timed."""
+"""How the ranks of a run agree on what to do next; never timed."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Prepared(msgspec.Struct, kw_only=True):
     saturated: bool = False
     """Whether device time is taken behind a full queue and is the case's time; see `measure`."""
     device_time: bool = False
-    """Whether the device's own clock tells the case's time, of samples taken as usual."""
+    """Whether the case's time is that of the device's own clock, in samples taken as usual."""
     steady_memory: bool = False
     """Whether memory fetched while timing is worth a notice: single operators should run in what they have."""
     settings: MeasureSettings | None = None
