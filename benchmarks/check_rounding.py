@@ -22,7 +22,7 @@ from stepscope.bench.workloads.findings import TOLERANCES, gradients_of, named_e
 from stepscope.bench.workloads.protocol import Task
 
 SEEDS = (727, 11)
-JOSTLED = 10
+PERTURBED = 10
 DRAWS = 500
 LIMIT = TOLERANCES["fp32"].gradients
 
@@ -43,7 +43,7 @@ def refuses_worst(run: Errors, others: Sequence[Errors]) -> bool:
 
 
 def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Errors], Errors]:
-    """Errors of jostled runs, of runs with other kernels, and of the ootb implementation against fp64."""
+    """Errors of perturbed runs, of runs with other kernels, and of the ootb implementation against fp64."""
     plain = build_perturbed(task, device="cpu", seed=seed)
     batch = task.make_batch(examples, seed=seed, mode="train")
     expected = compute_gradients(task, copy.deepcopy(plain), batch)
@@ -51,9 +51,9 @@ def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Er
     def find_errors(module: torch.nn.Module) -> Errors:
         return named_errors(compute_gradients(task, module, batch), expected)
 
-    jostled = [
+    perturbed = [
         find_errors(_Perturbed(task, number).convert(copy.deepcopy(plain), mode="train", precision="fp32"))
-        for number in range(JOSTLED)
+        for number in range(PERTURBED)
     ]
     volumes = any(parameter.dim() == 5 for parameter in plain.parameters())
     last = torch.channels_last_3d if volumes else torch.channels_last
@@ -62,7 +62,7 @@ def measure(task: Task, examples: int, seed: int) -> tuple[list[Errors], list[Er
         others.append(find_errors(copy.deepcopy(plain)))
     wide = {name: one.double() if one.is_floating_point() else one for name, one in batch.items()}
     exact = compute_gradients(task, copy.deepcopy(plain).double(), wide)
-    return jostled, others, named_errors(expected, exact)
+    return perturbed, others, named_errors(expected, exact)
 
 
 def main() -> int:
@@ -70,8 +70,8 @@ def main() -> int:
     examples = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     task = find_workload(name).make_deterministic("full")[0]
     for seed in SEEDS:
-        jostled, others, exact = measure(task, examples, seed)
-        worst = sorted(max(one.values()) for one in jostled)
+        perturbed, others, exact = measure(task, examples, seed)
+        worst = sorted(max(one.values()) for one in perturbed)
         print(f"{name}, {examples} examples, seed {seed}: worst parameter off by {worst[0]:.2g} to {worst[-1]:.2g},")
         print(f"  with other kernels {', '.join(f'{max(one.values()):.2g}' for one in others)};", end=" ")
         print(f"the ootb implementation is {max(exact.values()):.2g} from itself in fp64")
@@ -79,11 +79,11 @@ def main() -> int:
             draw = random.Random(1)
             refused = {refuses_each: 0, refuses_worst: 0}
             for _ in range(DRAWS):
-                chosen = draw.sample(range(JOSTLED), count)
-                rest = [one for number, one in enumerate(jostled) if number not in chosen] + others
+                chosen = draw.sample(range(PERTURBED), count)
+                rest = [one for number, one in enumerate(perturbed) if number not in chosen] + others
                 run = draw.choice(rest)
                 for rule in refused:
-                    refused[rule] += rule(run, [jostled[number] for number in chosen])
+                    refused[rule] += rule(run, [perturbed[number] for number in chosen])
             each, all_alike = (share / DRAWS for share in refused.values())
             print(f"  against {count}: refused {each:.1%} with a limit for each parameter, {all_alike:.1%} with one")
     return 0

@@ -31,7 +31,7 @@ WANTED_SPEEDUP, WANTED_RATE, WANTED_SPREAD = 50.0, 40.0, 0.03
 
 class Sweep(NamedTuple):
     command_s: float
-    """Of the whole command."""
+    """Seconds of the whole command."""
     cases_s: float
     """From the first case to the end of the last."""
     medians: dict[str, float]

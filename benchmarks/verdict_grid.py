@@ -57,7 +57,7 @@ BANK = 4000
 """Processes whose samples are drawn once; a simulated process is one of them times its own speed."""
 
 PLANTED, PLANTED_CASES, PLANTED_SPREADS, FIRST_LOOKS = 0.10, 3, (0.01, 0.03, 0.06), (3, 4, 5)
-"""Of the trials that count rounds."""
+"""Number of the trials that count rounds."""
 MOST_ROUNDS, MOST_MEASURED = 5, 200
 
 Array = NDArray[np.float64]

@@ -86,3 +86,24 @@ def test_make_help_lists_the_targets() -> None:
 def test_version_and_module_entry() -> None:
     done = subprocess.run([sys.executable, "-m", "stepscope", "--version"], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"stepscope, version \d+\.\d+\.\d+\n", done.stdout)
+
+
+PRIVATE_WORDS = re.compile(
+    r"telling (rank|one)|played (world|by)|quiet time|on a leash|jostled|sign of life|\bmend(ed|s|ing)?\b|"
+    r"in the words of|strangers|goes? away without|without a word|who speaks|\bspoke\b|\bdeadly\b|lie far out|"
+    r"ran dry|plain form|fast form",
+    re.IGNORECASE,
+)
+"""Expressions for which the field has words of its own; the glossary has those in use."""
+
+
+def test_code_and_pages_speak_the_words_of_the_field() -> None:
+    sources = [path for folder in ("src", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in [*sources, *PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+        if not {"decisions", "measured"} & set(path.parts)
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if PRIVATE_WORDS.search(line) or '"""Of ' in line
+    ]
+    assert not found, "\n".join(found)

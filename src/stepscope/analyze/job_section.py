@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ALL_RANKS = 8
 """The summary of larger jobs shows a few ranks."""
 ENDS = 3
-"""Of the slowest ranks then."""
+"""How many of the slowest ranks are shown then."""
 MOST_BARS = 32
 """Ranks with a bar of their own on the page; more of them are grouped."""
 GROUPS = 24

@@ -18,7 +18,7 @@ LEAST_STEPS = 3
 LEAST_REPEATED = 0.8
 """Share of the allocations that must come again, in order and size, in the next step."""
 AS_GOOD = 0.005
-"""Of two periods whose shares differ by less, the shorter is the step."""
+"""If the fractions of two periods differ by less, the shorter period is the step."""
 MOST_FOR_PERIOD = 1 << 20
 """Allocations looked at for it: the last ones."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMATS = {"chrome": (".json", ".json.gz"), "parquet": (".parquet",), "csv": (".csv", ".csv.gz"), "chakra": (".et",)}
 
 LONGEST_S = 1e9
-"""Of times that --time takes: thirty years, so that nanoseconds stay in 64 bits."""
+"""The longest time that --time takes: thirty years, so that nanoseconds stay in 64 bits."""
 
 
 @click.command("convert")

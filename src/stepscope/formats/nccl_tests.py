@@ -159,7 +159,7 @@ class NcclOutput(msgspec.Struct, frozen=True, kw_only=True):
         return sum(rank.group == self.ranks[0].group for rank in self.ranks) * self.ranks_per_line
 
     def describe_groups(self) -> str:
-        """In the words of `bench comms --groups`; of ranks that are not listed only the number of groups is known."""
+        """As `bench comms --groups` takes them; of ranks that are not listed only the number of groups is known."""
         colours = [rank.group for rank in self.ranks]
         if len(colours) < self.world_size:
             return f"{self.groups} groups"

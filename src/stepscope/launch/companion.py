@@ -29,7 +29,7 @@ REPORT_S = 3.0
 LAST_WORD_S = 0.5
 """In which a launcher passes on what was printed."""
 STOPPED_SHARE = 0.5
-"""Of the limit: how long rank 0 may be stopped before it joins. The others give up to reach it after 0.8 of it."""
+"""Fraction of the limit that rank 0 may be stopped before it joins. The others give up to reach it after 0.8 of it."""
 _DONE = b"."
 
 

@@ -28,11 +28,11 @@ POLL_S = 0.05
 REST_S = 10.0
 """How much longer than rank 0 the others wait: it knows who is missing and should be the one to say so."""
 CONNECT_SHARE = 0.8
-"""Of the limit: time to reach rank 0 at all, so that a rank that cannot still has time to say so."""
+"""Fraction of the limit: time to reach rank 0 at all, so that a rank that cannot still has time to say so."""
 
 
 def require_backend(backend: str) -> None:
-    """Of torch.distributed, in this process."""
+    """Raises UsageError where torch.distributed lacks the backend in this process."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_backend_available(backend)):

@@ -1,4 +1,4 @@
-"""mpirun on several hosts: one command, in the words of the MPI that is there."""
+"""mpirun on several hosts: one command, with the options of the MPI that is there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mpirun(NamedTuple):
     family: Literal["openmpi", "mpich"]
     """MPICH's words are also those of Intel MPI and MVAPICH: all use the Hydra launcher."""
     major: int
-    """Of the version; 0 where it does not say."""
+    """Major number of the version; 0 where it is not known."""
 
 
 class MpiCommand(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What `stepscope launch torchrun` runs on each host: torchrun itself, on a leash.
+"""What `stepscope launch torchrun` runs on each host: torchrun, which ends with the process that started it.
 
     python -m stepscope.launch.node TORCHRUN-OPTIONS -m stepscope ARGUMENTS
 

@@ -148,7 +148,7 @@ def read_beat(ranks_folder: Path, rank: int) -> Beat | None:
 
 
 def describe_activity(beat: Beat, stored: StoredRun) -> str:
-    """The phase, and the case in the words of the plan."""
+    """The phase, and the case as the plan names it."""
     if beat.case is None:
         return beat.phase
     labels = {case.key: case.label for case in stored.plan.cases}

@@ -22,7 +22,7 @@ class Events(NamedTuple):
     """A number for each text."""
     colour: Any
     row: Any
-    """Of the timeline; −1 where it is no event of its own."""
+    """Row of the timeline; −1 where it is no event of its own."""
 
 
 class Blocks(NamedTuple):
@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
     start: Any
     end: Any
     name: Any
-    """Of the event, or of the name that takes most of the block."""
+    """Name of the event, or the name that takes most of the block."""
     colour: Any
     count: Any
     busy: Any

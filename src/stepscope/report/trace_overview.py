@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from stepscope.formats.timeline import Integers
 
 MOST_RECTANGLES = 8000
-"""Of one rank: five eighths are events, a quarter the lane of the critical path, the rest its marks in other lanes."""
+"""Marks drawn for one rank: five eighths are events, a quarter the lane of the critical path, the rest its
+marks in other lanes."""
 MOST_THREADS = 4
 MOST_STREAMS = 12
 LEVELS = {ANNOTATION: 2, OPERATOR: 5, RUNTIME: 1, PYTHON: 3}
@@ -82,7 +83,7 @@ class Overview(NamedTuple):
     """Events beyond those, whose names are not on the page."""
 
     def count_rectangles(self) -> tuple[int, int]:
-        """Of events, and how many of these hold several; the lane of the critical path does not count."""
+        """The number of events, and of those that hold several; the lane of the critical path does not count."""
         shown = [lane.group != PATH for lane in self.lanes]
         mine = [shown[lane] for lane in self.blocks.lane.tolist()]
         return sum(mine), sum(mine[place] for place, *_ in self.contents)

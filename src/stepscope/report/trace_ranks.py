@@ -30,16 +30,16 @@ MOST_STRAGGLERS = 4
 LARGE_TRACE = 1_000_000
 """Events of a rank from which only ranks that matter are read again."""
 ALL_RECTANGLES = 32_000
-"""Of all timelines together: the representative rank has its full number, the others share the rest."""
+"""Events in all timelines together: the representative rank has its full number, the others share the rest."""
 MOST_NAMES = 12_000
-"""Of all timelines together: where there are more, blocks of several events list one name each."""
+"""Names in all timelines together: where there are more, blocks of several events list one name each."""
 NAMES_BYTES, SHORTEST_CUT = 300_000, 12
-"""Of all names together: where they are longer, each is cut to its share."""
+"""Bytes of all names together: where they are longer, each is cut to its share."""
 
 NAMED_RANK = re.compile(r"\brank (\d+)")
 
 MOST_POINTS = 500
-"""Of one lane; a curve with more changes is drawn as means over so many equal parts of the step."""
+"""Points of one lane; a curve with more changes is drawn as means over so many equal parts of the step."""
 FULL_SCALE = 1000
 """Values are whole numbers from 0 to this, which stands for the peak."""
 
@@ -180,7 +180,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _find_path(timeline: Timeline, step: int | None) -> CriticalPath | None:
-    """Of one rank alone; None where it cannot be found, which the notes say of the representative rank."""
+    """The critical path of one rank; None where it cannot be found, which the notes say of the representative rank."""
     try:
         return critical_path(timeline, step)
     except StepscopeError:

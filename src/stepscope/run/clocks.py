@@ -15,7 +15,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockOffset(NamedTuple):
-    """Of one rank's clock against rank 0's."""
+    """Offset of one rank's clock from rank 0's."""
 
     offset_ns: int
     """What to take off that rank's readings."""
@@ -34,12 +34,12 @@ def name_clock() -> str:
 def compare_clocks(world: Control) -> list[ClockOffset] | None:
     """Every rank calls this together; rank 0 gets one offset a rank, the others None."""
     names = world.broadcast_value(world.gather_values(name_clock()))
-    strangers = [rank for rank, name in enumerate(names) if name != names[0]]
+    other_machines = [rank for rank, name in enumerate(names) if name != names[0]]
     if world.rank != 0:
-        if world.rank in strangers:
+        if world.rank in other_machines:
             answer_pings(world)
         return None
-    return [ask_clock(world, rank) if rank in strangers else ClockOffset(0, 0) for rank in range(len(names))]
+    return [ask_clock(world, rank) if rank in other_machines else ClockOffset(0, 0) for rank in range(len(names))]
 
 
 def ask_clock(world: Control, rank: int) -> ClockOffset:

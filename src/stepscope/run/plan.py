@@ -16,7 +16,7 @@ from stepscope.store.folder import require_plain_folder
 NEWEST = ""
 """Instead of a run's name: the newest interrupted run that was asked for the same."""
 NOT_MEASURING = frozenset({"table", "per_rank", "tag", "worker", "cluster"})
-"""Of a request: what may differ when a run is continued, as it does not decide what is measured."""
+"""Options of a request that may differ when a run is continued: they do not decide what is measured."""
 
 
 class Job(NamedTuple):

@@ -33,9 +33,9 @@ from stepscope.formats.classify import does_no_work, is_launch_name, short_name
 
 MUCH = 0.5
 LATE_EXCESS = 0.05
-"""Of the step: by so much more than the median rank must a late rank spend for that to come first."""
+"""Fraction of the step that a late rank must spend beyond the median rank for that to come first."""
 DATA_LOADING = 0.25
-"""Of the host's time on the path: from here on, loading data is the first thing to mend."""
+"""Fraction of the host's time on the path from which loading data is the first thing to fix."""
 SMALL_BYTES = 1 << 20
 """Collectives of less are mostly latency: fewer and larger ones take less time."""
 MUCH_IDLE, LONG_GAP_S = 0.3, 0.5e-3

@@ -69,7 +69,7 @@ _BOUND_WORDS = {
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a view says first. All times are profiled ones, of the telling rank's step."""
+    """What a view says first. All times are profiled ones, of the representative rank's step."""
 
     sentence: str
     bound_by: str | None
@@ -85,7 +85,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer(job: JobReport, *, limits: Sequence[Limit] = ()) -> Answer:
-    """`limits` (of the telling rank's step, see `find_limits`) make the bounds of advice exact."""
+    """`limits` (of the representative rank's step, see `find_limits`) make the bounds of advice exact."""
     classes = class_times(job)
     bound_by = _bound_by(job, classes)
     chosen = next((one for one in classes if one.name == bound_by), classes[0])

@@ -45,18 +45,18 @@ COVERING = 0.95
 
 
 class ClassTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One of CLASSES in the explained step of the telling rank."""
+    """One of CLASSES in the explained step of the representative rank."""
 
     name: str
     device_s: float
-    """Of the device's time, see the breakdown."""
+    """Fraction of the device's time, see the breakdown."""
     path_s: float | None
-    """Of the critical path; None where there is none or where the path does not tell this class from others."""
+    """Seconds on the critical path; None where there is none or where the path does not tell this class from others."""
     time_s: float
     """What both show, the smaller of the two: less of it cannot shorten the step by more. Of the host without what the
     profiler added, where the recording has steps without it."""
     share: float
-    """Of the step."""
+    """Fraction of the step."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,19 +157,19 @@ def _by_path(job: JobReport) -> dict[str, float]:
 
 
 def own_path(job: JobReport) -> CriticalPath | None:
-    """The critical path of the telling rank alone: as long as its step, and comparable to its breakdown."""
+    """The critical path of the representative rank alone: as long as its step, and comparable to its breakdown."""
     return job.own_critical if job.own_critical is not None else job.critical
 
 
 def wait_share(job: JobReport) -> float | None:
-    """Share of the telling rank's time in collectives that was waiting for others; None where that is not known."""
+    """Fraction of the representative rank's time in collectives that was waiting for others; None: not known."""
     if job.across is None:
         return None
     return next((one.wait_share for one in job.across.waiting if one.rank == job.telling_rank), None)
 
 
 def host_path_s(job: JobReport, *kinds: str) -> float:
-    """Time on the telling rank's critical path of these kinds."""
+    """Time on the representative rank's critical path of these kinds."""
     path = own_path(job)
     return 0.0 if path is None else sum(path.by_kind_s.get(kind, 0.0) for kind in kinds)
 
@@ -189,8 +189,8 @@ def count_of(count: int, one: str, many: str | None = None) -> str:
 def collective_times(job: JobReport) -> dict[str, float]:
     """Collective → time in it, longest first.
 
-    The telling rank's own times where its annotations or kernels name every collective; else the records of all ranks,
-    which know what a SendRecv kernel was.
+    The representative rank's own times where its annotations or kernels name every collective; else the records of all
+    ranks, which know what a SendRecv kernel was.
     """
     named = _by_annotation(job) or _by_kernel(job)
     vague = {NO_COLLECTIVE, COLLECTIVES[SEND_RECV]} & named.keys()
@@ -278,7 +278,7 @@ def begins_late_s(job: JobReport, rank: int) -> float | None:
 
 
 def compare_ranks(job: JobReport) -> str:
-    """How the telling rank's step stands among those of all: ` on rank 3, the slowest of 8`. Empty for one rank."""
+    """How the representative rank's step stands among all: ` on rank 3, the slowest of 8`. Empty for one rank."""
     if len(job.ranks) < 2:
         return ""
     mine = next((one.step_s for one in job.ranks if one.rank == job.telling_rank), job.detail.breakdown.step_s)

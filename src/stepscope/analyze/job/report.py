@@ -1,4 +1,4 @@
-"""What is said about a job: each rank in short, the telling rank in full, the ranks together, and the critical path."""
+"""The report of a job: each rank in short, the representative rank in full, all ranks together, the critical path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     step_s: float
-    """Of the slowest rank, without the time in which the device still worked on the step before."""
+    """Step time of the slowest rank, without the time in which the device still worked on the step before."""
     slowest_rank: int
 
 
@@ -110,7 +110,7 @@ def list_steps(answers: Sequence[RankAnswer]) -> list[StepTime]:
 
 FULL_DETAIL_RANKS = 8
 """Jobs of up to this many ranks get the full report of each and a critical path through all; larger ones those of the
-telling rank alone."""
+representative rank alone."""
 JOB_PATH_BYTES = 256 << 20
 """Traces of together more than this get no path through all ranks: it needs all of them in memory at once."""
 TELLING_DIFFERENCE = 0.01
@@ -141,18 +141,18 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     copies longest."""
     detail: StepReport
     details: list[StepReport]
-    """Of every rank, where the job is small; else only of the telling one."""
+    """Details of every rank where the job is small; else only of the representative one."""
     across: RanksReport | None
     """None for a single rank without collectives."""
     critical: CriticalPath | None
-    """Through all ranks of a small job (`critical.ranks` names them), else of the telling rank alone; None where it
-    could not be found, see notes."""
+    """Through all ranks of a small job (`critical.ranks` names them), else of the representative rank alone; None where
+    it could not be found, see notes."""
     own_critical: CriticalPath | None = None
-    """Of the telling rank alone, where `critical` runs through several."""
+    """The path of the representative rank alone, where `critical` runs through several."""
     limits: list[Limit]
-    """How short the telling rank's step could become if one kind of time were free."""
+    """How short the representative rank's step could become if one kind of time were free."""
     unprofiled_step_s: float | None = None
-    """A step of the telling rank without the profiler, where the recording timed some; never from the trace."""
+    """A step of the representative rank without the profiler, where the recording timed some; never from the trace."""
     notes: list[str]
     more: dict[str, Any] = {}
     """Results of analyses that compute something of their own for the representative rank, by name, see `ANALYSES`."""

@@ -44,7 +44,7 @@ class CounterSeries(msgspec.Struct, frozen=True, kw_only=True):
     min: float
     max: float
     mean: float
-    """Of the samples."""
+    """Mean of the samples."""
     time_mean: float
     """Each sample weighted by the time until the next; equal to mean where all have one time."""
 

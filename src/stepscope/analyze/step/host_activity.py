@@ -77,7 +77,7 @@ class CpuTimes(NamedTuple):
     communication: Intervals
     communication_rows: Integers
     beside: dict[str, Intervals]
-    """Of each of ACTIVITIES: disjoint, and beside neither compute nor communication."""
+    """Intervals of each of ACTIVITIES: disjoint, and beside neither compute nor communication."""
 
 
 def divide_cpu_time(trace: TraceView, window: Window) -> CpuTimes:
@@ -163,7 +163,7 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
 
 
 def _longest(trace: TraceView, rows: Integers, taken: Integers) -> tuple[int, float]:
-    """Of the name that took most together, the longest row, and what the name took; −1 without rows."""
+    """The longest row of the name that took most time in sum, and that time; −1 without rows."""
     import numpy as np
 
     if not len(rows):

@@ -73,7 +73,7 @@ class IdleOf(msgspec.Struct, frozen=True, kw_only=True):
     gaps: int
     total_s: float
     share: float
-    """Of the idle time."""
+    """Fraction of the idle time."""
     longest_s: float
 
 

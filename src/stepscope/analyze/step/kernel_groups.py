@@ -35,14 +35,14 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
     """Sum of durations: more than the time passed, where several run at once."""
     share: float
-    """Of the sum of all groups."""
+    """Fraction of the sum of all groups."""
     mean_s: float
     median_s: float
     p95_s: float
     min_s: float
     max_s: float
     std_s: float | None
-    """Of the sample; None for a single one."""
+    """Standard deviation of the sample; None for a single one."""
 
 
 class TimesTable(msgspec.Struct, frozen=True, kw_only=True):

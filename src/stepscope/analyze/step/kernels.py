@@ -74,7 +74,7 @@ class HostOperator(msgspec.Struct, frozen=True, kw_only=True):
     self_s: float
     """Without the operators it calls."""
     share: float
-    """Of the self time of all operators."""
+    """Fraction of the self time of all operators."""
 
 
 class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ class BlockedLaunches(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     total_s: float
     share: float
-    """Of the time inside launch calls."""
+    """Fraction of the time inside launch calls."""
 
 
 class LaunchReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,7 +363,7 @@ def _queue_depths(launches: _Launches, window: Window) -> list[QueueDepth]:
 
 
 def _queue_depth(times: Sequence[Any], window: Window, *, place: tuple[int, int | None]) -> QueueDepth:
-    """Of work that was called, begun and finished at these times."""
+    """Queue lengths over time, of work that was called, begun and finished at these times."""
     called, begun, finished = times
     pending = count_open(called, begun, *window, share=0.95)
     outstanding = count_open(called, finished, *window, share=0.95)

@@ -49,7 +49,7 @@ class OperatorRate(msgspec.Struct, frozen=True, kw_only=True):
     """As the catalogue of devices names it; tf32 where the kernels' names say so."""
     calls: int
     flops: int
-    """Of one call, multiplications and additions; masks of attention are not taken off."""
+    """Multiplications and additions of one call; masks of attention are not taken off."""
     bytes: int
     """Each input read once and each output written once."""
     median_s: float
@@ -66,7 +66,7 @@ class RateReport(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[OperatorRate]
     """Most device time first."""
     share: float
-    """Of the sum of device work, what these calls hold."""
+    """Fraction of the sum of device work that these calls hold."""
     note: str | None = None
 
 

@@ -43,7 +43,7 @@ class KernelSequence(msgspec.Struct, frozen=True, kw_only=True):
     launches_saved: int
     """Launches fewer if each became one kernel."""
     share: float
-    """Of all kernels on these streams, by number."""
+    """Fraction of all kernels on these streams, by number."""
 
 
 class SequenceReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ def parse_operation(name: str, category: str = "") -> Operation | None:
         if found and not (found[1] == "copy" and not found[2]):
             # XLA's own name for an all-reduce of which each keeps a part.
             operation = "reduce-scatter" if found[1] == "all-reduce-scatter" else found[1]
-            # A send and a receive are always in two parts, the first without a word for it.
+            # A send and a receive are always in two parts, the first without a name of its own.
             return Operation(operation, found[2] or ("start" if operation in ("send", "recv") else ""))
     return None
 
