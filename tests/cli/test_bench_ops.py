@@ -126,7 +126,7 @@ def test_listing_operators_and_benchmarks(here: Stepscope) -> None:
     assert all({"name", "parameters", "dtypes", "passes"} <= set(op) for op in ops)
     benchmarks = here("bench", "list", "--json").data["benchmarks"]
     assert any(one["id"] == "dlrm/ootb/train/small.1dev-embed32-fp32" for one in benchmarks)
-    assert all({"id", "version", "owner", "modes", "precisions"} <= set(one) for one in benchmarks)
+    assert all({"id", "version", "domain", "modes", "precisions"} <= set(one) for one in benchmarks)
     assert {one["model"] for one in benchmarks} == {
         "dlrm", "xlmr", "cvt", "oscar", "rnnt", "resnext3d", "regnety", "resnet50", "vgg16", "inception-v3",
         "bert-base", "bert-large", "gpt2", "llama",

@@ -11,6 +11,7 @@ from stepscope.bench.comms.cases import make_cases, read_options
 from stepscope.bench.comms.group import Bound, Call, UnsupportedCallError, bind_call
 from stepscope.bench.comms.layouts import deal, deal_matrix, parse_layout, parse_matrix, skewed_weights
 from stepscope.bench.comms.operations import PATTERNS, Shape, Traffic, find_operation, operations
+from stepscope.core.collectives import FACTS
 from stepscope.core.errors import UsageError
 
 CONTRACT = [
@@ -22,6 +23,13 @@ CONTRACT = [
 
 def test_the_operations_of_the_contract_are_there() -> None:
     assert [name for name in operations() if name in CONTRACT] == CONTRACT
+
+
+def test_readers_know_the_same_facts_of_every_operation() -> None:
+    """They do not load producers: the columns redop and root come from the table of facts."""
+    for name, operation in operations().items():
+        if name in CONTRACT and name != "send_recv":
+            assert (FACTS[name].reduces, FACTS[name].rooted) == (operation.reduces, operation.rooted), name
 
 
 def plan(name: str, members: int, elements: int, **options: object) -> Traffic:

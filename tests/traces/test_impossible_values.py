@@ -14,6 +14,7 @@ from same_rows import rows_of
 
 from stepscope.cli.trace import command
 from stepscope.formats.source import cache_folders
+from stepscope.formats.timeline import OPERATOR, TimelineBuilder
 from stepscope.traces.finish import MOST_DEVICES, MOST_STREAMS, MOST_THREADS
 from stepscope.traces.read import load_timeline, read_timeline
 
@@ -132,3 +133,18 @@ def test_a_cut_trace_says_so_first(tmp_path: Path) -> None:
     assert html.index("Incomplete trace") < html.index('class="lead"')
     sound = CliRunner().invoke(command, ["summary", "--no-cache", "--json", str(DATA)], catch_exceptions=False).output
     assert json.loads(sound)["data"]["damage"] is None
+
+
+def test_a_builder_repairs_times_that_cannot_be() -> None:
+    """So that no reader has to: a reader of one's own hands over what its file says."""
+    builder = TimelineBuilder()
+    builder.add(OPERATOR, "backwards", 100, 40)
+    builder.add(OPERATOR, "never", 99999999999999999999, 99999999999999999999)
+    builder.add(OPERATOR, "fine", -5, 7)
+    core = builder.build(rank=0, metadata={}).core
+    assert core["start_ns"].tolist() == [100, 0, -5]
+    assert core["end_ns"].tolist() == [100, 0, 7]
+    assert builder.repairs == {
+        "events that end before they start were read as instants": 1,
+        "events with an impossible time were put at zero": 1,
+    }

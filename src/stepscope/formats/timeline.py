@@ -215,6 +215,10 @@ class Timeline:
         return order
 
 
+TIME_LIMIT_NS = 1 << 62
+"""Times beyond it (146 years) are no times; sums of two stay within 64 bits."""
+
+
 class TimelineBuilder:
     """Makes a Timeline row by row: for formats whose files are small, for repairs and for tests."""
 
@@ -249,6 +253,13 @@ class TimelineBuilder:
     def count_repair(self, what: str, count: int = 1) -> None:
         self.repairs[what] = self.repairs.get(what, 0) + count
 
+    def _repair_times(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        if not (abs(start_ns) < TIME_LIMIT_NS and abs(end_ns) < TIME_LIMIT_NS):
+            self.count_repair("events with an impossible time were put at zero")
+            return 0, 0
+        self.count_repair("events that end before they start were read as instants")
+        return start_ns, start_ns
+
     def add(
         self,
         kind: int,
@@ -260,6 +271,8 @@ class TimelineBuilder:
         **values: Any,
     ) -> int:
         """One event; `values` are other columns by name (text as text, None for missing). Returns its row."""
+        if not -TIME_LIMIT_NS < start_ns <= end_ns < TIME_LIMIT_NS:
+            start_ns, end_ns = self._repair_times(start_ns, end_ns)
         core = self._core
         row = len(core["start_ns"])
         core["start_ns"].append(start_ns)

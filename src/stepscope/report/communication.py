@@ -231,14 +231,18 @@ def _rate_column(title: str, place: int) -> Column[MeasuredCase]:
 
 def _root(measured: MeasuredCase) -> str:
     spec = measured.result.case.spec
-    rooted = isinstance(spec, CollectiveSpec) and measured.result.case.benchmark.model in ROOTED
-    return str(spec.root if isinstance(spec, CollectiveSpec) and rooted else -1)
+    if not isinstance(spec, CollectiveSpec):
+        return "-1"
+    # An operation of another package shows what it was asked for.
+    return str(spec.root if spec.operation in ROOTED or (spec.operation not in FACTS and spec.root) else -1)
 
 
 def _reduction(measured: MeasuredCase) -> str:
     spec = measured.result.case.spec
-    reduces = isinstance(spec, CollectiveSpec) and measured.result.case.benchmark.model in REDUCING
-    return spec.reduction if isinstance(spec, CollectiveSpec) and reduces else "none"
+    if not isinstance(spec, CollectiveSpec):
+        return "none"
+    asked = spec.operation in REDUCING or (spec.operation not in FACTS and spec.reduction != "sum")
+    return spec.reduction if asked else "none"
 
 
 def _wrong(measured: MeasuredCase) -> str:

@@ -33,6 +33,7 @@ from stepscope.formats.timeline import (
     RUNTIME,
     SET,
     SYNC,
+    TIME_LIMIT_NS,
     Timeline,
     TimelineBuilder,
 )
@@ -121,8 +122,6 @@ Any argument that is neither here nor above makes the whole object be kept in `a
 NO_STREAM = 4294967295
 """How older writers spell stream −1."""
 
-TIME_LIMIT_NS = 1 << 62
-"""Times beyond it (146 years) are no times; sums of two stay within 64 bits."""
 NUMBER_LIMIT = 1 << 63
 NAME_LIMIT = 1 << 16
 """Longer names are cut: no kernel's name has 65,536 characters, but damaged files do."""
