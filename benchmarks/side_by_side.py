@@ -23,7 +23,7 @@ COMMANDS = {
     "--help": "--help",
     "bench ops --help": "bench ops --help",
     "one operator": f"{GEMM} --quick",
-    "400 operator cases": "bench ops --op gemm --shape m=8~128,n=8~128,k=8~128 --draws 400 --min-samples 3 --quick",
+    "60 operator cases": "bench ops --op gemm --shape m=8~128,n=8~128,k=8~128 --draws 60 --min-samples 3 --quick",
     "three fresh processes": f"{GEMM} --quick --processes 3",
     "all_reduce, 2 ranks": "bench comms --collective all_reduce --sizes 1K:1M:x32 --ranks 2 --quick",
     "a pattern, 2 ranks": "bench pattern ddp --set scale=0.001 --ranks 2 --quick",
