@@ -69,6 +69,11 @@ def write_file_atomically(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def user_cache() -> Path:
+    """The user's folder for what can be made anew."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepscope"
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename or a new name last through a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

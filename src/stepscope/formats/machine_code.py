@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 
-from stepscope.core.files import write_file_atomically
+from stepscope.core.files import user_cache, write_file_atomically
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,8 +126,7 @@ def _make(module: str, function: str, arguments: str, llvm: Any) -> _Code:
 
 
 def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "stepscope" / "code"
+    return user_cache() / "code"
 
 
 def _read(path: Path) -> _Code | None:

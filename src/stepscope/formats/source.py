@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
-from stepscope.core.files import NotRegularError, open_regular
+from stepscope.core.files import NotRegularError, open_regular, user_cache
 from stepscope.core.units import format_bytes
 
 LONGEST_TEXT = 4096
@@ -338,9 +338,8 @@ def cache_folders(path: Path, place: int = 0) -> list[Path]:
     named = f"{hashlib.sha256(f'{path}:{place}'.encode()).hexdigest()[:24]}-{path.name}"[:200]
     if chosen := os.environ.get(CACHE_VARIABLE):
         return [Path(chosen) / named]
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     beside = f"{path.name}.{place}.cache" if place else f"{path.name}.cache"
-    return [path.parent / BESIDE / beside, Path(base) / "stepscope" / "traces" / named]
+    return [path.parent / BESIDE / beside, user_cache() / "traces" / named]
 
 
 @contextmanager

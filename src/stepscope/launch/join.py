@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stepscope._version import __version__
 from stepscope.core.errors import FirstRankMissingError, RankHungError, UsageError
+from stepscope.core.files import user_cache, write_file_atomically
 from stepscope.records import RankPlace
 
 if TYPE_CHECKING:
@@ -32,16 +38,40 @@ CONNECT_SHARE = 0.8
 
 
 def require_backend(backend: str) -> None:
-    """Raises UsageError where torch.distributed lacks the backend in this process."""
+    """Raises UsageError where torch.distributed lacks the backend.
+
+    What an installation of torch was built with is remembered: loading it takes a second, and a command that starts
+    ranks needs it for nothing else.
+    """
+    remembered = _place_of_backends()
+    if remembered is not None and "torch" not in sys.modules:
+        with suppress(OSError, msgspec.DecodeError):
+            if backend in msgspec.json.decode(remembered.read_bytes(), type=list[str]):
+                return
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_backend_available(backend)):
-        built = [name for name in KNOWN_BACKENDS if dist.is_available() and dist.is_backend_available(name)]
+    built = [name for name in KNOWN_BACKENDS if dist.is_available() and dist.is_backend_available(name)]
+    if remembered is not None:
+        with suppress(OSError):
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            write_file_atomically(remembered, msgspec.json.encode(built))
+    if backend not in built and not (dist.is_available() and dist.is_backend_available(backend)):
         raise UsageError(
             f"this torch was built without {backend}",
             hint=f"built here: {', '.join(built)}; MPI goes through mpi4py: bench comms --backend mpi under mpirun",
             where="--backend",
         )
+
+
+def _place_of_backends() -> Path | None:
+    """Where the backends of the installed torch are remembered; another installation or version has another place."""
+    with suppress(ValueError, OSError):
+        found = find_spec("torch")
+        if found is not None and found.origin is not None:
+            changed_ns = Path(found.origin).with_name("version.py").stat().st_mtime_ns
+            named = hashlib.sha256(f"{found.origin}:{changed_ns}".encode()).hexdigest()[:24]
+            return user_cache() / f"backends-{named}.json"
+    return None
 
 
 def is_peer_disconnect(message: str) -> bool:
