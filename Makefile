@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STORE ?= stepscope-runs
-# Tests that start ranks wait much of their time: one worker more than cores keeps the cores busy.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Tests that start ranks wait much of their time: two workers more than cores keep the cores busy.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 PIP_FLAGS := --quiet --disable-pip-version-check
 
 # Some virtual machines advertise AMX but trap on it; this keeps bfloat16 on the CPU to what they run.
