@@ -88,7 +88,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     asked = parser.parse_args()
     sides = {"before": asked.before.resolve(), "after": asked.after.resolve()}
-    for checkout in sides.values():  # or one side would compile its modules in every process
+    # Else one side would compile its modules in every process.
+    for checkout in sides.values():
         subprocess.run(
             [str(checkout / ".venv/bin/python"), "-m", "compileall", "-q", str(checkout / "src")], check=True
         )
