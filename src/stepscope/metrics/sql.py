@@ -120,13 +120,19 @@ def _checked_rows(stored: StoredRun) -> list[tuple[str, dict[str, Any]]]:
         (table, row if isinstance(row, dict) else dict(zip(tables[table], row, strict=True)))
         for table, row in _rows(stored)
     ]
+    limited = {
+        table: [(name, kind) for name, kind in columns.items() if kind in _LIMITS or kind == "TIMESTAMP"]
+        for table, columns in tables.items()
+    }
     for table, row in rows:
-        for name, value in row.items():
-            kind = tables[table][name]
-            if kind in _LIMITS and value is not None and not -_LIMITS[kind] <= value < _LIMITS[kind]:
-                raise ValueError(f"{name} = {value} is too large for a table")
-            if kind == "TIMESTAMP" and value is not None:
+        for name, kind in limited[table]:
+            value = row.get(name)
+            if value is None:
+                continue
+            if kind == "TIMESTAMP":
                 datetime.fromisoformat(value)
+            elif not -_LIMITS[kind] <= value < _LIMITS[kind]:
+                raise ValueError(f"{name} = {value} is too large for a table")
     return rows
 
 
