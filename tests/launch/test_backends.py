@@ -50,3 +50,30 @@ def test_another_torch_is_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
         found.add(_place_of_backends())
     assert len(found) == 2
     assert None not in found
+
+
+WATCHED = """
+import sys
+import stepscope.launch as launch
+import stepscope.launch.worker as worker
+from stepscope.cli.main import run
+
+def watch(*arguments, **options):
+    assert "torch.distributed" in sys.modules, "its seconds would count as seconds without a heartbeat"
+    print("loaded before it is watched")
+    raise SystemExit(7)
+
+launch.rank_session = worker.rank_session = watch
+run(sys.argv[1:])
+"""
+
+
+def test_a_rank_of_a_launcher_loads_torch_before_it_is_watched(tmp_path: Path) -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "here"}
+    words = ["bench", "comms", "--collective", "barrier", "--store", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *words],
+        env={**os.environ, **place, **meeting}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "loaded before it is watched" in done.stdout, done.stdout + done.stderr

@@ -473,7 +473,7 @@ def run_as_rank(
     from stepscope.launch import detect_rank_context, rank_session
     from stepscope.launch.companion import Termination, companion
     from stepscope.records import describe_exception
-    from stepscope.run.producer import find_producer
+    from stepscope.run.execute import load_before_watched
     from stepscope.run.rank import run_rank
     from stepscope.store import record_failure
     from stepscope.store.folder import release_run
@@ -488,8 +488,7 @@ def run_as_rank(
         beside = companion(folder, context.world_size, hang_limit_s, partial(print_error, as_json=as_json))
     with beside:
         try:
-            # Loading takes seconds, in which this rank sends no heartbeat.
-            find_producer(job.verb)
+            load_before_watched(job.verb, uses_torch=job.request.get("backend") not in BACKENDS_WITHOUT_TORCH)
             asked = {**job.request, "cases": describe_cases(job.cases)}
             with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
                 if ending is not None:

@@ -89,5 +89,12 @@ def load_before_fork(verb: str) -> None:
     find_producer(verb)
 
 
+def load_before_watched(verb: str, *, uses_torch: bool) -> None:
+    """Import what a rank needs before others watch it: that takes seconds, in which it sends no heartbeat."""
+    find_producer(verb)
+    if uses_torch:
+        import torch.distributed  # noqa: F401
+
+
 def run_started_rank(session: RankSession) -> None:
     run_rank(session)
