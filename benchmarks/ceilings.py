@@ -24,7 +24,7 @@ from stepscope.bench.ops.producer import OperatorProducer
 from stepscope.core.units import format_significant, scale_score
 from stepscope.launch.worker import Session
 from stepscope.measure import MeasureSettings, WallClock
-from stepscope.records import Case
+from stepscope.records import Case, OperatorRequest
 from stepscope.run.producer import Prepared
 from stepscope.system import collect_system, find_device_peak
 
@@ -60,7 +60,7 @@ def main() -> int:
     options = parser.parse_args()
     cuda = options.device.startswith("cuda")
     dtypes = options.dtype or ["float32", *(["tf32"] if cuda else []), "bfloat16"]
-    request = {"settings": BRIEF, "device": options.device, "check": False}
+    request = OperatorRequest(settings=BRIEF, device=options.device, check=False)
     bench = OperatorProducer(Session(verb="ops", request=request))
     bench.open()
     peak = find_device_peak(torch.cuda.get_device_name(options.device)) if cuda else None

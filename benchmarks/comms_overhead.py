@@ -32,7 +32,7 @@ from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.bench.comms.trial import Room, Steps
 from stepscope.launch import RankSession, export_rendezvous
 from stepscope.measure import MeasureSettings, WallClock, measure, open_device
-from stepscope.records import Case
+from stepscope.records import Case, CommunicationRequest
 from stepscope.stats import median_interval
 from stepscope.system import collect_system
 
@@ -112,7 +112,7 @@ def compare_size(size: int, seconds: float, room: Room) -> dict[str, Any] | None
 
 def open_room(folder: Path, backend: str) -> Room:
     """This process as one rank of torchrun."""
-    session = RankSession(verb="comms", request={}, hang_limit_s=600, supervised=False)
+    session = RankSession(verb="comms", request=CommunicationRequest(), hang_limit_s=600, supervised=False)
     export_rendezvous(session.context)
     session.heartbeat.move_to(folder, sys.stderr)
     return Room(TorchWorld(session, backend), open_device("cpu"), session.heartbeat, "sample")

@@ -26,7 +26,7 @@ from stepscope.bench.ops import expand_shape, find_operator
 from stepscope.bench.ops.producer import OperatorProducer
 from stepscope.launch.worker import Session
 from stepscope.measure import MeasureSettings, WallClock
-from stepscope.records import Benchmark, Case
+from stepscope.records import Benchmark, Case, OperatorRequest
 from stepscope.records.kinds import OperatorSpec
 from stepscope.system import collect_system
 
@@ -139,7 +139,7 @@ def main() -> int:
     kind = options.device.partition(":")[0]
     name, other = ("do_bench", do_bench_median_s) if kind == "cuda" else ("torch Timer", timer_median_s)
     cache = "cold" if kind == "cuda" else "warm"
-    request = {"settings": SETTINGS, "device": options.device, "check": False}
+    request = OperatorRequest(settings=SETTINGS, device=options.device, check=False)
     bench = OperatorProducer(Session(verb="ops", request=request))
     bench.open()
     rows: list[dict[str, Any]] = []

@@ -17,10 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepscope.bench.ops import make_cases
 from stepscope.measure import MeasureSettings, SilentProgress
+from stepscope.records import OperatorRequest
 from stepscope.run.processes import Side, run_process
 from stepscope.store import StoredRun, create_run, run_folders
 
@@ -39,8 +38,7 @@ def measure_process(store: Path) -> None:
         for name, shape in CASES
         for case in make_cases(names=[name], shapes=[shape], dtypes=["float32"], directions=["forward"], device="cpu")
     ]
-    settings = msgspec.to_builtins(MeasureSettings(max_time_s=0.5))
-    request = {"device": "cpu", "settings": settings}
+    request = OperatorRequest(settings=MeasureSettings(max_time_s=0.5))
     folder = create_run(store, verb="ops", name="noise", command=sys.argv, request=request, cases=cases)
     run = StoredRun(folder)
     run_process(run, Side(run), progress=SilentProgress(), name="process")

@@ -13,6 +13,7 @@ from stepscope.records import (
     Failure,
     Host,
     Memory,
+    OperatorRequest,
     RankSamples,
     Score,
     System,
@@ -74,4 +75,4 @@ def make_system(**changes: Any) -> System:
 
 
 def make_folder(store: Path, cases: list[Case]) -> Path:
-    return create_run(store, verb="ops", name="gemm", command=["stepscope"], request={"device": "cpu"}, cases=cases)
+    return create_run(store, verb="ops", name="gemm", command=["stepscope"], request=OperatorRequest(), cases=cases)

@@ -7,15 +7,16 @@ the other functions return.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.files import write_output
 from stepscope.core.units import parse_range
+from stepscope.records import REQUESTS, UntilDecided
 from stepscope.store import StoredRun, resolve_store
 from stepscope.store import find_run as find_stored_run
 
@@ -82,15 +83,18 @@ def plan(
         raise UsageError("there are no cases to measure", hint="make some with bench_op or bench_collective")
     asked = {
         "device": device or cases[0].spec.device or "cpu",
-        "settings": msgspec.to_builtins(settings or MeasureSettings()),
+        "settings": settings or MeasureSettings(),
         "processes": processes,
         **request,
     }
     launcher = "inline"
     if verb == "comms" or ranks > 1:
         launcher = "inline" if backend == "fake" else "self"
-        asked |= {"backend": backend or "gloo", "world_size": ranks, "hang_timeout_s": hang_timeout_s}
-    return Job(verb, name or cases[0].benchmark.model, list(cases), asked, launcher, ranks)
+        asked |= {"backend": backend or "gloo", "hang_timeout_s": hang_timeout_s}
+    known = REQUESTS[verb].__struct_fields__
+    if unknown := sorted(asked.keys() - set(known)):
+        raise unknown_name("option", unknown[0], known)
+    return Job(verb, name or cases[0].benchmark.model, list(cases), REQUESTS[verb](**asked), launcher, ranks)
 
 
 def run(
@@ -138,12 +142,11 @@ def execute(
     )
 
 
-def find_baseline(store: Path, request: Mapping[str, Any]) -> StoredRun | None:
+def find_baseline(store: Path, until: UntilDecided | None) -> StoredRun | None:
     """The run that `--until-decided` names."""
-    until = request.get("until_decided")
-    if not until:
+    if until is None:
         return None
-    name = str(until["baseline"])
+    name = until.baseline
     found = find_stored_run(store, name)
     if name.startswith("latest") and found.id != name:
         # The run that is measured will be the latest one itself, and after an interruption another.
@@ -158,18 +161,18 @@ def _count_wanted(
     stored: StoredRun, cases: list[MeasuredCase], system: System | None, tell: Callable[[str], object]
 ) -> int:
     """How many processes `--until-decided` wants altogether, by what those so far have shown of the noise."""
-    baseline = find_baseline(stored.folder.parent, stored.plan.request)
-    if baseline is None:
+    until = stored.plan.request.until_decided
+    baseline = find_baseline(stored.folder.parent, until)
+    if until is None or baseline is None:
         return 0
     from stepscope.compare.gate import plan_candidate
 
-    until = stored.plan.request["until_decided"]
     same_system = system is not None and baseline.system is not None and system.place == baseline.system.place
-    planned = plan_candidate(baseline.cases(), cases, resolution=float(until["resolution"]), same_system=same_system)
+    planned = plan_candidate(baseline.cases(), cases, resolution=until.resolution, same_system=same_system)
     for label, count in planned.items():
         if count is None:
             tell(f"{label}: no number of processes decides; {baseline.id} itself needs more (--processes)")
-    return min(max((count for count in planned.values() if count), default=0), int(until["max_processes"]))
+    return min(max((count for count in planned.values() if count), default=0), until.max_processes)
 
 
 def measure(

@@ -20,6 +20,7 @@ from stepscope.analyze.network.pair_matrix import by_host, read_pair_matrices, r
 from stepscope.analyze.network.pairs import Finding, find_outliers, pairs_to_dict
 from stepscope.analyze.network.pairs import Finding as PairsFinding
 from stepscope.core.errors import UsageError
+from stepscope.records import make_request
 from stepscope.store import RunWriter, StoredRun, create_run
 
 # Reading
@@ -29,7 +30,9 @@ def test_a_stored_run_becomes_a_matrix(tmp_path: Path) -> None:
     cluster = Cluster(2, 2, nics=2, noise=0.0, missing=[(3, 0)])
     cases = cluster.cases(failed=[(1, 2)])
     planned = [measured.result.case for measured in cases]
-    folder = create_run(tmp_path, verb="comms", name="pairs", command=["stepscope"], request={}, cases=planned)
+    folder = create_run(
+        tmp_path, verb="comms", name="pairs", command=["stepscope"], request=make_request("comms", {}), cases=planned
+    )
     with RunWriter(folder) as writer:
         writer.write_system(make_system())
         for measured in cases:

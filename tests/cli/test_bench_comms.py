@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 from cli_process import Answer, Stepscope, stepscope_in
 from test_bench_ops import start, wait_for_cases
 
 from stepscope.bench.comms import operations
-from stepscope.bench.comms.bisection import BisectionRequest, replay_search
+from stepscope.bench.comms.bisection import replay_search
 from stepscope.launch.watchdog import read_beat
 from stepscope.store import StoredRun, run_folders, verify_run
 
@@ -327,7 +326,7 @@ def test_a_bisection_ends_with_a_verdict_and_goes_on_where_it_was_interrupted(he
     again = StoredRun(folder)
     assert again.status == "complete"
     assert len(again.results) == rounds
-    search = msgspec.convert(again.plan.request["bisect"], BisectionRequest)
+    search = again.plan.request.bisect
     assert replay_search(search, again.cases(), again.plan.world_size).next_subsets() == []
 
 

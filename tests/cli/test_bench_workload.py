@@ -97,7 +97,7 @@ def test_ranks_shard_tables_by_default_where_a_benchmark_is_for_several_devices(
     command = ["stepscope", "bench", "workload", "dlrm/optimized/train/A.8dev-embed32-fp32", "--ranks", "2"]
     job = rehearse([*command, "--scale", "tiny", "--no-check"])
     assert job is not None
-    assert (job.launcher, job.world_size, job.request["check"]) == ("self", 2, False)
+    assert (job.launcher, job.world_size, job.request.check) == ("self", 2, False)
     assert [one.spec.parallel for one in job.cases if isinstance(one.spec, WorkloadSpec)] == ["sharded"]
 
 

@@ -14,7 +14,7 @@ from cli_process import Stepscope
 
 from builders import case_of, make_result, make_samples, make_system
 from stepscope.cli.resume import rehearse
-from stepscope.records import Benchmark, Failure, Notice, add_seal
+from stepscope.records import Benchmark, Failure, Notice, OperatorRequest, add_seal, make_request
 from stepscope.store import RunWriter, StoredRun, create_run, record_failure
 
 OPS = ["stepscope", "bench", "ops", "--op", "gemm", "--shape", "m=8,n=8,k=8", "--quick", "--max-samples", "5"]
@@ -198,7 +198,12 @@ def evil_run(store: Path) -> Path:
     benchmark = Benchmark(model="gemm", implementation="micro", mode="forward", config="custom", description=EVIL)
     cases = [case_of(benchmark, {f"k{EVIL}": f"v{EVIL}\n", "m": m}) for m in (1, 2)]
     folder = create_run(
-        store, verb="ops", name="evil", command=["stepscope", EVIL, "\nintact"], request={"device": EVIL}, cases=cases
+        store,
+        verb="ops",
+        name="evil",
+        command=["stepscope", EVIL, "\nintact"],
+        request=OperatorRequest(device=EVIL),
+        cases=cases,
     )
     record_failure(folder, Failure(kind="rank_died", message=EVIL, hint=EVIL, last_lines=[EVIL]))
     system = make_system(libraries={f"torch{EVIL}": EVIL}, environment={"A": EVIL}, settings={EVIL: EVIL})
@@ -266,7 +271,9 @@ def test_markup_from_a_run_stays_text(here: Stepscope, store: Path, tmp_path: Pa
     markup = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     benchmark = Benchmark(model="gemm", implementation="micro", mode="forward", config="custom", description=markup)
     case = case_of(benchmark, {markup: markup})
-    folder = create_run(store, verb="ops", name="x", command=["stepscope", markup], request={}, cases=[case])
+    folder = create_run(
+        store, verb="ops", name="x", command=["stepscope", markup], request=make_request("ops", {}), cases=[case]
+    )
     with RunWriter(folder) as writer:
         writer.write_system(make_system(libraries={markup: markup}))
         notices = [Notice(kind="k", message=markup, hint=markup)]

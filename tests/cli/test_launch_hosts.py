@@ -69,7 +69,7 @@ def check(data: dict[str, Any], *, launcher: str, hosts: list[str], ranks: int) 
     assert [case["wrong"] for case in data["cases"]] == [0, 0]
     run = StoredRun(Path(data["run"]))
     assert (run.plan.launcher, run.plan.world_size) == (launcher, ranks)
-    assert [host["name"] for host in run.plan.request["cluster"]["hosts"]] == hosts
+    assert [host["name"] for host in run.plan.request.cluster["hosts"]] == hosts
     assert [rank.rank for rank in run.cases()[0].samples] == list(range(ranks))
     assert verify_run(run) == []
     return run
@@ -144,7 +144,7 @@ def test_mpirun_with_a_hostfile_of_this_machine(here: Stepscope, hostfile: Path)
     answer = here("launch", "mpirun", "--hostfile", str(hostfile), "--", *QUICK)
     assert answer.code == 0, answer.err
     run = check(answer.data, launcher="mpirun", hosts=["localhost"], ranks=2)
-    assert run.plan.request["cluster"]["hosts"] == [{"name": "localhost", "slots": 2}]
+    assert run.plan.request.cluster["hosts"] == [{"name": "localhost", "slots": 2}]
 
 
 @needs_openmpi

@@ -10,7 +10,7 @@ import pytest
 from cli_process import Stepscope
 
 from builders import case_of, make_case, make_result, make_samples, make_system
-from stepscope.records import Benchmark, Parameter
+from stepscope.records import Benchmark, Parameter, make_request
 from stepscope.store import RunWriter, StoredRun, create_run, run_folders
 
 OUTPUTS = Path(__file__).parents[1] / "store" / "nccl_outputs"
@@ -105,7 +105,9 @@ def make_own_run(store: Path, sizes: list[int], *, ranks: int = 16) -> str:
     for size in sizes:
         parameters: dict[str, Parameter] = {"size_bytes": size, "dtype": "float32", "device": "cuda"}
         cases.append(case_of(benchmark, parameters, world_size=ranks))
-    folder = create_run(store, verb="comms", name="all_reduce", command=["stepscope"], request={}, cases=cases)
+    folder = create_run(
+        store, verb="comms", name="all_reduce", command=["stepscope"], request=make_request("comms", {}), cases=cases
+    )
     with RunWriter(folder) as writer:
         writer.write_system(make_system())
         for case in cases:
@@ -150,7 +152,9 @@ def test_an_import_that_was_killed_cannot_be_resumed(here: Stepscope) -> None:
 
 def test_the_table_needs_communication(here: Stepscope, store: Path) -> None:
     case = make_case()
-    folder = create_run(store, verb="ops", name="gemm", command=["stepscope"], request={}, cases=[case])
+    folder = create_run(
+        store, verb="ops", name="gemm", command=["stepscope"], request=make_request("ops", {}), cases=[case]
+    )
     with RunWriter(folder) as writer:
         writer.write_system(make_system())
         writer.append(make_result(case), [make_samples(case, [1e-3])])

@@ -19,6 +19,7 @@ import pytest
 from cli_process import Stepscope
 
 from builders import make_case, make_result, make_samples, make_system
+from stepscope.records import make_request
 from stepscope.store import RunWriter, create_run
 
 WIDTHS = (80, 100, 140)
@@ -219,7 +220,9 @@ def store_of_three(store: Path) -> list[Path]:
     folders = []
     case = make_case(m=1)
     for name in ("zebra", "middle", "ant"):
-        folder = create_run(store, verb="ops", name=name, command=["stepscope"], request={}, cases=[case])
+        folder = create_run(
+            store, verb="ops", name=name, command=["stepscope"], request=make_request("ops", {}), cases=[case]
+        )
         with RunWriter(folder) as writer:
             writer.write_system(make_system())
             writer.append(make_result(case), [make_samples(case, [1.0, 1.1])])

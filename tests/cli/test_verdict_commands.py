@@ -205,7 +205,7 @@ def test_ab_runs_both_sides_in_turn_and_keeps_every_sample(stepscope: Stepscope,
         run = StoredRun(Path(answer.data[side]))
         assert verify_run(run) == []
         assert [samples.process for samples in run.cases()[0].samples] == list(range(3))
-        assert run.plan.request["environment"] == {"OMP_NUM_THREADS": "1"}
+        assert run.plan.request.environment == {"OMP_NUM_THREADS": "1"}
         assert run.system is not None
         assert run.system.environment["OMP_NUM_THREADS"] == "1"
     assert len(run_folders(store)) == 2

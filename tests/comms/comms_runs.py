@@ -18,7 +18,7 @@ from stepscope.bench.comms.trial import Facts
 from stepscope.launch import RankSession, launch_local
 from stepscope.launch.worker import Session
 from stepscope.measure import Measurement, MeasureSettings
-from stepscope.records import Case, CaseResult, RankSamples
+from stepscope.records import Case, CaseResult, CommunicationRequest, RankSamples
 from stepscope.run.clocks import ClockOffset
 from stepscope.run.control import Alone
 from stepscope.run.execute import RANK_FUNCTION
@@ -39,10 +39,7 @@ def cases_of(collective: str, *, ranks: int, sizes: tuple[int, ...] = (4096,), *
 
 
 def plan_run(store: Path, cases: list[Case], *, ranks: int, **request: Any) -> Path:
-    asked = {
-        "backend": "gloo", "device": "cpu", "world_size": ranks, "hang_timeout_s": 20.0, "check": "all",
-        "settings": msgspec.to_builtins(BRIEF), **request,
-    }  # fmt: skip
+    asked = CommunicationRequest(**{"hang_timeout_s": 20.0, "check": "all", "settings": BRIEF, **request})
     return create_run(
         store, verb="comms", name="test", command=["test"], request=asked, cases=cases, launcher="self",
         world_size=ranks,
@@ -53,7 +50,7 @@ def measure_cases(
     store: Path, cases: list[Case], *, ranks: int, target: str = RANK_FUNCTION, **request: Any
 ) -> tuple[StoredRun, list[MeasuredCase]]:
     folder = plan_run(store, cases, ranks=ranks, **request)
-    hang_limit_s = float(StoredRun(folder).plan.request["hang_timeout_s"])
+    hang_limit_s = StoredRun(folder).plan.request.hang_timeout_s
     launch_local(folder=folder, target=target, ranks=ranks, hang_limit_s=hang_limit_s)
     stored = StoredRun(folder)
     return stored, stored.cases()
@@ -83,7 +80,9 @@ def fold_ranks(
     offsets: Sequence[ClockOffset] = (),
     settings: MeasureSettings = BRIEF,
 ) -> tuple[CaseResult, list[RankSamples]]:
-    session = Session(verb="comms", request={"settings": settings, "backend": "fake"}, world_size=case.world_size)
+    session = Session(
+        verb="comms", request=CommunicationRequest(settings=settings, backend="fake"), world_size=case.world_size
+    )
     producer = CommunicationProducer(session, FakeWorld(case.world_size))
     producer.ranks = Ranks(session, Alone())
     producer.open()
@@ -101,11 +100,16 @@ def measure_in_turn(folders: list[Path], *, ranks: int, target: str) -> list[lis
     return [StoredRun(folder).cases() for folder in folders]
 
 
+def read_spoiled_call(session: RankSession) -> int | None:
+    """The call whose result is changed, which the run's tag names; None: every call."""
+    return int(session.request.tag) if session.request.tag else None
+
+
 def run_spoiled(session: RankSession) -> None:
     """A worker whose backend changes one element, on one rank: of every result, or of one call's."""
     world = open_world(session)
     if world.rank == session.context.world_size - 1:
-        world = SpoiledWorld(world, flip_element(3, only_call=session.request["only_call"]))
+        world = SpoiledWorld(world, flip_element(3, only_call=read_spoiled_call(session)))
     run_in_world(session, world)
 
 
@@ -117,7 +121,7 @@ def run_spoiled_in_turn(session: RankSession) -> None:
     for folder in run_folders(session.folder.parent):
         session.folder, session.request = folder, StoredRun(folder).plan.request
         spoils = world.rank == session.context.world_size - 1
-        harm = flip_element(3, only_call=session.request["only_call"])
+        harm = flip_element(3, only_call=read_spoiled_call(session))
         run_in_world(session, SpoiledWorld(world, harm) if spoils else world)
     close()
 
@@ -125,7 +129,7 @@ def run_spoiled_in_turn(session: RankSession) -> None:
 def run_with_other_arguments(session: RankSession) -> None:
     """Rank 1 was started with another timeout."""
     if session.context.rank == 1:
-        session.request = {**session.request, "check": "off"}
+        session.request = msgspec.structs.replace(session.request, check="off")
     run_in_world(session, open_world(session))
 
 

@@ -171,7 +171,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int | N
     store = tmp_path_factory.mktemp("spoiled")
     keys = [(check, only_call) for check, only_call, _ in PLANTED]
     runs = [
-        plan_run(store, spoiled_cases(only_call), ranks=2, check=check, only_call=only_call)
+        plan_run(store, spoiled_cases(only_call), ranks=2, check=check, tag=only_call and str(only_call))
         for check, only_call in keys
     ]
     with pytest.MonkeyPatch.context() as patch:

@@ -24,7 +24,7 @@ from stepscope.launch import Heartbeat
 from stepscope.launch.join import is_peer_disconnect, wait_for_all
 from stepscope.launch.worker import Session
 from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
-from stepscope.records import Case, Failure, Notice
+from stepscope.records import Case, CommunicationRequest, Failure, Notice
 from stepscope.records.kinds import CollectiveObserved
 from stepscope.run.clocks import ClockOffset, answer_pings, ask_clock, find_arrivals
 from stepscope.run.producer import RankOutcome
@@ -448,7 +448,7 @@ class TwoRanks(FakeWorld):
 
 
 def require_same_request(other: dict[str, str]) -> None:
-    Ranks(Session(verb="comms", request={"check": "all"}), TwoRanks(other)).require_same_request()
+    Ranks(Session(verb="comms", request=CommunicationRequest(check="all")), TwoRanks(other)).require_same_request()
 
 
 def test_ranks_that_were_started_differently_are_named() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from builders import case_of, make_result, make_samples, make_system
 from stepscope.costs.collective import CollectiveCurve
 from stepscope.costs.curves import Point
-from stepscope.records import Benchmark, Case, Failure, System
+from stepscope.records import Benchmark, Case, Failure, System, make_request
 from stepscope.store import RunWriter, StoredRun, create_run
 
 Truth = Callable[[float], float]
@@ -77,7 +77,9 @@ def write_comms_run(
     **observed: Any,
 ) -> StoredRun:
     """Two ranks of which the second is the slower one; its times are the truth. `wrong` cases failed."""
-    folder = create_run(store, verb=verb, name="all_reduce", command=["stepscope"], request={}, cases=list(cases))
+    folder = create_run(
+        store, verb=verb, name="all_reduce", command=["stepscope"], request=make_request(verb, {}), cases=list(cases)
+    )
     with RunWriter(folder) as writer:
         writer.write_system(system or make_system())
         for case in cases:

@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.bench.ops import make_cases, operators
 from stepscope.measure import QUICK, CudaDevice, MeasureSettings, WallClock, measure
-from stepscope.records import Case, Reading
+from stepscope.records import Case, Reading, make_request
 from stepscope.run.execute import execute
 from stepscope.stats import median
 from stepscope.store import MeasuredCase, StoredRun, create_run
@@ -40,7 +40,7 @@ def test_a_kernel_is_timed_by_events_and_by_the_wall() -> None:
 
 def run_on_gpu(tmp_path: Path, cases: list[Case], **request: Any) -> list[MeasuredCase]:
     asked = {"device": "cuda", "settings": msgspec.to_builtins(QUICK), **request}
-    folder = create_run(tmp_path, verb="ops", name="gpu", command=[], request=asked, cases=cases)
+    folder = create_run(tmp_path, verb="ops", name="gpu", command=[], request=make_request("ops", asked), cases=cases)
     return execute(StoredRun(folder)).cases()
 
 

@@ -18,8 +18,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "stepscope"
 FLOORS: list[set[str]] = [
     {"_version"},
     {"core"},
-    {"records"},
     {"stats"},
+    {"records"},
     {"store"},
     {"system"},
     {"metrics"},

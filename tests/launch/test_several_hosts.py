@@ -39,6 +39,7 @@ from stepscope.launch.remote import (
     run_on_hosts,
 )
 from stepscope.launch.watchdog import Heartbeat, failure_path, log_path, write_rank_failure
+from stepscope.records import make_request
 from stepscope.store import StoredRun, create_run
 
 TWO = Cluster(
@@ -456,8 +457,8 @@ def ring_alarm(folder: Path, rank: int, *, after_s: float) -> None:
 def broken(tmp_path: Path) -> Path:
     """A run of three ranks on two hosts that was left in the middle of its first case."""
     folder = create_run(
-        tmp_path / "runs", verb="comms", name="x", command=[], request={}, cases=[make_case(m=1)],
-        launcher="torchrun", world_size=3,
+        tmp_path / "runs", verb="comms", name="x", command=[], request=make_request("comms", {}),
+        cases=[make_case(m=1)], launcher="torchrun", world_size=3,
     )  # fmt: skip
     (folder / "ranks").mkdir()
     return folder

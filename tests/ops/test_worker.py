@@ -20,7 +20,7 @@ from stepscope.launch.worker import Session
 from stepscope.measure import QUICK, MeasureSettings
 from stepscope.metrics import CaseInput
 from stepscope.metrics.cases import compute_share
-from stepscope.records import Case
+from stepscope.records import Case, OperatorRequest, make_request
 from stepscope.run.execute import execute
 from stepscope.run.producer import ExtraMeasurements, Prepared, WrongResultError
 from stepscope.run.ranks import CaseSkipped
@@ -41,7 +41,7 @@ def one_case(name: str, shape: str = "", *, direction: str = "forward", dtype: s
 
 
 def open_bench(**changes: Any) -> OperatorProducer:
-    producer = OperatorProducer(Session(verb="ops", request={"settings": TINY, **changes}))
+    producer = OperatorProducer(Session(verb="ops", request=OperatorRequest(settings=TINY, **changes)))
     producer.open()
     return producer
 
@@ -54,7 +54,7 @@ def measure_all(tmp_path: Path, cases: list[Case], **request: Any) -> list[Measu
     settings = {"settings": json.loads(json.dumps({"min_samples": 3, "few_samples": 2, "min_time_s": 0.0,
                 "max_time_s": 0.05, "min_sample_s": 1e-5, "warmup_max_time_s": 0.02, "window": 2}))}  # fmt: skip
     asked = {"device": "cpu", **settings, **request}
-    folder = create_run(tmp_path, verb="ops", name="x", command=["x"], request=asked, cases=cases)
+    folder = create_run(tmp_path, verb="ops", name="x", command=["x"], request=make_request("ops", asked), cases=cases)
     return execute(StoredRun(folder)).cases()
 
 
@@ -169,7 +169,7 @@ def test_kernels_are_named_and_counted(tmp_path: Path) -> None:
 
 def test_the_profiling_process_leaves_kernels_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     cases = [one_case("gemm"), one_case("gemm", dtype="tf32"), one_case("linear")]
-    request = {"device": "cpu", "settings": {}}
+    request = OperatorRequest()
     folder = create_run(tmp_path, verb="ops", name="x", command=["x"], request=request, cases=cases)
     profile_cases(folder)
     found = read_profiled(folder)

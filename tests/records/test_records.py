@@ -17,6 +17,7 @@ from stepscope.records import (
     Case,
     CaseResult,
     Failure,
+    OperatorRequest,
     Plan,
     RankSamples,
     Run,
@@ -105,7 +106,8 @@ def test_a_collective_takes_as_long_as_its_slowest_rank() -> None:
 documents = [
     (make_result(make_case(m=1)), CaseResult),
     (make_system(), System),
-    (Plan(run_id="r", created_at="t", tool_version="0", command=[], verb="ops", request={}, cases=[make_case()]), Plan),
+    (Plan(run_id="r", created_at="t", tool_version="0", command=[], verb="ops", request=OperatorRequest(),
+          cases=[make_case()]), Plan),
     (
         Run(
             id="r", created_at="t", finished_at="t", tool_version="0", verb="ops", command=[], launcher="inline",

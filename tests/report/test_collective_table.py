@@ -13,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_examples import make_case, make_run, make_system
 
-from stepscope.records import Communication, Failure, Notice, RankPlace, RankSamples, Score
+from stepscope.records import (
+    Communication,
+    CommunicationRequest,
+    Failure,
+    ImportedFile,
+    ImportedRank,
+    ImportRequest,
+    Notice,
+    RankPlace,
+    RankSamples,
+    Score,
+)
 from stepscope.report import build_report, format_collective_table, has_collectives, render_csv, render_markdown
 from stepscope.report.communication import COLUMNS, fit_number
 from stepscope.report.html import render_html
@@ -26,8 +37,10 @@ GOLDEN = """\
 # libraries as loaded: torch 2.6.0
 # backend gloo: gloo built into torch 2.6.0
 # GLOO_SOCKET_IFNAME=eth0
-# asked for: device=cpu, mode=blocking, check=sample
-# settings: warmup_max_time=2.000 s, min_samples=20
+# asked for: device=cpu, processes=1, tag=nightly, hang_timeout=300.0 s, check=sample, device_time=no, per_rank=no, init_only=no
+# settings: target_width=0.01000, level=0.9500, min_time=250.0 ms, max_time=3.000 s, min_samples=20, few_samples=5, \
+max_samples=20000, min_sample=1.000 ms, resolution_share=0.01000, warmup_min_samples=4, warmup_min_time=0 s, \
+warmup_max_time=2.000 s, stable_share=0.03000, window=5
 # sizes: K, M, G are powers of 1024; rates: 1 GB/s is 1e9 bytes per second; times are of one call
 # times are those of the slowest rank in each iteration
 # check: #wrong counts elements over 3 iterations per row that were looked at
@@ -107,8 +120,7 @@ def test_the_whole_table() -> None:
     ]
     text = table(
         *cases, communication=make_communication(), command=["stepscope", "bench", "comms"],
-        request={"backend": "gloo", "device": "cpu", "mode": "blocking", "check": "sample",
-                 "settings": {"warmup_max_time_s": 2.0, "min_samples": 20}},
+        request=CommunicationRequest(tag="nightly"),
     )  # fmt: skip
     assert text == GOLDEN
 
@@ -189,10 +201,10 @@ def test_a_barrier_moves_nothing() -> None:
 
 
 def test_ranks_come_from_the_request_where_it_has_them() -> None:
-    ranks = [
-        {"rank": 0, "group": 1, "pid": 7, "host": "a", "device": 3, "name": "NVIDIA H100", "pci_address": "0000:06:00"}
-    ]
-    text = table(make_collective(), communication=make_communication(), request={"ranks": ranks})
+    ranks = [ImportedRank(rank=0, group=1, pid=7, host="a", device=3, name="NVIDIA H100", pci_address="0000:06:00")]
+    source = ImportedFile(tool="nccl-tests", format="text", file="a.txt", sha256="0" * 64)
+    request = ImportRequest(imported_from=source, ranks=ranks)
+    text = table(make_collective(), communication=make_communication(), request=request)
     assert "#  Rank  0 Group  1 Pid      7 on          a device  3 [0000:06:00] NVIDIA H100\n" in text
     assert "Pid    101" not in text
 
@@ -229,7 +241,7 @@ def test_several_runs_follow_each_other() -> None:
 
 
 def test_control_characters_cannot_leave_their_line() -> None:
-    text = table(make_collective(parameters={"pattern": "\x1b[31m\nx"}), request={"note": "a\nb"})
+    text = table(make_collective(parameters={"pattern": "\x1b[31m\nx"}), request=CommunicationRequest(tag="a\nb"))
     assert "\x1b" not in text
     assert len(rows(text)) == 1
 

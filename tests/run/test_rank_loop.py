@@ -24,7 +24,7 @@ from stepscope.measure import (
     format_case_line,
     open_device,
 )
-from stepscope.records import Case, Notice, Reading, Score
+from stepscope.records import Case, Notice, Reading, Score, make_request
 from stepscope.records.kinds import OperatorObserved
 from stepscope.run.control import Alone
 from stepscope.run.producer import Prepared, Producer, WrongResultError
@@ -46,7 +46,7 @@ class GivenProducer(Producer):
     settings = QUICK
 
     def __init__(self, prepare: Callable[[Case], Prepared]) -> None:
-        super().__init__(Session(verb="ops", request={}))
+        super().__init__(Session(verb="ops", request=make_request("ops", {})))
         self.ranks = Ranks(self.session, Alone())
         self._prepare = prepare
 

@@ -14,7 +14,7 @@ from builders import make_case, make_folder, make_system
 from stepscope.core.errors import RankDiedError
 from stepscope.launch.worker import Session
 from stepscope.measure import QUICK, CpuDevice, SilentProgress
-from stepscope.records import Case
+from stepscope.records import Case, CommunicationRequest
 from stepscope.records.kinds import OperatorObserved
 from stepscope.run.control import Alone
 from stepscope.run.producer import Folded, Prepared, Producer, RankOutcome
@@ -73,7 +73,7 @@ class PatientSession(Session):
     """A third of it is how long a rank that failed alone waits for the others."""
 
     def __init__(self, rank: int) -> None:
-        super().__init__(verb="ops", request={"backend": "threads"}, world_size=3)
+        super().__init__(verb="ops", request=CommunicationRequest(backend="threads"), world_size=3)
         self.rank, self.kept, self.forgotten = rank, [], 0  # type: ignore[var-annotated]
 
     def keep_failure(self, error: BaseException) -> None:

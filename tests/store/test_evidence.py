@@ -14,7 +14,17 @@ import pytest
 from builders import make_case, make_folder, make_result, make_samples, make_system
 from stepscope.core.errors import BadInputError, CorruptRunError, NewerVersionError, StepscopeError, UsageError
 from stepscope.metrics import query_runs
-from stepscope.records import CaseResult, Failure, Plan, System, add_seal, check_seal, encode_document, parse_document
+from stepscope.records import (
+    CaseResult,
+    Failure,
+    OperatorRequest,
+    Plan,
+    System,
+    add_seal,
+    check_seal,
+    encode_document,
+    parse_document,
+)
 from stepscope.records.kinds import CollectiveObserved
 from stepscope.store import (
     JournalTail,
@@ -346,7 +356,8 @@ def test_records_that_make_no_sense_are_refused_with_the_rule() -> None:
 @pytest.mark.parametrize("place", ["request", "parameters"])
 def test_a_plan_that_cannot_be_stored_leaves_no_folder(tmp_path: Path, value: float, place: str) -> None:
     case = make_case(**{"skew": value} if place == "parameters" else {})
-    request = {"deep": [{"skew": value}]} if place == "request" else {}
+    cluster = {"deep": [{"skew": value}]} if place == "request" else None
+    request = OperatorRequest(cluster=cluster)
     with pytest.raises(BadInputError, match="skew"):
         create_run(tmp_path / "runs", verb="ops", name="x", command=[], request=request, cases=[case])
     assert not (tmp_path / "runs").exists()

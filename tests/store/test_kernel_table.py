@@ -11,7 +11,7 @@ from builders import make_case, make_folder, make_result, make_samples, make_sys
 from stepscope.bench.ops import operators
 from stepscope.cli.runs import export_table
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.records import KernelUse
+from stepscope.records import KernelUse, make_request
 from stepscope.store import (
     KernelRow,
     RunWriter,
@@ -145,7 +145,7 @@ def test_exporting_all_runs_tells_which_are_not_whole(tmp_path: Path, capsys: py
     cases = [make_case(m=m, dtype="float32", device="cpu") for m in (8, 16)]
     store, output = tmp_path / "store", tmp_path / "t.csv"
     whole, stopped, damaged = (make_folder(store, cases) for _ in range(3))
-    other = create_run(store, verb="comms", name="x", command=["x"], request={}, cases=cases)
+    other = create_run(store, verb="comms", name="x", command=["x"], request=make_request("comms", {}), cases=cases)
     for folder, count in ((whole, 2), (stopped, 1)):
         with RunWriter(folder) as writer:
             for case in cases[:count]:
@@ -173,7 +173,9 @@ def test_exports_look_at_the_name_first(tmp_path: Path, kind: str, name: str) ->
 
 def test_tables_are_made_of_operator_runs_only(tmp_path: Path) -> None:
     case = make_case(size=8)
-    folder = create_run(tmp_path, verb="comms", name="x", command=["x"], request={}, cases=[case])
+    folder = create_run(
+        tmp_path, verb="comms", name="x", command=["x"], request=make_request("comms", {}), cases=[case]
+    )
     with pytest.raises(UsageError, match="operator runs"):
         list(rows_of_run(StoredRun(folder)))
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -441,8 +442,8 @@ def test_an_imported_run_is_whole(tmp_path: Path) -> None:
     assert (run.status, verify_run(run)) == ("complete", [])
     assert run.plan.command == ["stepscope", "runs", "import", "all_reduce_16_ranks.txt"]
     assert (run.plan.verb, run.plan.launcher, run.plan.world_size) == ("import", "nccl-tests", 16)
-    assert run.plan.request["imported_from"]["file"] == "all_reduce_16_ranks.txt"
-    assert run.plan.request["ranks"][9] == {
+    assert run.plan.request.imported_from.file == "all_reduce_16_ranks.txt"
+    assert msgspec.structs.asdict(run.plan.request.ranks[9]) == {
         "rank": 9, "group": 0, "pid": 4109, "host": "node-2", "device": 1, "name": "NVIDIA H100 80GB HBM3",
         "pci_address": "0000:18:00",
     }  # fmt: skip

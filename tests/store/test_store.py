@@ -21,7 +21,7 @@ from stepscope.core.errors import (
     UsageError,
 )
 from stepscope.metrics import query_runs
-from stepscope.records import Case, Failure
+from stepscope.records import Case, Failure, make_request
 from stepscope.store import (
     JournalTail,
     RunWriter,
@@ -323,7 +323,7 @@ def test_sql_sees_cases_and_samples(complete: StoredRun) -> None:
 
 def test_sql_works_on_nothing_and_on_failures(tmp_path: Path) -> None:
     assert query_runs([], "SELECT count(*) FROM samples").rows == [(0,)]
-    folder = create_run(tmp_path, verb="ops", name="x", command=[], request={}, cases=CASES[:1])
+    folder = create_run(tmp_path, verb="ops", name="x", command=[], request=make_request("ops", {}), cases=CASES[:1])
     with RunWriter(folder) as writer:
         writer.append(make_result(CASES[0], failure=Failure(kind="exception", message="boom")))
     assert query_runs([StoredRun(folder)], "SELECT status, cause, median_s FROM cases").rows == [

@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.bench.workloads import find_workload
 from stepscope.measure import QUICK
-from stepscope.records import Case
+from stepscope.records import Case, make_request
 from stepscope.run.execute import execute
 from stepscope.store import StoredRun, create_run
 
@@ -24,5 +24,12 @@ def tiny(benchmark_id: str, **chosen: Any) -> Case:
 def measure(store: Path, *cases: Case, **request: Any) -> StoredRun:
     settings = msgspec.to_builtins(QUICK)
     asked = {"device": "cpu", "settings": settings, "loader_workers": None, "compile_backend": "eager", **request}
-    folder = create_run(store, verb="workload", name="test", command=["test"], request=asked, cases=list(cases))
+    folder = create_run(
+        store,
+        verb="workload",
+        name="test",
+        command=["test"],
+        request=make_request("workload", asked),
+        cases=list(cases),
+    )
     return execute(StoredRun(folder))

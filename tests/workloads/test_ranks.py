@@ -31,7 +31,7 @@ from stepscope.launch.watchdog import write_rank_failure
 from stepscope.measure import QUICK, CpuDevice, Measurement, MeasureSettings, SilentProgress
 from stepscope.metrics import CaseInput
 from stepscope.metrics.cases import input_share
-from stepscope.records import Case, Failure
+from stepscope.records import Case, Failure, WorkloadRequest
 from stepscope.run.execute import execute
 from stepscope.run.producer import ExtraMeasurements, RankOutcome
 from stepscope.run.rank import CRASH_LIMIT, Gathered, Lead, RankLoop, fold, give_up_case
@@ -58,14 +58,10 @@ def shared(name: str, parallel: str = "ddp", **chosen: Any) -> Case:
 
 
 def plan_cases(store: Path, cases: list[Case], *, ranks: int, **further: Any) -> Path:
-    request = {
-        "device": "cpu", "backend": "gloo", "world_size": ranks,
-        "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None,
-        **further,
-    }  # fmt: skip
+    request = WorkloadRequest(backend="gloo", settings=BRIEF, compile_backend="eager", loader_workers=None, **further)
     return create_run(
-        store, verb="workload", name="test", command=["test"], request=request, cases=cases, launcher="self",
-        world_size=ranks,
+        store, verb="workload", name="test", command=["test"], request=request, cases=cases,
+        launcher="self", world_size=ranks,
     )  # fmt: skip
 
 
@@ -277,7 +273,7 @@ def make_measured(**told: Any) -> Gathered:
 def fold_told(case: Case, told: list[Gathered]) -> Any:
     from stepscope.launch.worker import Session
 
-    producer = WorkloadProducer(Session(verb="workload", request={"settings": BRIEF}))
+    producer = WorkloadProducer(Session(verb="workload", request=WorkloadRequest(settings=BRIEF)))
     return fold(case, told, producer, started_at="now", elapsed_s=1.0)
 
 
@@ -308,9 +304,7 @@ def test_energy_and_peaks_are_those_of_all_devices() -> None:
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[RankLoop]:
-    request = {
-        "settings": msgspec.to_builtins(BRIEF), "compile_backend": "eager", "loader_workers": None, "backend": "gloo"
-    }  # fmt: skip
+    request = WorkloadRequest(settings=BRIEF, compile_backend="eager", loader_workers=None, backend="gloo")
     session = RankSession(verb="workload", request=request, hang_limit_s=600.0, supervised=False)
     (tmp_path / "rank").mkdir()
     session.folder = tmp_path / "rank"
@@ -330,7 +324,7 @@ def measure_on(loop: RankLoop, case: Case, device: CpuDevice | None = None) -> G
 
 
 def test_an_unknown_backend_is_named() -> None:
-    request = {"settings": msgspec.to_builtins(BRIEF), "backend": "carrier-pigeon"}
+    request = WorkloadRequest(settings=BRIEF, backend="carrier-pigeon")
     session = RankSession(verb="workload", request=request, hang_limit_s=600.0, supervised=False)
     producer = WorkloadProducer(session)
     with pytest.raises(UsageError, match="this torch was built without carrier-pigeon") as caught:

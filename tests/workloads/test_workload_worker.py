@@ -22,7 +22,7 @@ from stepscope.launch.worker import Session
 from stepscope.measure import QUICK
 from stepscope.metrics import CaseInput, NotApplicable
 from stepscope.metrics.cases import input_share, mfu
-from stepscope.records import Case
+from stepscope.records import Case, WorkloadRequest
 from stepscope.store import MeasuredCase
 
 
@@ -263,7 +263,7 @@ def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
 
 
 def test_a_loader_is_timed_over_whole_rounds() -> None:
-    producer = WorkloadProducer(Session(verb="workload", request={"settings": QUICK}))
+    producer = WorkloadProducer(Session(verb="workload", request=WorkloadRequest(settings=QUICK)))
     producer.open()
     running = Running(lambda: None, round_steps=7)  # type: ignore[arg-type]
     times = producer._time_steps(running, read_case(tiny(LENGTHS)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
+import msgspec
 
 from stepscope.cli.execute import command_line
 from stepscope.cli.options import (
@@ -28,7 +29,6 @@ from stepscope.run.plan import NEWEST, Job, find_differences
 if TYPE_CHECKING:
     from stepscope.store import StoredRun
 
-SEARCHES = ("find_batch", "bisect")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 
 
@@ -129,9 +129,9 @@ def plan_side(side: SideCommand, pairs: int, max_time_s: float) -> Job:
         job = rehearse(["stepscope", "bench", *side.arguments, *extra])
     if job is None:
         raise UsageError(f"{side.text!r} measures nothing", hint="name what to measure, as for `stepscope bench`")
-    if any(job.request.get(name) for name in SEARCHES):
+    if job.request.searches:
         raise UsageError("a search decides as it goes", hint="search first, then give each side its --batch-size")
-    request = {**job.request, "side": side.text, "environment": side.environment, "processes": pairs}
+    request = msgspec.structs.replace(job.request, side=side.text, environment=side.environment, processes=pairs)
     return job._replace(request=request)
 
 
@@ -155,7 +155,7 @@ def create_sides(store: Path, jobs: tuple[Job, ...]) -> list[StoredRun]:
 
     runs: list[StoredRun] = []
     for letter, job in zip("AB", jobs, strict=True):
-        request = {**job.request, **({"partner": runs[0].id} if runs else {})}
+        request = msgspec.structs.replace(job.request, partner=runs[0].id if runs else None)
         folder = create_run(
             store, verb=job.verb, name=f"ab-{letter}", command=command_line(), request=request, cases=job.cases,
             launcher=job.launcher, world_size=job.world_size, hold=True,
@@ -173,7 +173,7 @@ def find_interrupted(store: Path, jobs: tuple[Job, ...], name: str) -> list[Stor
     pairs = [
         [runs[partner], run]
         for run in runs.values()
-        if run.run is None and (partner := str(run.plan.request.get("partner"))) in runs
+        if run.run is None and (partner := run.plan.request.partner) in runs
     ]
     wanted = find_run(store, name).id if name != NEWEST else None
     for pair in reversed(pairs):

@@ -29,7 +29,7 @@ from stepscope.cli.options import (
 )
 from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error, terminal_width
 from stepscope.core.errors import ExitCode, UsageError
-from stepscope.records import Case
+from stepscope.records import Case, CommunicationRequest
 from stepscope.records.kinds import (
     CollectiveObserved,
     CollectiveSpec,
@@ -180,9 +180,8 @@ def comms(
     if dry_run:
         return list_cases(cases, as_json=as_json)
     named = list(dict.fromkeys(case.benchmark.model for case in cases))
-    request = {**make_request(ranks, choices), "collectives": named, "per_rank": choices["per_rank"]}
-    if choices["traced"] is not None:
-        request["trace"] = choose_traced(choices["traced"], cases)
+    request = make_request(ranks, choices, collectives=named, per_rank=choices["per_rank"],
+                           trace=choose_traced(choices["traced"], cases))  # fmt: skip
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
@@ -216,7 +215,7 @@ def plan_process_groups(ranks: Ranks, choices: dict[str, Any]) -> Job:
             "MPI is initialised once in the life of a process", hint="use --backend gloo or nccl", where="--init-only"
         )
     cases = make_process_group_cases(backend=ranks.backend, world_size=ranks.world_size, device=ranks.device)
-    request = {**make_request(ranks, choices), "init_only": True, "per_rank": choices["per_rank"]}
+    request = make_request(ranks, choices, init_only=True, per_rank=choices["per_rank"])
     return Job("comms", "process-group", cases, request, ranks.launcher, ranks.world_size)
 
 
@@ -226,7 +225,7 @@ def explain_run(run: StoredRun) -> Addition:
     from stepscope.cli.pairs import explain_bisection, explain_pairs
     from stepscope.cli.pattern import add_steps
 
-    if "bisect" in run.plan.request:
+    if run.plan.request.searches:
         return explain_bisection(run)
     explain = {
         PatternSpec: add_steps, PairSpec: explain_pairs, OverlapSpec: add_overlaps,
@@ -248,11 +247,12 @@ def explain_parts(run: StoredRun) -> Addition:
     from stepscope.core.units import format_bytes, format_duration, format_significant
     from stepscope.report.communication import format_message_table, format_rank_averages, read_message_figures
 
-    figures = read_message_figures(run.cases())
+    request, figures = run.plan.request, read_message_figures(run.cases())
+    shows_ranks = isinstance(request, CommunicationRequest) and request.per_rank
     traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]
     lines = [format_message_table(figures, width=terminal_width())] if figures else []
     lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced if place]
-    lines += [format_rank_averages(run.cases(), width=terminal_width())] if run.plan.request.get("per_rank") else []
+    lines += [format_rank_averages(run.cases(), width=terminal_width())] if shows_ranks else []
     for case in run.cases():
         parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
         if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):
@@ -387,10 +387,12 @@ def read_ranks(text: str | None, *, where: str) -> list[int] | None:
     return [rank for span in spans if span for rank in range(int(span[1]), int(span[2] or span[1]) + 1)]
 
 
-def choose_traced(text: str, cases: Sequence[Case]) -> list[int]:
+def choose_traced(text: str | None, cases: Sequence[Case]) -> list[int]:
     """Sizes in bytes of --trace, which must be among those of the cases."""
     from stepscope.core.units import parse_range
 
+    if text is None:
+        return []
     measured = list(dict.fromkeys(case.spec.size_bytes or 0 for case in cases))
     wanted = measured if text.strip() == "all" else parse_range(text, where="--trace")
     missing = [size for size in wanted if size not in measured]
@@ -417,24 +419,24 @@ def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[floa
     return matrix
 
 
-def make_request(ranks: Ranks, choices: dict[str, Any]) -> dict[str, Any]:
+def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> CommunicationRequest:
     """What the plan keeps of how to measure."""
     from stepscope.launch.hosts import read_cluster_from_environment
 
     limits = {name: choices[name] for name in LIMITS if name in choices}
     cluster = read_cluster_from_environment()
-    return {
-        "backend": ranks.backend,
-        "device": ranks.device,
-        "world_size": ranks.world_size,
-        "hang_timeout_s": ranks.hang_timeout_s,
-        "check": choices["check"],
-        "device_time": choices["time_by"] == "device",
+    return CommunicationRequest(
+        backend=ranks.backend,
+        device=ranks.device,
+        hang_timeout_s=ranks.hang_timeout_s,
+        check=choices["check"],
+        device_time=choices["time_by"] == "device",
+        # One iteration per sample: what a rank waits for must not be averaged away.
+        settings=msgspec.structs.replace(make_settings(**limits), iterations=1),
+        cluster=cluster,
         **request_processes(choices),
-        # One iteration a sample: what a rank waits for must not be averaged away.
-        "settings": msgspec.to_builtins(msgspec.structs.replace(make_settings(**limits), iterations=1)),
-        **({"cluster": cluster} if cluster else {}),
-    }
+        **further,
+    )
 
 
 LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
@@ -488,9 +490,10 @@ def run_as_rank(
         beside = companion(folder, context.world_size, hang_limit_s, partial(print_error, as_json=as_json))
     with beside:
         try:
-            load_before_watched(job.verb, uses_torch=job.request.get("backend") not in BACKENDS_WITHOUT_TORCH)
-            asked = {**job.request, "cases": describe_cases(job.cases)}
-            with rank_session(folder, verb=job.verb, request=asked, hang_limit_s=hang_limit_s) as session:
+            load_before_watched(job.verb, uses_torch=job.request.backend not in BACKENDS_WITHOUT_TORCH)
+            with rank_session(
+                folder, verb=job.verb, request=job.request, hang_limit_s=hang_limit_s, cases=describe_cases(job.cases)
+            ) as session:
                 if ending is not None:
                     ending.session = session
                 run_rank(session)

@@ -14,7 +14,7 @@ from stepscope.cli.report import render, report_of
 from stepscope.core.errors import ExitCode, StepscopeError
 from stepscope.core.files import write_output
 from stepscope.measure import MeasureSettings
-from stepscope.records import Case
+from stepscope.records import Case, CommunicationRequest, OperatorRequest, WorkloadRequest
 from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
@@ -100,10 +100,6 @@ def explain_training(store: Path) -> dict[str, str]:
     return {"sentence": said.sentence, "page": str(page), "recording": str(folder)}
 
 
-def _request(**more: object) -> dict[str, object]:
-    return {"device": "cpu", "settings": msgspec.to_builtins(SETTINGS), **more}
-
-
 def operator_job() -> Job:
     from stepscope.bench.ops import make_cases, make_peak_cases
 
@@ -117,7 +113,7 @@ def operator_job() -> Job:
         *cases("linear", "batch=256,in=512,out=512", both),
         *cases("embedding_bag", "rows=100000,dim=64,pooling=20,batch=256", ("forward",)),
     ]
-    return Job("ops", "demo-ops", chosen, _request())
+    return Job("ops", "demo-ops", chosen, OperatorRequest(settings=SETTINGS))
 
 
 def collective_job() -> Job:
@@ -128,16 +124,15 @@ def collective_job() -> Job:
         collective="all_reduce", sizes=parse_range(SIZES), dtype="float32", backend="gloo", world_size=RANKS,
         device="cpu",
     )  # fmt: skip
-    request = _request(
-        backend="gloo",
-        hang_timeout_s=HANG_TIMEOUT_S,
-        settings=msgspec.to_builtins(msgspec.structs.replace(SETTINGS, iterations=1)),
+    request = CommunicationRequest(
+        hang_timeout_s=HANG_TIMEOUT_S, settings=msgspec.structs.replace(SETTINGS, iterations=1)
     )
     return Job("comms", "demo-all_reduce", cases, request, "self", RANKS)
 
 
 def workload_job() -> Job:
-    return Job("workload", "demo-dlrm", [_training_case()], _request(loader_workers=None))
+    return Job("workload", "demo-dlrm", [_training_case()],
+               WorkloadRequest(settings=SETTINGS, loader_workers=None))  # fmt: skip
 
 
 def _training_case() -> Case:

@@ -73,7 +73,7 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
         narrate(f"continuing {found.id}" if found else "no interrupted run with these cases: starting a new one")
         if found:
             return found
-    api.find_baseline(store, job.request)  # a wrong name is reported before anything is measured
+    api.find_baseline(store, job.request.until_decided)  # a wrong name is reported before anything is measured
     return plan.create(job, store, command_line())
 
 

@@ -24,11 +24,10 @@ from stepscope.cli.options import (
 from stepscope.cli.output import emit, narrate
 from stepscope.core.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.core.units import format_bytes, format_duration
-from stepscope.records import Case
+from stepscope.records import Case, OperatorRequest, TracedCallsRecord
 from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
-    from stepscope.bench.ops.trace_comparison import StoredTrace
     from stepscope.store import StoredRun
 
 SHOWN_CASES = 40
@@ -155,7 +154,7 @@ class TraceCases(NamedTuple):
     """Cases of a trace, and what is kept of it."""
 
     cases: list[Case]
-    stored: StoredTrace
+    stored: TracedCallsRecord
     listing: str
     """What is in it, for a dry run."""
 
@@ -257,7 +256,6 @@ def measure_cases(
     **limits: Any,
 ) -> int:
     """Measure the cases (measured peaks first), or only list them; then write the table that was asked for."""
-    from stepscope.bench.ops.trace_comparison import read_stored_trace
     from stepscope.measure import device_kind, require_device
 
     limits.pop("compiled")
@@ -281,23 +279,23 @@ def measure_cases(
         return show_plan(listed, device=device, settings=settings, check=check, trace=trace, as_json=as_json)
     job = None
     if listed:
-        request = {
-            "device": device,
-            **processes,
-            "settings": msgspec.to_builtins(settings),
-            "check": check,
-            "kernels": kernels,
-            "graph": graph,
-            "table": str(table.resolve()) if table is not None else None,
-        }
-        if trace is not None:
-            request["from_trace"] = msgspec.to_builtins(trace.stored)
+        request = OperatorRequest(
+            device=device, settings=settings, check=check, kernels=kernels, graph=graph,
+            table=str(table.resolve()) if table is not None else None,
+            from_trace=trace.stored if trace is not None else None, **processes,
+        )  # fmt: skip
         job = Job("ops", title[:40], listed, request)
     stored = open_job(job, store=store, resume=resume, verb="ops")
-    if read_stored_trace(stored.plan.request) is not None and not as_json:
+    if find_stored_trace(stored) is not None and not as_json:
         # A case's arguments may be lists of hundreds of tensors, which no table of cases has room for.
         return show_trace_run(measure_stored(stored), table)
     return run_stored(stored, as_json=as_json, finish=lambda run: finish_run(run, table))
+
+
+def find_stored_trace(run: StoredRun) -> TracedCallsRecord | None:
+    """The trace that a run's plan keeps; None where its cases are not a trace's."""
+    request = run.plan.request
+    return request.from_trace if isinstance(request, OperatorRequest) else None
 
 
 def show_trace_run(run: StoredRun, table: Path | None) -> int:
@@ -324,7 +322,7 @@ def require_call(target: str) -> None:
 def finish_run(run: StoredRun, table: Path | None) -> Addition:
     """The kernel table that was asked for, one score for each benchmark of a suite, and a trace's own times beside."""
     from stepscope.bench.ops.suites import format_rows, score_rows
-    from stepscope.bench.ops.trace_comparison import compare_with_trace, format_comparison, read_stored_trace
+    from stepscope.bench.ops.trace_comparison import compare_with_trace, format_comparison
 
     data: dict[str, Any] = {}
     if table is not None:
@@ -334,7 +332,7 @@ def finish_run(run: StoredRun, table: Path | None) -> Addition:
     if scores:
         data["suite"] = [score._asdict() for score in scores]
     text = format_rows(scores)
-    trace = read_stored_trace(run.plan.request)
+    trace = find_stored_trace(run)
     if trace is not None:
         comparison = compare_with_trace(trace, run.cases())
         data["trace"] = msgspec.to_builtins(comparison)

@@ -219,13 +219,14 @@ FIRST_PROCESSES = 3
 def request_processes(chosen: dict[str, Any]) -> dict[str, Any]:
     """The part of a request that says in how many fresh processes its cases are measured, and how it is tagged."""
     processes, baseline, resolution, most, tag = (chosen[name] for name in PROCESS_OPTIONS)
-    tagged = {} if tag is None else {"tag": tag}
     if baseline is None:
-        return {"processes": processes, **tagged}
+        return {"processes": processes, "tag": tag}
     if not 0 < resolution < math.inf:
         raise UsageError("--resolution must be above 0 %", hint="write for example 5%", where="--resolution")
-    until = {"baseline": baseline, "resolution": resolution, "max_processes": max(processes, most)}
-    return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until, **tagged}
+    from stepscope.records import UntilDecided
+
+    until = UntilDecided(baseline=baseline, resolution=resolution, max_processes=max(processes, most))
+    return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until, "tag": tag}
 
 
 def make_settings(**chosen: Any) -> Any:

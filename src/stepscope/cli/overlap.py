@@ -88,7 +88,7 @@ def overlap(
         emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
         return ExitCode.DONE
     named = list(dict.fromkeys(case.spec.collective for case in cases if isinstance(case.spec, OverlapSpec)))
-    request = {**make_request(ranks, choices), "collectives": named}
+    request = make_request(ranks, choices, collectives=named)
     job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
 

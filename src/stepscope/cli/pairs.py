@@ -12,6 +12,7 @@ from stepscope.cli.comms import Ranks, find_ranks, make_request, run_ranks, worl
 from stepscope.cli.execute import Addition
 from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
 from stepscope.core.errors import UsageError
+from stepscope.records import BisectionRequest, CommunicationRequest
 from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
@@ -95,22 +96,24 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
 
     Example: stepscope bench bisect --ranks 4 --quick
     """
-    from stepscope.bench.comms.bisection import BisectionRequest, next_round
+    from stepscope.bench.comms.bisection import next_round
     from stepscope.core.units import parse_size
 
     ranks = find_real_ranks(choices)
     if choices["processes"] > 1:
         raise UsageError("a search decides as it goes: it has one process a rank", where="--processes")
     search = BisectionRequest(collective=collective, size_bytes=parse_size(size, where="--size"), threshold=threshold)
-    request = {**make_request(ranks, choices), "bisect": msgspec.to_builtins(search)}
+    request = make_request(ranks, choices, bisect=search)
     cases = next_round(search, [], backend=ranks.backend, device=ranks.device, world_size=ranks.world_size)
     job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
     return run_ranks(job, ranks, store=store, resume=None, as_json=as_json)
 
 
 def explain_bisection(run: StoredRun) -> Addition:
-    from stepscope.bench.comms.bisection import BisectionRequest, replay_search
+    from stepscope.bench.comms.bisection import replay_search
 
-    request = msgspec.convert(run.plan.request["bisect"], BisectionRequest)
-    verdict = replay_search(request, run.cases(), run.plan.world_size).verdict()
+    request = run.plan.request
+    assert isinstance(request, CommunicationRequest)
+    assert request.bisect is not None
+    verdict = replay_search(request.bisect, run.cases(), run.plan.world_size).verdict()
     return Addition({"bisection": msgspec.to_builtins(verdict)}, f"# {verdict.sentence}\n#   next: {verdict.next_step}")

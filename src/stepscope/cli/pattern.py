@@ -75,7 +75,7 @@ def pattern(
     if dry_run:
         parameters = {one.name: case.parameters for one, case in zip(wanted, cases, strict=True)}
         return show_sequences(wanted, steps, parameters, as_json=as_json)
-    request = {**make_request(ranks, choices), "patterns": [one.name for one in wanted]}
+    request = make_request(ranks, choices, patterns=[one.name for one in wanted])
     name = "-".join(["pattern", *(one.name for one in wanted)]) if len(wanted) < 4 else "patterns"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)

@@ -11,12 +11,12 @@ import io
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from stepscope.cli.execute import RehearsedError, rehearsing
 from stepscope.core.errors import StepscopeError, UsageError
+from stepscope.records import OperatorRequest
 from stepscope.records.kinds import UserModelSpec
 from stepscope.run.plan import Job, find_differences
 from stepscope.store import StoredRun
@@ -26,8 +26,8 @@ INNER_LAUNCHERS = ("inline", "self")
 """Those that need nobody else to start the ranks."""
 
 
-def plan_again(run: StoredRun, *, trust: bool) -> dict[str, Any]:
-    """The request that the run's own command makes. Raises UsageError with the reason where the run must not go on."""
+def plan_again(run: StoredRun, *, trust: bool) -> Job:
+    """The job of the run's own command. Raises UsageError with the reason where the run must not go on."""
     require_plain_folder(run.folder)
     command = run.plan.command
     shown = shlex.join(command)
@@ -56,7 +56,7 @@ def plan_again(run: StoredRun, *, trust: bool) -> dict[str, Any]:
             f"its command {' and '.join(effects)}",
             f"if that is what you want: stepscope runs resume {shlex.quote(str(run.folder))} --trust",
         )
-    return job.request
+    return job
 
 
 def rehearse(command: Sequence[str]) -> Job | None:
@@ -83,11 +83,17 @@ def _require_same_files(run: StoredRun, job: Job) -> None:
             require_unchanged(Path(wanted.file), kept.sha256)
 
 
+def find_table(job: Job) -> Path | None:
+    """The kernel table that is written when all is measured."""
+    name = job.request.table if isinstance(job.request, OperatorRequest) else None
+    return Path(name) if name else None
+
+
 def find_effects(job: Job) -> list[str]:
     """What measuring would do to this user outside the run folder; a table that is new harms nobody."""
     files = dict.fromkeys(case.spec.file for case in job.cases if isinstance(case.spec, UserModelSpec))
-    table = job.request.get("table")
-    replaced = [f"replaces the file {table}"] if table and Path(table).exists() else []
+    table = find_table(job)
+    replaced = [f"replaces the file {table}"] if table is not None and table.exists() else []
     return [*(f"runs the file {path}" for path in files), *replaced]
 
 

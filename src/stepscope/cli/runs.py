@@ -64,7 +64,7 @@ def _describe(run: StoredRun) -> dict[str, Any]:
         "verified": run.is_verified,
         "kind": plan.kind,
         "verb": plan.verb,
-        "tag": plan.request.get("tag"),
+        "tag": plan.request.tag,
         "created_at": plan.created_at,
         "finished_at": run.run.finished_at if run.run else None,
         "launcher": plan.launcher,
@@ -300,7 +300,7 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
     from stepscope.cli.comms import explain_run
     from stepscope.cli.execute import add_nothing, run_stored
     from stepscope.cli.ops import finish_run
-    from stepscope.cli.resume import plan_again
+    from stepscope.cli.resume import find_table, plan_again
 
     run = find_run(store, name)
     if run.status != "interrupted":
@@ -308,10 +308,10 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
     if run.plan.verb == IMPORT_VERB:
         hint = f"stepscope runs rm {run.id}, then stepscope runs import FILE again"
         raise UsageError(f"run {run.id} was imported: there is nothing to measure", hint=hint)
-    table = plan_again(run, trust=trust).get("table")
+    table = find_table(plan_again(run, trust=trust))
     narrate(f"continuing: {escape_line(shlex.join(run.plan.command))}")
     finishes: dict[str, Callable[[StoredRun], Addition]] = {
-        "ops": partial(finish_run, table=Path(table) if table else None),
+        "ops": partial(finish_run, table=table),
         "comms": explain_run,
     }
     finish = finishes.get(run.plan.verb, add_nothing)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import msgspec
 
 from stepscope.cli.comms import GPU_BACKENDS, Ranks, find_ranks, run_ranks
 from stepscope.cli.execute import Addition, open_job, run_stored
@@ -25,6 +24,7 @@ from stepscope.cli.options import (
 )
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
+from stepscope.records import BatchSearch, WorkloadRequest
 from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
@@ -163,20 +163,21 @@ def _make_job(found: Workload, how: dict[str, Any]) -> Job:
             "requests come with synthetic prompts, not with those of a file", hint="leave one of the two out",
             where="--data",
         )  # fmt: skip
-    request = make_request(how, data=str(data.resolve()) if data else None)
+    given: dict[str, Any] = {"data": str(data.resolve()) if data else None}
     if rate:
         if not found.generates:
             raise UsageError("only decoders answer requests", hint="gpt2 or llama, in inference", where="--rate")
         if (duration_s := how["requests"] / rate) > LONG_S:
             click.echo(f"requests come for about {format_duration(duration_s)}", err=True)
-        request |= {"rate_per_s": rate, "requests": how["requests"]}
+        given |= {"rate_per_s": rate, "requests": how["requests"]}
     accumulate, largest = _read_accumulate(found, sizes, how), how["largest_batch"]
     # With accumulated gradients the benchmark's own limit is on all batches of an update.
     most = (found.declared.max_batch_size or 0) // (how["accumulate"] or 1)
     if how["find_batch"]:
-        request["find_batch"] = _make_search(how, min(largest or most, most) if most else largest)
+        given["find_batch"] = _make_search(how, min(largest or most, most) if most else largest)
     further = {"search": how["find_batch"], "accumulate": accumulate, "data": hash_file(data) if data else None}
-    return Job("workload", found.model.model, [_make_case(found, size, how, **further) for size in sizes], request)
+    cases = [_make_case(found, size, how, **further) for size in sizes]
+    return Job("workload", found.model.model, cases, make_request(how, **given))
 
 
 def _make_user_job(place: str, how: dict[str, Any]) -> Job:
@@ -189,13 +190,13 @@ def _make_user_job(place: str, how: dict[str, Any]) -> Job:
         )
         for size in _read_sizes(how)
     ]
-    request = make_request(how)
+    given: dict[str, Any] = {}
     if how["find_batch"]:
-        request["find_batch"] = _make_search(how, how["largest_batch"])
+        given["find_batch"] = _make_search(how, how["largest_batch"])
     launcher = "inline"
     if _was_given("hang_timeout"):
-        request["hang_timeout_s"], launcher = how["hang_timeout"], "self"
-    return Job("workload", cases[0].benchmark.model, cases, request, launcher)
+        given["hang_timeout_s"], launcher = how["hang_timeout"], "self"
+    return Job("workload", cases[0].benchmark.model, cases, make_request(how, **given), launcher)
 
 
 def _make_shared_job(found: Workload, ranks: Ranks, how: dict[str, Any]) -> Job:
@@ -219,7 +220,7 @@ def _make_shared_job(found: Workload, ranks: Ranks, how: dict[str, Any]) -> Job:
             )
     further = {"parallel": way, "accumulate": accumulate, "world_size": ranks.world_size}
     cases = [_make_case(found, size, how, **further) for size in sizes]
-    request = make_request(how, backend=ranks.backend, world_size=ranks.world_size, hang_timeout_s=ranks.hang_timeout_s)
+    request = make_request(how, backend=ranks.backend, hang_timeout_s=ranks.hang_timeout_s)
     return Job("workload", found.model.model, cases, request, ranks.launcher, ranks.world_size)
 
 
@@ -229,10 +230,10 @@ def _make_case(found: Workload, size: int | None, how: dict[str, Any], **further
     )
 
 
-def _make_search(how: dict[str, Any], largest: int | None) -> dict[str, Any]:
+def _make_search(how: dict[str, Any], largest: int | None) -> BatchSearch:
     if how["processes"] > 1:
         raise UsageError("a search decides as it goes: it has one process", where="--processes")
-    return {"goal": how["find_batch"], "largest": largest, "resolution": how["batch_resolution"], "first": 1}
+    return BatchSearch(goal=how["find_batch"], largest=largest, resolution=how["batch_resolution"])
 
 
 def _find_ranks(how: dict[str, Any]) -> Ranks | None:
@@ -353,26 +354,26 @@ _NO_LIMITS = (
 """Options of workloads; the others limit the measuring loop."""
 
 
-def make_request(how: dict[str, Any], **further: Any) -> dict[str, Any]:
+def make_request(how: dict[str, Any], **further: Any) -> WorkloadRequest:
     limits = {name: value for name, value in how.items() if name not in {*PROCESS_OPTIONS, *_NO_LIMITS}}
-    return {
-        "device": how["device"],
+    return WorkloadRequest(
+        device=how["device"],
+        settings=make_settings(**limits),
+        check=not how["no_check"],
+        loader_workers=None if how["no_loader"] else how["loader_workers"],
+        trace=how["trace"],
+        compile_backend=how["compile_backend"],
         **request_processes(how),
-        "settings": msgspec.to_builtins(make_settings(**limits)),
-        "check": not how["no_check"],
-        "loader_workers": None if how["no_loader"] else how["loader_workers"],
-        "trace": how["trace"],
-        "compile_backend": how["compile_backend"],
         **further,
-    }
+    )
 
 
 def _describe_search(run: StoredRun) -> Addition:
     """What the tries of a search came to."""
     from stepscope.bench.workloads.search import read_trial
 
-    asked = run.plan.request.get("find_batch")
-    if not asked:
+    request = run.plan.request
+    if not isinstance(request, WorkloadRequest) or request.find_batch is None:
         return Addition({}, "")
     tries = [read_trial(case) for case in run.cases() if case.result.case.spec.is_try]
     found = [case.result.case.batch_size for case in run.cases() if not case.result.case.spec.is_try]
@@ -385,4 +386,4 @@ def _describe_search(run: StoredRun) -> Addition:
         text = f"all of {len(tries)} batch sizes failed; the last: {reasons[-1]}"
     else:
         text = f"none of {len(tries)} batch sizes is in the limits"
-    return Addition({"search": {"goal": asked["goal"], "best_batch_size": best, "tries": listed}}, text)
+    return Addition({"search": {"goal": request.find_batch.goal, "best_batch_size": best, "tries": listed}}, text)

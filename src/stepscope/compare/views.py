@@ -27,7 +27,7 @@ def compare_runs(
     """Verdicts for every case that both have."""
     places = [run.system.place if run.system else None for run in (a, b)]
     found = compare_cases(a.cases(), b.cases(), level=level, resolution=resolution, same_system=places[0] == places[1])
-    checks = [run.plan.request.get("check") for run in (a, b)]
+    checks = [getattr(run.plan.request, "check", None) for run in (a, b)]
     if checks[0] == checks[1] or None in checks:
         return found
     # Results that are checked between the timed calls may leave other data in the caches.

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,12 +34,16 @@ from stepscope.records import (
     Failure,
     Gpu,
     Host,
+    ImportedFile,
+    ImportedRank,
+    ImportRequest,
     Memory,
     Notice,
     RankPlace,
     RankSamples,
     Score,
     System,
+    ToolSummary,
 )
 from stepscope.records.kinds import (
     COMMUNICATION_OWNER,
@@ -79,7 +83,7 @@ class PreparedImport(NamedTuple):
     samples: list[RankSamples]
     system: System
     communication: Communication
-    request: dict[str, Any]
+    request: ImportRequest
 
 
 def prepare_import(path: Path, *, operation: str | None = None, partial: bool = False) -> PreparedImport:
@@ -387,23 +391,19 @@ def _make_communication(output: NcclOutput) -> Communication:
     return Communication(backend=BACKEND, library={"name": name, **version}, settings=output.environment, ranks=places)
 
 
-def _make_request(output: NcclOutput, file: str, digest: str) -> dict[str, Any]:
-    """Who measured what; the file itself is not kept, since its JSON form holds a whole environment."""
-    return {
-        "backend": BACKEND,
-        "device": DEVICE,
-        "imported_from": {
-            "tool": output.tool,
-            "tool_version": output.tool_version,
-            "headers_version": output.headers_version,
-            "format": output.format,
-            "file": file,
-            "sha256": digest,
-        },
-        "tool_parameters": output.parameters,
-        "tool_summary": {
-            "out_of_bounds": output.out_of_bounds,
-            "average_busbw_bytes_per_s": output.average_busbw_bytes_per_s,
-        },
-        "ranks": [msgspec.structs.asdict(rank) for rank in output.ranks],
-    }
+def _make_request(output: NcclOutput, file: str, digest: str) -> ImportRequest:
+    source = ImportedFile(
+        tool=output.tool, tool_version=output.tool_version, headers_version=output.headers_version,
+        format=output.format, file=file, sha256=digest,
+    )  # fmt: skip
+    summary = ToolSummary(
+        out_of_bounds=output.out_of_bounds, average_busbw_bytes_per_s=output.average_busbw_bytes_per_s
+    )
+    return ImportRequest(
+        backend=BACKEND,
+        device=DEVICE,
+        imported_from=source,
+        tool_parameters=output.parameters,
+        tool_summary=summary,
+        ranks=[ImportedRank(**msgspec.structs.asdict(rank)) for rank in output.ranks],
+    )

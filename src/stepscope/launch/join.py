@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ import msgspec
 from stepscope._version import __version__
 from stepscope.core.errors import FirstRankMissingError, RankHungError, UsageError
 from stepscope.core.files import user_cache, write_file_atomically
-from stepscope.records import RankPlace
+from stepscope.records import RankPlace, Request
 
 if TYPE_CHECKING:
     from stepscope.launch.context import RankContext
@@ -80,11 +80,11 @@ def is_peer_disconnect(message: str) -> bool:
     return any(sign in lower for sign in PEER_DISCONNECTS)
 
 
-def describe_request(request: Mapping[str, Any]) -> dict[str, str]:
+def describe_request(request: Request, cases: str) -> dict[str, str]:
     """What must be the same on all ranks, in a form that can be compared. Hosts see the cluster in their own way."""
     lines = {
         name: msgspec.json.encode(value, order="sorted").decode()
-        for name, value in request.items()
+        for name, value in {**msgspec.structs.asdict(request), "cases": cases}.items()
         if name != "cluster"
     }
     return {"version of stepscope": __version__, **lines}

@@ -7,10 +7,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from stepscope.launch.context import ALONE, RankContext, detect_rank_context, export_rendezvous
 from stepscope.launch.watchdog import (
@@ -21,6 +20,7 @@ from stepscope.launch.watchdog import (
     log_path,
     write_rank_failure,
 )
+from stepscope.records import Request
 from stepscope.store import RANKS_FOLDER
 
 BACKSTOP_S = 15.0
@@ -37,12 +37,14 @@ class Session:
     hang_limit_s: float = math.inf
 
     def __init__(
-        self, *, verb: str, request: Mapping[str, Any], world_size: int = 1, folder: Path | None = None
+        self, *, verb: str, request: Request, world_size: int = 1, folder: Path | None = None, cases: str = ""
     ) -> None:
         self.context: RankContext = ALONE
         self.verb = verb
         self.request = request
         """How to measure, as the plan stores it."""
+        self.cases = cases
+        """What tells the cases of this rank's command from others; empty where the plan has them."""
         self.world_size = world_size
         """Ranks of the run; with the fake process group this process stands for all of them."""
         self.folder = folder
@@ -64,9 +66,9 @@ class RankSession(Session):
 
     heartbeat: Heartbeat
 
-    def __init__(self, *, verb: str, request: Mapping[str, Any], hang_limit_s: float, supervised: bool) -> None:
+    def __init__(self, *, verb: str, request: Request, hang_limit_s: float, supervised: bool, cases: str = "") -> None:
         context = detect_rank_context()
-        super().__init__(verb=verb, request=request, world_size=context.world_size)
+        super().__init__(verb=verb, request=request, world_size=context.world_size, cases=cases)
         self.context = context
         self.hang_limit_s = hang_limit_s
         self._supervised = supervised
@@ -106,10 +108,16 @@ Worker = Callable[[RankSession], None]
 
 @contextmanager
 def rank_session(
-    folder: Path | None, *, verb: str, request: Mapping[str, Any], hang_limit_s: float, supervised: bool = False
+    folder: Path | None,
+    *,
+    verb: str,
+    request: Request,
+    hang_limit_s: float,
+    supervised: bool = False,
+    cases: str = "",
 ) -> Iterator[RankSession]:
     """Prepare this process to be a rank: rendezvous variables, stack dumps, signs of life, evidence of failure."""
-    session = RankSession(verb=verb, request=request, hang_limit_s=hang_limit_s, supervised=supervised)
+    session = RankSession(verb=verb, request=request, hang_limit_s=hang_limit_s, supervised=supervised, cases=cases)
     export_rendezvous(session.context)
     if folder is not None:
         session.adopt_folder(folder)

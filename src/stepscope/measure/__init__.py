@@ -28,8 +28,8 @@ from stepscope.measure.loop import (
     no_garbage_collection,
 )
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
-from stepscope.measure.settings import QUICK, MeasureSettings
 from stepscope.measure.surroundings import CoRunningLoad, CpuUse, find_co_running_load, read_cpu_use
+from stepscope.records import QUICK, MeasureSettings
 
 __all__ = [
     "OF_TIMES",

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from stepscope.core.units import format_duration, format_share
-from stepscope.measure.settings import MeasureSettings
-from stepscope.records import Notice
+from stepscope.records import MeasureSettings, Notice
 from stepscope.stats import drift, find_outliers, summarize
 
 OUTLIER_SHARE = 0.02

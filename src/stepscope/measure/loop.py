@@ -19,9 +19,8 @@ import msgspec
 
 from stepscope.measure.device import Clock, Device
 from stepscope.measure.instability import find_notices
-from stepscope.measure.settings import MeasureSettings
 from stepscope.measure.surroundings import CoRunningLoad
-from stepscope.records import Notice, RankSamples
+from stepscope.records import MeasureSettings, Notice, RankSamples
 from stepscope.stats import Summary, median_interval, quantile_sorted, summarize
 
 MAX_ITERATIONS = 1 << 24

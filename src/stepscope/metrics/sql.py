@@ -142,7 +142,7 @@ def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...] | dict[str, 
     yield "runs", (
         stored.id, stored.status, plan.kind, plan.verb, plan.created_at, run.finished_at if run else None,
         plan.launcher, plan.world_size, " ".join(plan.command), fingerprint, plan.tool_version,
-        plan.request.get("tag"),
+        plan.request.tag,
     )  # fmt: skip
     if system:
         host = system.hosts[0]

@@ -21,6 +21,26 @@ from stepscope.records.case import (
 )
 from stepscope.records.codec import UNREADABLE, encode_document, find_unstorable, parse_document, parse_samples
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
+from stepscope.records.request import (
+    QUICK,
+    REQUESTS,
+    BatchSearch,
+    BisectionRequest,
+    Check,
+    CommunicationRequest,
+    ImportedFile,
+    ImportedRank,
+    ImportRequest,
+    MeasureSettings,
+    OperatorRequest,
+    Request,
+    ToolSummary,
+    TracedCallRecord,
+    TracedCallsRecord,
+    UntilDecided,
+    WorkloadRequest,
+    make_request,
+)
 from stepscope.records.run import (
     Communication,
     Container,
@@ -43,10 +63,13 @@ from stepscope.records.run import (
 from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_seal
 
 __all__ = [
-    "UNREADABLE", "Benchmark", "Case", "CaseResult", "Communication", "Container", "Cpu", "Failure", "FileEntry",
-    "Git", "Gpu", "Host", "Implementation", "KernelUse", "LatencyTarget", "Link", "Load", "Memory", "Nic", "Notice",
-    "NumaNode", "Observed", "Parameter", "Plan", "RankPlace", "RankSamples", "Reading", "Run", "RunKind", "Sample",
-    "SampleSlice", "Scalar", "Score", "Spec", "Status", "System", "add_seal", "check_seal", "describe_exception",
-    "encode_document", "ends_with_seal", "find_unstorable", "is_out_of_memory", "parse_document", "parse_samples",
-    "read_seal", "slowest_rank_seconds",
+    "QUICK", "REQUESTS", "UNREADABLE", "BatchSearch", "Benchmark", "BisectionRequest", "Case", "CaseResult",
+    "Check", "Communication", "CommunicationRequest", "Container", "Cpu", "Failure", "FileEntry", "Git", "Gpu", "Host",
+    "Implementation", "ImportRequest", "ImportedFile", "ImportedRank", "KernelUse", "LatencyTarget", "Link", "Load",
+    "MeasureSettings", "Memory", "Nic", "Notice", "NumaNode", "Observed", "OperatorRequest", "Parameter", "Plan",
+    "RankPlace", "RankSamples", "Reading", "Request", "Run", "RunKind", "Sample", "SampleSlice", "Scalar", "Score",
+    "Spec", "Status", "System", "ToolSummary", "TracedCallRecord", "TracedCallsRecord", "UntilDecided",
+    "WorkloadRequest", "add_seal", "check_seal", "describe_exception", "encode_document", "ends_with_seal",
+    "find_unstorable", "is_out_of_memory", "make_request", "parse_document", "parse_samples", "read_seal",
+    "slowest_rank_seconds",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from stepscope.records import kinds
 from stepscope.records.case import Benchmark, Case, CaseResult, Failure, RankSamples, Sample
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
 from stepscope.records.kinds.base import inspect_fields
+from stepscope.records.request import make_request
 from stepscope.records.run import Communication, Plan, Run, System
 
 _PATTERN_PREFIX = "pattern_"
@@ -36,9 +37,15 @@ class _OldResult(msgspec.Struct):
     observed: dict[str, Scalar] = {}
 
 
+class _OldPlan(msgspec.Struct):
+    verb: str
+    request: dict[str, Any]
+
+
 def type_plan(content: dict[str, Any]) -> dict[str, Any]:
-    cases = content.get("cases")
-    return {**content, "cases": [_type_case(case)[1] for case in cases] if isinstance(cases, list) else cases}
+    old, cases = msgspec.convert(content, _OldPlan), content.get("cases")
+    typed = [_type_case(case)[1] for case in cases] if isinstance(cases, list) else cases
+    return {**content, "cases": typed, "request": msgspec.to_builtins(make_request(old.verb, old.request))}
 
 
 def type_result(content: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.core.units import escape_line
 from stepscope.records.case import Case, Failure
+from stepscope.records.request import Request
 from stepscope.records.seal import SCHEMA_VERSION
 
 RunKind = Literal["measured", "predicted"]
@@ -26,9 +27,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="p
     command: list[str]
     """As typed, for people; nothing is parsed out of it."""
     verb: str
-    """Which worker continues it: `ops`, `comms`, `workload` …"""
-    request: dict[str, Any]
-    """The worker's own description of the work; plain values."""
+    """Which producer continues it: `ops`, `comms`, `workload` …"""
+    request: Request
+    """How the cases are measured."""
     cases: list[Case]
     kind: RunKind = "measured"
     launcher: str = "inline"

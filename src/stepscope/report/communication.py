@@ -19,7 +19,7 @@ from stepscope._version import __version__
 from stepscope.core.collectives import FACTS
 from stepscope.core.units import format_bytes, format_duration, format_significant
 from stepscope.metrics import bandwidth_of
-from stepscope.records import CaseResult, RankPlace, System
+from stepscope.records import CaseResult, ImportRequest, RankPlace, Request, System, WorkloadRequest
 from stepscope.records.kinds import (
     CollectiveObserved,
     CollectiveSpec,
@@ -126,17 +126,21 @@ def _format_libraries(run: ReportRun) -> list[str]:
         file = f" ({plain(library['file'])})" if "file" in library else ""
         lines.append(f"# backend {plain(communication.backend)}: {plain(name)}{file}")
         lines += [f"# {plain(name)}={plain(value)}" for name, value in communication.settings.items()]
-    elif "backend" in run.request:
-        lines.append(f"# backend {plain(str(run.request['backend']))}")
+    elif run.request is not None and run.request.backend is not None:
+        lines.append(f"# backend {plain(run.request.backend)}")
     return lines
 
 
-_TOLD_ELSEWHERE = frozenset({"backend", "ranks", "cluster"})
+_TOLD_ELSEWHERE = frozenset({"kind", "backend", "ranks", "cluster"})
 
 
-def _format_request(request: Mapping[str, Any]) -> list[str]:
+def _format_request(request: Request | None) -> list[str]:
     """Everything that was asked for, one line for it and one for each part of it that has parts."""
-    told = {name: value for name, value in request.items() if name not in _TOLD_ELSEWHERE}
+    asked = msgspec.to_builtins(request) if request is not None else {}
+    # Of another tool's output there is only what the tool says.
+    ours = set(ImportRequest.__struct_fields__) & set(WorkloadRequest.__struct_fields__) - {"device"}
+    hidden = _TOLD_ELSEWHERE | (ours if isinstance(request, ImportRequest) else set())
+    told = {name: value for name, value in asked.items() if name not in hidden}
     lines = [("asked for", told), *((name, value) for name, value in told.items() if isinstance(value, Mapping))]
     formatted = [(name, ", ".join(_format_values(values))) for name, values in lines]
     return [f"# {plain(name.replace('_', ' '))}: {text}" for name, text in formatted if text]
@@ -150,9 +154,8 @@ def _format_values(values: Mapping[str, Any]) -> Iterable[str]:
 
 def _format_ranks(run: ReportRun) -> list[str]:
     """One line per rank; where nothing is known of ranks, one a host."""
-    listed = run.request.get("ranks")
-    if isinstance(listed, list) and listed:
-        return [_format_rank(entry) for entry in listed if isinstance(entry, Mapping)]
+    if isinstance(run.request, ImportRequest) and run.request.ranks:
+        return [_format_rank(msgspec.structs.asdict(rank)) for rank in run.request.ranks]
     if run.communication is not None and run.communication.ranks:
         return [_format_rank(_as_entry(place)) for place in run.communication.ranks]
     return _format_hosts(run.system) if run.system is not None else ["#  not known"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ from stepscope.records import (
     Observed,
     Parameter,
     Reading,
+    Request,
     Scalar,
     Spec,
     Status,
@@ -72,8 +73,8 @@ class ReportRun(NamedTuple):
     cases: list[MeasuredCase]
     communication: Communication | None = None
     """Who took part and what carried the data, where several ranks did."""
-    request: Mapping[str, Any] = {}
-    """What was asked of the worker."""
+    request: Request | None = None
+    """How the cases were measured."""
 
 
 class Percentile(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,9 +33,8 @@ def execute(
     try:
         shown = progress or SilentProgress()
         plan = stored.plan
-        processes = int(plan.request.get("processes", 1))
-        if processes > 1:
-            measure_in_processes([Side(stored)], processes, progress=shown, count_wanted=count_wanted)
+        if plan.request.processes > 1:
+            measure_in_processes([Side(stored)], plan.request.processes, progress=shown, count_wanted=count_wanted)
         elif plan.launcher == "inline":
             require_one_process(plan.verb)
             session = Session(verb=plan.verb, request=plan.request, world_size=plan.world_size, folder=stored.folder)
@@ -76,7 +75,7 @@ def execute_on_ranks(stored: StoredRun, progress: AnyProgress) -> None:
                 folder=stored.folder,
                 target=RANK_FUNCTION,
                 ranks=plan.world_size,
-                hang_limit_s=float(plan.request["hang_timeout_s"]),
+                hang_limit_s=plan.request.hang_timeout_s,
                 on_poll=show_finished,
             )
         except RankDiedError:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.core.errors import UsageError
-from stepscope.records import Case
+from stepscope.records import Case, Request
 from stepscope.store import StoredRun, create_run, find_run, list_runs
 from stepscope.store.folder import require_plain_folder
 
 NEWEST = ""
 """Instead of a run's name: the newest interrupted run that was asked for the same."""
-NOT_MEASURING = frozenset({"table", "per_rank", "tag", "worker", "cluster"})
+NOT_MEASURING = frozenset({"table", "per_rank", "tag", "cluster"})
 """Options of a request that may differ when a run is continued: they do not decide what is measured."""
 
 
@@ -27,8 +27,8 @@ class Job(NamedTuple):
     name: str
     """Part of the run's id, for people."""
     cases: list[Case]
-    request: dict[str, Any]
-    """How to measure; each producer has a typed form of it."""
+    request: Request
+    """How the cases are measured; its type is the producer's."""
     launcher: str = "inline"
     """`inline` in this process, `self` on ranks that are started here, else who started the ranks."""
     world_size: int = 1
@@ -90,14 +90,14 @@ def is_same(stored: StoredRun, job: Job) -> bool:
 def find_differences(run: StoredRun, job: Job) -> list[str]:
     """What of the stored plan a command does not ask for; a plan says more about a case than its key does."""
     plan = run.plan
-    asked = msgspec.json.decode(msgspec.json.encode(job.request))
-    names = (asked.keys() | plan.request.keys()) - NOT_MEASURING
+    kept, asked = msgspec.to_builtins(plan.request), msgspec.to_builtins(job.request)
+    names = (asked.keys() | kept.keys()) - NOT_MEASURING
     pairs = {
         "verb": (plan.verb, job.verb),
         "launcher": (plan.launcher, job.launcher),
         "ranks": (plan.world_size, job.world_size),
         "cases": (_measured_parts(plan.cases), _measured_parts(job.cases)),
-        **{name: (plan.request.get(name), asked.get(name)) for name in sorted(names)},
+        **{name: (kept.get(name), asked.get(name)) for name in sorted(names)},
     }
     return [name for name, (stored, wanted) in pairs.items() if stored != wanted]
 

@@ -68,7 +68,7 @@ class Side(NamedTuple):
                 verb=plan.verb,
                 name=f"process-{number}",
                 command=plan.command,
-                request={**plan.request, "processes": 1},
+                request=msgspec.structs.replace(plan.request, processes=1),
                 cases=plan.cases,
                 launcher=plan.launcher,
                 world_size=plan.world_size,

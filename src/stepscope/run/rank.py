@@ -243,8 +243,8 @@ class Lead:
             request = self._ranks.session.request
             writer.write_communication(
                 Communication(
-                    backend=str(request["backend"]), library=library, settings=read_communication_settings(),
-                    ranks=places, cluster=request.get("cluster"),
+                    backend=str(request.backend), library=library, settings=read_communication_settings(),
+                    ranks=places, cluster=request.cluster,
                 )
             )  # fmt: skip
         self.measure_all()

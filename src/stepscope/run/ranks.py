@@ -86,7 +86,7 @@ class Ranks:
 
     def require_same_request(self) -> None:
         """Rank 0 compares, all ranks raise the same error."""
-        everybody = self.gather(describe_request(self.session.request))
+        everybody = self.gather(describe_request(self.session.request, self.session.cases))
         refuse_difference(self.broadcast(find_difference(everybody) if everybody is not None else None))
 
     def begin_case(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -22,6 +22,7 @@ from stepscope.records import (
     Notice,
     Plan,
     RankSamples,
+    Request,
     Run,
     SampleSlice,
     System,
@@ -42,7 +43,7 @@ def create_run(
     verb: str,
     name: str,
     command: Sequence[str],
-    request: dict[str, Any],
+    request: Request,
     cases: Sequence[Case],
     launcher: str = "inline",
     world_size: int = 1,

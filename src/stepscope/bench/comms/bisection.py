@@ -16,7 +16,7 @@ import msgspec
 from stepscope.bench.comms.cases import make_cases
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_significant
-from stepscope.records import Case, slowest_rank_seconds
+from stepscope.records import BisectionRequest, Case, slowest_rank_seconds
 from stepscope.stats import median
 from stepscope.store import MeasuredCase
 
@@ -311,14 +311,6 @@ def _all_pairs(ranks: Subset) -> list[list[Subset]]:
         rounds.append([(a, b) for a, b in met if a is not None and b is not None])
         circle = [circle[0], circle[-1], *circle[1:-1]]
     return rounds
-
-
-class BisectionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the subsets run, and when one is slow."""
-
-    collective: str
-    size_bytes: int
-    threshold: float = DEFAULT_THRESHOLD
 
 
 def next_round(

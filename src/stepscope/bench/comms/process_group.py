@@ -176,7 +176,7 @@ class TorchForming:
 
 
 def open_forming_world(session: Session) -> FormingWorld:
-    backend = session.request["backend"]
+    backend = str(session.request.backend)
     return FakeForming(session.world_size) if backend == "fake" else TorchForming(session, backend)
 
 

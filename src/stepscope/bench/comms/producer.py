@@ -8,11 +8,11 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from stepscope.bench.comms.bisection import BisectionRequest, next_round
+from stepscope.bench.comms.bisection import next_round
 from stepscope.bench.comms.exchange import CollectiveTrial
 from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import UnsupportedCallError, World
@@ -24,7 +24,7 @@ from stepscope.bench.comms.pairs import PairTrial
 from stepscope.bench.comms.patterns.trial import PatternTrial
 from stepscope.bench.comms.process_group import ProcessGroupTrial, open_forming_world
 from stepscope.bench.comms.torch_group import TorchWorld
-from stepscope.bench.comms.trial import Check, Facts, Room, Steps, Traces, Trial
+from stepscope.bench.comms.trial import Facts, Room, Steps, Traces, Trial
 from stepscope.bench.comms.wire import WireTrial
 from stepscope.core.errors import UsageError, first_line
 from stepscope.core.units import format_bytes
@@ -38,7 +38,7 @@ from stepscope.measure import (
     give_back_memory,
     open_device,
 )
-from stepscope.records import Case, Failure, describe_exception
+from stepscope.records import Case, CommunicationRequest, Failure, describe_exception
 from stepscope.records.kinds import (
     CollectiveObserved,
     CollectiveSpec,
@@ -82,27 +82,6 @@ MEMORY_SHARE = 0.8
 T = TypeVar("T")
 
 
-class CommunicationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How communication cases are measured, as the plan says it."""
-
-    settings: MeasureSettings
-    backend: str = "gloo"
-    device: str = "cpu"
-    world_size: int = 2
-    check: Check = "sample"
-    device_time: bool = False
-    trace: list[int] = []
-    """Sizes in bytes of the cases that are recorded by the profiler after they were timed."""
-    bisect: BisectionRequest | None = None
-    init_only: bool = False
-    """Whether the cases form process groups, so that none may exist beside."""
-
-
-def read_request(request: Mapping[str, Any]) -> CommunicationRequest:
-    known = {name: request[name] for name in CommunicationRequest.__struct_fields__ if name in request}
-    return msgspec.convert(known, CommunicationRequest)
-
-
 class RankFacts(msgspec.Struct, kw_only=True):
     """What one rank knows beside its samples."""
 
@@ -111,16 +90,21 @@ class RankFacts(msgspec.Struct, kw_only=True):
     checked: int = 0
 
 
+def read_request(session: Session) -> CommunicationRequest:
+    assert isinstance(session.request, CommunicationRequest)
+    return session.request
+
+
 def open_world(session: Session) -> World:
     """As the backend asked for needs it."""
-    backend = session.request["backend"]
-    if session.request.get("init_only"):
+    request = read_request(session)
+    if request.init_only:
         return open_forming_world(session)
-    if backend == "fake":
+    if request.backend == "fake":
         return FakeWorld(session.world_size)
-    if backend == "mpi":
+    if request.backend == "mpi":
         return MpiWorld(session.context)
-    return TorchWorld(session, backend)
+    return TorchWorld(session, request.backend)
 
 
 class CommunicationProducer(Producer):
@@ -130,7 +114,7 @@ class CommunicationProducer(Producer):
     def __init__(self, session: Session, world: World | None = None) -> None:
         """`world`: one that is open already, for tests."""
         super().__init__(session)
-        self._request = read_request(session.request)
+        self._request = read_request(session)
         self._world = world
 
     @property
@@ -162,7 +146,11 @@ class CommunicationProducer(Producer):
         if request.bisect is None:
             return []
         return next_round(
-            request.bisect, measured(), backend=request.backend, device=request.device, world_size=request.world_size
+            request.bisect,
+            measured(),
+            backend=request.backend,
+            device=request.device,
+            world_size=self.session.world_size,
         )
 
     def prepare(self, case: Case) -> Prepared:

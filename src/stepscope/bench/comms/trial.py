@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,11 +14,10 @@ from stepscope.bench.comms.group import Group, Waitable, World
 from stepscope.bench.comms.layouts import parse_layout
 from stepscope.launch.watchdog import Heartbeat, NoHeartbeat
 from stepscope.measure import Device
-from stepscope.records import Case, Notice, Observed, Score
+from stepscope.records import Case, Check, Notice, Observed, Score
 from stepscope.records.kinds import WORLD
 
 T = TypeVar("T")
-Check = Literal["all", "sample", "off"]
 CHECKS: tuple[Check, ...] = ("all", "sample", "off")
 
 

@@ -29,7 +29,7 @@ from stepscope.measure import (
     last_level_cache_bytes,
     open_device,
 )
-from stepscope.records import Case, Notice, Score
+from stepscope.records import Case, Notice, OperatorRequest, Score
 from stepscope.records.kinds import CallObserved, CallSpec, OperatorObserved
 from stepscope.run.producer import ExtraMeasurements, Prepared, Producer
 from stepscope.run.ranks import CaseSkipped
@@ -43,19 +43,6 @@ _LACKING = re.compile(
     re.IGNORECASE,
 )
 """How torch says that it lacks an operator for a dtype or device; anything else is a failure of the case."""
-
-
-class OpsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of operator cases was asked for, apart from its cases."""
-
-    settings: MeasureSettings
-    device: str = "cpu"
-    check: bool = True
-    """Compare each case's result with float64."""
-    kernels: bool = False
-    """Look with the profiler which kernels ran."""
-    graph: bool = False
-    """Time graph replays too, where the device has graphs."""
 
 
 class Ready(NamedTuple):
@@ -74,7 +61,8 @@ class OperatorProducer(Producer):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._request = msgspec.convert(dict(session.request), OpsRequest)
+        assert isinstance(session.request, OperatorRequest)
+        self._request = session.request
         self._profiled: Mapping[str, ProfiledCase] = {}
         self._arenas = Arenas()
         self._flush: CacheFlush | None = None

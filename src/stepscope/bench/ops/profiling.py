@@ -22,7 +22,7 @@ SHOWN_EVERY = 200
 def profile_cases(folder: Path) -> None:
     """Every case of the run's plan that has no line yet; goes on where an earlier process stopped."""
     plan = StoredRun(folder).plan
-    request = {**plan.request, "check": False, "kernels": False, "graph": False}
+    request = msgspec.structs.replace(plan.request, check=False, kernels=False, graph=False)
     bench = OperatorProducer(Session(verb=plan.verb, request=request))
     bench.open()
     done = read_profiled(folder)

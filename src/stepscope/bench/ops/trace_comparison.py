@@ -9,36 +9,11 @@ import msgspec
 
 from stepscope.bench.ops.from_trace import TracedCall, TracedCalls
 from stepscope.core.units import format_duration, format_ratio, format_share, format_significant
+from stepscope.records import TracedCallRecord, TracedCallsRecord
 from stepscope.store import MeasuredCase
 
 SHOWN = 20
 WIDEST_INPUTS = 60
-
-
-class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of the trace, as a run keeps it."""
-
-    operator: str
-    inputs: str
-    count: int
-    trace_s: float | None = None
-    key: str | None = None
-    """The key of the case that measures it; None: it is not measured."""
-    skip: str | None = None
-    assumed: list[str] = []
-
-
-class StoredTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run keeps of the trace that its cases came from."""
-
-    sources: list[str]
-    steps: int
-    calls: list[StoredCall]
-    on_device: bool | None = None
-    busy_s: float | None = None
-    left_s: dict[str, float] = {}
-    profiled_step_s: float | None = None
-    unprofiled_step_s: float | None = None
 
 
 class ComparedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,19 +63,13 @@ def _copy_fields(kind: type[_Struct], source: msgspec.Struct, **changes: Any) ->
     return kind(**{**shared, **changes})
 
 
-def store_trace(traced: TracedCalls, stands_for: Mapping[str, Sequence[TracedCall]]) -> StoredTrace:
+def store_trace(traced: TracedCalls, stands_for: Mapping[str, Sequence[TracedCall]]) -> TracedCallsRecord:
     keys = {id(call): key for key, calls in stands_for.items() for call in calls}
-    calls = [_copy_fields(StoredCall, call, key=keys.get(id(call))) for call in traced.calls]
-    return _copy_fields(StoredTrace, traced, calls=calls)
+    calls = [_copy_fields(TracedCallRecord, call, key=keys.get(id(call))) for call in traced.calls]
+    return _copy_fields(TracedCallsRecord, traced, calls=calls)
 
 
-def read_stored_trace(request: Mapping[str, Any]) -> StoredTrace | None:
-    """The trace that a run's plan keeps; None where its cases are not a trace's."""
-    found = request.get("from_trace")
-    return None if found is None else msgspec.convert(found, StoredTrace)
-
-
-def compare_with_trace(trace: StoredTrace, cases: Iterable[MeasuredCase]) -> TraceComparison:
+def compare_with_trace(trace: TracedCallsRecord, cases: Iterable[MeasuredCase]) -> TraceComparison:
     """Medians of the cases against the means of the trace."""
     by_key = {measured.result.case.key: measured for measured in cases}
     calls = [_compare(call, trace.steps, by_key) for call in trace.calls]
@@ -120,7 +89,7 @@ def compare_with_trace(trace: StoredTrace, cases: Iterable[MeasuredCase]) -> Tra
     )
 
 
-def _compare(call: StoredCall, steps: int, by_key: Mapping[str, MeasuredCase]) -> ComparedCall:
+def _compare(call: TracedCallRecord, steps: int, by_key: Mapping[str, MeasuredCase]) -> ComparedCall:
     found = by_key.get(call.key) if call.key is not None else None
     summary = found.summary() if found is not None else None
     measured_s = summary.median_s if summary is not None else None
@@ -137,7 +106,7 @@ def _compare(call: StoredCall, steps: int, by_key: Mapping[str, MeasuredCase]) -
     )
 
 
-def _why_not(call: StoredCall, found: MeasuredCase | None) -> str | None:
+def _why_not(call: TracedCallRecord, found: MeasuredCase | None) -> str | None:
     if call.key is None:
         return "not among those asked for"
     if found is None:
@@ -202,7 +171,7 @@ def _format_sums(comparison: TraceComparison) -> list[str]:
     return lines
 
 
-def format_calls(trace: StoredTrace) -> str:
+def format_calls(trace: TracedCallsRecord) -> str:
     """What would be measured, without measuring it."""
     wanted = [call for call in trace.calls if call.key is not None]
     lines = []

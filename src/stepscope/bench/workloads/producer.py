@@ -21,11 +21,9 @@ from stepscope.bench.workloads.request import (
     SEED,
     TRAIN_SAMPLE_S,
     ParsedCase,
-    WorkloadRequest,
     choose_settings,
     count_accumulated,
     read_case,
-    read_request,
     require_samples,
 )
 from stepscope.bench.workloads.search import next_cases
@@ -51,7 +49,7 @@ from stepscope.measure import (
     no_garbage_collection,
     open_device,
 )
-from stepscope.records import Case, Notice, Score, describe_exception, is_out_of_memory
+from stepscope.records import Case, Notice, Score, WorkloadRequest, describe_exception, is_out_of_memory
 from stepscope.records.kinds import Serving, UserModelSpec, WorkloadObserved
 from stepscope.run.control import Alone, Control, TorchControl
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
@@ -79,8 +77,7 @@ def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
 
 def open_step(case: Case) -> Callable[[], None]:
     """The step of a case, ready to be made again and again, on its device."""
-    request = {"settings": MeasureSettings(), "device": str(case.spec.device)}
-    producer = WorkloadProducer(Session(verb="workload", request=request))
+    producer = WorkloadProducer(Session(verb="workload", request=WorkloadRequest(device=str(case.spec.device))))
     producer.open()
     return producer.build(read_case(case))
 
@@ -151,7 +148,8 @@ class WorkloadProducer(Producer):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._request = read_request(session.request)
+        assert isinstance(session.request, WorkloadRequest)
+        self._request = session.request
         self._running: Running | None = None
         self._compiled_for: tuple[str, int] | None = None
 
@@ -164,8 +162,8 @@ class WorkloadProducer(Producer):
         return self.session.folder or Path()
 
     def join(self) -> Control:
-        backend = self.session.request.get("backend")
-        return Alone() if backend is None else TorchControl(self.session, str(backend))
+        backend = self._request.backend
+        return Alone() if backend is None else TorchControl(self.session, backend)
 
     def open(self) -> Device:
         if self.session.folder is not None and self.session.context.rank == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,32 +16,6 @@ from stepscope.records.kinds import WorkloadSpec
 TRAIN_SAMPLE_S = 0.2
 """On a GPU several steps make one sample: in training nobody waits for the device between two steps."""
 LOADER_STEPS, LOADER_TIME_S = 20, 2.0
-
-
-class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of workload cases was asked for, apart from its cases."""
-
-    settings: MeasureSettings
-    device: str = "cpu"
-    check: bool = True
-    """Compare optimized implementations with the plain one; without it they have no score."""
-    loader_workers: int | None = 2
-    """Processes that feed the second score; None: only batches that are ready on the device."""
-    trace: bool = False
-    """Record a few steps after the timed ones."""
-    compile_backend: str = "inductor"
-    """Backend of torch.compile."""
-    data: str | None = None
-    """A user's examples instead of synthetic ones."""
-    find_batch: dict[str, Any] | None = None
-    rate_per_s: float | None = None
-    """Requests a second that come to a decoder after the timed batches; None: none do."""
-    requests: int = 64
-
-
-def read_request(request: Mapping[str, Any]) -> WorkloadRequest:
-    known = {name: request[name] for name in WorkloadRequest.__struct_fields__ if name in request}
-    return msgspec.convert(known, WorkloadRequest)
 
 
 def choose_settings(parsed: ParsedCase, settings: MeasureSettings, device: Device) -> MeasureSettings:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from stepscope.records import Case
+from stepscope.records import BatchSearch, Case
 from stepscope.records.kinds import WorkloadSpec
 from stepscope.store import MeasuredCase
 
@@ -108,7 +108,7 @@ WITHOUT_LIMIT = 1 << 20
 """The largest batch where no rule limits it: memory does."""
 
 
-def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[Case]:
+def next_cases(asked: BatchSearch, measured: Sequence[MeasuredCase]) -> list[Case]:
     """The next try of each search that is not over, or the size it ended with, to be measured in full."""
     following = []
     done = {case.result.case.key for case in measured}
@@ -116,8 +116,8 @@ def next_cases(asked: dict[str, Any], measured: Sequence[MeasuredCase]) -> list[
         size = next_batch(
             [read_trial(case) for case in cases],
             largest=_largest(cases[0].result.case, asked),
-            first=int(asked["first"]),
-            resolution=float(asked["resolution"]),
+            first=asked.first,
+            resolution=asked.resolution,
         )
         tried = cases[0].result.case
         if size is not None:
@@ -135,12 +135,12 @@ def read_trial(case: MeasuredCase) -> BatchTrial:
     return BatchTrial(case.result.case.batch_size or 0, case.score(), not case.missed_latency(), failed)
 
 
-def _largest(case: Case, asked: dict[str, Any]) -> int:
+def _largest(case: Case, asked: BatchSearch) -> int:
     from stepscope.bench.workloads.registry import find_workload
 
     is_of_suite = isinstance(case.spec, WorkloadSpec)
     rule = find_workload(case.benchmark.id).declared.max_batch_size if is_of_suite else None
-    return min(asked.get("largest") or WITHOUT_LIMIT, rule or WITHOUT_LIMIT)
+    return min(asked.largest or WITHOUT_LIMIT, rule or WITHOUT_LIMIT)
 
 
 def _searches(measured: Sequence[MeasuredCase]) -> dict[str, list[MeasuredCase]]:

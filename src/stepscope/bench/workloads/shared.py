@@ -22,7 +22,6 @@ from stepscope.bench.workloads.request import (
     LOADER_TIME_S,
     SEED,
     ParsedCase,
-    WorkloadRequest,
     choose_settings,
     count_accumulated,
     read_case,
@@ -40,7 +39,7 @@ from stepscope.bench.workloads.steps import (
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.core.errors import UsageError
 from stepscope.measure import Device, Measurement, MeasureSettings, WallClock, give_back_memory, measure
-from stepscope.records import Case, Score
+from stepscope.records import Case, Score, WorkloadRequest
 from stepscope.records.kinds import WorkloadObserved, WorkloadSpec
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, RankOutcome
 from stepscope.run.rank import merge_observed
