@@ -14,7 +14,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from stepscope.bench.workloads.models.rnnt import fast_loss  # noqa: E402
-from stepscope.bench.workloads.models.rnnt.fast_loss import Transcripts, joint_transducer_costs  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.fast_loss import joint_transducer_costs  # noqa: E402
+from stepscope.bench.workloads.models.rnnt.lattice import Transcripts  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.ootb import (  # noqa: E402
     lattice_costs,
     pick_log_probs,

@@ -3,74 +3,29 @@
 from __future__ import annotations
 
 import re
-import sys
-import time
-import zlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from click.core import ParameterSource
 
-from stepscope.cli.execute import Addition, add_nothing, open_job, run_stored, show_run
 from stepscope.cli.options import (
-    Duration,
     FiniteRange,
     json_option,
-    make_settings,
     measure_options,
-    request_processes,
     resume_option,
     store_option,
 )
-from stepscope.cli.output import LAST_WORD_S, emit, narrate, print_error, terminal_width
+from stepscope.cli.output import emit, narrate
+from stepscope.cli.ranks import Ranks, find_ranks, make_request, run_ranks, world_options
 from stepscope.core.errors import ExitCode, UsageError
-from stepscope.records import Case, CommunicationRequest
-from stepscope.records.kinds import (
-    CollectiveObserved,
-    CollectiveSpec,
-    OverlapSpec,
-    PairSpec,
-    PatternSpec,
-    ProcessGroupSpec,
-)
+from stepscope.records import Case
 from stepscope.run.plan import Job
-from stepscope.store import StoredRun
 
-DEFAULT_HANG_TIMEOUT_S = 60.0
-GPU_BACKENDS = ("nccl", "xccl")
-BACKENDS_WITHOUT_TORCH = ("mpi", "fake")
-OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 PLACEMENTS = ("in_place", "out_of_place")
 MOST_IN_A_NAME = 4
 """Operations in the id of a run; of more, their number."""
-
-
-def world_options(function: Any) -> Any:
-    """Who takes part and how they are watched; the same for every verb that needs ranks."""
-    options = [
-        click.option("--backend", default="gloo", show_default=True,
-                     help="Communication library: gloo, nccl, ucc or xccl as torch was built; mpi (under mpirun); "
-                     "fake (one process, moves nothing)."),
-        click.option("--ranks", type=click.IntRange(1),
-                     help="Number of ranks to start on this machine; not under torchrun, mpirun or srun."),
-        click.option("--device",
-                     help="Device of the buffers: cpu, or cuda (one per rank) [default: what the backend needs]."),
-        click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host", show_default=True,
-                     help="Clock that gives a case its time; both times are stored where the device has a clock."),
-        click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
-                     help="Iterations whose results are compared, outside the timed region: every one; the 1st, 2nd, "
-                     "4th, 8th … and one more; none."),
-        click.option("--hang-timeout", type=Duration(), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s", show_default=True,
-                     help="Abort if a rank sends no heartbeat for this long."),
-    ]  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 @click.command("comms")
@@ -219,114 +174,6 @@ def plan_process_groups(ranks: Ranks, choices: dict[str, Any]) -> Job:
     return Job("comms", "process-group", cases, request, ranks.launcher, ranks.world_size)
 
 
-def explain_run(run: StoredRun) -> Addition:
-    """What there is to say beside the table, by what was measured; for runs that are continued too."""
-    from stepscope.cli.overlap import add_overlaps
-    from stepscope.cli.pairs import explain_bisection, explain_pairs
-    from stepscope.cli.pattern import add_steps
-
-    if run.plan.request.searches:
-        return explain_bisection(run)
-    explain = {
-        PatternSpec: add_steps, PairSpec: explain_pairs, OverlapSpec: add_overlaps,
-        ProcessGroupSpec: explain_process_groups,
-    }  # fmt: skip
-    return explain.get(type(run.plan.cases[0].spec), explain_parts)(run)
-
-
-def explain_process_groups(run: StoredRun) -> Addition:
-    """Each phase on its slowest rank and on every rank, and what it took the first time."""
-    from stepscope.report.process_group_table import format_process_groups, read_process_groups
-
-    views = read_process_groups(run.cases())
-    return Addition({"process_groups": views}, format_process_groups(views, width=terminal_width()))
-
-
-def explain_parts(run: StoredRun) -> Addition:
-    """What the table has no columns for: figures of pairs, times of parts, what quantising cost."""
-    from stepscope.core.units import format_bytes, format_duration, format_significant
-    from stepscope.report.communication import format_message_table, format_rank_averages, read_message_figures
-
-    request, figures = run.plan.request, read_message_figures(run.cases())
-    shows_ranks = isinstance(request, CommunicationRequest) and request.per_rank
-    traced = [case.result.observed.trace for case in run.cases() if case.result.observed is not None]
-    lines = [format_message_table(figures, width=terminal_width())] if figures else []
-    lines += [f"# next: stepscope trace summary {run.folder / str(place)}" for place in traced if place]
-    lines += [format_rank_averages(run.cases(), width=terminal_width())] if shows_ranks else []
-    for case in run.cases():
-        parts, spec, observed = case.parts_s(), case.result.case.spec, case.result.observed
-        if not parts or not isinstance(spec, CollectiveSpec) or not isinstance(observed, CollectiveObserved):
-            continue
-        size = format_bytes(observed.size_bytes or 0)
-        times = ", ".join(f"{name} {format_duration(value)}" for name, value in parts.items())
-        if observed.wire_bytes is None:
-            lines.append(f"# {size} of pickled objects by {spec.operation}: {times}")
-            continue
-        wire = format_bytes(observed.wire_bytes)
-        errors = " and ".join(
-            f"{format_significant(error)} {what}"
-            for error, what in ((observed.error_max, "at most"), (observed.error_l2, "in the relative L2 norm"))
-            if error is not None
-        )
-        lines.append(f"# {size} as {spec.wire}: {wire} on the wire; {times}; off by {errors}")
-    return Addition({"messages": [one._asdict() for one in figures]} if figures else {}, "\n".join(lines))
-
-
-class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """Who will measure."""
-
-    world_size: int
-    launcher: str
-    outer: bool
-    """Somebody else started the ranks, and this process is one of them."""
-    backend: str
-    device: str
-    hang_timeout_s: float
-
-
-def find_ranks(choices: dict[str, Any]) -> Ranks:
-    """From the launcher, else from --ranks; what contradicts itself is refused."""
-    from stepscope.launch import detect_rank_context
-
-    context, ranks, backend = detect_rank_context(), choices["ranks"], choices["backend"]
-    outer = context.launcher in OUTER_LAUNCHERS
-    if outer and (choices.get("processes", 1) > 1 or choices.get("until_decided")):
-        raise UsageError(
-            f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
-            hint="run the command several times, or use --ranks without the launcher",
-            where="--processes",
-        )
-    if outer and ranks not in {None, context.world_size}:
-        raise UsageError(
-            f"--ranks {ranks} disagrees with {context.launcher}, which started {context.world_size}",
-            hint="leave --ranks out under a launcher",
-            where="--ranks",
-        )
-    if backend == "mpi" and context.launcher != "mpirun" and ranks != 1:
-        raise UsageError(
-            "the mpi backend needs ranks that mpirun started",
-            hint="mpirun -n 2 python -m stepscope bench comms … --backend mpi",
-            where="--backend",
-        )
-    if backend == "fake" and outer:
-        raise UsageError(
-            f"the fake backend is one process, and {context.launcher} started {context.world_size}",
-            hint="leave the launcher out, and say --ranks N",
-            where="--backend",
-        )
-    device = choices["device"] or ("cuda" if backend in GPU_BACKENDS else "cpu")
-    if choices["time_by"] == "device" and device == "cpu":
-        raise UsageError("a CPU has no clock of its own", hint="leave --time device out", where="--time")
-    return Ranks(
-        world_size=context.world_size if outer else ranks or 2,
-        launcher=context.launcher if outer else "inline" if backend == "fake" else "self",
-        outer=outer,
-        backend=backend,
-        device=device,
-        hang_timeout_s=choices["hang_timeout"],
-    )
-
-
 def require_memory(size: int, device: str) -> None:
     """Some sizes that do not fit are skipped cases; where even the smallest never can, the command is wrong."""
     import psutil
@@ -340,17 +187,6 @@ def require_memory(size: int, device: str) -> None:
             hint="write for example 1K:1M:x4",
             where="--sizes",
         )
-
-
-def require_world(backend: str, device: str) -> None:
-    """Refused here, and not by every rank after it was started."""
-    from stepscope.launch.join import require_backend
-    from stepscope.measure import device_kind, open_device
-
-    if device_kind(device) != "cpu":
-        open_device(device)
-    if backend not in BACKENDS_WITHOUT_TORCH:
-        require_backend(backend)
 
 
 def call_options(choices: dict[str, Any], world_size: int) -> dict[str, Any]:
@@ -417,106 +253,6 @@ def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[floa
     for dtype in read_axis(choices["dtypes"], DTYPE_BYTES).values:
         require_whole_elements(matrix, dtype, DTYPE_BYTES.get(dtype, 1))
     return matrix
-
-
-def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> CommunicationRequest:
-    """What the plan keeps of how to measure."""
-    from stepscope.launch.hosts import read_cluster_from_environment
-
-    limits = {name: choices[name] for name in LIMITS if name in choices}
-    cluster = read_cluster_from_environment()
-    return CommunicationRequest(
-        backend=ranks.backend,
-        device=ranks.device,
-        hang_timeout_s=ranks.hang_timeout_s,
-        check=choices["check"],
-        device_time=choices["time_by"] == "device",
-        # One iteration per sample: what a rank waits for must not be averaged away.
-        settings=msgspec.structs.replace(make_settings(**limits), iterations=1),
-        cluster=cluster,
-        **request_processes(choices),
-        **further,
-    )
-
-
-LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
-          "iterations", "warmup")  # fmt: skip
-"""Choices that `make_settings` understands."""
-
-
-def run_ranks(
-    job: Job | None,
-    ranks: Ranks,
-    *,
-    store: Path,
-    resume: str | None,
-    as_json: bool,
-    verb: str = "comms",
-) -> int:
-    """Start the ranks and measure, or be one of those that an outer launcher started."""
-    require_world(ranks.backend, ranks.device)
-    if ranks.outer:
-        limit_s = ranks.hang_timeout_s
-        return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, verb=verb)
-    finish = explain_run if verb == "comms" else add_nothing
-    return run_stored(open_job(job, store=store, resume=resume, verb=verb), as_json=as_json, finish=finish)
-
-
-def run_as_rank(
-    job: Job | None,
-    *,
-    store: Path,
-    resume: str | None,
-    hang_limit_s: float,
-    as_json: bool,
-    verb: str = "comms",
-) -> int:
-    """This process is one rank of an outer launcher; rank 0 keeps the run and prints."""
-    from stepscope.launch import detect_rank_context, rank_session
-    from stepscope.launch.companion import Termination, companion
-    from stepscope.records import describe_exception
-    from stepscope.run.execute import load_before_watched
-    from stepscope.run.rank import run_rank
-    from stepscope.store import record_failure
-    from stepscope.store.folder import release_run
-
-    if job is None:
-        raise UsageError("under a launcher every rank needs the whole command", hint="name again what to measure")
-    context = detect_rank_context()
-    rank, ending = context.rank, Termination() if context.world_size > 1 else None
-    folder = open_job(job, store=store, resume=resume, verb=verb).folder if rank == 0 else None
-    beside: AbstractContextManager[None] = nullcontext()
-    if folder is not None and context.world_size > 1:
-        beside = companion(folder, context.world_size, hang_limit_s, partial(print_error, as_json=as_json))
-    with beside:
-        try:
-            load_before_watched(job.verb, uses_torch=job.request.backend not in BACKENDS_WITHOUT_TORCH)
-            with rank_session(
-                folder, verb=job.verb, request=job.request, hang_limit_s=hang_limit_s, cases=describe_cases(job.cases)
-            ) as session:
-                if ending is not None:
-                    ending.session = session
-                run_rank(session)
-        except Exception as error:
-            if ending is not None:
-                ending.reports = True
-            if folder is not None:
-                record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))
-            raise
-    if folder is None:
-        return ExitCode.DONE
-    release_run(folder)
-    addition = explain_run(StoredRun(folder)) if verb == "comms" else None
-    code = show_run(folder, as_json=as_json, addition=addition)
-    sys.stdout.flush()
-    time.sleep(LAST_WORD_S)
-    return code
-
-
-def describe_cases(cases: Sequence[Case]) -> str:
-    """Short, and different for different cases: ranks compare it."""
-    keys = zlib.crc32(" ".join(case.key for case in cases).encode())
-    return f"{len(cases)} cases, the first {cases[0].label}, the last {cases[-1].label} ({keys:08x})"
 
 
 def list_operations(*, as_json: bool) -> int:

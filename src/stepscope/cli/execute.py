@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from stepscope.cli.output import emit, name_run, narrate, suggest
+from stepscope.cli.resume import RehearsedError, is_rehearsal, plan_again
 from stepscope.core.errors import ExitCode, UsageError
+from stepscope.records.kinds import CollectiveSpec
 from stepscope.run.plan import NEWEST, Job
 from stepscope.store import (
     MeasuredCase,
     StoredRun,
     find_ceilings,
 )
-
-_rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
-
-
-class RehearsedError(Exception):
-    """A command got as far as it may while it is only planned: to its job."""
-
-    def __init__(self, job: Job | None) -> None:
-        super().__init__("planned")
-        self.job = job
-
-
-@contextmanager
-def rehearsing() -> Iterator[None]:
-    """Commands inside are planned and no more: `open_job` raises RehearsedError."""
-    token = _rehearsal.set(True)
-    try:
-        yield
-    finally:
-        _rehearsal.reset(token)
-
-
-def is_rehearsal() -> bool:
-    return _rehearsal.get()
 
 
 def command_line() -> list[str]:
@@ -62,8 +38,6 @@ def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> 
     if resume is not None and resume != NEWEST:
         stored = plan.find_resumed(resume, store, verb=verb, job=job)
         if job is None:
-            from stepscope.cli.resume import plan_again
-
             plan_again(stored, trust=False)
         return stored
     if job is None:
@@ -124,11 +98,10 @@ def _warn_of_nothing(cases: Sequence[MeasuredCase]) -> None:
 
 
 def _format_run(stored: StoredRun) -> str:
-    from stepscope.bench.comms import operations
     from stepscope.cli.report import collective_table_of, render, report_of
 
     # What users of nccl-tests look for, where that table has room for all there is to say.
-    plain = stored.plan.verb == "comms" and all(case.benchmark.model in operations() for case in stored.plan.cases)
+    plain = all(isinstance(case.spec, CollectiveSpec) for case in stored.plan.cases)
     text = collective_table_of([stored]) if plain and stored.results else render(report_of([stored]), "text")
     return f"{text.rstrip()}\nrun: {stored.folder}"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from stepscope.cli.execute import Addition, is_rehearsal, measure_stored, open_job, run_stored
+from stepscope.cli.execute import Addition, measure_stored, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
     device_option,
@@ -22,6 +22,7 @@ from stepscope.cli.options import (
     store_option,
 )
 from stepscope.cli.output import emit, narrate
+from stepscope.cli.resume import is_rehearsal
 from stepscope.core.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.core.units import format_bytes, format_duration
 from stepscope.records import Case, OperatorRequest, TracedCallsRecord

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
-from stepscope.cli.execute import Addition
+from stepscope.cli.explain_comms import explain_overlaps, show_explained
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit, terminal_width
+from stepscope.cli.output import emit
+from stepscope.cli.ranks import find_ranks, make_request, run_ranks, world_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records.kinds import OverlapSpec
 from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
-    from stepscope.store import StoredRun
+    pass
 
 DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 
@@ -66,7 +66,7 @@ def overlap(
     Example: stepscope bench overlap --collective all_reduce --sizes 64K:4M:x4 --compute gemm:m=512 --ranks 2
     """
     if show is not None:
-        return show_overlaps(show, store=store, as_json=as_json)
+        return show_explained(show, explain_overlaps, "overlaps", store=store, as_json=as_json)
     from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.data import DTYPE_BYTES
     from stepscope.bench.comms.overlap import make_overlap_cases
@@ -131,25 +131,3 @@ def require_sense(choices: dict[str, Any]) -> None:
         )
     if choices["balance"] and choices["repeat"] is not None:
         raise UsageError("--balance chooses what --repeat fixes", hint="give one of them", where="--balance")
-
-
-def add_overlaps(run: StoredRun) -> Addition:
-    """What is derived from the cycles of a run."""
-    from stepscope.report.overlaps import format_overlap_table, read_overlap
-
-    cases = run.cases()
-    views = [view for case in cases if (view := read_overlap(case)) is not None]
-    return Addition({"overlaps": views}, format_overlap_table(cases, width=terminal_width()))
-
-
-def show_overlaps(name: str, *, store: Path, as_json: bool) -> int:
-    from stepscope.store import find_run
-
-    run = find_run(store, name)
-    addition = add_overlaps(run)
-    if not addition.text:
-        raise UsageError(
-            f"run {run.id} holds no overlaps", hint=f"stepscope report {run.id} shows what it holds", where="--show"
-        )
-    emit({"run": str(run.folder), "id": run.id, **addition.data}, addition.text, as_json=as_json)
-    return ExitCode.DONE

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from stepscope.cli.comms import Ranks, find_ranks, make_request, run_ranks, world_options
-from stepscope.cli.execute import Addition
 from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
+from stepscope.cli.ranks import Ranks, find_ranks, make_request, run_ranks, world_options
 from stepscope.core.errors import UsageError
-from stepscope.records import BisectionRequest, CommunicationRequest
+from stepscope.records import BisectionRequest
 from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
-    from stepscope.store import StoredRun
+    pass
 
 
 @click.command("pairs")
@@ -72,16 +70,6 @@ def choose_ranks(text: str | None, world_size: int) -> list[int]:
     return list(dict.fromkeys(chosen))
 
 
-def explain_pairs(run: StoredRun) -> Addition:
-    """For programs; the report that people see has the matrix and the findings already."""
-    from stepscope.analyze.network.pair_matrix import read_pair_matrix
-    from stepscope.analyze.network.pairs import find_outliers, pairs_to_dict
-
-    matrix = read_pair_matrix(run.cases())
-    findings = find_outliers(matrix)
-    return Addition({"pairs": pairs_to_dict(matrix, findings)}, "")
-
-
 @click.command("bisect")
 @click.option("--collective", default="all_reduce", show_default=True, help="Collective that the subsets run.")
 @click.option("--size", default="1M", show_default=True, help="Message size.")
@@ -107,13 +95,3 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
     cases = next_round(search, [], backend=ranks.backend, device=ranks.device, world_size=ranks.world_size)
     job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
     return run_ranks(job, ranks, store=store, resume=None, as_json=as_json)
-
-
-def explain_bisection(run: StoredRun) -> Addition:
-    from stepscope.bench.comms.bisection import replay_search
-
-    request = run.plan.request
-    assert isinstance(request, CommunicationRequest)
-    assert request.bisect is not None
-    verdict = replay_search(request.bisect, run.cases(), run.plan.world_size).verdict()
-    return Addition({"bisection": msgspec.to_builtins(verdict)}, f"# {verdict.sentence}\n#   next: {verdict.next_step}")

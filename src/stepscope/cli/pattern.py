@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.comms import find_ranks, make_request, run_ranks, world_options
-from stepscope.cli.execute import Addition, cases_to_dict
+from stepscope.cli.explain_comms import explain_patterns, show_explained
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit, terminal_width
+from stepscope.cli.ranks import find_ranks, make_request, run_ranks, world_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_bytes
 from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.bench.comms.patterns import Pattern, Step
-    from stepscope.store import StoredRun
 
 
 @click.command("pattern")
@@ -56,7 +55,7 @@ def pattern(
     if listing:
         return list_patterns(as_json=as_json)
     if show is not None:
-        return show_patterns(show, store=store, as_json=as_json)
+        return show_explained(show, explain_patterns, "patterns", store=store, as_json=as_json)
     if not names and resume is None:
         raise UsageError("no pattern was named", hint="stepscope bench pattern --list", where="bench pattern")
     ranks = find_ranks(choices)
@@ -182,29 +181,3 @@ def format_groups(step: Step) -> str:
 def _span(ranks: list[int]) -> str:
     whole = len(ranks) > 1 and ranks == list(range(ranks[0], ranks[-1] + 1))
     return f"{ranks[0]}-{ranks[-1]}" if whole else ",".join(map(str, ranks))
-
-
-def add_steps(run: StoredRun) -> Addition:
-    """Each case's communications, derived from its samples."""
-    from stepscope.report.overlaps import format_pattern_table, read_pattern
-
-    cases = run.cases()
-    listed = cases_to_dict(cases, run.folder)["cases"]
-    for content, measured in zip(listed, cases, strict=True):
-        view = read_pattern(measured)
-        content["steps"] = view.steps if view is not None else []
-        content["lookups"] = view.lookups if view is not None else []
-    return Addition({"cases": listed}, format_pattern_table(cases, width=terminal_width()))
-
-
-def show_patterns(name: str, *, store: Path, as_json: bool) -> int:
-    from stepscope.store import find_run
-
-    run = find_run(store, name)
-    addition = add_steps(run)
-    if not addition.text:
-        raise UsageError(
-            f"run {run.id} holds no patterns", hint=f"stepscope report {run.id} shows what it holds", where="--show"
-        )
-    emit({"run": str(run.folder), "id": run.id, **addition.data}, addition.text, as_json=as_json)
-    return ExitCode.DONE

@@ -6,15 +6,15 @@ first, without measuring; the run goes on if both plans are the same. Which func
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
 
 import click
 
-from stepscope.cli.execute import RehearsedError, rehearsing
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.records import OperatorRequest
 from stepscope.records.kinds import UserModelSpec
@@ -24,6 +24,30 @@ from stepscope.store.folder import require_plain_folder
 
 INNER_LAUNCHERS = ("inline", "self")
 """Those that need nobody else to start the ranks."""
+
+_rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
+
+
+class RehearsedError(Exception):
+    """A command got as far as it may while it is only planned: to its job."""
+
+    def __init__(self, job: Job | None) -> None:
+        super().__init__("planned")
+        self.job = job
+
+
+@contextmanager
+def rehearsing() -> Iterator[None]:
+    """Commands inside are planned and no more: `open_job` raises RehearsedError."""
+    token = _rehearsal.set(True)
+    try:
+        yield
+    finally:
+        _rehearsal.reset(token)
+
+
+def is_rehearsal() -> bool:
+    return _rehearsal.get()
 
 
 def plan_again(run: StoredRun, *, trust: bool) -> Job:
@@ -65,7 +89,7 @@ def rehearse(command: Sequence[str]) -> Job | None:
 
     if list(command[:2]) != ["stepscope", "bench"]:
         raise UsageError("it was not made by `stepscope bench`")
-    with rehearsing(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with rehearsing(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             app.main(args=list(command[1:]), prog_name="stepscope", standalone_mode=False)
         except RehearsedError as planned:

@@ -297,8 +297,8 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
 
     The stored command is planned again and must give the same cases: a run folder is data, never code.
     """
-    from stepscope.cli.comms import explain_run
     from stepscope.cli.execute import add_nothing, run_stored
+    from stepscope.cli.explain_comms import explain_run
     from stepscope.cli.ops import finish_run
     from stepscope.cli.resume import find_table, plan_again
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stepscope.cli.comms import GPU_BACKENDS, Ranks, find_ranks, run_ranks
 from stepscope.cli.execute import Addition, open_job, run_stored
 from stepscope.cli.options import (
     PROCESS_OPTIONS,
@@ -22,6 +21,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
+from stepscope.cli.ranks import GPU_BACKENDS, Ranks, find_ranks, run_ranks
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 from stepscope.records import BatchSearch, WorkloadRequest

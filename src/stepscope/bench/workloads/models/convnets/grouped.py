@@ -112,7 +112,8 @@ def grouped_conv(
     if x.is_cuda:
         from stepscope.bench.workloads.models.convnets import grouped_kernels
 
-        return grouped_kernels.forward(x, weight, stride, padding, groups, tf32)
+        shape = convolved_shape(x.shape, weight.shape, stride, padding)
+        return grouped_kernels.forward(x, weight, shape, stride, padding, groups, tf32)
     y = torch.nn.functional.conv3d(x, weight, stride=stride, padding=padding, groups=groups)
     return y.contiguous(memory_format=LAST)
 

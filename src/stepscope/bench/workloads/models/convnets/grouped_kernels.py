@@ -16,8 +16,6 @@ import torch
 import triton
 import triton.language as tl
 
-from stepscope.bench.workloads.models.convnets.grouped import convolved_shape
-
 LAST = torch.channels_last_3d
 ROWS = 128
 """Output positions of one program."""
@@ -113,9 +111,15 @@ def _correlate(src, slope, parts, rows, chunk, frames, height, width, src_frames
 
 
 def forward(
-    x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    shape: tuple[int, ...],
+    stride: list[int],
+    padding: list[int],
+    groups: int,
+    tf32: bool,
 ) -> torch.Tensor:
-    shape = convolved_shape(x.shape, weight.shape, stride, padding)
+    """The outputs, which have `shape`."""
     tiles = make_tiles(weight, groups).to(x.dtype)
     return gather(x, tiles, shape, weight.shape[2:], stride, padding, transposed=False, tf32=tf32)
 

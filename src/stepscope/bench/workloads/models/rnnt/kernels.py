@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepscope.bench.workloads.models.rnnt.fast_loss import Lattice, Picked, Transcripts
+from stepscope.bench.workloads.models.rnnt.lattice import Lattice, Picked, Transcripts
 
 IMPOSSIBLE = tl.constexpr(-1e30)
 DECODE_WARPS = 8
