@@ -58,7 +58,8 @@ def shared(name: str, parallel: str = "ddp", **chosen: Any) -> Case:
 
 
 def plan_cases(store: Path, cases: list[Case], *, ranks: int, **further: Any) -> Path:
-    request = WorkloadRequest(backend="gloo", settings=BRIEF, compile_backend="eager", loader_workers=None, **further)
+    asked: dict[str, Any] = {"loader_workers": None, **further}
+    request = WorkloadRequest(backend="gloo", settings=BRIEF, compile_backend="eager", **asked)
     return create_run(
         store, verb="workload", name="test", command=["test"], request=request, cases=cases,
         launcher="self", world_size=ranks,

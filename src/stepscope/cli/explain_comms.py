@@ -116,7 +116,7 @@ def explain_parts(run: StoredRun) -> Addition:
 def show_explained(
     name: str, explain: Callable[[StoredRun], Addition], what: str, *, store: Path, as_json: bool
 ) -> int:
-    """Of a stored run, only what is said beside its table. Refuses a run that has none of it."""
+    """Print only what stands beside the table of a stored run; a run that has none of it is refused."""
     run = find_run(store, name)
     addition = explain(run)
     if not addition.text:
