@@ -16,17 +16,18 @@ from stepscope import api
 
 FUNCTIONS = {
     name: found
-    for name, found in vars(api).items()
-    if inspect.isfunction(found) and found.__module__ == api.__name__ and name in stepscope.__all__
+    for name in stepscope.__all__
+    if inspect.isfunction(found := getattr(api, name, None) or getattr(stepscope, name))
 }
 PACKAGES = ("compare", "measure", "report", "run")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the examples run; a store with one run is there."""
+    """Where the examples run; a store with one run and a recording are there."""
     place = tmp_path_factory.mktemp("examples")
     run_example("bench_op", place)
+    run_example("record", place)
     return place
 
 
@@ -40,7 +41,7 @@ def run_example(name: str, folder: Path) -> None:
     assert result.failed == 0, "".join(said)
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"bench_op"}))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"bench_op", "record"}))
 def test_the_example_of_a_function_runs(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from stepscope import api  # noqa: E402
 from stepscope.bench.workloads.registry import (  # noqa: E402
     choose_suite,
     find_workload,
     suite_precisions,
 )
-from stepscope.cli.report import report_of  # noqa: E402
 from stepscope.core.units import format_duration, format_ratio, format_share, format_significant  # noqa: E402
-from stepscope.report import render_csv  # noqa: E402
-from stepscope.store import StoredRun  # noqa: E402
 
 VALUES = ROOT / "docs" / "measured" / "nvidia-h200" / "workloads.csv"
 HEADER = """
@@ -133,7 +131,7 @@ def format_precision(row: Row) -> str:
 
 def take_in(folders: list[Path]) -> None:
     values = read_values() if VALUES.exists() else {}
-    text = render_csv(report_of([StoredRun(folder) for folder in folders]))
+    text = api.report(folders, kind="csv")
     names = next(csv.reader(io.StringIO(text)))
     for row in csv.DictReader(io.StringIO(text)):
         parameters = json.loads(row["parameters"])

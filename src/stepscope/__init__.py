@@ -18,9 +18,11 @@ from stepscope._version import __version__
 
 if TYPE_CHECKING:
     from stepscope.api import (
+        ab,
         bench_collective,
         bench_op,
         compare,
+        compare_implementations,
         execute,
         explain,
         find_run,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         plan,
         report,
         run,
+        start,
     )
     from stepscope.compare.gate import check_regression
     from stepscope.compare.verdict import compare_cases
@@ -42,12 +45,14 @@ _HOMES = {
     "MeasureSettings": "measure",
     "StoredRun": "store",
     "TraceSet": "traces",
+    "ab": "api",
     "bench_collective": "api",
     "bench_op": "api",
     "check_regression": "compare.gate",
     "collect_system": "system",
     "compare": "api",
     "compare_cases": "compare.verdict",
+    "compare_implementations": "api",
     "diagnose": "system",
     "execute": "api",
     "explain": "api",
@@ -60,6 +65,7 @@ _HOMES = {
     "record": "traces.recording",
     "report": "api",
     "run": "api",
+    "start": "api",
     "step": "traces.recording",
     "verify_run": "store",
 }
@@ -72,12 +78,14 @@ __all__ = [
     "StoredRun",
     "TraceSet",
     "__version__",
+    "ab",
     "bench_collective",
     "bench_op",
     "check_regression",
     "collect_system",
     "compare",
     "compare_cases",
+    "compare_implementations",
     "diagnose",
     "execute",
     "explain",
@@ -90,6 +98,7 @@ __all__ = [
     "record",
     "report",
     "run",
+    "start",
     "step",
     "verify_run",
 ]
@@ -97,6 +106,11 @@ __all__ = [
 
 class _CallablePackage(ModuleType):
     """A package that is also the function of its name: `stepscope.measure(body)`."""
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """The function's, as it is what people ask about."""
+        return str(self.__wrapped__.__doc__)
 
     @property
     def __wrapped__(self) -> Any:

@@ -304,3 +304,29 @@ def test_a_circle_would_be_found(tmp_path: Path) -> None:
     assert house_figures.find_package_cycles(tmp_path / "p") == []
     (tmp_path / "p" / "b" / "two.py").write_text("def late():\n    from p.a import one\n")
     assert house_figures.find_package_cycles(tmp_path / "p") == [["p.a", "p.b"]]
+
+
+COMPUTED_BY_THE_API = {
+    "stepscope.run.execute": {"execute"},
+    "stepscope.run.processes": {"measure_in_processes"},
+    "stepscope.run.plan": {"create", "create_sides", "find_interrupted", "find_interrupted_sides"},
+    "stepscope.compare.views": {"compare_runs", "compare_interleaved", "compare_implementations"},
+    "stepscope.analyze.job": {"explain_job"},
+    "stepscope.analyze.answers.compose": {"answer"},
+    "stepscope.report": {"build_report", "read_report_runs", "render_report", "format_collective_table"},
+    "stepscope.report.trace_page": {"write_page"},
+    "stepscope.store": {"create_run"},
+}
+"""What the functions of `stepscope` call: a verb that called it itself would do what no program can."""
+
+
+def test_the_command_line_calls_the_api() -> None:
+    found = [
+        f"{path.name}: {node.module}.{alias.name}"
+        for path in sorted((SOURCE / "cli").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name in COMPUTED_BY_THE_API.get(node.module or "", ())
+    ]
+    assert not found

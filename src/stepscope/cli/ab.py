@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
 
-from stepscope.cli.execute import command_line
+from stepscope.cli.execute import command_line, resumed
 from stepscope.cli.options import (
     Duration,
     json_option,
@@ -24,10 +24,7 @@ from stepscope.cli.options import (
 )
 from stepscope.cli.output import emit, name_run, narrate, suggest
 from stepscope.core.errors import ExitCode, UsageError
-from stepscope.run.plan import NEWEST, Job, find_differences
-
-if TYPE_CHECKING:
-    from stepscope.store import StoredRun
+from stepscope.run.plan import Job
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 
@@ -64,20 +61,15 @@ def command(
 
     Each pair of processes is on disk when it is done; --resume continues with the next one.
     """
+    from stepscope import api
     from stepscope.compare.verdict import describe, describe_comparison
-    from stepscope.compare.views import compare_interleaved
     from stepscope.measure.progress import open_progress
-    from stepscope.run.processes import Side, measure_in_processes
-    from stepscope.store import StoredRun
 
-    sides = (parse_side(side_a), parse_side(side_b))
-    jobs = tuple(plan_side(side, pairs, max_time) for side in sides)
-    found = find_interrupted(store, jobs, resume) if resume is not None else None
-    runs = found or create_sides(store, jobs)
-    measured = [Side(run, side.environment) for run, side in zip(runs, sides, strict=True)]
-    measure_in_processes(measured, pairs, progress=open_progress())
-    a, b = (StoredRun(run.folder) for run in runs)
-    comparison = compare_interleaved(a, b, level=level, resolution=resolution)
+    sides = [plan_side(parse_side(side), max_time) for side in (side_a, side_b)]
+    a, b, comparison = api.ab(
+        *sides, pairs=pairs, level=level, resolution=resolution, store=store, resume=resumed(resume),
+        command=command_line(), progress=open_progress(), tell=narrate,
+    )  # fmt: skip
     rows = comparison.rows
     lines = [*map(describe, rows), describe_comparison(comparison)]
     failed = any("failed" in {row.status_a, row.status_b} for row in rows)
@@ -119,7 +111,7 @@ def parse_side(text: str) -> SideCommand:
     return SideCommand(text, environment, words)
 
 
-def plan_side(side: SideCommand, pairs: int, max_time_s: float) -> Job:
+def plan_side(side: SideCommand, max_time_s: float) -> Job:
     """What one side measures in each of its processes."""
     from stepscope.cli.resume import rehearse
 
@@ -131,7 +123,7 @@ def plan_side(side: SideCommand, pairs: int, max_time_s: float) -> Job:
         raise UsageError(f"{side.text!r} measures nothing", hint="name what to measure, as for `stepscope bench`")
     if job.request.searches:
         raise UsageError("a search decides as it goes", hint="search first, then give each side its --batch-size")
-    request = msgspec.structs.replace(job.request, side=side.text, environment=side.environment, processes=pairs)
+    request = msgspec.structs.replace(job.request, side=side.text, environment=side.environment)
     return job._replace(request=request)
 
 
@@ -147,48 +139,3 @@ def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def create_sides(store: Path, jobs: tuple[Job, ...]) -> list[StoredRun]:
-    """One run per side, on disk before anything is measured; the second names the first."""
-    from stepscope.store import StoredRun, create_run
-
-    runs: list[StoredRun] = []
-    for letter, job in zip("AB", jobs, strict=True):
-        request = msgspec.structs.replace(job.request, partner=runs[0].id if runs else None)
-        folder = create_run(
-            store, verb=job.verb, name=f"ab-{letter}", command=command_line(), request=request, cases=job.cases,
-            launcher=job.launcher, world_size=job.world_size, hold=True,
-        )  # fmt: skip
-        runs.append(StoredRun(folder))
-    return runs
-
-
-def find_interrupted(store: Path, jobs: tuple[Job, ...], name: str) -> list[StoredRun] | None:
-    """The two runs that `--resume` means: the newest that were asked for the same, or those of one that is named."""
-    from stepscope.store import find_run, list_runs
-    from stepscope.store.folder import require_plain_folder
-
-    runs = {run.id: run for run in list_runs(store)[0]}
-    pairs = [
-        [runs[partner], run]
-        for run in runs.values()
-        if run.run is None and (partner := run.plan.request.partner) in runs
-    ]
-    wanted = find_run(store, name).id if name != NEWEST else None
-    for pair in reversed(pairs):
-        differ = [find_differences(run, job) for run, job in zip(pair, jobs, strict=True)]
-        same = not any(set(one) - {"partner", "processes"} for one in differ)
-        if same and wanted in {None, pair[0].id, pair[1].id}:
-            for run in pair:
-                require_plain_folder(run.folder)
-            narrate(f"continuing {pair[0].id} and {pair[1].id}")
-            return pair
-    if wanted is not None:
-        raise UsageError(
-            f"run {wanted} is not an interrupted side of this comparison",
-            hint="give the same two sides as before, or leave --resume out",
-            where="--resume",
-        )
-    narrate("no interrupted comparison of these sides: starting a new one")
-    return None

@@ -51,7 +51,6 @@ def command(
     """
     from stepscope import api
     from stepscope.compare.verdict import describe_comparison
-    from stepscope.compare.views import compare_implementations
     from stepscope.report import render_comparison_markdown, render_comparison_text
 
     if not 0 < level < 1:
@@ -64,8 +63,7 @@ def command(
     gains: dict[str, Gains | None] = {}
     left_out: dict[str, list[str]] = {}
     if view == "ootb-optimized":
-        measured = [case for run in runs for case in run.cases()]
-        table = compare_implementations(measured, level=level, resolution=resolution)
+        table = api.compare_implementations(runs, level=level, resolution=resolution)
         comparison = table.comparison
         gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
         left_out = {"without_score": table.without_score, "unpaired": table.unpaired}

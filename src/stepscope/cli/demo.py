@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 import msgspec
 
+from stepscope import api
 from stepscope.cli.execute import measure_stored, open_job
 from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit, narrate, suggest_for_file
-from stepscope.cli.report import render, report_of
+from stepscope.cli.output import emit, narrate, suggest_for_file, terminal_width
 from stepscope.core.errors import ExitCode, StepscopeError
-from stepscope.core.files import write_output
 from stepscope.measure import MeasureSettings
-from stepscope.records import Case, CommunicationRequest, OperatorRequest, WorkloadRequest
+from stepscope.records import Case
 from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
@@ -52,8 +51,7 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
     narrate("== three steps of it, recorded and explained")
     explained = explain_training(store)
     page = output or store / "demo.html"
-    report = report_of(runs)
-    write_output(page, render(report, "html").encode(), make_folders=True)
+    api.report(runs, output=page, kind="html", tell=narrate)
     failed = [result.case.label for run in runs for result in run.results if result.status == "failed"]
     place = str(page.resolve())
     data = {
@@ -63,7 +61,7 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
         "trace": explained,
     }
     lines = [
-        render(report, "text"),
+        api.report(runs, width=terminal_width()),
         explained["sentence"],
         f"report: {place}",
         f"the step: {explained['page']}",
@@ -79,10 +77,7 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
 def explain_training(store: Path) -> dict[str, str]:
     """Record steps of the model and explain one of them: what it says, and the page about it."""
     import stepscope
-    from stepscope.analyze.answers.compose import answer
-    from stepscope.analyze.job import explain_job
     from stepscope.bench.workloads.producer import open_step
-    from stepscope.report.trace_page import write_page
 
     step = open_step(_training_case())
     folder = store / "demo-trace"
@@ -92,12 +87,10 @@ def explain_training(store: Path) -> dict[str, str]:
             recorder.step()
             if recorder.is_done:
                 break
-    traces = stepscope.read_traces(folder / "kineto")
-    job = explain_job(traces)
-    said = answer(job, limits=job.limits)
+    explanation = stepscope.explain(folder / "kineto")
     page = (store / "demo-step.html").resolve()
-    write_page(job, said, traces.timeline, page)
-    return {"sentence": said.sentence, "page": str(page), "recording": str(folder)}
+    explanation.write_page(page)
+    return {"sentence": explanation.sentence, "page": str(page), "recording": str(folder)}
 
 
 def operator_job() -> Job:
@@ -113,7 +106,7 @@ def operator_job() -> Job:
         *cases("linear", "batch=256,in=512,out=512", both),
         *cases("embedding_bag", "rows=100000,dim=64,pooling=20,batch=256", ("forward",)),
     ]
-    return Job("ops", "demo-ops", chosen, OperatorRequest(settings=SETTINGS))
+    return api.plan("ops", chosen, name="demo-ops", settings=SETTINGS)
 
 
 def collective_job() -> Job:
@@ -124,15 +117,14 @@ def collective_job() -> Job:
         collective="all_reduce", sizes=parse_range(SIZES), dtype="float32", backend="gloo", world_size=RANKS,
         device="cpu",
     )  # fmt: skip
-    request = CommunicationRequest(
-        hang_timeout_s=HANG_TIMEOUT_S, settings=msgspec.structs.replace(SETTINGS, iterations=1)
+    settings = msgspec.structs.replace(SETTINGS, iterations=1)
+    return api.plan(
+        "comms", cases, name="demo-all_reduce", settings=settings, ranks=RANKS, hang_timeout_s=HANG_TIMEOUT_S
     )
-    return Job("comms", "demo-all_reduce", cases, request, "self", RANKS)
 
 
 def workload_job() -> Job:
-    return Job("workload", "demo-dlrm", [_training_case()],
-               WorkloadRequest(settings=SETTINGS, loader_workers=None))  # fmt: skip
+    return api.plan("workload", [_training_case()], name="demo-dlrm", settings=SETTINGS, loader_workers=None)
 
 
 def _training_case() -> Case:

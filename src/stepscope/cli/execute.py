@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from stepscope.cli.output import emit, name_run, narrate, suggest
+from stepscope.cli.output import emit, name_run, narrate, suggest, terminal_width
 from stepscope.cli.resume import RehearsedError, is_rehearsal, plan_again
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records.kinds import CollectiveSpec
-from stepscope.run.plan import NEWEST, Job
+from stepscope.run.plan import Job
 from stepscope.store import (
     MeasuredCase,
     StoredRun,
@@ -31,24 +31,22 @@ def command_line() -> list[str]:
 def open_job(job: Job | None, *, store: Path, resume: str | None, verb: str) -> StoredRun:
     """The run to measure into: a new one, or the interrupted one that `--resume` means."""
     from stepscope import api
-    from stepscope.run import plan
+    from stepscope.run.plan import find_resumed
 
     if is_rehearsal():
         raise RehearsedError(job)
-    if resume is not None and resume != NEWEST:
-        stored = plan.find_resumed(resume, store, verb=verb, job=job)
-        if job is None:
-            plan_again(stored, trust=False)
+    if job is None and resume:
+        stored = find_resumed(resume, store, verb=verb, job=None)
+        plan_again(stored, trust=False)
         return stored
     if job is None:
         raise UsageError("nothing to measure was named", hint=f"stepscope bench {verb} --help")
-    if resume == NEWEST:
-        found = plan.find_interrupted(job, store)
-        narrate(f"continuing {found.id}" if found else "no interrupted run with these cases: starting a new one")
-        if found:
-            return found
-    api.find_baseline(store, job.request.until_decided)  # a wrong name is reported before anything is measured
-    return plan.create(job, store, command_line())
+    return api.start(job, store=store, resume=resumed(resume), command=command_line(), tell=narrate)
+
+
+def resumed(resume: str | None) -> bool | str:
+    """What `--resume` means: a name, True for the newest, or False where it was not given."""
+    return resume is not None and (resume or True)
 
 
 class Addition(NamedTuple):
@@ -98,11 +96,12 @@ def _warn_of_nothing(cases: Sequence[MeasuredCase]) -> None:
 
 
 def _format_run(stored: StoredRun) -> str:
-    from stepscope.cli.report import collective_table_of, render, report_of
+    from stepscope import api
 
     # What users of nccl-tests look for, where that table has room for all there is to say.
     plain = all(isinstance(case.spec, CollectiveSpec) for case in stored.plan.cases)
-    text = collective_table_of([stored]) if plain and stored.results else render(report_of([stored]), "text")
+    kind = "nccl" if plain and stored.results else "text"
+    text = api.report(stored, kind=kind, width=terminal_width(), tell=narrate)
     return f"{text.rstrip()}\nrun: {stored.folder}"
 
 

@@ -28,7 +28,7 @@ from stepscope.run.plan import Job
 from stepscope.store import StoredRun
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
-GPU_BACKENDS = ("nccl", "xccl")
+DEFAULT_RANKS = 2
 BACKENDS_WITHOUT_TORCH = ("mpi", "fake")
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
 LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
@@ -39,9 +39,10 @@ LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_s
 def world_options(function: Any) -> Any:
     """Who takes part and how they are watched; the same for every verb that needs ranks."""
     options = [
-        click.option("--backend", default="gloo", show_default=True,
+        click.option("--backend",
                      help="Communication library: gloo, nccl, ucc or xccl as torch was built; mpi (under mpirun); "
-                     "fake (one process, moves nothing)."),
+                     "fake (one process, moves nothing) [default: nccl where each rank has a GPU of its own, else "
+                     "gloo]."),
         click.option("--ranks", type=click.IntRange(1),
                      help="Number of ranks to start on this machine; not under torchrun, mpirun or srun."),
         click.option("--device",
@@ -74,9 +75,12 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 def find_ranks(choices: dict[str, Any]) -> Ranks:
     """From the launcher, else from --ranks; what contradicts itself is refused."""
     from stepscope.launch import detect_rank_context
+    from stepscope.launch.join import choose_backend, device_of_backend
 
-    context, ranks, backend = detect_rank_context(), choices["ranks"], choices["backend"]
+    context, ranks = detect_rank_context(), choices["ranks"]
     outer = context.launcher in OUTER_LAUNCHERS
+    here = context.local_world_size if outer else ranks or DEFAULT_RANKS
+    backend = choices["backend"] or choose_backend(here, choices["device"])
     if outer and (choices.get("processes", 1) > 1 or choices.get("until_decided")):
         raise UsageError(
             f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
@@ -101,11 +105,11 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
             hint="leave the launcher out, and say --ranks N",
             where="--backend",
         )
-    device = choices["device"] or ("cuda" if backend in GPU_BACKENDS else "cpu")
+    device = choices["device"] or device_of_backend(backend)
     if choices["time_by"] == "device" and device == "cpu":
         raise UsageError("a CPU has no clock of its own", hint="leave --time device out", where="--time")
     return Ranks(
-        world_size=context.world_size if outer else ranks or 2,
+        world_size=context.world_size if outer else ranks or DEFAULT_RANKS,
         launcher=context.launcher if outer else "inline" if backend == "fake" else "self",
         outer=outer,
         backend=backend,

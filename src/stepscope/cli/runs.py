@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from stepscope.api import describe_damage, report, tell_left_out
 from stepscope.cli.execute import Addition, cases_to_dict
 from stepscope.cli.options import json_option, metrics_option, store_option
 from stepscope.cli.output import (
@@ -24,7 +25,7 @@ from stepscope.cli.output import (
     terminal_width,
     write_text,
 )
-from stepscope.cli.report import UNVERIFIED, chosen_runs, describe_damage, render, report_of, tell_left_out
+from stepscope.cli.report import UNVERIFIED, chosen_runs
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
 from stepscope.core.units import escape_line
 from stepscope.formats.nccl_import import VERB as IMPORT_VERB
@@ -138,7 +139,7 @@ def _format_show(run: StoredRun) -> str:
     if not run.is_verified:
         lines.append(f"evidence: {UNVERIFIED}")
     if run.results:
-        lines += ["", render(report_of([run]), "text")]
+        lines += ["", report(run, width=terminal_width(), tell=narrate)]
     for failure in run.failures:
         lines += ["", f"{failure.kind}: {failure.message}", *(f"    {line}" for line in failure.last_lines)]
     if run.status == "interrupted":
@@ -161,7 +162,7 @@ def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Pat
     """
     if kind in {"table", "parquet"}:
         return export_table(names, kind, output, store, as_json)
-    content = render(report_of(chosen_runs(names, store)), kind)
+    content = report(chosen_runs(names, store), kind=kind, tell=narrate)
     if output is not None:
         write_text(output, content, {"format": kind}, as_json=as_json)
     elif as_json:
@@ -187,7 +188,7 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
         rows += found[0]
     if not names:
         tables, damaged = read_each([run.folder for run in operator_runs(store)], _table_rows)
-        tell_left_out(damaged)
+        tell_left_out(damaged, narrate)
         rows += [row for table in tables for row in table]
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
@@ -339,7 +340,7 @@ def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
     runs, unread = list_runs(store)
     result = query_runs(runs, query)
     damaged = [*unread, *result.damaged]
-    tell_left_out(damaged)
+    tell_left_out(damaged, narrate)
     data = {"columns": result.columns, "rows": [list(row) for row in result.rows],
             "damaged": [error.as_dict() for error in damaged]}  # fmt: skip
     emit(data, "" if as_json else _format_rows(result.columns, result.rows), as_json=as_json)

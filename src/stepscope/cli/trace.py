@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -16,11 +16,12 @@ from stepscope.cli.trace_options import Progress, engine_options, open_traces, s
 from stepscope.cli.trace_path import critical_path
 from stepscope.cli.trace_record import record
 from stepscope.cli.trace_summaries import show_memory, show_sums
-from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from stepscope.analyze.answers.compose import Answer
-    from stepscope.analyze.job import JobReport, Timelines
+    from stepscope.analyze.job import JobReport
+    from stepscope.api import Explanation
 
 CLOCKS = ("auto", "as recorded", "aligned", "durations")
 
@@ -52,7 +53,7 @@ def summary(*, as_json: bool, **options: Any) -> int:
             return told
     from stepscope.report.trace_text import WIDTH, format_job
 
-    _, job, answer = _explain(options)
+    answer, job, _ = _explain(options)
     shown = "" if as_json else format_job(job, answer, terminal_width() or WIDTH)
     emit(_as_data(job, answer), shown, as_json=as_json)
     return ExitCode.DONE
@@ -72,10 +73,9 @@ def report(*, output: Path, as_json: bool, **options: Any) -> int:
 
     Example: stepscope trace report traces/ -o step.html
     """
-    from stepscope.report.trace_page import write_page
-
-    timelines, job, answer = _explain(options)
-    size = write_page(job, answer, timelines, output)
+    explanation = _explain(options)
+    answer, job, _ = explanation
+    size = explanation.write_page(output)
     data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
     said = [job.damage, answer.sentence] if job.damage is not None else [answer.sentence]
     emit(data, "\n".join([*said, f"the page is in {output}"]), as_json=as_json)
@@ -104,28 +104,15 @@ def verify(*, source: str, as_json: bool) -> int:
     return ExitCode.FAILED if any(outcome == "stale" for _, outcome, _ in checked) else ExitCode.DONE
 
 
-def _explain(options: dict[str, Any]) -> tuple[Timelines, JobReport, Answer]:
-    from stepscope.analyze.answers.compose import answer
-    from stepscope.analyze.job import Timelines, explain_job
-    from stepscope.analyze.ranks.ranks_report import ClockChoice
+def _explain(options: dict[str, Any]) -> Explanation:
+    from stepscope import api
 
-    if options["clocks"] not in get_args(ClockChoice):
-        raise UsageError(f"there is no clock choice {options['clocks']!r}")
     traces = open_traces(options)
     for name, reason in traces.left_out.items():
         narrate(f"left out {name}: {reason}")
-    timelines = Timelines(traces)
+    how = {name: options[name] for name in ("step", "clocks", "engine", "workers")}
     with Progress("ranks read") as progress:
-        job = explain_job(
-            traces,
-            step=options["step"],
-            clocks=options["clocks"],
-            engine=options["engine"],
-            workers=options["workers"],
-            on_done=progress.show,
-            timelines=timelines,
-        )
-    return timelines, job, answer(job, limits=job.limits)
+        return api.explain(traces, on_rank=progress.show, **how)
 
 
 def _as_data(job: JobReport, answer: Answer) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.ranks import GPU_BACKENDS, Ranks, find_ranks, run_ranks
+from stepscope.cli.ranks import Ranks, find_ranks, run_ranks
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 from stepscope.records import BatchSearch, WorkloadRequest
@@ -239,6 +239,7 @@ def _make_search(how: dict[str, Any], largest: int | None) -> BatchSearch:
 def _find_ranks(how: dict[str, Any]) -> Ranks | None:
     """None: one process, which needs no group."""
     from stepscope.launch import detect_rank_context
+    from stepscope.launch.join import device_of_backend
 
     if how["ranks"] is None and detect_rank_context().world_size == 1:
         return None
@@ -246,7 +247,7 @@ def _find_ranks(how: dict[str, Any]) -> Ranks | None:
         raise UsageError(
             "workloads cannot run on the fake backend", hint="use --backend gloo or nccl", where="--backend"
         )
-    if how["group_backend"] not in (None, *GPU_BACKENDS) and not _was_given("device"):
+    if how["group_backend"] and not _was_given("device") and device_of_backend(how["group_backend"]) == "cpu":
         how["device"] = "cpu"  # the best device is for the backend that fits it
     backend = how["group_backend"] or ("nccl" if how["device"].startswith("cuda") else "gloo")
     return find_ranks({**how, "backend": backend, "time_by": "host"})

@@ -42,7 +42,9 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_regression(comparison: Comparison, max_regression: float) -> GateResult:
-    """A is the baseline, B the candidate; `max_regression` is a share: 0.05 allows up to 5 % more time.
+    """The verdict of a gate on a comparison: pass, regression, or undecided, for each case and for the whole.
+
+    `comparison`: A is the baseline, B the candidate. `max_regression`: a fraction; 0.05 allows up to 5 % more time.
 
     A case is a *regression* when one of its statistics (p10, median, p95) is significantly worse and that ratio is
     above 1 + max_regression, or when it worked in the baseline and fails in the candidate. It *passes* when the upper
@@ -50,6 +52,9 @@ def check_regression(comparison: Comparison, max_regression: float) -> GateResul
     regression makes the whole a regression; without one, one undecided case makes it undecided. A case that failed in
     the baseline has nothing to be compared with and passes where the candidate is no worse off; a case skipped on both
     sides passes too.
+
+    >>> stepscope.check_regression(stepscope.compare("latest", "latest"), 0.5).outcome in {"pass", "undecided"}
+    True
     """
     if max_regression < 0:
         raise UsageError(

@@ -174,9 +174,15 @@ def compare_cases(
     resolution: float = DEFAULT_RESOLUTION,
     same_system: bool = True,
 ) -> Comparison:
-    """Cases of two runs, paired by key; rows in the order of labels, whatever the order they were given in.
+    """Verdicts on the cases of two runs, paired by key; rows in the order of labels.
 
-    Tries of a search have no row, no part of the level and no word: they count nowhere but in the search.
+    `a`, `b`: measured cases, as `StoredRun.cases` gives them. `level`, `resolution`: as for `compare`. `min_effect`: a
+    change by less than this fraction is never called. `same_system`: whether both were measured on one machine. Tries
+    of a search have no row, no part of the level and no word: they count nowhere but in the search.
+
+    >>> cases = stepscope.find_run("latest").cases()
+    >>> [row.ratio for row in stepscope.compare_cases(cases, cases).rows]
+    [1.0]
     """
     by_key_a, by_key_b = ({case.key: case for case in leave_out_tries(side)} for side in (a, b))
     pairs = [Pair(case, by_key_b[key], case.result.case.label) for key, case in by_key_a.items() if key in by_key_b]

@@ -29,6 +29,7 @@ PEER_DISCONNECTS = (
     "connection refused", "timed out", "socket timeout", "ncclremoteerror", "remote process exited",
 )  # fmt: skip
 """What gloo, torch's store and NCCL report on one rank when another one is gone, in lower case."""
+GPU_BACKENDS = ("nccl", "xccl")
 KNOWN_BACKENDS = ("gloo", "nccl", "ucc", "xccl", "mpi")
 POLL_S = 0.05
 REST_S = 10.0
@@ -61,6 +62,23 @@ def require_backend(backend: str) -> None:
             hint=f"built here: {', '.join(built)}; MPI goes through mpi4py: bench comms --backend mpi under mpirun",
             where="--backend",
         )
+
+
+def choose_backend(ranks_here: int, device: str | None = None) -> str:
+    """`nccl` where each rank on this machine has a GPU of its own and torch was built with it, else `gloo`."""
+    gpus = len([node for node in Path("/dev").glob("nvidia*") if node.name.removeprefix("nvidia").isdigit()])
+    if device == "cpu" or gpus < ranks_here:
+        return "gloo"
+    try:
+        require_backend("nccl")
+    except (UsageError, ImportError):
+        return "gloo"
+    return "nccl"
+
+
+def device_of_backend(backend: str) -> str:
+    """Where the buffers lie, unless a device is named."""
+    return "cuda" if backend in GPU_BACKENDS else "cpu"
 
 
 def _place_of_backends() -> Path | None:

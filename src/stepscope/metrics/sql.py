@@ -60,7 +60,14 @@ class QueryResult(NamedTuple):
 
 
 def query_runs(runs: Iterable[StoredRun], query: str) -> QueryResult:
-    """Run one SELECT. Only the tables are reachable: no files, no network, nothing is written."""
+    """The rows of one SELECT over runs, with the names of its columns.
+
+    `runs`: as `list_runs` gives them. `query`: SQL of DuckDB; only the tables `runs`, `systems`, `cases` and `samples`
+    are reachable: no files, no network, nothing is written.
+
+    >>> stepscope.query_runs([stepscope.find_run("latest")], "SELECT count(*) FROM cases").rows
+    [(1,)]
+    """
     try:
         import duckdb
     except ImportError:

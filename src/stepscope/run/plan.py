@@ -106,3 +106,37 @@ def _measured_parts(cases: Sequence[Case]) -> list[tuple[Any, ...]]:
     return [
         (case.benchmark.id, case.benchmark.version, case.parameters, case.batch_size, case.world_size) for case in cases
     ]
+
+
+def create_sides(jobs: Sequence[Job], store: Path, command: Sequence[str]) -> list[StoredRun]:
+    """One run per side of an A/B comparison, on disk before anything is measured; the second names the first."""
+    runs: list[StoredRun] = []
+    for letter, job in zip("AB", jobs, strict=True):
+        request = msgspec.structs.replace(job.request, partner=runs[0].id if runs else None)
+        runs.append(create(job._replace(name=f"ab-{letter}", request=request), store, command))
+    return runs
+
+
+def find_interrupted_sides(jobs: Sequence[Job], store: Path, name: str | None) -> list[StoredRun] | None:
+    """The newest two interrupted runs that were asked for the same; `name`: only the comparison with that run."""
+    runs = {run.id: run for run in list_runs(store)[0]}
+    pairs = [
+        [runs[partner], run]
+        for run in runs.values()
+        if run.run is None and (partner := run.plan.request.partner) in runs
+    ]
+    wanted = find_run(store, name).id if name is not None else None
+    for pair in reversed(pairs):
+        differ = [find_differences(run, job) for run, job in zip(pair, jobs, strict=True)]
+        same = not any(set(one) - {"partner", "processes"} for one in differ)
+        if same and wanted in {None, pair[0].id, pair[1].id}:
+            for run in pair:
+                require_plain_folder(run.folder)
+            return pair
+    if wanted is not None:
+        raise UsageError(
+            f"run {wanted} is not an interrupted side of this comparison",
+            hint="give the same two sides as before, or leave --resume out",
+            where="--resume",
+        )
+    return None

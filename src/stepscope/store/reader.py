@@ -361,7 +361,14 @@ def read_each(folders: list[Path], read: Callable[[StoredRun], T]) -> tuple[list
 
 
 def list_runs(store: Path) -> tuple[list[StoredRun], list[StepscopeError]]:
-    """Every run whose records can be read, and what is wrong with the others; samples are not looked at."""
+    """Every run of a store whose records can be read, and what is wrong with the others; samples are not looked at.
+
+    `store`: the folder of stored runs.
+
+    >>> runs, damaged = stepscope.list_runs(Path("stepscope-runs"))
+    >>> runs[0].status, damaged
+    ('complete', [])
+    """
     return read_each(run_folders(store), _with_records)
 
 

@@ -23,7 +23,13 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify_run(stored: StoredRun) -> list[Damage]:
-    """Everything that is not as it was written; an empty list means that nothing is."""
+    """Everything in a run's folder that is not as it was written; an empty list where all of it is.
+
+    `stored`: the run, as `find_run` gives it.
+
+    >>> stepscope.verify_run(stepscope.find_run("latest"))
+    []
+    """
     damage = {one.file: one for one in _verify_records(stored)}
     if layout.RUN_FILE not in damage and stored.run is not None:
         damage = {one.file: one for one in _verify_files(stored, stored.run)} | damage

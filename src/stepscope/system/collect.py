@@ -292,9 +292,12 @@ def collect_system(
 ) -> System:
     """What this host is and what this process has loaded. Takes about 0.1 s; never imports torch.
 
-    `torch_loaded=False` leaves torch out even where the process has it; otherwise it is described if loaded, which
+    `torch_loaded`: False leaves torch out even where the process has it; otherwise it is described if loaded, which
     starts CUDA where there is a usable GPU. `root`, `nvml` and `environment` replace the machine (for tests);
     `folder` is the checkout to describe, by default the working folder.
+
+    >>> stepscope.collect_system(torch_loaded=False).hosts[0].cpu.threads > 0
+    True
     """
     environment = os.environ if environment is None else environment
     torch = find_loaded_torch(torch_loaded)

@@ -230,10 +230,16 @@ def diagnose(
     nvml: Any | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Takes a few seconds: torch is imported in two child processes (three after a crash), never in this one.
+    """What this machine can measure, what is missing, and the sources of noise in it.
 
-    `probe=False` starts no child and takes a fraction of a second; it then knows of torch only its installed
-    version. The load is taken first, so that the probes themselves are not reported as a busy machine.
+    Takes a few seconds: torch is imported in two child processes (three after a crash), never in this one.
+
+    `probe`: False starts no child and takes a fraction of a second; it then knows of torch only its installed
+    version. The load is taken first, so that the probes themselves are not reported as a busy machine. `run_child`,
+    `root`, `nvml` and `environment` replace the machine (for tests).
+
+    >>> stepscope.diagnose(probe=False).probed
+    False
     """
     began = time.perf_counter()
     environment = os.environ if environment is None else environment

@@ -364,9 +364,15 @@ class TraceSet:
 
 
 def read_traces(path: Path | str, *, step_marker: str | None = None, cache: bool = True) -> TraceSet:
-    """A file, a folder or a pattern (`traces/rank*.json.gz`). Ranks come from the content before the file names.
+    """The traces of a file, a folder or a pattern (`traces/rank*.json.gz`), one per rank.
 
-    Only the beginnings of the files are looked at here; `timeline` and `table` read them.
+    `path`: ranks come from the content of the files before their names. `step_marker`: each instance of this annotation
+    is a step. `cache`: keep what was read for the next time. Only the beginnings of the files are looked at here;
+    `timeline` reads one rank, and `table` gives a polars frame.
+
+    >>> traces = stepscope.read_traces("recording/kineto")
+    >>> traces.table(["name", "start_ns"]).height == len(traces.timeline())
+    True
     """
     files, named = _find_files(path)
     found: list[_Entry] = []

@@ -183,7 +183,10 @@ def set_current(recorder: Recorder | None) -> None:
 
 
 def step() -> None:
-    """A step of this program has ended. Does nothing where nobody records, so that it may stay in the program."""
+    """The end of a step of this program. Does nothing where nobody records, so that it may stay in the program.
+
+    >>> stepscope.step()
+    """
     recorder = current_recorder()
     if recorder is None:
         return
@@ -221,11 +224,21 @@ def record(
     link: bool = True,
     overwrite: bool = False,
 ) -> Iterator[Record]:
-    """Record `steps` steps of the loop in this block into the folder `out`, one pair of traces per rank.
+    """A context in which steps of the loop in it are recorded into the folder `out`, one pair of traces per rank.
 
-    Before them pass `warmup` steps that are left alone, `unprofiled` steps that are timed without the profiler and
-    `profiler_warmup` steps that it throws away; after them `settle` and `unprofiled` steps again, where the loop goes
-    on. All ranks name the same folder. Raises RecordingFailedError where the block ends before anything is recorded.
+    `steps` steps are recorded. Before them pass `warmup` steps that are left alone, `unprofiled` steps that are timed
+    without the profiler and `profiler_warmup` steps that it throws away; after them `settle` and `unprofiled` steps
+    again, where the loop goes on. `shapes`, `stacks`, `memory`, `ranges`: what else the timeline holds; `et`: the
+    execution trace beside it; `link`: join the two; `lean`: also record as many later steps with the timeline alone;
+    `overheads`: state what other settings of the profiler cost. `overwrite`: replace a recording that is there. All
+    ranks name the same folder. Raises RecordingFailedError where the block ends before anything is recorded.
+
+    >>> with stepscope.record(out="recording", steps=2, overwrite=True) as recorder:
+    ...     for _ in range(40):
+    ...         product = torch.ones(64, 64) @ torch.ones(64, 64)
+    ...         recorder.step()
+    >>> recorder.is_done
+    True
     """
     running = current_recorder()
     if running is not None:
