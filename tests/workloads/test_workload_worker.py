@@ -10,7 +10,7 @@ import pytest
 from suite_runs import SERVED, SMALL, measure, tiny
 
 from stepscope.bench.workloads import find_workload, list_workloads, steps
-from stepscope.bench.workloads.catalogue import Declared, read_catalogue
+from stepscope.bench.workloads.catalogue import Declared, parse_model, read_catalogue
 from stepscope.bench.workloads.facts import count_flops
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.producer import Running, WorkloadProducer, open_step
@@ -206,6 +206,56 @@ def test_every_benchmark_has_both_forms_and_one_owner() -> None:
     assert {one.implementation for one in listed} == {"ootb", "optimized"}
     for model in read_catalogue().values():
         assert {declared.mode for declared in model.benchmark} == {"train", "infer"}
+
+
+LAYERED = """
+model = "m"
+domain = "d"
+task = "t:T"
+optimized = "t:F"
+
+precision = "fp32"
+precisions = ["fp32"]
+source = "a book"
+
+[sizes]
+width = 8
+cut = { low = 1, high = 2 }
+
+[tiny]
+batch_size = 2
+sizes = { width = 4 }
+
+[train]
+max_batch_size = 64
+
+[[benchmark]]
+mode = "train"
+config = "a"
+description = "the first"
+batch_size = 32
+sizes = { width = 16, cut = { low = 0 } }
+
+[[benchmark]]
+mode = "train"
+config = "b"
+like = "a"
+description = "the second"
+tiny.sizes = { depth = 3 }
+"""
+
+
+def test_a_benchmark_says_only_how_it_differs() -> None:
+    first, second = parse_model(LAYERED).benchmark
+    assert (first.source, first.max_batch_size, first.batch_size) == ("a book", 64, 32)
+    assert first.sizes_at("full") == {"width": 16, "cut": {"low": 0}}
+    assert first.sizes_at("tiny") == {"width": 4, "cut": {"low": 0}}
+    assert (second.config, second.description, second.batch_size) == ("b", "the second", 32)
+    assert second.sizes == first.sizes
+    assert second.sizes_at("tiny") == {"width": 4, "cut": {"low": 0}, "depth": 3}
+    assert second.batch_size_at("tiny") == 2
+    with pytest.raises(msgspec.ValidationError, match="colour"):
+        parse_model(LAYERED.replace("[sizes]", 'colour = "red"\n\n[sizes]', 1))
 
 
 def test_a_fast_form_without_its_check_has_no_score(tmp_path: Path) -> None:

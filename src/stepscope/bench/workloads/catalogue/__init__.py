@@ -122,20 +122,29 @@ def read_catalogue() -> dict[str, DeclaredModel]:
     found = {}
     for file in resources.files(__package__).iterdir():
         if file.name.endswith(".toml"):
-            declared = _parse_model(file.read_text(encoding="utf-8"))
+            declared = parse_model(file.read_text(encoding="utf-8"))
             found[declared.model] = declared
     return {name: found[name] for name in sorted(found, key=_place)}
 
 
-def _parse_model(text: str) -> DeclaredModel:
-    """What stands under `[sizes]` and `[tiny]` of a file holds for each of its benchmarks that says nothing else."""
+def parse_model(text: str) -> DeclaredModel:
+    """A benchmark takes what it does not say itself from the one that it is `like`, an earlier one of the same mode; or
+    from `[train]` or `[infer]`, and what those do not say from the top of the file, of which `[sizes]` and `[tiny]`
+    are part."""
     read = tomllib.loads(text)
-    sizes, tiny = read.pop("sizes", {}), read.pop("tiny", {})
-    for one in read["benchmark"]:
-        own = one.get("tiny", {})
-        one["sizes"] = sizes | one.get("sizes", {})
-        one["tiny"] = tiny | own | {"sizes": tiny.get("sizes", {}) | own.get("sizes", {})}
-    return msgspec.convert(read, DeclaredModel)
+    modes = {mode: read.pop(mode, {}) for mode in ("train", "infer")}
+    facts = {name: read.pop(name) for name in DeclaredModel.__struct_fields__ if name in read}
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in facts["benchmark"]:
+        mode, like = one["mode"], one.pop("like", None)
+        below = known[mode, like] if like else _put_over(read, modes[mode])
+        known[mode, one["config"]] = _put_over(below, one)
+    return msgspec.convert({**facts, "benchmark": list(known.values())}, DeclaredModel)
+
+
+def _put_over(below: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: _put_over(below.get(name, {}), own.get(name, {})) for name in ("sizes", "tiny") if name in below}
+    return {**below, **own, **parts}
 
 
 SUITE = ("dlrm", "xlmr", "cvt", "oscar", "rnnt", "resnext3d", "regnety")
