@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from builders import case_of, make_folder, make_result, make_samples, make_system
-from stepscope.cli.report import report_of
 from stepscope.records import Benchmark, Case, Communication, RankPlace
-from stepscope.report import render_html, render_json, render_markdown, render_text
+from stepscope.report import build_report, read_report_runs, render_html, render_json, render_markdown, render_text
 from stepscope.report.labels import find_coverage
 from stepscope.store import RunWriter, StoredRun
 
@@ -51,7 +50,7 @@ def test_every_kind_of_report_says_it(tmp_path: Path) -> None:
         writer.write_system(make_system())
         writer.append(make_result(case), [make_samples(case, [0.1] * 8)])
         writer.finish()
-    report = report_of([StoredRun(folder)])
+    report = build_report(read_report_runs([StoredRun(folder)]))
     said = "one device; tells trends, and inference, not communication or input from shared storage"
     assert f"# scale: {said}" in render_text(report)
     assert f"- Scale: {said}" in render_markdown(report)
