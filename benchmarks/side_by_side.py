@@ -1,16 +1,14 @@
 """Whole commands of two checkouts in turn: CPU and wall time of one relative to the other.
 
-    python benchmarks/side_by_side.py BEFORE AFTER [--traces FOLDER] [--large TRACE] [--repeats 7] [--only WORD]
+    python benchmarks/side_by_side.py BEFORE AFTER [--traces FOLDER] [--repeats 7] [--only WORD]
 
 BEFORE and AFTER are checkouts with an environment of their own (`make setup`); each keeps its own store. A row is
-the median of the paired ratios AFTER / BEFORE with their whole range. `--large` also reads that trace and asks it each
-question of trace_analyses.py, as each checkout's benchmarks do it; nothing but processor time is compared there.
+the median of the paired ratios AFTER / BEFORE with their whole range.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shutil
@@ -35,8 +33,6 @@ COMMANDS = {
     "report of a run, page": "report {newest} -o {out}.html",
     "compare": "compare {second} {newest}",
     "sql": "runs sql SELECT+count(*)+FROM+cases",
-    "500 operator cases": "bench ops --op gemm --shape m=8~128,n=8~128,k=8~128 --draws 500 --quick --no-check",
-    "every operator": "bench ops --op all --preset tiny --pass forward --pass backward --quick",
 }
 TRACE_COMMANDS = {
     "summary, cached": "trace summary {trace}",
@@ -45,10 +41,6 @@ TRACE_COMMANDS = {
     "critical path": "trace critical-path {trace}",
     "convert": "trace convert {trace} {out}.csv",
 }
-
-
-SNIPPET = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import OURS; exec(OURS)"
-"""Runs what a benchmark of that checkout runs on its own side; the last line it prints is JSON."""
 
 
 class Cost(NamedTuple):
@@ -79,28 +71,6 @@ def run_once(checkout: Path, words: list[str], folder: Path) -> Cost:
     return Cost(cpu_s, time.perf_counter() - start, done.returncode)
 
 
-def ask(checkout: Path, module: str, *words: str, cache: Path) -> dict[str, float]:
-    """Processor seconds by what was asked, from one process of a checkout."""
-    command = [str(checkout / ".venv/bin/python"), "-c", SNIPPET.format(module=module), str(checkout / "benchmarks")]
-    environment = {**os.environ, "STEPSCOPE_TRACE_CACHE": str(cache)}
-    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=True)
-    answer = json.loads(done.stdout.splitlines()[-1])
-    if module == "trace_load":
-        return {f"read, {words[1]}": answer["cpu_s"]}
-    named = answer["spent"].items()
-    return {f"{name}, {turn}": spent[i] for name, spent in named for i, turn in enumerate(("first", "again"))}
-
-
-def ask_all(checkout: Path, large: Path, folder: Path) -> dict[str, float]:
-    """What each benchmark of traces takes for a trace, which is asked everything once before what counts."""
-    cache = folder / "cache"
-    return {
-        **ask(checkout, "trace_load", str(large), "full", cache=cache),
-        **ask(checkout, "trace_load", str(large), "cached", cache=cache),
-        **ask(checkout, "trace_analyses", str(large), str(large), str(folder), cache=cache),
-    }
-
-
 def list_commands(traces: Path | None) -> dict[str, str]:
     named = dict(COMMANDS)
     for trace in sorted(traces.glob("*.json*")) if traces else []:
@@ -109,24 +79,11 @@ def list_commands(traces: Path | None) -> dict[str, str]:
     return named
 
 
-def compare_questions(sides: dict[str, Path], large: Path, place: Path, repeats: int) -> None:
-    answers: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    for turn in range(repeats + 1):
-        for side in list(sides) if turn % 2 else reversed(list(sides)):
-            answer = ask_all(sides[side], large, place / side)
-            if turn:
-                answers[side].append(answer)
-    for name in answers["before"][0]:
-        spent = {side: [Cost(one[name], one[name], 0) for one in answers[side]] for side in sides}
-        print(format_row(name, spent, milliseconds=True), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--traces", type=Path)
-    parser.add_argument("--large", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="")
     asked = parser.parse_args()
@@ -152,23 +109,20 @@ def main() -> None:
                     if turn:
                         costs[side].append(cost)
             print(format_row(name, costs), flush=True)
-        if asked.large:
-            compare_questions(sides, asked.large.resolve(), place, asked.repeats)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def format_row(name: str, costs: dict[str, list[Cost]], *, milliseconds: bool = False) -> str:
+def format_row(name: str, costs: dict[str, list[Cost]]) -> str:
     cells = []
-    for field in ("cpu_s",) if milliseconds else ("cpu_s", "wall_s"):
+    for field in ("cpu_s", "wall_s"):
         ratios = sorted(
             getattr(b, field) / getattr(a, field) for a, b in zip(costs["before"], costs["after"], strict=True)
         )
         low, high = ratios[0], ratios[-1]
         cells.append(f"{ratios[len(ratios) // 2]:7.3f} {f'{low:.3f}–{high:.3f}':>15}")
     typical = sorted(one.cpu_s for one in costs["before"])[len(costs["before"]) // 2]
-    shown = f"{typical * 1e3:9.2f} ms" if milliseconds else f"{typical:9.2f} s"
-    return f"{name:58} {' '.join(cells)} {shown}"
+    return f"{name:58} {cells[0]} {cells[1]} {typical:9.2f} s"
 
 
 if __name__ == "__main__":

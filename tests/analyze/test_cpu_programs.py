@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from stepscope.analyze.job import JobReport, explain_job
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.analyze.step.report import explain_step
 from stepscope.formats.classify import does_no_work, is_device_wait, is_launch_name
+from stepscope.formats.timeline import Timeline
+from stepscope.report.trace_text import format_job
 from stepscope.traces.read import read_timeline, read_traces
+from trace_jobs import report_job
 
 DATA = Path(__file__).parent / "data" / "cpu_programs"
 
@@ -112,11 +116,74 @@ def answer_of(sketch: Sketch) -> Answer:
 
 
 def test_advice_names_no_view() -> None:
+    found = answer_of(operators(("aten::as_strided", 60, 9_000), ("aten::expand", 10, 9_000), ("aten::mm", 9, 80_000)))
+    assert "start with aten::mm" in found.try_first.action
+    assert all("as_strided" not in point.text for point in found.points)
+
+
+def test_where_views_take_most_nothing_that_computes_is_blamed() -> None:
+    """Recording a view takes longer than the view: what little computes is not where the step went."""
     found = answer_of(
         operators(("aten::as_strided", 900, 9_000), ("aten::expand", 500, 9_000), ("aten::mm", 9, 80_000))
     )
-    assert "start with aten::mm" in found.try_first.action
-    assert all("as_strided" not in point.text for point in found.points)
+    assert found.try_first.action.startswith("run fewer and larger operators")
+    assert "12.60 ms of operators' own time are 1400 views and allocations" in found.try_first.because
+    assert "as_strided" not in found.try_first.because
+
+
+def test_a_function_takes_no_more_of_an_activity_than_the_activity() -> None:
+    """`wait` lasts 80 µs, and for 60 of them another thread computes: Python code has 20."""
+    sketch = Sketch()
+    sketch.step(0, 0, 100_000)
+    sketch.python("train.py(1): run", 0, 100_000)
+    sketch.python("train.py(9): backward", 10_000, 90_000)
+    sketch.operator("aten::mm", 20_000, 80_000, thread=2)
+    sketch.operator("aten::mm", 90_000, 100_000)
+    (python,) = break_down(sketch.build(), 0).host_activities
+    assert (python.activity, python.time_s) == ("python", pytest.approx(30e-6))
+    assert (python.function, python.function_s) == ("train.py(9): backward", pytest.approx(20e-6))
+    assert python.caller == "train.py(1): run"
+
+
+def late_program(rank: int, *, sleeps: bool) -> Timeline:
+    """Three steps, each with one all-reduce that ends on both ranks together."""
+    sketch = Sketch()
+    for number in range(3):
+        start = 1_000_000 * number
+        sketch.step(number, start, start + 1_000_000)
+        sketch.python("train.py(1): run", start, start + 1_000_000)
+        if sleeps:
+            sketch.python("<built-in function sleep>", start + 100_000, start + 800_000)
+        begins = start + (820_000 if sleeps else 120_000)
+        sketch.operator("aten::mm", begins - 15_000, begins)
+        sketch.operator("gloo:all_reduce", begins, start + 980_000, collective="all_reduce", group_size=2,
+                        group_ranks="[0, 1]", group="0", collective_sequence=number)  # fmt: skip
+    return replace(sketch.build(), rank=rank, world_size=2)
+
+
+def test_a_rank_that_sleeps_is_named_though_its_lateness_decides_nothing() -> None:
+    job = report_job([late_program(rank, sleeps=rank == 1) for rank in range(2)])
+    found = answer(job)
+    assert job.across is not None
+    assert job.across.stragglers.stragglers == []
+    assert (found.bound_by, job.telling_rank) == ("stragglers", 0)
+    assert found.try_first.action == "look at rank 1: it sleeps"
+    assert "rank 1 spends 700.0 µs more than rank 0 sleeping" in found.try_first.because
+    assert "3 steps do not tell whether one rank is always late: 6 would" in found.try_first.because
+
+
+def test_waiting_on_the_cpu_has_one_name() -> None:
+    sketch = Sketch()
+    for number in range(2):
+        sketch.step(number, 100_000 * number, 100_000 * (number + 1))
+        sketch.python("threading.py(295): wait", 100_000 * number, 100_000 * number + 90_000)
+        sketch.operator("aten::mm", 100_000 * number + 90_000, 100_000 * (number + 1))
+    job = report_job([sketch.build()])
+    found = answer(job)
+    shown = format_job(job, found)
+    assert "90.0 % waiting in synchronisation" in found.sentence
+    assert "waiting in synchronisation" in shown
+    assert "idle in synchronisation" not in shown
 
 
 def test_many_small_operators_are_the_cost_of_calling_them() -> None:

@@ -193,6 +193,16 @@ def test_time_between_marked_steps_is_said() -> None:
     assert expected in report.notes
 
 
+def test_uneven_steps_that_follow_each_other_leave_nothing_between_them() -> None:
+    """The median of three step times is not that of the two periods."""
+    sketch, start = Sketch(), 0
+    for number, length in enumerate((91_000, 115_000, 103_000)):
+        sketch.step(number, start, start + length)
+        sketch.operator("aten::mm", start + 1_000, start + length)
+        start += length
+    assert not any("between the marked steps" in note for note in explain_step(sketch.build()).notes)
+
+
 def test_a_recorded_loop_whose_host_runs_ahead() -> None:
     """Launch to completion takes 94.6 ms; a step takes 66.9 ms without the profiler, on average 88.1 ms with it."""
     folder = TRACES / "h200_runahead" / "convnext_tiny_b64"

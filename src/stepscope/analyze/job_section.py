@@ -10,7 +10,7 @@ import msgspec
 
 from stepscope.analyze.section import Bar, Bars, Brief, Field, Section, Table, field, make_table
 from stepscope.analyze.step.breakdown import SHARES, Shares, list_shares, share_words
-from stepscope.core.units import format_duration
+from stepscope.core.units import count_of, format_duration
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport, RankSummary
@@ -164,7 +164,7 @@ def name_source(job: JobReport) -> str:
 def count_ranks(job: JobReport) -> str:
     ranks = len(job.ranks)
     of = f" of {job.world_size}" if job.world_size is not None and job.world_size != ranks else ""
-    return f"{ranks} rank{'s' if ranks != 1 else ''}{of}"
+    return f"{count_of(ranks, 'rank')}{of}"
 
 
 def describe_choice(job: JobReport) -> str:

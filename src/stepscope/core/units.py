@@ -145,6 +145,11 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{format_significant(bytes_per_s / 1e9)} GB/s"
 
 
+def count_of(count: int, one: str, many: str | None = None) -> str:
+    """`1 gap`, `2 gaps`."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def format_share(fraction: float, digits: int = 1) -> str:
     return f"{fraction * 100:.{digits}f} %"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
+from stepscope.core.units import count_of, format_bytes, format_duration, format_share, format_significant
 from stepscope.metrics import list_metrics
 from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
 from stepscope.report.columns import describe_target, format_with_unit
@@ -78,7 +78,7 @@ def _describe_host(host: Host) -> list[FactGroup]:
         FactGroup("CPU", _describe_cpu(host.cpu)),
         FactGroup("Memory", _describe_memory(host)),
         FactGroup("GPUs", [Fact(f"{number}×", text) for text, number in gpus.items()]),
-        FactGroup("Links", [Fact(text, f"{number} pair{'s' if number > 1 else ''}") for text, number in links.items()]),
+        FactGroup("Links", [Fact(text, count_of(number, "pair")) for text, number in links.items()]),
         FactGroup("Network", [Fact(nic.name, _describe_nic(nic)) for nic in host.nics]),
     ]
 

@@ -22,7 +22,7 @@ from stepscope.analyze.network.pair_matrix import (
     read_pair_matrices,
 )
 from stepscope.analyze.network.pairs import Finding, find_outliers
-from stepscope.core.units import format_bytes
+from stepscope.core.units import count_of, format_bytes
 from stepscope.report.charts import WIDTH, TimeScale, choose_time_scale, draw_text, wrap_svg
 from stepscope.report.labels import format_parameter
 from stepscope.stats import median
@@ -296,7 +296,7 @@ def describe_matrix(view: PairView) -> str:
     matrix = view.matrix
     hosts = len(set(matrix.hosts))
     shared = ", ".join(format_parameter(name, value) for name, value in matrix.parameters.items())
-    where = f"{len(matrix.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+    where = f"{len(matrix.ranks)} ranks on {count_of(hosts, 'host')}"
     return f"{matrix.benchmark}{f' ({shared})' if shared else ''}: {where}"
 
 

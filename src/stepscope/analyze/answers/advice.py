@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from stepscope.analyze.answers.cpu_advice import LOAD_DATA, ON_CPU, for_unknown, for_unrecorded
 from stepscope.analyze.answers.facts import (
     Advice,
     begins_late_s,
     collective_times,
-    count_of,
     exceeds_most,
     find_limit,
     host_path_s,
@@ -18,6 +18,8 @@ from stepscope.analyze.answers.facts import (
     latest_rank,
     own_path,
     share_of_step,
+    shorten,
+    wait_share,
 )
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import PathShare
@@ -25,15 +27,39 @@ from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.ranks.collective_table import CollectiveRow
 from stepscope.analyze.ranks.section import spell_collective
-from stepscope.analyze.ranks.stragglers import RankLateness
+from stepscope.analyze.ranks.stragglers import RankLateness, steps_to_decide
 from stepscope.analyze.step.idle import IdleGap, IdleOf
 from stepscope.analyze.step.kernels import Transfer
-from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
+from stepscope.core.units import (
+    count_of,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_share,
+    format_significant,
+)
 from stepscope.formats.classify import does_no_work, is_launch_name, short_name
+
+
+class Longer(NamedTuple):
+    """What a rank that keeps others waiting does longer than they."""
+
+    reason: str
+    doing: str
+
 
 MUCH = 0.5
 LATE_EXCESS = 0.05
 """Fraction of the step that a late rank must spend beyond the median rank for that to come first."""
+_LONGER = {
+    "compute": Longer("it has more to compute; share the work out more evenly", "computing"),
+    "copies": Longer("it copies more", "copying"),
+    "host": Longer("its host is slower (its cores, other processes, its data)", "waiting for its host"),
+    "synchronisation": Longer("it waits more in blocking calls", "in synchronisation"),
+    "data_loading": Longer("it loads data longer", "loading data"),
+    "sleeping": Longer("it sleeps", "sleeping"),
+    "python": Longer("it spends longer in Python code", "in Python code"),
+}
 DATA_LOADING = 0.25
 """Fraction of the host's time on the path from which loading data is the first thing to fix."""
 SMALL_BYTES = 1 << 20
@@ -97,12 +123,7 @@ def telling_rank_is_late(job: JobReport, bound_by: str | None) -> bool:
     if late is None or not late.straggler or late.rank != job.telling_rank:
         return False
     excess = exceeds_most(job, late.rank)
-    of_class = {"compute": "compute", "copies": "exposed_copy", "host": "host_idle", "synchronisation": "sync_idle"}
-    return (
-        excess is not None
-        and excess[0] == of_class.get(bound_by or "")
-        and share_of_step(job, excess[1]) >= LATE_EXCESS
-    )
+    return excess is not None and excess[0] == bound_by and share_of_step(job, excess[1]) >= LATE_EXCESS
 
 
 # Host
@@ -170,7 +191,7 @@ def _for_runtime_call(job: JobReport, call: PathShare) -> Advice:
     return Advice(
         action=action,
         because=f"{call.name} takes {format_duration(call.time_s)} of the critical path "
-        f"({format_share(call.share)}), in {count_of(call.count, 'stretch', 'stretches')}",
+        f"({format_share(call.share)}), in {count_of(call.count, 'segment')}",
         limit_s=job.detail.breakdown.step_s - call.time_s,
     )
 
@@ -198,10 +219,8 @@ def _describe_device_alone(job: JobReport, limits: Sequence[Limit]) -> tuple[str
     limit = find_limit(limits, "device-bound")
     if limit is not None and limit.step_s > 0:
         faster = format_significant(step_s / limit.step_s, 3)
-        return (
-            f"device work alone takes {format_duration(limit.step_s)} of {of}: at most {faster}× faster",
-            limit.step_s,
-        )
+        text = f"with a host that costs nothing a step takes {format_duration(limit.step_s)} instead of {of}: "
+        return f"{text}at most {faster}× faster", limit.step_s
     text = f"the device is busy for {format_duration(busy_s)} of {of}"
     if busy_s > 0:
         text += f": about {format_significant(step_s / busy_s, 3)}× faster if the host cost nothing"
@@ -219,10 +238,7 @@ def step_without_profiler_s(job: JobReport) -> float:
 def _for_stragglers(job: JobReport) -> Advice:
     late = latest_rank(job)
     if late is None:
-        return Advice(
-            action="record all ranks of a few more steps: which one is late cannot be told from these",
-            because=f"rank {job.telling_rank} spends most of its collectives waiting",
-        )
+        return _for_unknown_stragglers(job)
     because = _describe_lateness(job, late)
     begins = begins_late_s(job, late.rank)
     if begins is not None and begins >= MUCH * late.skew_s / max(len(job.steps), 1):
@@ -236,16 +252,28 @@ def _for_stragglers(job: JobReport) -> Advice:
     excess = exceeds_most(job, late.rank)
     if excess is not None:
         name, spent = excess
-        action += {
-            "compute": ": it has more to compute; share the work out more evenly",
-            "exposed_copy": ": it copies more",
-            "host_idle": ": its host is slower (its cores, other processes, its data)",
-            "sync_idle": ": it waits more in blocking calls",
-        }[name]
-        what = {"compute": "computing", "exposed_copy": "copying", "host_idle": "waiting for its host"}
-        because += (
-            f"; it spends {format_duration(spent)} more than the median rank {what.get(name, 'in synchronisation')}"
-        )
+        action += f": {_LONGER[name].reason}"
+        because += f"; it spends {format_duration(spent)} more than the median rank {_LONGER[name].doing}"
+    return Advice(action=action, because=because)
+
+
+def _for_unknown_stragglers(job: JobReport) -> Advice:
+    """Lateness itself decides nothing in so few steps; what a rank did meanwhile may show why the others waited. Time
+    in which its device waited for its host is no reason: it is the lateness."""
+    telling, ranks = job.telling_rank, len(job.ranks)
+    action = "record all ranks of a few more steps: which one is late cannot be told from these"
+    if ranks < 2:
+        return Advice(action=action, because=f"rank {telling} spends most of its collectives waiting")
+    waited_s = (wait_share(job) or 0.0) * job.detail.breakdown.breakdown_s.exposed_comm
+    because = f"rank {telling} waits {format_duration(waited_s)} of the step in collectives for later ranks"
+    found = [(more[1], one.rank, more[0]) for one in job.ranks if (more := exceeds_most(job, one.rank, over=telling))]
+    spent, rank, name = max(found, default=(0.0, telling, "host"))
+    if name != "host" and spent >= MUCH * waited_s:
+        action = f"look at rank {rank}: {_LONGER[name].reason}"
+        because += f"; rank {rank} spends {format_duration(spent)} more than rank {telling} {_LONGER[name].doing}"
+    if (needed := steps_to_decide(ranks)) > len(job.steps):
+        steps = count_of(len(job.steps), "step does", "steps do")
+        because += f"; {steps} not tell whether one rank is always late: {needed} would"
     return Advice(action=action, because=because)
 
 
@@ -387,7 +415,7 @@ def _for_compute(job: JobReport) -> Advice:
     because = f"{first.name} kernels take {format_duration(first.total_s)} ({format_share(first.share)} of device work)"
     if named is not None:
         count = count_of(named.count, "launch", "launches")
-        because += f", the most of it {short_name(named.name)}: {format_duration(named.total_s)} in {count}"
+        because += f", the most of it {shorten(short_name(named.name))}: {format_duration(named.total_s)} in {count}"
     action = _CATEGORY.get(first.name, f"make its {first.name} kernels faster, or run fewer of them")
     if first.name == "other" and named is not None:
         action = f"make {short_name(named.name)} faster, or run it less often"

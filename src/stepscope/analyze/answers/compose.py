@@ -18,18 +18,18 @@ from stepscope.analyze.answers.facts import (
     Point,
     class_times,
     compare_ranks,
-    count_of,
     find_limit,
     is_cpu,
     is_unrecorded,
     latest_rank,
     name_communication,
+    path_parts,
     profiler_cost_s,
     share_of_step,
+    shorten,
     spell_communication,
     wait_share,
 )
-from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.section import short_on_path, spell_path_kind
 from stepscope.analyze.critical.what_if import Limit
@@ -37,7 +37,7 @@ from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES, share_words
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
 from stepscope.analyze.step.memory import name_memory
-from stepscope.core.units import format_bytes, format_duration, format_ratio, format_share, format_significant
+from stepscope.core.units import count_of, format_bytes, format_duration, format_ratio, format_share, format_significant
 from stepscope.formats.classify import short_name
 
 __all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "Point", "answer"]
@@ -180,7 +180,8 @@ MOST_POINTS = 6
 LEAST_SHARE = 0.01
 """Findings about less of the step are left out, except where fewer than LEAST_POINTS would remain."""
 LEAST_POINTS = 3
-LONGEST_NAME = 60
+DELAYS = ("launch", "stream", "sync", "unexplained")
+"""Kinds of time on the critical path that nothing was busy in."""
 KEPT_WAITING = " of waiting for it, summed over ranks"
 NOT_COMPUTE = ("communication", "copy", "set")
 
@@ -197,25 +198,12 @@ def list_points(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -
     return [*kept[: MOST_POINTS - len(left_out)], *left_out]
 
 
-def shorten(name: str, longest: int = LONGEST_NAME) -> str:
-    return name if len(name) <= longest else name[: longest - 1] + "…"
-
-
 def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
     path = job.critical
     if path is None or is_cpu(job.detail):
         return
 
-    def spent_in(*kinds: str) -> float:
-        return sum(path.by_kind_s.get(kind, 0.0) for kind in kinds)
-
-    parts = {
-        "host": spent_in(*(COSTS[cost] for cost in HOST_COSTS)),
-        "compute": spent_in("compute"),
-        "communication": spent_in("communication"),
-        "copies": spent_in("copy"),
-        "delays between them": spent_in("launch", "stream", "sync", "unexplained"),
-    }
+    parts = path_parts(path)
     whole = path.length_s or 1.0
     listed = [
         f"{format_share(spent / whole)} {name}"
@@ -223,7 +211,9 @@ def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> It
         if spent / whole >= LEAST_SHARE / 2
     ]
     first = next((one for one in path.by_name if one.name != "(no event)"), None)
-    text = f"critical path{_whose_path(job, path)}: {', '.join(listed)}"
+    delays_s = sum(path.by_kind_s.get(kind, 0.0) for kind in DELAYS)
+    note = f", of which delays are {format_share(delays_s / whole)}" if delays_s >= LEAST_SHARE / 20 * whole else ""
+    text = f"critical path{_whose_path(job, path)}: {', '.join(listed)}{note}"
     if first is not None:
         name = shorten(short_on_path(first.name, first.kind))
         text += f"; longest on it: {name} ({spell_path_kind(first.kind)}) {format_duration(first.time_s)}"
@@ -354,13 +344,14 @@ def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -
 def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
     variation = job.detail.variation
     if variation.slow_steps and variation.max_s is not None and variation.median_s is not None:
+        verb = "takes" if len(variation.slow_steps) == 1 else "take"
         why = (
             ""
             if variation.explained_by is None
             else f", mostly by {share_words(job.detail.breakdown)[variation.explained_by]}"
         )
         yield Point(
-            text=f"{len(variation.slow_steps)} of {variation.judged} steps are over 5 % slower than the median of "
+            text=f"{len(variation.slow_steps)} of {variation.judged} steps {verb} over 5 % more than the median of "
             f"{format_duration(variation.median_s)}; the slowest takes {format_duration(variation.max_s)}{why}",
             time_s=variation.max_s - variation.median_s,
         )

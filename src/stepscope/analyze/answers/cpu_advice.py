@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stepscope.analyze.answers.facts import (
     Advice,
-    count_of,
     find_activity,
     is_cpu,
     share_of_step,
 )
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
-from stepscope.core.units import format_duration, format_share
+from stepscope.analyze.step.kernels import HostOperator
+from stepscope.core.units import count_of, format_duration, format_share
 from stepscope.formats.classify import classify_lone_communication, does_no_work
 
 LOAD_DATA = "load data beside the step: more DataLoader workers (num_workers)"
@@ -23,22 +23,35 @@ SMALL_OPERATOR_S = 10e-6
 
 def _for_operators(job: JobReport) -> Advice:
     """Views and allocations do nothing: their time is that of the call, and of the profiler."""
-    operators = [one for one in job.detail.kernels.host_operators if is_work(one.name)]
+    recorded = job.detail.kernels.host_operators
+    operators = [one for one in recorded if is_work(one.name)]
     if not operators:
         return for_unknown(job)
-    first, count = operators[0], sum(one.count for one in operators)
-    each = sum(one.self_s for one in operators) / count
-    if each < SMALL_OPERATOR_S:
+    first, (count, spent_s) = operators[0], _sum_up(operators)
+    idle, idle_s = _sum_up([one for one in recorded if does_no_work(one.name)])
+    fewer = "run fewer and larger operators: a larger batch, or torch.compile, which fuses them"
+    if idle_s > spent_s:
         return Advice(
-            action="run fewer and larger operators: a larger batch, or torch.compile, which fuses them",
-            because=f"{count} operators take {format_duration(each)} each on average: about what calling and recording "
-            "one costs",
+            action=fewer,
+            because=f"{format_duration(idle_s)} of operators' own time are {idle} views and allocations, which compute "
+            "nothing: it is the cost of calling and recording them",
+        )
+    if spent_s / count < SMALL_OPERATOR_S:
+        return Advice(
+            action=fewer,
+            because=f"{count} operators take {format_duration(spent_s / count)} each on average: about what calling "
+            "and recording one costs",
         )
     return Advice(
         action=f"start with {first.name}: more threads, a lower precision, torch.compile",
         because=f"{first.name} takes {format_duration(first.self_s)} itself ({format_share(first.share)} of all "
         f"operators' own time) in {count_of(first.count, 'call')}",
     )
+
+
+def _sum_up(operators: Sequence[HostOperator]) -> tuple[int, float]:
+    """Calls, and seconds inside them themselves."""
+    return sum(one.count for one in operators), sum(one.self_s for one in operators)
 
 
 def is_work(operator: str) -> bool:

@@ -14,12 +14,13 @@ from stepscope.analyze.critical.kinds import (
     C_LAUNCH,
     C_STREAM,
     C_SYNC,
+    C_UNEXPLAINED,
     COSTS,
     HOST_COSTS,
 )
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
-from stepscope.analyze.job import JobReport
+from stepscope.analyze.job import JobReport, RankSummary
 from stepscope.analyze.job.report import TELLING_DIFFERENCE
 from stepscope.analyze.ranks.collectives import kernel_collective
 from stepscope.analyze.ranks.section import spell_collective
@@ -38,6 +39,7 @@ waiting in them for ranks that came later. Synchronisation: the device was idle 
 call, a stream waited for an event, or the host was inside a collective; without a device: the program waited in a
 call for something else than a collective."""
 
+LONGEST_NAME = 60
 NO_COLLECTIVE = "communication"
 """Where no better name is known; also the class of such kernels."""
 COVERING = 0.95
@@ -144,15 +146,24 @@ def _by_path(job: JobReport) -> dict[str, float]:
     path = own_path(job)
     if path is None or is_cpu(job.detail):
         return {}
-    spent = {COSTS.index(kind): time_s for kind, time_s in path.by_kind_s.items()}
-    communication = spent.get(C_COMMUNICATION, 0.0)
-    waiting = (wait_share(job) or 0.0) * communication
+    spent = path_parts(path)
+    waiting = (wait_share(job) or 0.0) * spent["communication"]
+    del spent["unexplained"]
+    return {**spent, "communication": spent["communication"] - waiting, "stragglers": waiting}
+
+
+def path_parts(path: CriticalPath) -> dict[str, float]:
+    """Time on a path by class. A delay belongs to what it follows: hand-overs on a stream are compute, the way of a
+    launch to its start and the return of a blocking call are the host's."""
     return {
-        "compute": spent.get(C_COMPUTE, 0.0) + spent.get(C_STREAM, 0.0),
-        "communication": communication - waiting,
-        "copies": spent.get(C_COPY, 0.0),
-        "host": sum(spent.get(cost, 0.0) for cost in (*HOST_COSTS, C_LAUNCH, C_SYNC)),
-        "stragglers": waiting,
+        name: sum(path.by_kind_s.get(COSTS[cost], 0.0) for cost in costs)
+        for name, costs in {
+            "compute": (C_COMPUTE, C_STREAM),
+            "communication": (C_COMMUNICATION,),
+            "copies": (C_COPY,),
+            "host": (*HOST_COSTS, C_LAUNCH, C_SYNC),
+            "unexplained": (C_UNEXPLAINED,),
+        }.items()
     }
 
 
@@ -178,9 +189,8 @@ def find_limit(limits: Sequence[Limit], name: str) -> Limit | None:
     return next((limit for limit in limits if limit.name == name), None)
 
 
-def count_of(count: int, one: str, many: str | None = None) -> str:
-    """`1 gap`, `2 gaps`."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+def shorten(name: str, longest: int = LONGEST_NAME) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
 # Names of collectives
@@ -294,14 +304,28 @@ def compare_ranks(job: JobReport) -> str:
     return f" on rank {job.telling_rank}, {how}"
 
 
-def exceeds_most(job: JobReport, rank: int) -> tuple[str, float] | None:
-    """The share of the breakdown by which a rank exceeds the median rank most, waiting for others left out."""
-    mine = next((one for one in job.ranks if one.rank == rank), None)
-    if mine is None:
+def exceeds_most(job: JobReport, rank: int, *, over: int | None = None) -> tuple[str, float] | None:
+    """One of CLASSES in which a rank spends most more than the median rank (or than the rank `over`), waiting for other
+    ranks left out."""
+    parts = {one.rank: _own_parts(job, one) for one in job.ranks}
+    if rank not in parts:
         return None
-    excess = {
-        name: getattr(mine.breakdown_s, name) - median(getattr(one.breakdown_s, name) for one in job.ranks)
-        for name in ("compute", "exposed_copy", "host_idle", "sync_idle")
-    }
+    usual = list(parts.values()) if over is None else [parts[over]]
+    excess = {name: spent - median(one.get(name, 0.0) for one in usual) for name, spent in parts[rank].items()}
     name = max(excess, key=lambda one: excess[one])
     return (name, excess[name]) if excess[name] > 0 else None
+
+
+def _own_parts(job: JobReport, one: RankSummary) -> dict[str, float]:
+    """What a rank does itself; of a program without a device, what it does beside operators one by one."""
+    shares, detail = one.breakdown_s, next((detail for detail in job.details if detail.rank == one.rank), None)
+    if detail is not None and is_cpu(detail):
+        return {"compute": shares.compute} | {
+            activity.activity: activity.time_s for activity in detail.breakdown.host_activities
+        }
+    return {
+        "compute": shares.compute,
+        "copies": shares.exposed_copy,
+        "host": shares.host_idle,
+        "synchronisation": shares.sync_idle,
+    }

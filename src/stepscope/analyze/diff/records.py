@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.analyze.diff.exposure import ENOUGH_STEPS, STEP_VARIATION, Side
 from stepscope.core.collectives import COLLECTIVES, OTHER, SEND_RECV, find_collective
-from stepscope.core.units import format_duration, format_share
+from stepscope.core.units import count_of, format_duration, format_share
 from stepscope.formats.classify import short_name
 
 Verdict = Literal["longer", "shorter", "no difference found", "not enough data"]
@@ -180,8 +180,7 @@ def describe_change(diff: TraceDiff) -> str:
             f"{_say_exceptions(diff)}"
         )
     steps = " and ".join(
-        f"{len(side.numbers)} step{'s' if len(side.numbers) > 1 else ''} of {name}"
-        for name, side in (("A", diff.a), ("B", diff.b))
+        f"{count_of(len(side.numbers), 'step')} of {name}" for name, side in (("A", diff.a), ("B", diff.b))
     )
     return f"{said} ({steps}).{_say_names(diff)}"
 

@@ -22,7 +22,7 @@ from stepscope.analyze.network.pair_matrix import (
     list_links,
     list_suspects,
 )
-from stepscope.core.units import format_share, format_significant
+from stepscope.core.units import count_of, format_share, format_significant
 
 BOTH_WAYS = frozenset({"slow_host", "slow_nic", "slow_rank"})
 ONE_WAY = frozenset({"slow_sender", "slow_receiver"})
@@ -201,13 +201,13 @@ class Effect(NamedTuple):
 
 
 def describe_slow(suspect: Suspect, effect: Effect, pairs: int) -> tuple[str, str]:
-    counted = f"{pairs} pair{'s' if pairs > 1 else ''}"
+    counted = count_of(pairs, "pair")
     step = _STEPS.get((suspect.kind, suspect.scope)) or _STEPS_ANYWHERE[suspect.kind]
     return f"{_who(suspect)} {_what(suspect)}: {_how_much(effect)} ({counted})", step
 
 
 def describe_failed(suspect: Suspect, pairs: int, message: str) -> tuple[str, str]:
-    counted = f"{pairs} pair{'s' if pairs > 1 else ''}"
+    counted = count_of(pairs, "pair")
     if suspect.kind in {"bad_link", "asymmetric_pair"}:
         said = f"{_who(suspect)} gave no good result"
     else:

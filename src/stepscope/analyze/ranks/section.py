@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.section import Brief, Chart, Section, Table, field, make_table
-from stepscope.core.units import format_bytes, format_duration, format_significant
+from stepscope.core.units import count_of, format_bytes, format_duration, format_significant
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport
@@ -111,7 +111,7 @@ def _summary_of_ranks(job: JobReport, across: RanksReport) -> list[str | Brief]:
             field("Median lateness", "median_s", "s", brief=2),
             field("Verdict", "verdict", brief=1),
         ])  # fmt: skip
-        summary.append(Brief(f"Late ranks: {count} straggler{'s' if count != 1 else ''}", table, 3, "late ones"))
+        summary.append(Brief(f"Late ranks: {count_of(count, 'straggler')}", table, 3, "late ones"))
     waits, busiest = _spell(across.over_steps.wait_s), _imbalance(across, 3)
     parts = [
         f"a rank waits {waits} in collectives of a step (median)" if waits else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
 from stepscope.analyze.step.numbers import Floats, Whole, run_medians, run_sums
+from stepscope.core.units import count_of
 from stepscope.stats import median, median_interval
 
 CHANCE = 0.05
@@ -224,7 +226,7 @@ def _nothing(matching: Matching) -> Stragglers:
 def _caution(matching: Matching, units: str) -> str | None:
     steps = len(np.unique(matching.step))
     if units == "collectives" and steps < 3:
-        return f"seen in {steps} step{'s' if steps > 1 else ''} only: what is late there need not be late in others"
+        return f"seen in {count_of(steps, 'step')} only: what is late there need not be late in others"
     return None
 
 
@@ -293,6 +295,11 @@ class _Always(NamedTuple):
     def text(self) -> str:
         found = f"the latest in each of {self.steps} steps"
         return found if self.decides else f"{found}: too few ranks and steps to decide"
+
+
+def steps_to_decide(ranks: int) -> int:
+    """How many steps it takes until a rank that is the latest in each of them is no chance."""
+    return 1 + math.ceil(math.log(1 / CHANCE) / math.log(ranks))
 
 
 def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool) -> _Always | None:

@@ -45,6 +45,7 @@ CPU_SHARE_WORDS = {
     **SHARE_WORDS,
     "compute": "inside operators",
     "host_idle": "data loading, sleeping and Python code",
+    "sync_idle": "waiting in synchronisation",
     "other_idle": "outside recorded calls",
 }
 """What they are called where the trace has no device work."""

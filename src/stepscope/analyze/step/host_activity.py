@@ -64,7 +64,7 @@ class HostActivity(msgspec.Struct, frozen=True, kw_only=True):
     function: str | None
     """The Python function that took most of it itself; None where stacks were not recorded."""
     function_s: float
-    """What that function took itself, without what it called."""
+    """How much of the activity that function took itself, without what it called."""
     caller: str | None
     """The Python function that called it."""
 
@@ -116,41 +116,42 @@ def find_host_collectives(trace: TraceView, window: Window) -> Integers:
 
 def describe_activities(trace: TraceView, window: Window, times: CpuTimes) -> list[HostActivity]:
     """Those that took any time, longest first."""
-    functions = _own_times(trace, window)
+    program = _list_calls(trace, window)
     found = [
-        _describe(trace, window, activity, spans, functions)
+        _describe(trace, window, activity, spans, program)
         for activity, spans in times.beside.items()
         if len(spans.start)
     ]
     return sorted(found, key=lambda one: -one.time_s)
 
 
-class _Functions(NamedTuple):
-    """Python functions of the program's thread in a window."""
+class _Calls(NamedTuple):
+    """Operators, runtime calls and Python functions of the program's thread in a window."""
 
     rows: Integers
-    own: Integers
-    """Time in the window without what they call."""
-    caller: Integers
-    """Row of the Python function around each; −1 without one."""
+    above: Integers
+    """Place here of the call around each; −1 without one."""
+    is_function: Integers
 
 
-def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals, functions: _Functions) -> HostActivity:
+def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals, program: _Calls) -> HostActivity:
     import numpy as np
 
     calls = _program_rows(trace, window, _PATTERNS[activity])
-    began = trace.start[functions.rows]
     if activity == "python":
-        calls = functions.rows
-        inside = (measure_within(spans, began, began + 1) > 0) | (began <= window.start_ns)
+        calls = program.rows[program.is_function]
     else:
-        inside = measure_within(trace.spans(calls), began, began + 1) > 0
         is_call = np.zeros(len(trace.start), bool)
         is_call[calls] = True
         calls = calls[trace.enclosing(trace.parent[calls], is_call) == MISSING]  # inside another it is the same call
     longest, _ = _longest(trace, calls, trace.end[calls] - trace.start[calls])
-    function, own_ns = _longest(trace, functions.rows[inside], functions.own[inside])
-    caller = functions.caller[np.flatnonzero(functions.rows == function)[0]] if function >= 0 else MISSING
+    own = _own_times(trace, program, spans)
+    taking = np.flatnonzero(program.is_function & (own > 0))
+    function, own_ns = _longest(trace, program.rows[taking], own[taking])
+    caller = MISSING
+    if function >= 0:
+        above = int(program.above[np.flatnonzero(program.rows == function)[0]])
+        caller = int(program.rows[above]) if above >= 0 and program.is_function[above] else MISSING
     return HostActivity(
         activity=activity,
         time_s=seconds(length(spans)),
@@ -174,7 +175,7 @@ def _longest(trace: TraceView, rows: Integers, taken: Integers) -> tuple[int, fl
     return int(rows[mine[int(taken[mine].argmax())]]), float(sums.max())
 
 
-def _own_times(trace: TraceView, window: Window) -> _Functions:
+def _list_calls(trace: TraceView, window: Window) -> _Calls:
     """Annotations are left out: one of a profiler's step begins inside one function and ends inside another."""
     import numpy as np
 
@@ -182,16 +183,22 @@ def _own_times(trace: TraceView, window: Window) -> _Functions:
 
     rows = trace.rows(OPERATOR, RUNTIME, PYTHON)
     rows = _inside(trace, rows[trace.thread[rows] == trace.main_thread], window)
-    start, end, kind = trace.start[rows], trace.end[rows], trace.kind[rows]
+    start, end = trace.start[rows], trace.end[rows]
     above = np.full(len(rows), MISSING, np.int32)
     places, index = np.arange(len(rows), dtype=np.int32), trace.column("event_index")[rows]
     fill_parents(places, thread=trace.thread[rows], start=start, end=end, index=index, parent=above)
-    taken = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
-    inner = np.bincount(above[above >= 0], weights=taken[above >= 0], minlength=len(rows))
-    own = np.maximum(taken - inner, 0).astype(np.int64)
-    caller = np.where((above >= 0) & (kind[above] == PYTHON), rows[above], MISSING)
-    functions = kind == PYTHON
-    return _Functions(rows[functions], own[functions], caller[functions])
+    return _Calls(rows, above, trace.kind[rows] == PYTHON)
+
+
+def _own_times(trace: TraceView, program: _Calls, spans: Intervals) -> Integers:
+    """How much of an activity each call took itself, without what it called."""
+    import numpy as np
+
+    taken = measure_within(spans, trace.start[program.rows], trace.end[program.rows])
+    inside = program.above >= 0
+    inner = np.bincount(program.above[inside], weights=taken[inside], minlength=len(taken))
+    own: Integers = np.maximum(taken - inner, 0).astype(np.int64)
+    return own
 
 
 def _program_rows(trace: TraceView, window: Window, is_wanted: Callable[[str], object]) -> Integers:

@@ -18,7 +18,7 @@ from stepscope.analyze.step.kernel_groups import (
 )
 from stepscope.analyze.step.numbers import number_codes, seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.core.units import format_duration
+from stepscope.core.units import count_of, format_duration
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -318,7 +318,7 @@ def kernels_section(job: JobReport) -> Section | None:
     ])  # fmt: skip
     if not any(table.rows for table in (names, operators, *others)):
         return None
-    counts = f"{kernels.kernels} kernels, {kernels.copies} copies and fills"
+    counts = f"{count_of(kernels.kernels, 'kernel')}, {count_of(kernels.copies, 'copy or fill', 'copies and fills')}"
     return Section(
         id="device",
         title="Device work",

@@ -22,6 +22,10 @@ from stepscope.formats.timeline import Timeline
 
 BETWEEN_STEPS = 1.05
 """Steps that end further apart than so many times their length leave time between them."""
+NO_DEVICE = (
+    "idle gaps, launches, overheads and kernel sequences do not apply without a device; see operators on the host"
+)
+"""Instead of the note of each of these analyses, which stands with its result."""
 CHOSEN = "step {step} of {count}: the one nearest to the median step time"
 
 
@@ -59,19 +63,17 @@ def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
         raise BadInputError("the trace has no events", hint="record it again", where=trace.source)
     counters, memory = count_by_operator(timeline, number), trace_memory(timeline, number)
     has_counters = bool(counters.ranges or counters.series)
-    parts = (
-        break_down(timeline, number),
-        explain_idle(timeline, number),
-        study_launches(timeline, number),
-        measure_overheads(timeline, number),
-        find_sequences(timeline, number),
-    )
+    breakdown = break_down(timeline, number)
+    idle, launches = explain_idle(timeline, number), study_launches(timeline, number)
+    overheads, sequences = measure_overheads(timeline, number), find_sequences(timeline, number)
     kernels = list_kernels(timeline, number)
-    notes = [*_found_steps(timeline), *_between_steps(trace)]
-    notes += [part.note for part in (*parts, memory) if part.note is not None]
-    if has_counters and counters.note is not None:
+    notes = [*_found_steps(timeline), *_between_steps(trace), breakdown.note]
+    if trace.works:
+        notes += [idle.note, launches.note, overheads.note, sequences.note, memory.note, *kernels.notes]
+    else:
+        notes += [NO_DEVICE, memory.note]
+    if has_counters:
         notes.append(counters.note)
-    breakdown, idle, launches, overheads, sequences = parts
     return StepReport(
         rank=timeline.rank,
         world_size=timeline.world_size,
@@ -88,7 +90,7 @@ def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
         variation=compare_steps(timeline),
         counters=counters if has_counters else None,
         memory=memory if memory.devices else None,
-        notes=list(dict.fromkeys([*notes, *kernels.notes, *_repairs(timeline)])),
+        notes=[note for note in dict.fromkeys([*notes, *_repairs(timeline)]) if note is not None],
     )
 
 
@@ -104,12 +106,12 @@ def _between_steps(trace: TraceView) -> list[str]:
     """Marks of a user need not follow each other: a loop has a longer period then than its marked steps."""
     from statistics import median
 
-    ends = [window.end_ns for window in trace.windows.values()]
-    periods = [later - earlier for earlier, later in pairwise(ends)]
-    times = [window.length_ns for window in trace.windows.values()]
-    if not periods or median(periods) <= BETWEEN_STEPS * median(times):
+    windows = list(trace.windows.values())
+    # Of the same step each: the median of all periods and that of all step times may be of different steps.
+    pairs = [(later.end_ns - earlier.end_ns, later.length_ns) for earlier, later in pairwise(windows)]
+    if not pairs or median(period / max(time, 1) for period, time in pairs) <= BETWEEN_STEPS:
         return []
-    period, time = format_duration(median(periods) / 1e9), format_duration(median(times) / 1e9)
+    period, time = (format_duration(median(column) / 1e9) for column in zip(*pairs, strict=True))
     return [f"one step ends every {period}, and takes {time}: the rest lies between the marked steps"]
 
 

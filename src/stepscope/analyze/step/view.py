@@ -20,6 +20,7 @@ from stepscope.analyze.step.row_orders import (
     stack_up,
 )
 from stepscope.core.errors import UsageError
+from stepscope.core.units import count_of
 from stepscope.formats.nesting import farthest, nearest, nearest_after
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -304,7 +305,7 @@ class TraceView:
         if launches:
             return f"{launches} call{'s launch' if launches > 1 else ' launches'} device work"
         ranges = len(self.rows(COUNTER)) if self.timeline.metadata.get("devices") else 0
-        return f"{ranges} counter{'s' if ranges > 1 else ''} of a device were recorded" if ranges else None
+        return f"{count_of(ranges, 'counter')} of a device were recorded" if ranges else None
 
     # The host
 
