@@ -134,21 +134,24 @@ class Trial:
         wait_until(lambda: not self.processes(), "every process to end", LEFT_S, 0.05)
 
 
-def check_report(trial: Trial, out: bytes, rank: int, kinds: set[str], *, in_case: bool, has_run: bool = True) -> None:
-    """One error object on standard output that names the rank, and no other; and the same kept with the run."""
-    lines = [line for line in out.decode(errors="replace").splitlines() if line.startswith("{")]
-    expect(len(lines) == 1, f"{len(lines)} objects on standard output")
-    error = json.loads(lines[0]).get("error") or {}
-    message = error.get("message", "")
-    expect(error.get("kind") in kinds, f"kind {error.get('kind')}: {message}")
-    blamed = re.findall(r"ranks? (\d+)", message)[:1]
-    expect(blamed == [str(rank)], f"blamed {blamed}: {message}")
-    expect(not in_case or re.search(r"all_reduce.*size_bytes=\d+", message), f"no operation and size: {message}")
+def check_report(trial: Trial, out: bytes, rank: int, *, killed: bool, in_case: bool, has_run: bool = True) -> None:
+    """Nothing on standard output but one object, which names the rank, and no other, in the words that every launcher
+    has; and the same kept with the run."""
+    try:
+        error = json.loads(out)["error"]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise Miss(f"standard output is not one error as JSON: {out[-300:]!r}") from problem
+    kind, message = error["kind"], error["message"]
+    words = rf"rank {rank} died in .*: " if killed else rf"rank {rank} sent no heartbeat for \d+ s \(.*"
+    if in_case:
+        expect(re.search(r"measuring of all_reduce.*size_bytes=\d+", message), f"no operation and size: {message}")
+    expect(re.match(words, message), f"other words: {message}")
+    expect(kind == ("rank_died" if killed else "rank_hung"), f"kind {kind}: {message}")
     if has_run:
         folder = trial.folder()
         failures = StoredRun(folder).failures if folder else []
-        named = [failure.rank for failure in failures if failure.kind != "interrupted"]
-        expect(rank in named or f"rank {rank} " in "".join(one.message for one in failures), f"failures.jsonl: {named}")
+        blamed = [(one.kind, one.rank) for one in failures if one.kind != "interrupted"]
+        expect(blamed and set(blamed) == {(kind, rank)}, f"failures.jsonl blames {blamed}")
 
 
 def lose_rank(trial: Trial, launcher: str, rank: int, number: signal.Signals, *, joined: bool) -> None:
@@ -162,11 +165,33 @@ def lose_rank(trial: Trial, launcher: str, rank: int, number: signal.Signals, *,
         os.kill(wait_until(find_while_it_runs, f"rank {rank}", limit_s=180.0, poll_s=0.02), number)
         out, _ = process.communicate(timeout=END_LIMIT_S)
         expect(process.returncode != 0, "exit code 0")
-        kinds = {"rank_died"} if number == signal.SIGKILL else {"rank_hung"}
         # Rank 0 makes the run: stopped before, there is none.
         has_run = joined or rank != 0 or launcher == "self"
-        check_report(trial, out, rank, kinds, in_case=joined, has_run=has_run)
+        check_report(trial, out, rank, killed=number == signal.SIGKILL, in_case=joined, has_run=has_run)
         trial.require_nothing_left()
+
+
+SLOW_TORCH = f"""
+import builtins, sys, time
+load = builtins.__import__
+def slow(name, *rest, **named):
+    if name.partition(".")[0] == "torch" and "torch" not in sys.modules:
+        builtins.__import__ = load
+        time.sleep({HANG_S + 2})
+    return load(name, *rest, **named)
+builtins.__import__ = slow
+"""
+"""A `sitecustomize` that makes torch load for longer than a rank may be silent."""
+
+
+def load_torch_slowly(trial: Trial, launcher: str) -> None:
+    trial.store.mkdir(parents=True)
+    (trial.store.parent / "sitecustomize.py").write_text(SLOW_TORCH)
+    trial.environ["PYTHONPATH"] = str(trial.store.parent)
+    small = [{"1K:16M:x2": "1K"}.get(word, word) for word in LAUNCHERS[launcher]]
+    with trial.start(small) as process:
+        out, _ = process.communicate(timeout=END_LIMIT_S)
+        expect(process.returncode == 0, f"exit code {process.returncode}: {out[-300:]!r}")
 
 
 def interrupt(trial: Trial, command: list[str], number: signal.Signals) -> None:
@@ -221,6 +246,7 @@ RANK_FAULTS: dict[str, Callable[..., None]] = {
     "rank 0 stopped before joining": lambda trial, launcher: lose_rank(
         trial, launcher, 0, signal.SIGSTOP, joined=False
     ),
+    "torch loads for longer than the hang limit": load_torch_slowly,
 }
 RUN_FAULTS: dict[str, Callable[[Trial], None]] = {
     "processes: SIGKILL, resume at once": lambda trial: interrupt(trial, PROCESSES, signal.SIGKILL),

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
 from stepscope.cli.options import Duration, json_option
 from stepscope.cli.output import emit, print_error, suggest
-from stepscope.core.errors import ExitCode, LaunchError, RankDiedError, RankHungError, StepscopeError, UsageError
+from stepscope.core.errors import ExitCode, LaunchError, StepscopeError, UsageError
 from stepscope.core.files import write_output
 
 if TYPE_CHECKING:
@@ -208,15 +209,16 @@ def _format_command(words: list[str], environment: dict[str, str], folder: str) 
 
 def _complete(evidence: Evidence) -> StepscopeError | None:
     """What the run's own evidence says of its end; None where there is nothing to add."""
+    from stepscope.launch.watch import as_error
+
     found = evidence.complete_record()
     if found is None:
         return None
     stored, failure = found
-    kind = RankHungError if failure.kind == "rank_hung" else RankDiedError
     count = len(stored.results)
     kept = f"{count} finished {'case is' if count == 1 else 'cases are'} kept"
     hint = "; ".join(filter(None, [failure.hint, f"{kept}: continue with --resume {stored.id}"]))
-    return kind(failure.message, hint=hint, where=failure.where or f"rank {failure.rank}")
+    return as_error(msgspec.structs.replace(failure, hint=hint))
 
 
 def _describe_host_end(end: HostEnd) -> LaunchError:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.cli.execute import add_nothing, open_job, run_stored, show_run
 from stepscope.cli.explain_comms import explain_run
@@ -142,7 +143,7 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
         check=choices["check"],
         device_time=choices["time_by"] == "device",
         # One iteration per sample: what a rank waits for must not be averaged away.
-        settings=msgspec.structs.replace(make_settings(**limits), iterations=1),
+        settings=replace(make_settings(**limits), iterations=1),
         cluster=cluster,
         **request_processes(choices),
         **further,
@@ -206,7 +207,8 @@ def run_as_rank(
             if ending is not None:
                 ending.reports = True
             if folder is not None:
-                record_failure(folder, msgspec.structs.replace(describe_exception(error), rank=rank))
+                failure = describe_exception(error)
+                record_failure(folder, failure if failure.rank is not None else replace(failure, rank=rank))
             raise
     if folder is None:
         return ExitCode.DONE

@@ -25,6 +25,10 @@ class StepscopeError(Exception):
 
     kind = "error"
     exit_code = ExitCode.FAILED
+    rank: int | None = None
+    """The rank that is to blame, whichever rank reports it; None where no rank was lost."""
+    case: str | None = None
+    """Key of the case that the lost rank was in."""
 
     def __init__(self, message: str, *, hint: str | None = None, where: str | None = None) -> None:
         super().__init__(message)
@@ -109,16 +113,32 @@ class StoreWriteError(StepscopeError):
 
 
 class LaunchError(StepscopeError):
-    """Ranks could not be started, or one of them died or hung."""
+    """Ranks could not be started, or one of them was lost."""
 
     kind = "launch"
 
 
-class RankDiedError(LaunchError):
+class LostRankError(LaunchError):
+    """A rank ended or stands still, and the others cannot go on without it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        where: str | None = None,
+        rank: int | None = None,
+        case: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, where=where or (None if rank is None else f"rank {rank}"))
+        self.rank, self.case = rank, case
+
+
+class RankDiedError(LostRankError):
     kind = "rank_died"
 
 
-class RankHungError(LaunchError):
+class RankHungError(LostRankError):
     kind = "rank_hung"
 
 

@@ -173,11 +173,12 @@ def _reach_rank_0(context: RankContext, limit_s: float) -> Any:
         )
     except RuntimeError as error:
         kind = FirstRankMissingError if context.rank == 1 else RankHungError
-        raise kind(
-            f"rank 0 at {context.master_addr}:{context.master_port} could not be reached by rank {context.rank}",
-            hint="does rank 0 run, and does a firewall or a wrong MASTER_ADDR stand between?",
-            where=str(error).splitlines()[0],
-        ) from error
+        address = f"{context.master_addr}:{context.master_port}"
+        raise never_joined(
+            [0], limit_s, kind=kind,
+            hint=f"rank {context.rank} could not reach it at {address}: does it run, and does a firewall or a wrong "
+            f"MASTER_ADDR stand between? ({str(error).splitlines()[0]})",
+        ) from error  # fmt: skip
 
 
 def wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> None:
@@ -188,11 +189,8 @@ def wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[
         if not missing:
             return
         if time.monotonic() > deadline:
-            raise RankHungError(
-                f"{_name_ranks(missing)} of {world_size} did not join within {limit_s:.0f} s",
-                hint="look at what those ranks printed: were they started, with the same command, and can they reach "
-                "rank 0?",
-                where="joining",
+            raise never_joined(
+                missing, limit_s, hint="were they started, with the same command, and can they reach rank 0?"
             )
         on_wait()
         time.sleep(POLL_S)
@@ -206,11 +204,7 @@ def _wait_for_word(store: Any, context: RankContext, limit_s: float, on_wait: Ca
                 joined = [rank for rank in range(context.world_size) if store.check([f"joined/{rank}"])]
                 missing = [rank for rank in range(context.world_size) if rank not in joined]
                 kind = FirstRankMissingError if 0 in missing and context.rank == joined[0] else RankHungError
-                raise kind(
-                    f"{_name_ranks(missing)} of {context.world_size} did not join within {limit_s:.0f} s",
-                    hint="look at what those ranks printed: were they started, and do they run?",
-                    where="joining",
-                )
+                raise never_joined(missing, limit_s, hint="were they started, and do they run?", kind=kind)
             on_wait()
             time.sleep(POLL_S)
     except RuntimeError as error:  # the store is gone, and rank 0 with it
@@ -221,5 +215,17 @@ def _wait_for_word(store: Any, context: RankContext, limit_s: float, on_wait: Ca
         ) from error
 
 
-def _name_ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(str(rank) for rank in ranks)}"
+def never_joined(
+    ranks: Sequence[int], limit_s: float, *, hint: str, kind: type[RankHungError] = RankHungError
+) -> RankHungError:
+    """The error for ranks that are missing, worded like the supervisor's."""
+    names, they = describe_ranks(ranks)
+    return kind(
+        f"{names} sent no heartbeat for {limit_s:.0f} s ({they} never joined)",
+        hint=f"look at what {names} printed: {hint}", where=names, rank=ranks[0],
+    )  # fmt: skip
+
+
+def describe_ranks(ranks: Sequence[int | str]) -> tuple[str, str]:
+    """`rank 1` and `it`, or `ranks 1, 3` and `they`."""
+    return (f"rank {ranks[0]}", "it") if len(ranks) == 1 else (f"ranks {', '.join(map(str, ranks))}", "they")

@@ -20,11 +20,19 @@ from stepscope.core.errors import (
     InterruptedRunError,
     LaunchError,
     MissingDependencyError,
-    RankDiedError,
 )
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.server import RankEvent
-from stepscope.launch.watch import LAST_LINES, RankWatch, as_error, clear_evidence, find_causes, last_lines, read_from
+from stepscope.launch.watch import (
+    KEPT,
+    LAST_LINES,
+    RankWatch,
+    as_error,
+    clear_evidence,
+    find_causes,
+    last_lines,
+    read_from,
+)
 from stepscope.launch.watchdog import describe_activity, log_path, read_beat, read_rank_failure, start_child
 from stepscope.records import Failure
 from stepscope.store import RANKS_FOLDER, StoredRun, record_failure
@@ -68,16 +76,10 @@ def launch_local(
     if not supervisor.all_succeeded:
         failure = supervisor.describe_death(read_from(ranks_folder / LAUNCHER_LOG, log_start))
         record_failure(folder, failure)
-        advice = [
-            failure.hint,
-            f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}",
-            f"finished cases are kept: continue with --resume {folder.name}",
-        ]
-        raise RankDiedError(
-            failure.message,
-            hint="; ".join(filter(None, advice)),
-            where=f"rank {failure.rank}" if failure.rank is not None else str(ranks_folder / LAUNCHER_LOG),
-        )
+        output = f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}"
+        hint = "; ".join(filter(None, [failure.hint, output, f"{KEPT} {folder.name}"]))
+        where = str(ranks_folder / LAUNCHER_LOG) if failure.rank is None else None
+        raise as_error(msgspec.structs.replace(failure, hint=hint, where=where))
 
 
 def _start(folder: Path, target: str, ranks: int, hang_limit_s: float, log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from stepscope.core.errors import RankDiedError, RankHungError, StepscopeError
-from stepscope.launch.join import is_peer_disconnect
+from stepscope.core.errors import LostRankError, RankDiedError, RankHungError
+from stepscope.launch.join import describe_ranks, is_peer_disconnect
 from stepscope.launch.watchdog import (
     STACK_SIGNAL,
     TERMINATED,
@@ -83,13 +83,14 @@ class RankWatch:
         rank = hung[0]
         beat = self.beats.get(rank)
         lines = last_lines(log_path(self._ranks_folder, rank), 60)
-        activity = f"last seen in {describe_activity(beat, StoredRun(self.folder))}" if beat else "it never joined"
         several = len({one.host for one in self.beats.values()}) > 1
-        names = [f"{one} on {self.beats[one].host}" if several and one in self.beats else str(one) for one in hung]
+        names, they = describe_ranks(
+            [f"{one} on {self.beats[one].host}" if several and one in self.beats else str(one) for one in hung]
+        )
+        activity = f"last seen in {describe_activity(beat, StoredRun(self.folder))}" if beat else f"{they} never joined"
         return Failure(
             kind="rank_hung",
-            message=f"{'rank' if len(hung) == 1 else 'ranks'} {', '.join(names)} sent no heartbeat for "
-            f"{self._hang_limit_s:.0f} s ({activity})",
+            message=f"{names} sent no heartbeat for {self._hang_limit_s:.0f} s ({activity})",
             hint=f"its stack is in {log_path(self._ranks_folder, rank)}; {KEPT} {self.folder.name}, or allow more with "
             "--hang-timeout",
             where=f"rank {', '.join(map(str, hung))}",
@@ -108,9 +109,9 @@ def clear_evidence(folder: Path) -> None:
         stale.unlink()
 
 
-def as_error(failure: Failure) -> StepscopeError:
+def as_error(failure: Failure) -> LostRankError:
     kind = RankHungError if failure.kind == "rank_hung" else RankDiedError
-    return kind(failure.message, hint=failure.hint, where=failure.where or f"rank {failure.rank}")
+    return kind(failure.message, hint=failure.hint, where=failure.where, rank=failure.rank, case=failure.case)
 
 
 def find_causes(ranks_folder: Path, ranks: int, exit_codes: dict[int, int]) -> tuple[list[int], list[int]]:

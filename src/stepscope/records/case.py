@@ -216,7 +216,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def describe_exception(error: BaseException) -> Failure:
     """An exception as evidence: its kind, its message, and the stack of an unexpected error."""
     if isinstance(error, StepscopeError):
-        return Failure(kind=error.kind, message=error.message, hint=error.hint, where=error.where)
+        return Failure(
+            kind=error.kind, message=error.message, hint=error.hint, where=error.where, rank=error.rank, case=error.case
+        )
     stack = "".join(traceback.format_exception(error)).splitlines()[-STACK_LINES:]
     text = str(error).strip()
     message = text.splitlines()[0] if text else type(error).__name__

@@ -59,7 +59,7 @@ def describe_refusal(error: BaseException) -> Refusal:
 
 
 def die(failure: Failure, rank: int) -> RankDiedError:
-    return RankDiedError(failure.message, hint=failure.hint or KEPT, where=f"rank {rank}")
+    return RankDiedError(failure.message, hint=failure.hint or KEPT, rank=rank)
 
 
 class Ranks:
