@@ -42,7 +42,9 @@ SHOWN = {
     "comms": ["report", "latest~3", "--format", "nccl"],
     "comms-text": ["report", "latest~3"],
     "overlap": ["bench", "overlap", "--show", "latest~2"],
+    "overlap-text": ["report", "latest~2"],
     "pattern": ["bench", "pattern", "--show", "latest~1"],
+    "pattern-text": ["report", "latest~1"],
     "workload": ["report", "latest"],
     "report": ["report"],
     "compare": ["compare", "latest~5", "latest~4"],
@@ -58,7 +60,9 @@ KEPT = {
     "comms": {"size", "float32", "p50", "algbw", "busbw", "#wrong", "1024", "4096"},
     "comms-text": {"Median", "Interval", "n", "all_reduce", "broadcast", "AlgBW", "BusBW", "Wrong"},
     "overlap": {"all_reduce", "alone", "beside", "together", "efficiency", "[low", "n", "#wrong"},
+    "overlap-text": {"collective=all_reduce", "dtype=float32", "device=cpu", "Median", "Interval", "n"},
     "pattern": {"reduce", "all_reduce", "steps", "bytes", "median", "p95", "busbw", "waited"},
+    "pattern-text": {"pattern_ddp", "scale=0.001000", "Median", "Interval", "n"},
     "workload": {"dlrm", "infer", "A.1dev-embed4-fp32", "ex", "Median", "Interval", "n"},
     "report": {"gemm", "all_reduce", "overlap", "pattern_ddp", "Median", "Interval", "n", "Run"},
     "compare": {"Case", "Interval", "n", "Verdict"},
@@ -66,7 +70,7 @@ KEPT = {
     "list": {"Run", "Status", "complete", "Cases"},
     "verify": {"intact"},
     "doctor": {"cpu", "python"},
-    "workloads": {"ID", "precisions", "batch", "limit"},
+    "workloads": {"ID", "A.16dev-embed32-fp32", "precisions", "batch", "limit"},
 }
 """Words that each shows at every width: what identifies a row, median, interval and n among them."""
 
@@ -148,6 +152,32 @@ def test_every_table_fits_the_terminal_and_keeps_what_identifies(measured: Path,
     for name, seen in shown.items():
         assert_fits(seen.stdout, width)
         assert KEPT[name] <= words_of(seen.stdout), f"{name}: {KEPT[name] - words_of(seen.stdout)}"
+
+
+FAILING = {
+    "usage": ["bench", "ops", "--op", "gemm", "--op", "linear", "--shape", "batch=3"],
+    "skips": ["bench", "ops", "--op", "gemm", "--shape", "m=8,n=8,k=8", "--dtype", "float8_e4m3fn", *SHORT],
+    "many-skips": ["bench", "ops", "--op", "gemm", "--shape", "m=8:64:x2,n=8,k=8", "--dtype", "float8_e4m3fn", *SHORT],
+    "rows": ["bench", "ops", "--call", "aten::addmm", "--args", "float32[64] float32[64,32] float32[32,64] beta=0.5",
+             *SHORT],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_errors_warnings_and_finished_cases_fit_too(tmp_path: Path, width: int) -> None:
+    """Words are not broken: labels are, behind a comma."""
+    script = f"{SCRIPT}sys.stderr.flush()"
+    command = [sys.executable, "-c", script, json.dumps(FAILING)]
+    text = strip_escapes(on_terminal(width, command, tmp_path / "runs", both=True).stdout)
+    shown = "\n".join(line for line in text.splitlines() if "━" not in line)
+    assert_fits(shown, width)
+    _, usage, one, several, call = re.split(r"^===== \S+\n", shown, flags=re.MULTILINE)
+    assert "or run one command per operator" in " ".join(usage.split())
+    assert "nothing was measured: the one case was skipped. The reason: layout=nn" in " ".join(one.split())
+    assert "nothing was measured: all 4 cases were skipped. The first: layout=nn" in " ".join(several.split())
+    assert "# skipped: 4 cases, for example gemm/micro/forward/custom [m=8 " in several
+    assert several.count("# skipped:") == 1
+    assert re.search(r"^ .*\bcache=warm\]: ", call, flags=re.MULTILINE), call
 
 
 def test_a_pipe_gets_whole_lines(measured: Path) -> None:

@@ -124,7 +124,7 @@ def test_notices_of_pairs_are_told_in_text() -> None:
     case = make_pair_case(0, 1, SMALL, [1e-6] * 5)
     noticed = case._replace(result=_with_notice(case.result))
     text = render_text(build_report([make_run([noticed], None)]))
-    assert "# notice: pair/micro/nccl/4ranks [size=8 B]: the interval is wide" in text
+    assert "# notice: pair/micro/nccl/4ranks [source=0 target=1 size=8 B]: the interval is wide" in text
 
 
 def _with_notice(result: Any) -> Any:

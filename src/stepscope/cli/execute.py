@@ -91,8 +91,9 @@ def _warn_of_nothing(cases: Sequence[MeasuredCase]) -> None:
     """The exit code of skips is 0: whoever looks at nothing else must still be told."""
     if cases and all(case.result.status == "skipped" for case in cases):
         failure = cases[0].result.failure
-        reason = f" The first: {failure.message}." if failure else ""
-        narrate(f"warning: nothing was measured: all {len(cases)} cases were skipped.{reason}")
+        every = f"all {len(cases)} cases were" if len(cases) > 1 else "the one case was"
+        reason = f" {'The first' if len(cases) > 1 else 'The reason'}: {failure.message}." if failure else ""
+        narrate(f"warning: nothing was measured: {every} skipped.{reason}")
 
 
 def _format_run(stored: StoredRun) -> str:

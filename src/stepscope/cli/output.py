@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import sys
-import textwrap
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 import msgspec
 
 from stepscope.core.errors import StepscopeError
 from stepscope.core.files import is_stdout, write_output
-from stepscope.core.units import escape_controls, escape_json
+from stepscope.core.units import escape_controls, escape_json, wrap_line
 
 ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
 """As in `launch.mpi`, which is not imported for it."""
@@ -36,39 +34,21 @@ def emit(data: Any, text: str, *, as_json: bool) -> None:
 
 def show_text(text: str) -> None:
     """On stdout. Names and messages in it may come from somebody else's files: they do not control the terminal."""
-    shown, width = escape_controls(text), terminal_width()
-    if width is not None:
-        shown = "\n".join(wrapped for line in shown.split("\n") for wrapped in _wrap(line, width))
-    click.echo(shown, nl=not text.endswith("\n"))
+    click.echo(_fit(text, terminal_width()), nl=not text.endswith("\n"))
 
 
-def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None for a file or a pipe, which get lines of any length."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Columns of the terminal that the stream (stdout) is; None for a file or a pipe, which get lines of any length."""
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
 
 
-def _wrap(line: str, width: int) -> list[str]:
-    """At spaces, indented as the line is; commands, paths and other long words stay whole, to be copied."""
-    if len(line) <= width or _COMMAND.match(line):
-        return [line]
-    indent = _INDENT.match(line)
-    return _Wrapper(
-        width, subsequent_indent=f"{indent[0] if indent else ''}  ", break_long_words=False, break_on_hyphens=False
-    ).wrap(line)
-
-
-class _Wrapper(textwrap.TextWrapper):
-    wordsep_simple_re = re.compile(r"(\s+|(?<=,)(?=\S))")
-    """At spaces, and behind commas: labels have no spaces."""
-
-
-_INDENT = re.compile(r"#?[ \t]*")
-_COMMAND = re.compile(r"[# \t]*next: stepscope ")
+def _fit(text: str, width: int | None) -> str:
+    return "\n".join(part for line in escape_controls(text).split("\n") for part in wrap_line(line, width))
 
 
 def suggest(command: str) -> None:
     """The next command to type, on stderr, behind what a command made."""
-    narrate(f"next: {command}")
+    click.echo(escape_controls(f"next: {command}"), err=True)  # on one line, to be copied
 
 
 def suggest_for_file(path: Path) -> None:
@@ -113,7 +93,7 @@ def _answer(line: bytes) -> None:
 
 def narrate(message: str) -> None:
     """A word to the person watching; stdout belongs to the result."""
-    click.echo(escape_controls(message), err=True)
+    click.echo(_fit(message, terminal_width(sys.stderr)), err=True)
 
 
 def print_error(error: StepscopeError, *, as_json: bool) -> None:

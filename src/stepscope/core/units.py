@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -151,7 +152,8 @@ def count_of(count: int, one: str, many: str | None = None) -> str:
 
 
 def format_share(fraction: float, digits: int = 1) -> str:
-    return f"{fraction * 100:.{digits}f} %"
+    percent = fraction * 100
+    return f"{percent:.{digits}f} %" if abs(percent) < 1e9 else f"{percent:.1e} %"
 
 
 def format_ratio(ratio: float) -> str:
@@ -193,3 +195,26 @@ def escape_line(text: str) -> str:
 def escape_json(text: str) -> str:
     """The same JSON without control characters in its strings: encoders leave those above 127 as they are."""
     return text.translate(_escapes("", in_json=True))
+
+
+def wrap_line(line: str, width: int | None) -> list[str]:
+    """For a terminal: broken at spaces, indented as the line is. Commands, paths and other long words stay whole, to be
+    copied.
+
+    `width` None, as of a file or a pipe: the line as it is.
+    """
+    if width is None or len(line) <= width or _COMMAND.match(line):
+        return [line]
+    indent = _INDENT.match(line)
+    return _Wrapper(
+        width, subsequent_indent=f"{indent[0] if indent else ''}  ", break_long_words=False, break_on_hyphens=False
+    ).wrap(line)
+
+
+class _Wrapper(textwrap.TextWrapper):
+    wordsep_simple_re = re.compile(r"(\s+|(?<=,)(?=\S))")
+    """At spaces, and behind commas: labels have no spaces."""
+
+
+_INDENT = re.compile(r"#?[ \t]*")
+_COMMAND = re.compile(r"[# \t]*next: stepscope ")

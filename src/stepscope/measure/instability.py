@@ -101,7 +101,7 @@ def _wide(times: Sequence[float], settings: MeasureSettings) -> Notice | None:
     return Notice(
         kind="wide_interval",
         message=f"the interval is ±{format_share(width)} after {summary.n} samples; "
-        f"±{format_share(settings.target_width)} was asked for",
+        f"the target is ±{format_share(settings.target_width)}",
         hint=f"close other programs (`stepscope doctor` lists the load){longer}",
     )
 

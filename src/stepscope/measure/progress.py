@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from stepscope.core.units import escape_controls, format_duration, format_share, format_significant
+from stepscope.core.units import escape_controls, format_duration, format_share, format_significant, wrap_line
 from stepscope.measure.loop import Estimate
 from stepscope.records import Case, CaseResult, RankSamples
 from stepscope.store import MeasuredCase
@@ -102,7 +102,10 @@ class BarProgress:
         self._bar.update(self._task, description=text)
 
     def case_done(self, result: CaseResult, samples: Sequence[RankSamples]) -> None:
-        self._bar.console.print(format_case_line(result, samples), markup=False, highlight=False)
+        console = self._bar.console
+        lines = format_case_line(result, samples).split("\n")
+        fitting = [part for line in lines for part in wrap_line(line, console.width)]
+        console.print("\n".join(fitting), markup=False, highlight=False)
         self._bar.advance(self._task)
 
 

@@ -48,7 +48,7 @@ def _find_shared(cases: Collection[Case], hidden: frozenset[str]) -> dict[str, s
     texts = [
         {name: _format(case, name, value) for name, value in _facts(case, hidden).items() if name in named}
         for case in cases
-        for named in [find_unusual(case) - find_unnamed(case) | (_SETTINGS if _shape_names(case) else frozenset())]
+        for named in [find_unusual(case) - find_unnamed(case) | (_SETTINGS if _is_micro(case) else frozenset())]
     ]
     first, *others = texts or [{}]
     return {name: text for name, text in first.items() if all(other.get(name) == text for other in others)}
@@ -58,11 +58,16 @@ _SETTINGS = frozenset({"dtype", "device"})
 
 
 def _shape_names(case: Case) -> frozenset[str]:
-    """Parameters of an operator that its benchmark names without a shape; empty for everything else."""
+    """Parameters that make an operator or a part of communication this one; empty where a benchmark's name says them,
+    as those of suites and of whole models do."""
     spec, benchmark = case.spec, case.benchmark
-    if not isinstance(spec, OperatorSpec | CallSpec) or (spec.op, spec.direction) != (benchmark.model, benchmark.mode):
-        return frozenset()
-    return frozenset(spec.shape)
+    if isinstance(spec, OperatorSpec | CallSpec):
+        return frozenset(spec.shape if (spec.op, spec.direction) == (benchmark.model, benchmark.mode) else ())
+    return frozenset(case.parameters) - _SETTINGS if _is_micro(case) else frozenset()
+
+
+def _is_micro(case: Case) -> bool:
+    return case.benchmark.implementation == "micro"
 
 
 def _facts(case: Case, hidden: frozenset[str]) -> Facts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -115,11 +115,16 @@ def _table(system: SystemView, width: int | None) -> list[str]:
     lines += format_table(columns, system.cases, width=width)
     lines += [f"# * {plain(remark)}" for remark in explain_stars(system.cases)]
     lines += [f"# {plain(remark)}" for remark in explain(system.cases)]
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for case in system.cases:
         if (failure := case.failure) is not None:
             rank = f" (rank {failure.rank})" if failure.rank is not None else ""
-            lines.append(f"# {case.status}: {plain(case.name)}{rank}: {plain(failure.kind)}: {plain(failure.message)}")
-            lines += [f"#   next: {plain(failure.hint)}"] if failure.hint else []
+            reason = f"{rank}: {plain(failure.kind)}: {plain(failure.message)}"
+            hint = f"\n#   next: {plain(failure.hint)}" if failure.hint else ""
+            alike[case.status, reason + hint].append(plain(case.name))
+    for (status, reason), names in alike.items():
+        some = f"{len(names)} cases, for example " if len(names) > 1 else ""
+        lines += f"# {status}: {some}{names[0]}{reason}".split("\n")
     return lines
 
 

@@ -7,6 +7,7 @@ metrics follow in a second table, and details are left out.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -191,15 +192,15 @@ def _one_line(column: _Drawn) -> str:
 
 
 def _narrow(columns: list[_Drawn], width: int) -> list[_Drawn]:
-    """Names on several lines, the widest first, until the rows fit."""
+    """Names on several lines, the widest first, until the rows fit; parts of names are broken last."""
     widths = [column.width for column in columns]
+    parts = [max(map(text_width, _PARTS.split(" ".join(column.cells)))) for column in columns]
+    names = [place for place, column in enumerate(columns) if not column.numeric]
     excess = sum(widths) + len(GAP) * (len(widths) - 1) - width
-    while excess > 0:
-        place = max((i for i, column in enumerate(columns) if not column.numeric), key=widths.__getitem__, default=None)
-        if place is None or widths[place] <= _LEAST_WIDTH:
-            break
-        widths[place] -= 1
-        excess -= 1
+    for least in ([max(_LEAST_WIDTH, one) for one in parts], [_LEAST_WIDTH] * len(columns)):
+        while excess > 0 and (wide := [place for place in names if widths[place] > least[place]]):
+            widths[max(wide, key=widths.__getitem__)] -= 1
+            excess -= 1
     return [
         replace(
             column, title=break_text(_one_line(column), room), cells=[break_text(cell, room) for cell in column.cells]
@@ -210,14 +211,29 @@ def _narrow(columns: list[_Drawn], width: int) -> list[_Drawn]:
     ]
 
 
+_PARTS = re.compile(r"(\s+|(?<=[/,])(?=\S))")
+"""Where long names are broken first."""
+
+
 def break_text(text: str, width: int) -> str:
-    """On lines of at most `width` places; at spaces where there are some."""
+    """On lines of at most `width` places; at spaces, or behind what separates parts of a name, where there is any."""
     from rich.cells import chop_cells
 
-    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    lines = _Wrapper(width, break_long_words=False).wrap(text)
     return "\n".join(
         part for line in lines for part in (chop_cells(line, width) if text_width(line) > width else [line])
     )
+
+
+class _Wrapper(textwrap.TextWrapper):
+    def _split(self, text: str) -> list[str]:
+        parts = _PARTS.split(text)
+        return [
+            piece
+            for part in parts
+            for piece in (re.split(r"(?<=-)(?=\S)", part) if len(part) > self.width else [part])
+            if piece
+        ]
 
 
 def _draw_head(columns: Sequence[_Drawn]) -> list[str]:
