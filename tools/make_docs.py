@@ -12,12 +12,9 @@ sys.path.insert(0, str(ROOT / "src"))
 from rooms_picture import draw_rooms  # noqa: E402
 from stepscope.bench.ops.catalogue import format_operator_page  # noqa: E402
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
-from stepscope.metrics import (  # noqa: E402
-    TRACE_METRICS,
-    format_metrics_markdown,
-    format_tables_markdown,
-    format_trace_metrics_markdown,
-)
+from stepscope.metrics import format_metrics_markdown  # noqa: E402
+from stepscope.metrics.sql import format_tables_markdown  # noqa: E402
+from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown  # noqa: E402
 from stepscope.records.codec import RECORDS, make_schema  # noqa: E402
 from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
 from workload_picture import draw_gains  # noqa: E402

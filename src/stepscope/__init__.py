@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stepscope.compare.gate import check_regression
     from stepscope.compare.verdict import compare_cases
     from stepscope.measure import MeasureSettings
-    from stepscope.metrics import query_runs
+    from stepscope.metrics.sql import query_runs
     from stepscope.store import StoredRun, list_runs, verify_run
     from stepscope.system import collect_system, diagnose
     from stepscope.traces import TraceSet, read_traces
@@ -60,7 +60,7 @@ _HOMES = {
     "list_runs": "store",
     "measure": "api",
     "plan": "api",
-    "query_runs": "metrics",
+    "query_runs": "metrics.sql",
     "read_traces": "traces",
     "record": "traces.recording",
     "report": "api",

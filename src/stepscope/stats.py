@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import NormalDist, fmean, variance
 
 import msgspec
 
@@ -51,16 +50,14 @@ def summarize(values: Sequence[float], level: float = DEFAULT_LEVEL) -> Summary:
     ordered = sorted(values)
     n = len(ordered)
     low, high, covered = median_interval(ordered, level)
-    mean = math.fsum(ordered) / n
-    stdev = math.sqrt(math.fsum((v - mean) ** 2 for v in ordered) / (n - 1)) if n > 1 else None
     return Summary(
         n=n,
         median_s=quantile_sorted(ordered, 0.5),
         ci_low_s=low,
         ci_high_s=high,
         level=covered,
-        mean_s=mean,
-        stdev_s=stdev,
+        mean_s=mean(ordered),
+        stdev_s=math.sqrt(_variance(ordered)) if n > 1 else None,
         min_s=ordered[0],
         max_s=ordered[-1],
         p50_s=quantile_sorted(ordered, 0.5),
@@ -68,6 +65,22 @@ def summarize(values: Sequence[float], level: float = DEFAULT_LEVEL) -> Summary:
         p99_s=quantile_sorted(ordered, 0.99),
         outliers=len(find_outliers(ordered)),
     )
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Estimate for the population that the values are a sample of."""
+    center = mean(values)
+    return math.fsum((value - center) ** 2 for value in values) / (len(values) - 1)
+
+
+def _normal_quantile(probability: float) -> float:
+    from statistics import NormalDist  # takes longer to import than a table of few samples takes to make
+
+    return NormalDist().inv_cdf(probability)
 
 
 def quantile_sorted(ordered: Sequence[float], q: float) -> float:
@@ -102,7 +115,7 @@ def _interval_rank(n: int, level: float) -> tuple[int, float]:
     X is the number of samples below the median, binomial with n and ½.
     """
     if n > 1000:  # the normal approximation is within one rank of the exact one here
-        z = NormalDist().inv_cdf(0.5 + level / 2)
+        z = _normal_quantile(0.5 + level / 2)
         rank = max(1, math.floor((n - z * math.sqrt(n)) / 2))
         return rank, 0.5 * math.erfc((n / 2 - rank + 0.5) / math.sqrt(n / 2))
     probability = 0.5**n
@@ -232,7 +245,7 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
     def between_bound(self) -> float:
         """Upper bound of `between_sd` (one-sided), by Wilson and Hilferty's approximation of chi-squared."""
         part = 2 / (9 * self.between_df)
-        root = 1 - part + NormalDist().inv_cdf(1 - SPREAD_CONFIDENCE) * math.sqrt(part)
+        root = 1 - part + _normal_quantile(1 - SPREAD_CONFIDENCE) * math.sqrt(part)
         return self.between_sd / math.pow(root, 1.5)
 
     @property
@@ -276,7 +289,7 @@ class _Side(msgspec.Struct, frozen=True):
 
     def variance(self) -> float:
         """Between processes; never below what sampling alone must give: few processes may agree by luck."""
-        return max(variance(self.logs) if len(self.logs) > 1 else 0.0, self.within)
+        return max(_variance(self.logs) if len(self.logs) > 1 else 0.0, self.within)
 
 
 def _read_side(processes: Sequence[Sequence[float]], quantile: float) -> _Side:
@@ -284,7 +297,7 @@ def _read_side(processes: Sequence[Sequence[float]], quantile: float) -> _Side:
         raise ValueError("no processes to compare")
     ordered = [_sort_times(process) for process in processes]
     logs = [math.log(quantile_sorted(times, quantile)) for times in ordered]
-    return _Side(logs, fmean(_sampling_variance(times, quantile) for times in ordered))
+    return _Side(logs, mean([_sampling_variance(times, quantile) for times in ordered]))
 
 
 def _sampling_variance(ordered: Sequence[float], quantile: float) -> float:
@@ -315,7 +328,7 @@ def compare_processes(
     log_se, df, between = _welch(sides, counts)
     noise = _make_noise(log_se, df, counts, slow_chance)
     return RatioEstimate(
-        ratio=math.exp(fmean(sides[1].logs) - fmean(sides[0].logs)),
+        ratio=math.exp(mean(sides[1].logs) - mean(sides[0].logs)),
         noise=noise,
         between_sd=between,
         between_df=float(max(1, sum(counts) - 2)),
@@ -372,10 +385,10 @@ def compare_paired(
     a, b = (_read_side(side, quantile) for side in zip(*pairs, strict=True))
     differences = [after - before for before, after in zip(a.logs, b.logs, strict=True)]
     count = len(differences)
-    between = max(variance(differences), a.within + b.within)
+    between = max(_variance(differences), a.within + b.within)
     noise = _make_noise(math.sqrt(between / count), count - 1.0, [count, count], slow_chance)
     return RatioEstimate(
-        ratio=math.exp(fmean(differences)), noise=noise, between_sd=math.sqrt(between), between_df=count - 1.0
+        ratio=math.exp(mean(differences)), noise=noise, between_sd=math.sqrt(between), between_df=count - 1.0
     )
 
 
@@ -394,7 +407,7 @@ def plan_processes(
     `between_sd` is that of the pairs' differences. `other`: how many processes the other side has, and keeps.
     """
 
-    power_z = NormalDist().inv_cdf(PLANNED_POWER)
+    power_z = _normal_quantile(PLANNED_POWER)
 
     def is_enough(count: int) -> bool:
         counts = [count, count if other is None else other]

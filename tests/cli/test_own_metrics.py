@@ -105,3 +105,15 @@ def test_a_file_that_adds_nothing_is_refused(here: Stepscope, run: Path, own: Pa
     assert said in answer.err
     assert str(own) in answer.err
     assert here("report", "--metrics", str(own.with_name("none.py"))).code == 2
+
+
+def test_an_installed_package_adds_metrics(stepscope: Stepscope, run: Path, own: Path, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    info = packages / "noise_package-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noise-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[stepscope.metrics]\nnoise = noise_package\n")
+    own.rename(packages / "noise_package.py")
+    query = ("runs", "sql", "SELECT round(max(noise_fraction), 3) AS noise FROM cases")
+    assert stepscope(*query, PYTHONPATH=str(packages)).out.split() == ["noise", "0.8"]
+    assert stepscope(*query).code == 2

@@ -12,12 +12,9 @@ import pytest
 
 from stepscope.bench.ops.catalogue import format_operator_page
 from stepscope.cli.reference import format_cli_reference
-from stepscope.metrics import (
-    TRACE_METRICS,
-    format_metrics_markdown,
-    format_tables_markdown,
-    format_trace_metrics_markdown,
-)
+from stepscope.metrics import format_metrics_markdown
+from stepscope.metrics.sql import format_tables_markdown
+from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import house_figures
+from builders import make_case, make_folder, make_result, make_samples, make_system
+from stepscope.store import RunWriter
 
 SOURCE = Path(__file__).parents[2] / "src" / "stepscope"
 
@@ -246,6 +248,21 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
         "import stepscope.compare, stepscope.report, stepscope.metrics.sql\n"
     )
     loaded_by(code)
+
+
+def test_a_table_of_a_store_loads_little(tmp_path: Path) -> None:
+    """What a run says is read in less time than these take to import."""
+    case = make_case(m=4)
+    with RunWriter(make_folder(tmp_path, [case])) as writer:
+        writer.write_system(make_system())
+        writer.append(make_result(case), [make_samples(case, [1.0, 1.1, 1.2])])
+        writer.finish()
+    code = "from stepscope.cli.main import run\n" + "".join(
+        f"assert run([{words}, '--store', {str(tmp_path)!r}]) == 0\n"
+        for words in ("'runs', 'list'", "'report', 'latest'", "'report', 'latest', '--format', 'csv'")
+    )
+    unwanted = {"importlib.metadata", "email", "dataclasses", "difflib", "json", "random", "rich", "statistics"}
+    assert loaded_by(code) & unwanted == set()
 
 
 def test_producing_needs_no_reader_library() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
 from stepscope.core.errors import BadInputError, CorruptRunError, NewerVersionError, StepscopeError, UsageError
-from stepscope.metrics import query_runs
+from stepscope.metrics.sql import query_runs
 from stepscope.records import (
     CaseResult,
     Failure,

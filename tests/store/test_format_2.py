@@ -12,7 +12,7 @@ import pytest
 from builders import make_result, make_samples
 from stepscope.compare.verdict import compare_cases
 from stepscope.core.errors import CorruptRunError
-from stepscope.metrics import query_runs
+from stepscope.metrics.sql import query_runs
 from stepscope.records.kinds import OtherSpec
 from stepscope.store import RunWriter, StoredRun, list_runs, verify_run
 

@@ -20,7 +20,7 @@ from stepscope.core.errors import (
     StoreWriteError,
     UsageError,
 )
-from stepscope.metrics import query_runs
+from stepscope.metrics.sql import query_runs
 from stepscope.records import Case, Failure, make_request
 from stepscope.store import (
     JournalTail,

@@ -28,8 +28,7 @@ from stepscope.cli.output import (
 from stepscope.cli.report import UNVERIFIED, chosen_runs
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
 from stepscope.core.units import escape_line
-from stepscope.formats.nccl_import import VERB as IMPORT_VERB
-from stepscope.formats.nccl_import import prepare_import, write_import
+from stepscope.records import ImportRequest
 from stepscope.store import (
     Damage,
     KernelRow,
@@ -224,6 +223,8 @@ def import_command(*, files: tuple[Path, ...], operation: str | None, partial: b
 
     Nothing is written unless every file can be read. The exit code is 1 if a test found wrong elements.
     """
+    from stepscope.formats.nccl_import import prepare_import, write_import
+
     prepared = [prepare_import(path, operation=operation, partial=partial) for path in files]
     runs = [write_import(one, store) for one in prepared]
     rows = [{**_describe(run), "file": str(path)} for run, path in zip(runs, files, strict=True)]
@@ -306,7 +307,7 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
     run = find_run(store, name)
     if run.status != "interrupted":
         raise UsageError(f"run {run.id} is {run.status}", hint="only interrupted runs can be continued")
-    if run.plan.verb == IMPORT_VERB:
+    if isinstance(run.plan.request, ImportRequest):
         hint = f"stepscope runs rm {run.id}, then stepscope runs import FILE again"
         raise UsageError(f"run {run.id} was imported: there is nothing to measure", hint=hint)
     table = find_table(plan_again(run, trust=trust))
@@ -330,7 +331,7 @@ def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
 
     Example: stepscope runs sql "SELECT benchmark, median_s FROM cases"
     """
-    from stepscope.metrics import list_tables, query_runs
+    from stepscope.metrics.sql import list_tables, query_runs
 
     if tables or not query or not query.strip():
         listed = list_tables()

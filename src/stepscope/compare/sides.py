@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 from stepscope.records import RankSamples
-from stepscope.stats import SLOW_PHASE_CHANCE, SLOW_PHASE_CHANCE_PROBED
+from stepscope.stats import SLOW_PHASE_CHANCE, SLOW_PHASE_CHANCE_PROBED, mean
 from stepscope.store import MeasuredCase
 
 NOTABLE_LOAD = 0.05
@@ -149,13 +148,14 @@ def explain_slowness(slower: Side, other: Side, quantile: float) -> float:
 
     What both sides met alike cancels, and how much it varies shows between the processes: only the difference counts.
     """
-    probe = max(0.0, fmean(p.slow_probe for p in slower.processes) - fmean(p.slow_probe for p in other.processes))
-    load = [fmean(process.load for process in side.processes) for side in (slower, other)]
+    slow, usual = (mean([process.slow_probe for process in side.processes]) for side in (slower, other))
+    probe = max(0.0, slow - usual)
+    load = [mean([process.load for process in side.processes]) for side in (slower, other)]
     if load[0] - load[1] < NOTABLE_LOAD:
         return probe
     bounds = [[process.explained(quantile) for process in side.processes] for side in (slower, other)]
     if math.inf in bounds[0]:
         return math.inf
     # A bound that is infinite on the other side only makes the difference larger: it explains nothing here.
-    met = fmean(0.0 if math.isinf(bound) else bound for bound in bounds[1])
-    return probe + max(0.0, fmean(bounds[0]) - met)
+    met = mean([0.0 if math.isinf(bound) else bound for bound in bounds[1]])
+    return probe + max(0.0, mean(bounds[0]) - met)

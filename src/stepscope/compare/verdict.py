@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -19,6 +18,7 @@ from stepscope.stats import (
     compare_processes,
     holm,
     holm_levels,
+    mean,
     plan_processes,
     quantile_time,
 )
@@ -395,7 +395,7 @@ def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> St
     quantile, level = estimate.statistic.quantile, own_level * estimate.statistic.weight
     low, high = estimate.ratio.interval_at(level)
     logs = [[math.log(quantile_time(process, quantile)) for process in side.seconds] for side in (item.a, item.b)]
-    times = [math.exp(fmean(side)) for side in logs]
+    times = [math.exp(mean(side)) for side in logs]
     return StatisticRow(
         name=estimate.statistic.name,
         time_a_s=times[0],

@@ -5,7 +5,6 @@ The exit code belongs to the kind of error, so that scripts can tell wrong use f
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -52,7 +51,9 @@ class UsageError(StepscopeError):
 def unknown_name(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> UsageError:
     """The error for a name that is not there, with the nearest one that is."""
     choices = list(known)
-    near = difflib.get_close_matches(name, choices, n=1)
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, choices, n=1)
     hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(choices)}"
     return UsageError(f"there is no {what} {name!r}", hint=hint, where=where)
 

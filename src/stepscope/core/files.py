@@ -10,7 +10,6 @@ import re
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -131,7 +130,9 @@ def _beside(path: Path) -> Path:
 
 
 def _somewhere() -> Path:
-    handle, name = tempfile.mkstemp(prefix="stepscope-output-")
+    from tempfile import mkstemp
+
+    handle, name = mkstemp(prefix="stepscope-output-")
     os.close(handle)
     return Path(name)
 

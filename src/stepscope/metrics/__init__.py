@@ -25,8 +25,6 @@ from stepscope.metrics.registry import (
     read_value,
     with_peaks,
 )
-from stepscope.metrics.sql import QueryResult, format_tables_markdown, list_tables, query_runs
-from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown
 
 __all__ = [
     "COLLECTIVES",
@@ -34,28 +32,22 @@ __all__ = [
     "MESSAGES",
     "MODELS",
     "OPERATORS",
-    "TRACE_METRICS",
     "WORKLOADS",
     "CaseInput",
     "Failed",
     "Metric",
     "NotApplicable",
     "Outcome",
-    "QueryResult",
     "Value",
     "bandwidth_of",
     "evaluate_case",
     "flatten_case",
     "forget_metrics",
     "format_metrics_markdown",
-    "format_tables_markdown",
-    "format_trace_metrics_markdown",
     "list_metrics",
-    "list_tables",
     "list_values",
     "load_metrics_file",
     "metric",
-    "query_runs",
     "read_value",
     "with_peaks",
 ]

@@ -11,11 +11,11 @@ import re
 import runpy
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from stepscope.core.errors import UsageError, first_line
+from stepscope.core.plugins import entry_points
 from stepscope.stats import Summary, summarize
 from stepscope.store import TPOT, TTFT, Ceilings, MeasuredCase, find_ceilings
 

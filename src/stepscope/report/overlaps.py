@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -33,7 +32,7 @@ from stepscope.records.kinds import (
     PatternStep,
 )
 from stepscope.report.table import NONE, Column, format_table
-from stepscope.stats import DEFAULT_LEVEL, median, median_interval, quantile_sorted
+from stepscope.stats import DEFAULT_LEVEL, mean, median, median_interval, quantile_sorted
 from stepscope.store import MeasuredCase
 
 
@@ -323,7 +322,7 @@ def _view_step(measured: MeasuredCase, step: PatternStep, whole_s: float) -> Ste
     if not slowest:
         return None
     median_s = quantile_sorted(slowest, 0.5)
-    waited_s = median(by_iteration(measured.samples, f"{WAIT}{step.name}", fmean)) or 0.0
+    waited_s = median(by_iteration(measured.samples, f"{WAIT}{step.name}", mean)) or 0.0
     taking_part = len({rank.rank for rank in measured.samples if f"{STEP}{step.name}" in rank.extra_s})
     return StepView(
         **msgspec.structs.asdict(step),

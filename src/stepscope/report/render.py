@@ -26,7 +26,6 @@ from stepscope.report.heatmap import (
     matrix_rows,
     without_pairs,
 )
-from stepscope.report.html import render_html
 from stepscope.report.table import (
     NONE,
     Column,
@@ -67,11 +66,17 @@ def render_report(report: Report, kind: str, *, width: int | None = None) -> str
         "markdown": render_markdown,
         "csv": render_csv,
         "json": render_json,
-        "html": render_html,
+        "html": _render_html,
     }
     if kind not in renderers:
         raise unknown_name("format", kind, renderers)
     return (escape_json if kind == "json" else escape_controls)(renderers[kind](report))
+
+
+def _render_html(report: Report) -> str:
+    from stepscope.report.html import render_html  # with it come charts, which other formats do without
+
+    return render_html(report)
 
 
 # Text: data rows, and everything else on lines that begin with `#`

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.core.units import escape_line
 
@@ -26,6 +28,8 @@ GAP = "  "
 _NAME_WIDTH = 24
 """Room that names get before columns are left out for others."""
 _LEAST_WIDTH = 6
+_NARROW = re.compile("[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2190-\u22ff]*")
+"""Characters of one place each, as most texts are made of: the others are looked up."""
 
 
 Role = Literal["benchmark", "case", "setting", "value"]
@@ -70,8 +74,7 @@ class Layout(NamedTuple, Generic[Row]):
     """For which there was no room."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Drawn:
+class _Drawn(Struct, frozen=True, eq=False, dict=True):
     """A column with the text of every row."""
 
     place: int
@@ -310,6 +313,8 @@ def escape(text: str) -> str:
 
 def text_width(text: str) -> int:
     """Places on a terminal: some characters take two, some none."""
+    if _NARROW.fullmatch(text):
+        return len(text)
     from rich.cells import cell_len
 
     return cell_len(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -93,8 +92,10 @@ def require_plain_folder(folder: Path) -> None:
 
     Its own place may be reached by a link; inside it are only folders and files, each with one name.
     """
+    from tempfile import TemporaryFile
+
     try:
-        with tempfile.TemporaryFile(dir=folder) as mine:  # file systems may give files another owner than the user
+        with TemporaryFile(dir=folder) as mine:  # file systems may give files another owner than the user
             reason = _find_odd(folder, os.fstat(mine.fileno()).st_uid)
     except OSError as error:
         raise _not_writable(folder, error) from error

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from itertools import accumulate
 from typing import NamedTuple
 
 from stepscope.bench.comms.layouts import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
 from stepscope.core.collectives import bus_factor
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.plugins import entry_points
 
 ENTRY_POINT_GROUP = "stepscope.collectives"
 

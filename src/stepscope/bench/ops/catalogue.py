@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module, resources
-from importlib.metadata import entry_points
 from inspect import isabstract
 from pkgutil import iter_modules
 
@@ -16,6 +15,7 @@ from stepscope.bench.ops import families
 from stepscope.bench.ops.language import expand_shape, parse_condition
 from stepscope.bench.ops.operator import Operator, Value
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.plugins import entry_points
 
 ENTRY_POINT_GROUP = "stepscope.ops"
 

@@ -12,11 +12,11 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.core.errors import UsageError, first_line
+from stepscope.core.plugins import entry_points
 from stepscope.formats.source import read_head
 from stepscope.formats.timeline import Timeline
 
