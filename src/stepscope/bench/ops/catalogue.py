@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module, resources
 from inspect import isabstract
 from pkgutil import iter_modules
+from string import Template
+from typing import Any
 
 import msgspec
 
@@ -100,13 +103,31 @@ def all_sets() -> Mapping[str, Mapping[str, ShapeSet]]:
     for file in sorted(resources.files(__package__).joinpath("data").iterdir(), key=lambda one: one.name):
         if not file.name.endswith(".toml"):
             continue
-        for operator, sets in tomllib.loads(file.read_text(encoding="utf-8")).items():
-            for name, content in sets.items():
-                known = found.setdefault(operator, {})
-                if name in known:
-                    raise ValueError(f"{file.name}: {operator}.{name} stands in another file too")
-                known[name] = msgspec.convert({**content, "name": name}, ShapeSet)
+        for operator, name, content in _read_sets(file.read_text(encoding="utf-8")):
+            known = found.setdefault(operator, {})
+            if name in known:
+                raise ValueError(f"{file.name}: {operator}.{name} stands in another file too")
+            known[name] = msgspec.convert({**content, "name": name}, ShapeSet)
     return found
+
+
+def _read_sets(text: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Operator, name and content of each; a file of models has them once per family, to be filled with each model's
+    values.
+    """
+    file = tomllib.loads(text)
+    models, sets, usual = file.pop("models", {}), file.pop("sets", []), file.pop("usual", {})
+    for operator, named in file.items():
+        for name, content in named.items():
+            yield operator, name, content
+    for name, model in models.items():
+        values = {key: value for part in model.values() if isinstance(part, dict) for key, value in part.items()}
+        for one in sets:
+            if model["family"] in one["families"]:
+                filled = Template(json.dumps(one)).substitute(values, about=model["about"])
+                content = {**usual, **json.loads(filled)}
+                del content["families"]
+                yield content.pop("operator"), name, content
 
 
 def shape_sets(operator: Operator) -> dict[str, ShapeSet]:
