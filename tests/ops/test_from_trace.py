@@ -22,7 +22,7 @@ from stepscope.bench.ops.from_trace import (
     read_traced_calls,
 )
 from stepscope.bench.ops.inputs import Maker
-from stepscope.bench.ops.trace_comparison import compare_with_trace, format_calls, format_comparison, store_trace
+from stepscope.bench.ops.trace_comparison import compare_with_trace, format_calls, format_comparison
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.graph import Graph, Node
 from stepscope.formats.tensors import Arguments, parse_schema
@@ -388,12 +388,11 @@ def test_cases_run_and_are_compared() -> None:
     trace.call("aten::add", 20, 40, ADD)
     trace.call("aten::cat", 50, 60, [("TensorList", [[2, 2]], [[2, 1]], ""), number("0")])
     traced = calls_of_timeline(trace.finish(), device="cpu")
-    cases, stands_for = cases_of_trace(traced, device="cpu")
-    (case,) = cases
+    (case,) = cases_of_trace(traced, device="cpu")
     assert read_case(case).dtype == "float32"
     assert case.benchmark.config == "trace"
-    assert stands_for[case.key][0].count == 2
-    stored = store_trace(traced, stands_for)
+    assert [(call.key, call.count) for call in traced.calls if call.key] == [(case.key, 2)]
+    stored = traced.record()
     assert "2 × aten::add float32[4,4] float32[4,4] 1: 15.00 ns in the trace" in format_calls(stored)
     comparison = compare_with_trace(stored, [])
     assert comparison.covered_share == 0.0
@@ -419,7 +418,7 @@ def test_only_those_that_take_most() -> None:
     trace.call("aten::add", 0, 10, ADD)
     trace.call("aten::mul", 20, 90, ADD[:2])
     traced = calls_of_timeline(trace.finish(), device="cpu")
-    cases, _ = cases_of_trace(traced, device="cpu", top=1)
+    cases = cases_of_trace(traced, device="cpu", top=1)
     assert [case.parameters["target"] for case in cases] == ["aten::mul.Tensor"]
 
 
@@ -447,9 +446,9 @@ def test_all_work_of_real_steps_can_be_rebuilt(h200: TracedCalls) -> None:
     assert [call.skip for call in h200.calls if call.skip] == []
     assert sum(call.trace_s or 0.0 for call in h200.calls) == pytest.approx(h200.busy_s)
     assert h200.linked_share == 1.0
-    cases, stands_for = cases_of_trace(h200, device="cuda")
-    assert sum(call.count for calls in stands_for.values() for call in calls) == sum(one.count for one in h200.calls)
-    assert len(cases) == len(stands_for)
+    cases = cases_of_trace(h200, device="cuda")
+    assert all(call.key is not None for call in h200.calls)
+    assert {case.key for case in cases} == {call.key for call in h200.calls}
 
 
 def test_rebuilt_calls_fit_their_operators(h200: TracedCalls) -> None:

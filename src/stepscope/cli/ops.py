@@ -26,7 +26,6 @@ from stepscope.cli.resume import is_rehearsal
 from stepscope.core.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.core.units import format_bytes, format_duration
 from stepscope.records import Case, OperatorRequest, TracedCallsRecord
-from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.store import StoredRun
@@ -164,13 +163,13 @@ def read_trace(
     path: Path, *, rank: int | None, top: int | None, device: str, caches: Sequence[str], compiled: bool
 ) -> TraceCases:
     from stepscope.bench.ops.from_trace import cases_of_trace, find_trace_files, read_traced_calls
-    from stepscope.bench.ops.trace_comparison import format_calls, store_trace
+    from stepscope.bench.ops.trace_comparison import format_calls
     from stepscope.measure import require_device
 
     require_device(device)
     files = find_trace_files(path, rank=rank)
     traced = read_traced_calls(files, device=device)
-    cases, stands_for = cases_of_trace(traced, device=device, caches=caches, compiled=compiled, top=top)
+    cases = cases_of_trace(traced, device=device, caches=caches, compiled=compiled, top=top)
     if not cases:
         reasons = dict.fromkeys(call.skip for call in traced.calls if call.skip)
         raise BadInputError(
@@ -178,7 +177,7 @@ def read_trace(
             hint="record with `stepscope trace record`, which keeps shapes and the execution trace",
             where=str(path),
         )
-    stored = store_trace(traced, stands_for)
+    stored = traced.record()
     return TraceCases(cases, stored, format_calls(stored))
 
 
@@ -257,6 +256,7 @@ def measure_cases(
     **limits: Any,
 ) -> int:
     """Measure the cases (measured peaks first), or only list them; then write the table that was asked for."""
+    from stepscope import api
     from stepscope.measure import device_kind, require_device
 
     limits.pop("compiled")
@@ -280,12 +280,11 @@ def measure_cases(
         return show_plan(listed, device=device, settings=settings, check=check, trace=trace, as_json=as_json)
     job = None
     if listed:
-        request = OperatorRequest(
-            device=device, settings=settings, check=check, kernels=kernels, graph=graph,
-            table=str(table.resolve()) if table is not None else None,
+        job = api.plan(
+            "ops", listed, name=title[:40], device=device, settings=settings, check=check, kernels=kernels,
+            graph=graph, table=str(table.resolve()) if table is not None else None,
             from_trace=trace.stored if trace is not None else None, **processes,
         )  # fmt: skip
-        job = Job("ops", title[:40], listed, request)
     stored = open_job(job, store=store, resume=resume, verb="ops")
     if find_stored_trace(stored) is not None and not as_json:
         # A case's arguments may be lists of hundreds of tensors, which no table of cases has room for.

@@ -121,17 +121,22 @@ class BaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return False
 
 
-class TracedCallRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a trace, as a run keeps it."""
+class TracedCallRecord(msgspec.Struct, kw_only=True):
+    """One operator with one set of inputs, as a run keeps it."""
 
     operator: str
     inputs: str
+    """For people: sizes and dtypes."""
     count: int
+    """Calls in all steps of the trace."""
     trace_s: float | None = None
+    """Profiled time of all these calls, on the device where the trace has one. None: the trace has no times."""
     key: str | None = None
     """The key of the case that measures it; None: it is not measured."""
     skip: str | None = None
+    """Why it cannot be run."""
     assumed: list[str] = []
+    """Inputs that were not recorded, as the operator's schema has them."""
 
 
 class TracedCallsRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,11 +145,16 @@ class TracedCallsRecord(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[str]
     steps: int
     calls: list[TracedCallRecord]
+    """By their time in the trace, then by count."""
     on_device: bool | None = None
+    """Whether times are device times; None: there are none."""
     busy_s: float | None = None
+    """Time of all work in the trace that was looked at, all steps: device time, or host time of operators."""
     left_s: dict[str, float] = {}
+    """Time that belongs to no operator's call, by reason."""
     profiled_step_s: float | None = None
     unprofiled_step_s: float | None = None
+    """A step's own time, where the recording has measured it."""
 
 
 class OperatorRequest(BaseRequest, frozen=True, kw_only=True, tag="ops"):

@@ -11,20 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from stepscope.bench.ops.catalogue import find_operator
 from stepscope.bench.ops.inputs import Arenas, Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Shape, Work
 from stepscope.bench.ops.reference import as_tensors, check_compiled, differentiable_outputs, same_tensors, seeded_like
+from stepscope.core.lazy_torch import torch
 from stepscope.measure import open_device
 from stepscope.records import Case
 from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.run.ranks import CaseSkipped
 from stepscope.system import bfloat16_works
-
-if TYPE_CHECKING:
-    import torch
 
 CACHES = ("warm", "cold")
 EVICTION_FACTOR = 4
@@ -55,8 +54,6 @@ class CacheFlush:
     """Overwrites the last-level cache of a device; on a GPU the work is queued like any other."""
 
     def __init__(self, device: str, cache_bytes: int) -> None:
-        import torch
-
         self._buffer: torch.Tensor = torch.empty(EVICTION_FACTOR * cache_bytes, dtype=torch.int8, device=device)
 
     def __call__(self) -> None:
@@ -117,8 +114,6 @@ class OperatorCase(NamedTuple):
 
 
 def _has_tf32(device: str) -> bool:
-    import torch
-
     return device.startswith("cuda") and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
 
 
@@ -139,8 +134,6 @@ def read_case(case: Case) -> OperatorCase:
 @contextmanager
 def math_mode(dtype: str, direction: str) -> Iterator[None]:
     """float32 is float32: matrix units round to tf32 only in cases that ask for tf32. Only backward needs gradients."""
-    import torch
-
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = dtype == "tf32"
@@ -182,8 +175,6 @@ def build(
     """Make `sets` sets of inputs and the call on each; nothing is timed but compilation."""
     if compiled:
         # The compiler keeps what it made for a line of code, at most eight times: a sweep compiles it for every shape.
-        import torch
-
         torch._dynamo.reset()
     maker = Maker(dtype, device, arenas)
     inputs = [operator.make_inputs(shape, maker) for _ in range(sets)]
@@ -226,8 +217,6 @@ def _bind(
     *,
     compiled: bool,
 ) -> Call:
-    import torch
-
     if direction == "forward":
         call = operator.bind(shape, inputs)
         return _compile(call) if compiled else call
@@ -237,13 +226,11 @@ def _bind(
         outputs = differentiable_outputs((_compile(call) if compiled else call)())
     upstream = seeded_like(outputs)
     wanted = tuple(leaves.values())
-    return lambda: torch.autograd.grad(outputs, wanted, upstream, retain_graph=True)
+    return partial(torch.autograd.grad, outputs, wanted, upstream, retain_graph=True)
 
 
 def _compile(call: Call) -> Call:
     """`fullgraph`: what cannot be compiled whole fails instead of running eagerly under the compiler's name."""
-    import torch
-
     compiled: Call = torch.compile(call, fullgraph=True, dynamic=False)
     return compiled
 

@@ -8,7 +8,6 @@ a file names are classes of PARAM's: ranges are read where they stand, and data 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import random
@@ -17,19 +16,19 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
+import msgspec
 import yaml
 
 from stepscope.bench.ops.families.call import OPERATOR, make_shape
 from stepscope.bench.ops.language import LARGEST_SIZE, MAX_CASES, CaseRequest
 from stepscope.core.dtypes import dtype_name
-from stepscope.core.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError, unknown_name
 from stepscope.traces.calls.arguments import ELEMENT_BYTES, LARGEST_WHOLE, write_json
 from stepscope.traces.calls.torch_calls import ATEN
 
 MAX_FILE_BYTES = 16 << 20
-_KEYS = ("op", "shape", "set", "dtypes", "passes", "caches", "draws", "seed")
 _HINT = 'write for example [[cases]] with op = "gemm" and shape = "m=128/256,n=4096,k=4096"'
 
 
@@ -114,80 +113,67 @@ def _load_yaml(text: str) -> Any:
         loader.dispose()
 
 
-class _Entry:
-    """Reads one table of `cases`; every refusal names its place."""
+class _Rule(NamedTuple):
+    """What one key of a case holds."""
 
-    def __init__(self, table: object, file: str, place: str) -> None:
-        self._file, self._place = file, place
-        if not isinstance(table, dict):
-            self.refuse("a case is a table of names and values")
-        self._table: Mapping[Any, Any] = table
-        for key in table:
-            if key not in _KEYS:
-                near = difflib.get_close_matches(str(key)[:40], _KEYS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(_KEYS)}"
-                self.refuse(f"a case has no {str(key)[:40]!r}", hint=hint)
-
-    def refuse(self, message: str, key: str = "", hint: str = _HINT) -> NoReturn:
-        place = f"{self._place}.{key}" if key else self._place
-        raise BadInputError(message, hint=hint, where=f"{self._file}: {place}")
-
-    def read(self) -> CaseRequest:
-        op = self._text("op")
-        if op is None:
-            self.refuse("a case names its operator: op is missing")
-        shape, name = self._shape(), self._text("set")
-        if shape is not None and name is not None:
-            self.refuse("a case has a shape or a set, not both", "set", "write two cases")
-        return CaseRequest(
-            op=op,
-            shape=shape,
-            set=name,
-            dtypes=self._texts("dtypes"),
-            passes=self._texts("passes"),
-            caches=self._texts("caches"),
-            draws=self._whole("draws"),
-            seed=self._whole("seed"),
-            where=f"{self._file}: {self._place}",
-        )
-
-    def _text(self, key: str) -> str | None:
-        value = self._table.get(key)
-        if value is not None and not isinstance(value, str):
-            self.refuse(f"{key} is a text", key)
-        return value
-
-    def _texts(self, key: str) -> tuple[str, ...] | None:
-        value = self._table.get(key)
-        if value is None:
-            return None
-        listed = [value] if isinstance(value, str) else value
-        if not isinstance(listed, list) or not listed or not all(isinstance(one, str) for one in listed):
-            self.refuse(f"{key} is a list of texts", key, f'write for example {key} = ["{_EXAMPLES[key]}"]')
-        return tuple(listed)
-
-    def _whole(self, key: str) -> int | None:
-        value = self._table.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            self.refuse(f"{key} is a whole number, 0 or more", key, f"write for example {key} = 100")
-        return value
-
-    def _shape(self) -> str | dict[str, Any] | None:
-        value = self._table.get("shape")
-        if value is None or isinstance(value, str):
-            return value
-        if not isinstance(value, dict):
-            self.refuse("shape is a text of the case language or a table", "shape")
-        for name, one in value.items():
-            parts = one if isinstance(one, list) else [one]
-            if not isinstance(name, str) or not all(isinstance(part, str | int | float) for part in parts):
-                self.refuse("a value of a shape is a number, a text, or a list of those", f"shape.{str(name)[:40]}")
-        return value
+    kind: Any
+    says: str
+    hint: str = _HINT
 
 
-_EXAMPLES = {"dtypes": "bfloat16", "passes": "forward", "caches": "cold"}
+_Texts = str | Annotated[list[str], msgspec.Meta(min_length=1)]
+_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_Part = str | int | float | bool
+_KEYS = {
+    "op": _Rule(str, "op is a text"),
+    "shape": _Rule(str | dict, "shape is a text of the case language or a table"),
+    "set": _Rule(str, "set is a text"),
+    "dtypes": _Rule(_Texts, "dtypes is a list of texts", 'write for example dtypes = ["bfloat16"]'),
+    "passes": _Rule(_Texts, "passes is a list of texts", 'write for example passes = ["forward"]'),
+    "caches": _Rule(_Texts, "caches is a list of texts", 'write for example caches = ["cold"]'),
+    "draws": _Rule(_Whole, "draws is a whole number, 0 or more", "write for example draws = 100"),
+    "seed": _Rule(_Whole, "seed is a whole number, 0 or more", "write for example seed = 100"),
+}
+
+
+def _fits(value: object, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError):
+        return False
+    return True
+
+
+def _read_entry(table: object, file: str, place: str) -> CaseRequest:
+    """One table of `cases`; every refusal names its place."""
+
+    def refuse(message: str, key: str = "", hint: str | None = _HINT) -> NoReturn:
+        raise BadInputError(message, hint=hint, where=f"{file}: {place}.{key}" if key else f"{file}: {place}")
+
+    if not isinstance(table, dict):
+        refuse("a case is a table of names and values")
+    for key in table:
+        if key not in _KEYS:
+            name = str(key)[:40]
+            refuse(f"a case has no {name!r}", hint=unknown_name("key", name, _KEYS).hint)
+    given = {key: table[key] for key in _KEYS if table.get(key) is not None}
+    if "op" not in given:
+        refuse("a case names its operator: op is missing")
+    for key, value in given.items():
+        rule = _KEYS[key]
+        if not _fits(value, rule.kind):
+            refuse(rule.says, key, rule.hint)
+    shape = given.get("shape")
+    for name, value in shape.items() if isinstance(shape, dict) else ():
+        if not isinstance(name, str) or not _fits(value, _Part | list[_Part]):
+            refuse("a value of a shape is a number, a text, or a list of those", f"shape.{str(name)[:40]}")
+    if shape is not None and "set" in given:
+        refuse("a case has a shape or a set, not both", "set", "write two cases")
+    lists = {key: (given[key],) if isinstance(given[key], str) else tuple(given[key]) for key in given.keys() & _LISTED}
+    return CaseRequest(**{**given, **lists}, where=f"{file}: {place}")
+
+
+_LISTED = frozenset({"dtypes", "passes", "caches"})
 
 
 def _read_cases(content: object, file: str) -> list[CaseRequest]:
@@ -200,7 +186,7 @@ def _read_cases(content: object, file: str) -> list[CaseRequest]:
         raise BadInputError(
             f"{len(cases):,} cases, {MAX_CASES:,} are allowed", hint="write ranges and draws", where=f"{file}: cases"
         )
-    return [_Entry(one, file, f"cases[{i}]").read() for i, one in enumerate(cases)]
+    return [_read_entry(one, file, f"cases[{i}]") for i, one in enumerate(cases)]
 
 
 # PARAM

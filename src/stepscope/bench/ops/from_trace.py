@@ -20,8 +20,9 @@ from stepscope.bench.ops.cases import cases_of_requests
 from stepscope.bench.ops.families.call import OPERATOR, make_shape
 from stepscope.bench.ops.language import CaseRequest
 from stepscope.core.errors import BadInputError, UsageError
+from stepscope.core.lazy_torch import torch
 from stepscope.formats.classify import does_no_work
-from stepscope.records import Case
+from stepscope.records import Case, TracedCallRecord, TracedCallsRecord
 from stepscope.traces.calls.arguments import write_json
 from stepscope.traces.calls.rebuild import make_call_arguments
 from stepscope.traces.calls.torch_calls import ATEN
@@ -49,43 +50,25 @@ _FRACTION = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(
 NO_SHAPES = "its inputs were not recorded: record with shapes, or an execution trace too"
 
 
-class TracedCall(msgspec.Struct, kw_only=True):
-    """One operator with one set of inputs."""
+class TracedCall(TracedCallRecord, kw_only=True):
+    """With what it takes to make its case."""
 
-    operator: str
-    inputs: str
-    """For people: sizes and dtypes."""
     count: int = 0
-    """Calls in all steps of the trace."""
-    trace_s: float | None = None
-    """Profiled time of all these calls, on the device where the trace has one. None: the trace has no times."""
     shape: dict[str, Any] | None = None
     """Shape of the case of `call`; None where it cannot be run."""
-    skip: str | None = None
-    """Why it cannot be run."""
-    assumed: list[str] = []
-    """Inputs that were not recorded, as the operator's schema has them."""
-    kernels: list[str] = []
+    kernels: list[str] = msgspec.field(default_factory=list)
     """What ran on the device, by time."""
 
 
-class TracedCalls(msgspec.Struct, frozen=True, kw_only=True):
+class TracedCalls(TracedCallsRecord, frozen=True, kw_only=True):
     """What a trace asks for."""
 
-    sources: list[str]
-    steps: int
-    calls: list[TracedCall]
-    """By their time in the trace, then by count."""
-    on_device: bool | None = None
-    """Whether times are device times; None: there are none."""
-    busy_s: float | None = None
-    """Time of all work in the trace that was looked at, all steps: device time, or host time of operators."""
-    left_s: dict[str, float] = {}
-    """Time that belongs to no operator's call, by reason."""
-    profiled_step_s: float | None = None
-    unprofiled_step_s: float | None = None
-    """A step's own time, where the recording has measured it."""
+    calls: list[TracedCall]  # type: ignore[assignment]
     linked_share: float | None = None
+
+    def record(self) -> TracedCallsRecord:
+        """What a run keeps of it."""
+        return msgspec.convert(self, TracedCallsRecord, from_attributes=True)
 
 
 class TraceFiles(NamedTuple):
@@ -295,8 +278,6 @@ class _TimelineReader:
 
 def find_schemas(name: str) -> list[Schema]:
     """All overloads that the torch of this process has of an operator."""
-    import torch
-
     from stepscope.formats.tensors import parse_schema
 
     found = [parse_schema(str(one)) for one in torch._C._jit_get_schemas_for_operator(name)]
@@ -374,11 +355,10 @@ def _format_input(value: Traced) -> str:
 
 def cases_of_trace(
     traced: TracedCalls, *, device: str, caches: Sequence[str] = (), compiled: bool = False, top: int | None = None
-) -> tuple[list[Case], dict[str, list[TracedCall]]]:
-    """Cases, and for each case's key the calls that it stands for. `top`: those with most time in the trace."""
+) -> list[Case]:
+    """One for each different call, which gets its key. `top`: those with most time in the trace."""
     wanted = [call for call in traced.calls if call.shape is not None]
     cases: dict[str, Case] = {}
-    stands_for: dict[str, list[TracedCall]] = {}
     where = traced.sources[0] if traced.sources else "trace"
     for call in wanted[:top]:
         dtype = OPERATOR.named_dtype(call.shape or {})
@@ -387,6 +367,6 @@ def cases_of_trace(
             config=CONFIG, where=where,
         )  # fmt: skip
         for case in cases_of_requests([request], device=device, caches=caches, compiled=compiled):
+            call.key = case.key
             cases[case.key] = case
-            stands_for.setdefault(case.key, []).append(call)
-    return list(cases.values()), stands_for
+    return list(cases.values())

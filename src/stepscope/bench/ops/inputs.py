@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from stepscope.core.lazy_torch import torch
 
 SEED = 20211013
 CHUNK_ELEMENTS = 1 << 20
@@ -24,8 +22,6 @@ _NARROW_FLOATS = frozenset({"float8_e4m3fn"})
 
 def storage_dtype(dtype: str) -> torch.dtype:
     """The torch dtype that holds values of a dtype of this room."""
-    import torch
-
     found = getattr(torch, _STORAGE.get(dtype, dtype))
     assert isinstance(found, torch.dtype)
     return found
@@ -64,8 +60,6 @@ class Arena:
         return values[start - first : start - first + count]
 
     def _add_piece(self, start: int) -> tuple[int, torch.Tensor]:
-        import torch
-
         low = start // CHUNK_ELEMENTS
         high = -(-max(self._next, self._expected) // CHUNK_ELEMENTS)
         values = torch.empty((high - low) * CHUNK_ELEMENTS, dtype=self._dtype, device=self._device)
@@ -112,8 +106,6 @@ class Maker:
     """Makes one case's inputs in its dtype on its device. Two makers with the same seed make the same inputs."""
 
     def __init__(self, dtype: str, device: str, arenas: Arenas | None = None) -> None:
-        import torch
-
         self.dtype_name = dtype
         self.dtype = storage_dtype(dtype)
         self.device = device
@@ -122,8 +114,6 @@ class Maker:
 
     def values(self, *size: int, scale: float = 1.0) -> torch.Tensor:
         """Normal for floats (times `scale`), whole numbers of −100…99 for integers. Read-only: see `own`."""
-        import torch
-
         narrow = self.dtype_name in _NARROW_FLOATS
         source = torch.bfloat16 if narrow else self.dtype
         taken = self._arenas.get(source, self.device).take(math.prod(size)).view(size)
@@ -136,29 +126,19 @@ class Maker:
         return tensor.clone()
 
     def empty(self, *size: int) -> torch.Tensor:
-        import torch
-
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
     def uniform(self, *size: int) -> torch.Tensor:
         """0…1, in the case's dtype."""
-        import torch
-
         return torch.rand(size, device=self.device, generator=self.generator).to(self.dtype)
 
     def indices(self, high: int, *size: int) -> torch.Tensor:
         """Uniform over 0 … high − 1, int64."""
-        import torch
-
         return torch.randint(high, size, device=self.device, generator=self.generator)
 
     def permutation(self, count: int) -> torch.Tensor:
         """0 … count − 1 in random order, int64."""
-        import torch
-
         return torch.randperm(count, device=self.device, generator=self.generator)
 
     def tensor(self, numbers: Sequence[int], dtype: str = "int64") -> torch.Tensor:
-        import torch
-
         return torch.tensor(numbers, dtype=storage_dtype(dtype), device=self.device)

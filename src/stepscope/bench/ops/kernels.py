@@ -13,18 +13,16 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from stepscope.bench.ops.operator import Call
+from stepscope.core.lazy_torch import torch
 from stepscope.measure import Device
 from stepscope.records import KernelUse
 from stepscope.store import StoredRun
 from stepscope.store.folder import whole_lines
-
-if TYPE_CHECKING:
-    import torch
 
 PROFILED_CALLS = 5
 QUIET_LOG_LEVEL = "6"
@@ -61,7 +59,6 @@ def _profile_cuda(
 
 def _record(steps: Sequence[Callable[[], object]]) -> list[tuple[str, float]]:
     """Name and duration of everything that ran on the device, in the order it began."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -129,8 +126,6 @@ def time_replays(
     calls: Sequence[Call], device: Device, *, before_sample: Callable[[], object] | None = None, replays: int = REPLAYS
 ) -> list[float]:
     """Seconds per call of each replay. The current stream must not be the default one: that one cannot be captured."""
-    import torch
-
     lap = list(calls)
     if before_sample is None:
         lap = lap * -(-MIN_CAPTURED_CALLS // len(lap))

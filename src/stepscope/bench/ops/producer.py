@@ -16,6 +16,7 @@ from stepscope.bench.ops.cases import PEAK_SETTINGS
 from stepscope.bench.ops.inputs import Arenas
 from stepscope.bench.ops.kernels import CaptureError, ProfiledCase, profile_in_child, profile_kernels, time_replays
 from stepscope.core.errors import first_line
+from stepscope.core.lazy_torch import torch
 from stepscope.core.units import format_bytes
 from stepscope.launch.worker import Session
 from stepscope.measure import (
@@ -154,8 +155,6 @@ class OperatorProducer(Producer):
 
     def _build(self, asked: OperatorCase, rotation: Rotation) -> Built:
         """With a first call on every set, so that what torch lacks shows now."""
-        import torch
-
         try:
             built = build(
                 asked.operator,
@@ -214,8 +213,6 @@ class OperatorProducer(Producer):
 
 def _wake_autograd(device: str) -> None:
     """The backward thread meets its CUDA context on its first product, and warns of it; that is not a case's affair."""
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaf = torch.ones(2, 2, device=device, requires_grad=True)
@@ -264,8 +261,6 @@ def estimate_cases(cases: Sequence[Case], *, device: str, settings: MeasureSetti
 
 def glimpse(device: str) -> Rates:
     """Float32 rates of this machine from a few calls; a factor of two off is good enough here."""
-    import torch
-
     opened = open_device(device)
 
     def best(call: Callable[[], object]) -> float:

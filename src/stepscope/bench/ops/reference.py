@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepscope.core.lazy_torch import torch
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.operator import Operator, Shape
 
 RELATIVE_TOLERANCE = {
@@ -38,8 +37,6 @@ never written hides in the norm of four thousand others."""
 
 def seeded_like(tensors: Sequence[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:
     """Normal numbers in each tensor's shape, dtype and place: the upstream of a backward check."""
-    import torch
-
     generator = torch.Generator(tensors[0].device).manual_seed(seed)
     return [torch.randn(one.shape, device=one.device, generator=generator).to(one.dtype) for one in tensors]
 
@@ -51,8 +48,6 @@ def check_close(
 
     Long sums in float32 round by more than single products: `terms` of them are allowed a step times their root.
     """
-    import torch
-
     rule = dtype or str(result.dtype).removeprefix("torch.")
     if result.shape != reference.shape:
         raise WrongResultError(f"{name} has the shape {tuple(result.shape)}, not {tuple(reference.shape)}")
@@ -101,8 +96,6 @@ def check_compiled(
 
 def same_tensors(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
     """Bit by bit; what is not a number equals itself."""
-    import torch
-
     return all(
         torch.equal(one.nan_to_num(0.0) if one.is_floating_point() else one,
                     other.nan_to_num(0.0) if other.is_floating_point() else other)
@@ -117,8 +110,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def _underflow(result: torch.Tensor) -> float:
     """What rounding costs where values are so small that a dtype has no relative accuracy: half a step an element."""
-    import torch
-
     if not result.is_floating_point() or result.dtype.itemsize == 1:
         return 0.0
     limits = torch.finfo(result.dtype)
@@ -126,8 +117,6 @@ def _underflow(result: torch.Tensor) -> float:
 
 
 def check_forward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> None:
-    import torch
-
     with torch.no_grad():
         results = as_tensors(operator.bind(shape, inputs)())
         references = as_tensors(operator.bind_reference(shape, widen(inputs))())
@@ -152,8 +141,6 @@ def take_gradients(
 
     `bind` is the operator's own, or that of its reference.
     """
-    import torch
-
     given = {name: tensor.detach() for name, tensor in inputs.items()}
     leaves = [given[name].requires_grad_() for name in operator.gradient_names(shape)]
     with torch.enable_grad():
@@ -181,8 +168,6 @@ def widen(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def as_tensors(result: Any) -> list[torch.Tensor]:
     """A call's result as a flat list."""
-    import torch
-
     if isinstance(result, torch.Tensor):
         return [result]
     return [tensor for part in result or () for tensor in as_tensors(part)]
@@ -201,7 +186,6 @@ def check_added_gradients(
     float by more than its tolerance, though nothing is wrong. `by_rows`: a row goes to one place as a whole, so that
     one number in it is enough and the others are 0, which keeps the sums small.
     """
-    import torch
 
     def make_upstream(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         (output,) = outputs
@@ -220,6 +204,4 @@ def check_added_gradients(
 
 def count_repeats(index: torch.Tensor) -> int:
     """How many of the indices name a place that another one named before."""
-    import torch
-
     return index.numel() - int(torch.unique(index).numel())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
 
 import msgspec
 
-from stepscope.bench.ops.from_trace import TracedCall, TracedCalls
 from stepscope.core.units import format_duration, format_ratio, format_share, format_significant
 from stepscope.records import TracedCallRecord, TracedCallsRecord
 from stepscope.store import MeasuredCase
@@ -54,21 +52,6 @@ class TraceComparison(msgspec.Struct, frozen=True, kw_only=True):
     unprofiled_step_s: float | None
 
 
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
-
-
-def _copy_fields(kind: type[_Struct], source: msgspec.Struct, **changes: Any) -> _Struct:
-    """A struct of that kind: fields that `source` has too are the same, but for the changes."""
-    shared = {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
-    return kind(**{**shared, **changes})
-
-
-def store_trace(traced: TracedCalls, stands_for: Mapping[str, Sequence[TracedCall]]) -> TracedCallsRecord:
-    keys = {id(call): key for key, calls in stands_for.items() for call in calls}
-    calls = [_copy_fields(TracedCallRecord, call, key=keys.get(id(call))) for call in traced.calls]
-    return _copy_fields(TracedCallsRecord, traced, calls=calls)
-
-
 def compare_with_trace(trace: TracedCallsRecord, cases: Iterable[MeasuredCase]) -> TraceComparison:
     """Medians of the cases against the means of the trace."""
     by_key = {measured.result.case.key: measured for measured in cases}
@@ -77,15 +60,18 @@ def compare_with_trace(trace: TracedCallsRecord, cases: Iterable[MeasuredCase]) 
     traced = [call.trace_s * call.calls_per_step for call in measured if call.trace_s is not None]
     traced_step_s = sum(traced) if trace.on_device is not None else None
     busy_step_s = trace.busy_s / trace.steps if trace.busy_s is not None else None
-    return _copy_fields(
-        TraceComparison,
-        trace,
+    return TraceComparison(
+        sources=trace.sources,
+        steps=trace.steps,
+        on_device=trace.on_device,
         calls=calls,
         measured_step_s=sum(call.measured_step_s or 0.0 for call in measured),
         traced_step_s=traced_step_s,
         busy_step_s=busy_step_s,
         covered_share=traced_step_s / busy_step_s if traced_step_s is not None and busy_step_s else None,
         left_s={reason: seconds / trace.steps for reason, seconds in trace.left_s.items()},
+        profiled_step_s=trace.profiled_step_s,
+        unprofiled_step_s=trace.unprofiled_step_s,
     )
 
 
@@ -94,15 +80,17 @@ def _compare(call: TracedCallRecord, steps: int, by_key: Mapping[str, MeasuredCa
     summary = found.summary() if found is not None else None
     measured_s = summary.median_s if summary is not None else None
     trace_s = call.trace_s / call.count if call.trace_s is not None else None
-    return _copy_fields(
-        ComparedCall,
-        call,
+    return ComparedCall(
+        operator=call.operator,
+        inputs=call.inputs,
         calls_per_step=call.count / steps,
         trace_s=trace_s,
         measured_s=measured_s,
         ratio=measured_s / trace_s if measured_s is not None and trace_s else None,
         measured_step_s=measured_s * call.count / steps if measured_s is not None else None,
         skip=call.skip or _why_not(call, found),
+        assumed=call.assumed,
+        key=call.key,
     )
 
 

@@ -91,65 +91,48 @@ def _of_bags(make: Callable[[int], Any]) -> Bound:
     return find
 
 
-_BAGS: dict[str, Bound] = {"offsets": _of_bags(lambda length: Ramp(length, 1))}
-_BAG_GRADIENTS: dict[str, Bound] = {
-    **_BAGS,
-    "indices": _number("num_weights"),
-    "offset2bag": _of_bags(lambda length: Ramp(1, length)),
-    "bag_size": _of_bags(Constant),
-    "maximum_indices": _number("num_weights"),
-}
+def _alike(operators: str, bounds: dict[str, Bound]) -> dict[str, dict[str, Bound]]:
+    return dict.fromkeys(operators.split(), bounds)
+
 
 _INDEXED: dict[str, dict[str, Bound]] = {
-    "_embedding_bag": {"indices": _size("weight", 0), **_BAGS},
-    "_embedding_bag_forward_only": {"indices": _size("weight", 0), **_BAGS},
-    "embedding_bag": {"indices": _size("weight", 0), **_BAGS},
-    "_embedding_bag_backward": _BAG_GRADIENTS,
-    "_embedding_bag_dense_backward": _BAG_GRADIENTS,
-    "_embedding_bag_sparse_backward": _BAG_GRADIENTS,
+    **_alike(
+        "_embedding_bag _embedding_bag_forward_only embedding_bag",
+        {"indices": _size("weight", 0), "offsets": _of_bags(lambda length: Ramp(length, 1))},
+    ),
+    **_alike(
+        "_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_sparse_backward",
+        {
+            "offsets": _of_bags(lambda length: Ramp(length, 1)),
+            "indices": _number("num_weights"),
+            "offset2bag": _of_bags(lambda length: Ramp(1, length)),
+            "bag_size": _of_bags(Constant),
+            "maximum_indices": _number("num_weights"),
+        },
+    ),
     "embedding": {"indices": _size("weight", 0)},
-    "embedding_dense_backward": {"indices": _number("num_weights")},
-    "embedding_backward": {"indices": _number("num_weights")},
-    "index_select": {"index": _size("self", "dim")},
+    **_alike("embedding_dense_backward embedding_backward", {"indices": _number("num_weights")}),
     "index_select_backward": {"index": lambda named: (named.get("self_sizes") or [None])[0]},
-    "gather": {"index": _size("self", "dim")},
-    "gather_backward": {"index": _size("self", "dim")},
-    "scatter": {"index": _size("self", "dim")},
-    "scatter_add": {"index": _size("self", "dim")},
-    "scatter_reduce": {"index": _size("self", "dim")},
-    "index_add": {"index": _size("self", "dim")},
-    "index_copy": {"index": _size("self", "dim")},
-    "index_fill": {"index": _size("self", "dim")},
-    "index": {"indices": _each_dimension},
-    "index_put": {"indices": _each_dimension},
-    "_index_put_impl": {"indices": _each_dimension},
-    "_unsafe_index": {"indices": _each_dimension},
-    "_unsafe_index_put": {"indices": _each_dimension},
-    "take": {"index": _elements("self")},
-    "put": {"index": _elements("self")},
+    **_alike(
+        "index_select gather gather_backward scatter scatter_add scatter_reduce index_add index_copy index_fill",
+        {"index": _size("self", "dim")},
+    ),
+    **_alike("index index_put _index_put_impl _unsafe_index _unsafe_index_put", {"indices": _each_dimension}),
+    **_alike("take put", {"index": _elements("self")}),
     "take_along_dim": {"indices": _size("self", "dim")},
     "one_hot": {"self": _number("num_classes")},
-    "nll_loss": {"target": _size("self", 1)},
-    "nll_loss_nd": {"target": _size("self", 1)},
-    "nll_loss_forward": {"target": _size("self", 1)},
-    "nll_loss_backward": {"target": _size("self", 1)},
-    "nll_loss2d": {"target": _size("self", 1)},
-    "nll_loss2d_forward": {"target": _size("self", 1)},
-    "nll_loss2d_backward": {"target": _size("self", 1)},
-    "cross_entropy_loss": {"target": _size("self", 1)},
+    **_alike(
+        "nll_loss nll_loss_nd nll_loss_forward nll_loss_backward nll_loss2d nll_loss2d_forward nll_loss2d_backward "
+        "cross_entropy_loss",
+        {"target": _size("self", 1)},
+    ),
     "max_pool2d_with_indices_backward": {"indices": _plane("self")},
 }
 """Operator → input that holds indices → how many there are."""
 
-_STEERED = frozenset(
-    {
-        "repeat_interleave",
-        "_pack_padded_sequence",
-        "segment_reduce",
-        "searchsorted",
-        "bucketize",
-    }
-)
+_STEERED = frozenset({
+    "repeat_interleave", "_pack_padded_sequence", "segment_reduce", "searchsorted", "bucketize",
+})  # fmt: skip
 """Their whole numbers depend on each other: drawn at random they would be another call, or none at all."""
 
 _PLAIN = frozenset({

@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stepscope.core.errors import first_line
+from stepscope.core.lazy_torch import torch
 from stepscope.traces.calls.arguments import (
     ELEMENT_BYTES,
     FLOAT_NAMES,
@@ -18,9 +19,6 @@ from stepscope.traces.calls.arguments import (
     read_list,
     read_object,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 ATEN, FUNCTIONAL, MODULE, FUNCTION = "aten::", "torch.nn.functional.", "torch.nn.", "torch."
 MODULE_PREFIX = "module."
@@ -107,8 +105,6 @@ def make_tensor(spec: TensorSpec, source: TensorSource) -> torch.Tensor:
 
 
 def _draw(spec: TensorSpec, size: Sequence[int], source: TensorSource) -> torch.Tensor:
-    import torch
-
     dtype = source.dtype if spec.dtype is None else getattr(torch, spec.dtype)
     if dtype.is_floating_point:
         return _draw_normal(size, dtype, source)
@@ -122,16 +118,12 @@ def _draw(spec: TensorSpec, size: Sequence[int], source: TensorSource) -> torch.
 
 
 def _draw_normal(size: Sequence[int], dtype: torch.dtype, source: TensorSource, *, scale: float = 1.0) -> torch.Tensor:
-    import torch
-
     values = torch.randn(size, dtype=_drawable(dtype), device=source.device, generator=source.generator)
     return (values if scale == 1.0 else values.mul_(scale)).to(dtype)
 
 
 def _drawable(dtype: torch.dtype) -> torch.dtype:
     """Nothing is drawn in floats of one byte: they are rounded."""
-    import torch
-
     return dtype if dtype.itemsize > 1 else torch.float32
 
 
@@ -146,8 +138,6 @@ def require_target(target: str) -> None:
 
 
 def _find_module(target: str) -> Any:
-    import torch
-
     name = target.removeprefix(MODULE)
     found = getattr(torch.nn, name, None) if name.isidentifier() and not name.startswith("_") else None
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
@@ -157,8 +147,6 @@ def _find_module(target: str) -> Any:
 
 def _find_function(target: str) -> Any:
     """The packet, overload or function; only what computes with tensors is ever found."""
-    import torch
-
     if target.startswith(ATEN):
         return _find_aten(target)
     owner, _, name = target.rpartition(".")
@@ -179,8 +167,6 @@ def _find_function(target: str) -> Any:
 
 def _find_aten(target: str) -> Any:
     """An overload where one is named, else the packet of all."""
-    import torch
-
     schema = _SCHEMA.fullmatch(target)
     match = _ATEN.fullmatch(schema[1] if schema else target)
     packet = getattr(torch.ops.aten, match[1], None) if match and not match[1].startswith("__") else None
@@ -205,8 +191,6 @@ def _overloads(packet: Any) -> list[str]:
 
 
 def _require_schema(target: str, overload: Any) -> None:
-    import torch
-
     try:
         given = torch._C.parse_schema(target)
     except RuntimeError as error:
@@ -225,8 +209,6 @@ def _require_tensors(overload: Any) -> None:
 
 def _resolve(packet: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
     """The overload that torch takes for these arguments, looked up once instead of at every call."""
-    import torch
-
     name = packet._qualified_op_name
     candidates = [(args, kwargs), *(_fold(getattr(packet, one), args, kwargs) for one in _overloads(packet))]
     for some_args, some_kwargs in candidates:
@@ -248,8 +230,6 @@ def _fold(overload: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[
 
 
 def _same_device(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.device:
-    import torch
-
     kinds = {tensor.device.type for tensor in inputs.values()} - {"meta"}
     if len(kinds) > 1:  # some tensors stay on the host
         kinds.discard("cpu")
@@ -260,8 +240,6 @@ def _same_device(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.device:
 
 def bind_plan(plan: CallPlan, inputs: Mapping[str, torch.Tensor]) -> Callable[[], Any]:
     """The call on tensors by the names of `plan.tensors()`, a module's by those of `module_layout`."""
-    import torch
-
     special = {"dtype": lambda name: getattr(torch, name), "device": lambda name: _same_device(name, inputs)}
     args = [fill(value, f"arg{i}", inputs, special) for i, value in enumerate(plan.args)]
     kwargs = {name: fill(value, f"kwarg.{name}", inputs, special) for name, value in plan.kwargs.items()}
@@ -281,8 +259,6 @@ def bind_plan(plan: CallPlan, inputs: Mapping[str, torch.Tensor]) -> Callable[[]
 
 def build_module(plan: CallPlan) -> torch.nn.Module:
     """The module without memory: its parameters have sizes and dtypes, but no values, however large they are."""
-    import torch
-
     found = _find_module(plan.target)
     if any(True for value in plan.built_with() for _ in find_tensors(value, "")):
         raise UnsupportedCallError(
@@ -330,8 +306,6 @@ class ModuleTensor(NamedTuple):
 
 def module_layout(plan: CallPlan, dtype: str) -> list[ModuleTensor]:
     """Parameters, then buffers; floats are of the case's dtype. Raises UnsupportedCallError where that is no float."""
-    import torch
-
     module = build_module(plan)
     layout = []
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -375,8 +349,6 @@ def _make_weight(one: ModuleTensor, source: TensorSource) -> torch.Tensor:
 
     Counters begin with 0.
     """
-    import torch
-
     dtype = getattr(torch, one.dtype)
     if not dtype.is_floating_point:
         return torch.zeros(one.size, dtype=dtype, device=source.device)

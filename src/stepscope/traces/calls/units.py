@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.core.lazy_torch import torch
 from stepscope.formats.classify import does_no_work
 from stepscope.formats.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
 
@@ -187,8 +188,6 @@ def _are_idle(timeline: Timeline, rows: Integers) -> Integers:
 @cache
 def is_composite(name: str) -> bool:
     """Whether an operator of torch is made of others alone, whatever it is given. Of unknown ones: no."""
-    import torch
-
     found = []
     for schema in torch._C._jit_get_schemas_for_operator(name):
         if not any(one.name == "out" or "Dimname" in str(one.type) for one in schema.arguments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.ops.operator import (
@@ -16,10 +17,9 @@ from stepscope.bench.ops.operator import (
     UnsupportedError,
     Work,
 )
+from stepscope.core.lazy_torch import functional, torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 _BACKENDS = {
@@ -105,14 +105,11 @@ class Attention(Operator):
         }
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import scaled_dot_product_attention
-
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
         causal, grouped = shape["causal"] == "yes", shape["kv_heads"] != shape["heads"]
-
-        def attend() -> torch.Tensor:
-            return scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
-
+        attend = partial(
+            functional.scaled_dot_product_attention, query, key, value, is_causal=causal, enable_gqa=grouped
+        )
         if shape["backend"] == "auto":
             return attend
         only = _on_backend(attend, shape["backend"])
@@ -121,7 +118,6 @@ class Attention(Operator):
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Block by block of one head's queries: the scores of long sequences fill no memory, in backward neither."""
-        import torch
         from torch.utils.checkpoint import checkpoint
 
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
@@ -157,7 +153,6 @@ def _on_backend(attend: Call, backend: str) -> Call:
     torch's context manager for this takes as long as several kernel launches, so only the compiler, which knows it, is
     given that; a plain call turns the same switches itself.
     """
-    import torch
     from torch.backends import cuda
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -170,8 +165,10 @@ def _on_backend(attend: Call, backend: str) -> Call:
     }
     turned = [(turn, name == backend) for name, (turn, enabled) in switches.items() if enabled() != (name == backend)]
 
+    is_compiling = torch.compiler.is_compiling
+
     def only() -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             with sdpa_kernel(kind):
                 return attend()
         for turn, wanted in turned:
@@ -230,8 +227,6 @@ class Rope(Operator):
         return int(3 * shape["batch"] * shape["heads"] * shape["positions"] * shape["head_dim"] * DTYPE_BYTES[dtype])
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        import torch
-
         positions, width = shape["positions"], shape["head_dim"]
         places = torch.arange(positions, dtype=torch.float64, device=maker.device)
         turns = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=maker.device) / width)
@@ -243,21 +238,17 @@ class Rope(Operator):
         }
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         tensor, cos, sin = inputs["input"], inputs["cos"], inputs["sin"]
-        half = shape["head_dim"] // 2
+        half, join = shape["head_dim"] // 2, torch.cat
 
         def rotate() -> torch.Tensor:
-            turned = torch.cat((-tensor[..., half:], tensor[..., :half]), -1)
+            turned = join((-tensor[..., half:], tensor[..., :half]), -1)
             return tensor * cos + turned * sin
 
         return rotate
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Each pair of one element of either half is a complex number, multiplied with cos + i·sin."""
-        import torch
-
         half = shape["head_dim"] // 2
         first, second = inputs["input"][..., :half], inputs["input"][..., half:]
         turn = torch.complex(inputs["cos"][:, :half].contiguous(), inputs["sin"][:, :half].contiguous())

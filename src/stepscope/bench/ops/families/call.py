@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import MATRIX_FLOATS, Call, Operator, Parameter, Shape, UnsupportedError, Value, Work
@@ -17,6 +17,7 @@ from stepscope.bench.ops.reference import (
     widen,
 )
 from stepscope.core.errors import UsageError, first_line
+from stepscope.core.lazy_torch import torch
 from stepscope.run.producer import WrongResultError
 from stepscope.traces.calls.arguments import FLOAT_NAMES, parse_arguments, read_object, write_json
 from stepscope.traces.calls.torch_calls import (
@@ -33,9 +34,6 @@ from stepscope.traces.calls.torch_calls import (
     read_plan,
     require_target,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "Linear"}
 
@@ -225,8 +223,6 @@ def _weights(plan: CallPlan, dtype: str) -> list[ModuleTensor]:
 
 def _returned_bytes(plan: CallPlan, dtype: str, weights: Sequence[ModuleTensor]) -> int | None:
     """By calling it on tensors without memory; None where torch cannot."""
-    import torch
-
     given = [*((name, spec.size, spec.dtype or dtype) for name, spec in plan.tensors().items()),
              *((one.name, one.size, one.dtype) for one in weights)]  # fmt: skip
     inputs = {name: torch.empty(size, dtype=getattr(torch, named), device="meta") for name, size, named in given}
@@ -249,8 +245,6 @@ def check_call(
     operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str
 ) -> str | None:
     """Raises WrongResultError. The reason why nothing could be compared; None: it was."""
-    import torch
-
     reason = _why_incomparable(shape, inputs)
     if reason is not None:
         return reason
@@ -283,8 +277,6 @@ def check_call(
 
 def _why_incomparable(shape: Shape, inputs: Mapping[str, torch.Tensor]) -> str | None:
     """The reason that is known before the call is made."""
-    import torch
-
     if "empty" in base_name(str(shape["target"])):
         return "its result is memory that nobody has written to"
     floats = [one.dtype for one in inputs.values() if one.is_floating_point()]
@@ -309,8 +301,6 @@ def _call(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor]) 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
     """Calls may return plain numbers too. Complex numbers become pairs of floats."""
-    import torch
-
     if isinstance(result, bool | int | float | complex):
         result = torch.tensor(result)
     dense = [one.to_dense() if one.layout != torch.strided else one for one in as_tensors(result)]
@@ -324,8 +314,6 @@ def _loosest(names: Sequence[str]) -> str:
 
 def _differ(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], rule: str) -> bool:
     """Beyond what the order of additions explains."""
-    import torch
-
     wholes = [(one, two) for one, two in zip(first, second, strict=False) if not one.is_floating_point()]
     try:
         _compare("", first, second, rule)
@@ -349,8 +337,6 @@ def _take_finite(name: str, result: torch.Tensor, reference: torch.Tensor) -> tu
     The logarithm of a negative number is no number in float64 either, and what float64 still holds may be endless in a
     shorter dtype. Everywhere else, what is not finite is wrong.
     """
-    import torch
-
     if result.shape != reference.shape:
         return result, reference
     wide, shown = result.double(), result if result.dtype.itemsize > 1 else result.float()

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
+from stepscope.core.lazy_torch import functional, torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 _KERNEL = Parameter("kernel", "elements", 3, "extent of the kernel along every spatial dimension")
@@ -99,8 +98,6 @@ class _Convolution(Operator):
         return maker.values(outer, channels, *extents)
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn import functional
-
         convolve = getattr(functional, self.name)
         tensor, weight, bias = inputs["input"], inputs["weight"], inputs.get("bias")
         stride, padding, dilation, groups = (shape[name] for name in ("stride", "padding", "dilation", "groups"))

@@ -20,10 +20,9 @@ from stepscope.bench.ops.operator import (
     Work,
 )
 from stepscope.bench.ops.reference import check_backward, check_forward
+from stepscope.core.lazy_torch import functional, torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 
@@ -166,15 +165,12 @@ class Elementwise(Operator):
     def _step_calls(
         self, shape: Shape, inputs: Mapping[str, torch.Tensor]
     ) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-        import torch
-        from torch.nn.functional import gelu
-
         steps = self.steps(shape)
         ranges = self._operand_ranges(steps)
         names = {place: name for name, place in _operand_names(steps).items()}
         calls: list[Callable[[torch.Tensor], torch.Tensor]] = []
         for place, step in enumerate(steps):
-            function = gelu if step == "gelu" else getattr(torch, _torch_name(step))
+            function = functional.gelu if step == "gelu" else getattr(torch, _torch_name(step))
             if _STEPS[step].operand == "tensor":
                 calls.append(_with_operand(function, inputs[names[place]]))
             elif _STEPS[step].operand == "number":

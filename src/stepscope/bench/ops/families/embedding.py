@@ -7,6 +7,7 @@ import pickle
 import zipfile
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -26,10 +27,9 @@ from stepscope.bench.ops.operator import (
 )
 from stepscope.bench.ops.reference import check_added_gradients, count_repeats
 from stepscope.core.errors import BadInputError
+from stepscope.core.lazy_torch import functional, torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 LARGEST_ALPHA = 10.0
@@ -84,8 +84,6 @@ def zipf_ranks(count: int, rows: int, alpha: float, generator: torch.Generator) 
     By the inverse of the cumulated probability: exact for the first ranks, by a closed form after them, so that no
     table of all rows is made.
     """
-    import torch
-
     device = generator.device
     exact = min(rows, EXACT_RANKS)
     cumulated = torch.arange(1, exact + 1, dtype=torch.float64, device=device).pow(-alpha).cumsum(0)
@@ -198,20 +196,15 @@ class _EmbeddingBags(Operator):
         return {"table": table, "indices": bags.indices, "offsets": bags.offsets}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-        from torch.nn.functional import embedding_bag
-
         table, indices, offsets = inputs["table"], inputs["indices"], inputs["offsets"]
         if table.dtype == torch.uint8:
             lookup = getattr(torch.ops.quantized, f"embedding_bag_{_packing(table, shape).name}_rowwise_offsets")
-            return lambda: lookup(table, indices, offsets)
+            return partial(lookup, table, indices, offsets)
         sparse = shape["gradient"] == "sparse"
-        return lambda: embedding_bag(indices, table, offsets, mode="sum", sparse=sparse)
+        return partial(functional.embedding_bag, indices, table, offsets, mode="sum", sparse=sparse)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Picks each row, then adds it to its bag."""
-        import torch
-
         table, indices, offsets = inputs["table"], inputs["indices"], inputs["offsets"]
         bags, dim, device = self.bags(shape), shape["dim"], indices.device
         ends = torch.cat([offsets[1:], offsets.new_tensor([len(indices)])])
@@ -234,8 +227,6 @@ class _EmbeddingBags(Operator):
             super().check(shape, inputs, "float32" if dtype in PACKED else dtype, direction)
 
     def _draw_bags(self, shape: Shape, maker: Maker) -> Bags:
-        import torch
-
         tables, rows, batch, pooling = len(self.tables(shape)), shape["rows"], shape["batch"], shape["pooling"]
         each = batch * pooling
         if shape["indices"] == "zipf":
@@ -252,8 +243,6 @@ class _EmbeddingBags(Operator):
         return Bags(indices, ends - maker.tensor(lengths))
 
     def _read_bags(self, shape: Shape, maker: Maker) -> Bags:
-        import torch
-
         path = Path(shape["indices"].removeprefix(FILE)).expanduser()
         all_indices, all_offsets, all_lengths = load_lookups(path)
         held, held_batch = all_lengths.shape
@@ -352,8 +341,6 @@ class EmbeddingBags(_EmbeddingBags):
 
 def load_lookups(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Indices, offsets and lengths of a file; raises BadInputError for what has another layout."""
-    import torch
-
     try:
         # Real files hold gigabytes of which one case needs little; only the newer, zipped form can be mapped.
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -416,8 +403,6 @@ def _packing(table: torch.Tensor, shape: Shape) -> Packing:
 
 
 def _packed_table(rows: int, dim: int, maker: Maker) -> torch.Tensor:
-    import torch
-
     packing = PACKED[maker.dtype_name]
     if dim % packing.per_byte:
         raise UnsupportedError(f"torch packs {maker.dtype_name} rows only where dim is even; dim={dim}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import (
@@ -20,10 +20,8 @@ from stepscope.bench.ops.operator import (
     Work,
 )
 from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, WRONG_LIBRARY, check_backward, check_close, widen
+from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    import torch
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 _LAYOUT = Parameter(
@@ -93,8 +91,6 @@ class Gemm(_Product):
         return DTYPE_BYTES["bfloat16"] * given if dtype == "float8_e4m3fn" else 0
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         left, right = inputs["left"], inputs["right"]
         if left.dtype == torch.float8_e4m3fn:
             one = torch.ones((), device=left.device)
@@ -134,8 +130,6 @@ class AddMm(_Product):
         return {"addend": maker.values(shape["m"], shape["n"]), **super().make_inputs(shape, maker)}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.addmm, inputs["addend"], inputs["left"], inputs["right"])
 
 
@@ -156,13 +150,9 @@ class Bmm(_Product):
     tiny = {"batch": 3, "m": 16, "n": 24, "k": 8}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.bmm, inputs["left"], inputs["right"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.einsum, "bmk,bkn->bmn", inputs["left"], inputs["right"])
 
 
@@ -192,9 +182,7 @@ class Linear(Operator):
         }  # fmt: skip
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import linear
-
-        return partial(linear, inputs["input"], inputs["weight"], inputs["bias"])
+        return partial(functional.linear, inputs["input"], inputs["weight"], inputs["bias"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return lambda: inputs["input"] @ inputs["weight"].T + inputs["bias"]
@@ -251,9 +239,7 @@ class Mlp(Operator):
         return inputs
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import linear, relu
-
-        first = inputs["input"]
+        linear, relu, first = functional.linear, functional.relu, inputs["input"]
         layers = [(inputs[f"weight{i}"], inputs[f"bias{i}"]) for i in range(len(self.widths(shape)) - 1)]
         *hidden, (last_weight, last_bias) = layers
 
@@ -303,15 +289,12 @@ class _MaskedMlp(Mlp):
 
 def relu_masks(shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> list[torch.Tensor]:
     """Which elements of a stack's hidden layers pass in its own dtype; raises WrongResultError for wrong layers."""
-    import torch
-    from torch.nn.functional import linear, relu
-
     wide = widen(inputs)
     masks = []
     with torch.no_grad():
         value, exact = inputs["input"], wide["input"]
         for layer in range(len(Mlp.widths(shape)) - 2):
-            value = relu(linear(value, inputs[f"weight{layer}"], inputs[f"bias{layer}"]))
+            value = functional.relu(functional.linear(value, inputs[f"weight{layer}"], inputs[f"bias{layer}"]))
             exact = (exact @ wide[f"weight{layer}"].T + wide[f"bias{layer}"]).relu()
             check_close(f"hidden layer {layer}", value, exact, dtype)
             masks.append(value > 0)
@@ -365,9 +348,6 @@ class MlpTrain(Operator):
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Weights that are leaves already are trained as they are: their gradients can be seen after a step."""
-        import torch
-        from torch.nn.functional import cross_entropy
-
         target = inputs["target"]
         weights = {
             name: inputs[name] if inputs[name].requires_grad else inputs[name].detach().requires_grad_()
@@ -375,9 +355,10 @@ class MlpTrain(Operator):
         }
         stack = Mlp().bind(shape, {**inputs, **weights})
         optimizer = torch.optim.SGD(weights.values(), lr=LEARNING_RATE)
+        enable_grad, cross_entropy = torch.enable_grad, functional.cross_entropy
 
         def step() -> torch.Tensor:
-            with torch.enable_grad():
+            with enable_grad():
                 optimizer.zero_grad(set_to_none=True)
                 loss = cross_entropy(stack(), target)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -422,8 +403,6 @@ def _reference_gradients(inputs: Mapping[str, torch.Tensor], masks: list[torch.T
     What goes back from layer to layer is rounded to that dtype: over a large batch much of it is too small for
     float16.
     """
-    import torch
-
     wide = widen(inputs)
     layers = range(len(masks) + 1)
     value, given = wide["input"], []
@@ -455,8 +434,6 @@ def _require_near(name: str, result: torch.Tensor, reference: torch.Tensor, tole
 
 def _check_moved(name: str, before: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> None:
     """Compare the step with LEARNING_RATE·gradient where the weight's dtype can show it."""
-    import torch
-
     limits = torch.finfo(weight.dtype)
     step = -LEARNING_RATE * gradient
     shown = step.abs() >= SHOWN_STEP * limits.eps * before.abs().clamp(min=limits.smallest_normal)

@@ -24,11 +24,10 @@ from stepscope.bench.ops.reference import (
     seeded_like,
     widen,
 )
+from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 _ROWS = Parameter("rows", "rows", 100_000, "rows of the table, indices uniform over them")
@@ -43,8 +42,6 @@ def _whole(inputs: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[s
 
 def _count_repeated_places(index: torch.Tensor) -> int:
     """The same where each column has indices of its own."""
-    import torch
-
     return count_repeats(index * index.shape[1] + torch.arange(index.shape[1], device=index.device))
 
 
@@ -111,13 +108,9 @@ class Gather(_Pick):
         return {"table": maker.values(rows, columns), "index": maker.indices(rows, count, columns)}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.gather, inputs["table"], 0, inputs["index"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         table, index = inputs["table"], inputs["index"]
         places = index * shape["columns"] + torch.arange(shape["columns"], device=index.device)
         return lambda: table.reshape(-1)[places]
@@ -174,13 +167,9 @@ class Scatter(_Put):
         }
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.scatter_add, inputs["base"], 0, inputs["index"], inputs["source"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         base, source, index = inputs["base"], inputs["source"], inputs["index"]
         places = (index * shape["columns"] + torch.arange(shape["columns"], device=index.device)).reshape(-1)
         return lambda: base.reshape(-1).index_add(0, places, source.reshape(-1)).view(base.shape)
@@ -209,8 +198,6 @@ class IndexSelect(_PickRows):
     summary = "torch.index_select: count rows of a (rows, dim) table"
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.index_select, inputs["table"], 0, inputs["index"])
 
 
@@ -219,9 +206,7 @@ class Embedding(_PickRows):
     summary = "torch.nn.functional.embedding: count rows of a (rows, dim) table, dense gradient"
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import embedding
-
-        return partial(embedding, inputs["index"], inputs["table"])
+        return partial(functional.embedding, inputs["index"], inputs["table"])
 
 
 class IndexPut(_Put):
@@ -258,11 +243,9 @@ class IndexPut(_Put):
         }
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         base, values, index = inputs["base"], inputs["values"], (inputs["index"],)
         adds = shape["accumulate"] == "yes"
-        return lambda: torch.index_put(base, index, values, accumulate=adds)
+        return partial(torch.index_put, base, index, values, accumulate=adds)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         base, values, index = inputs["base"], inputs["values"], inputs["index"]
@@ -305,8 +288,6 @@ class _Ordered(Operator):
         return 0 if direction == "forward" else int(shape["rows"]) * self._found(shape) * DTYPE_BYTES[dtype]
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        import torch
-
         table = inputs["table"].detach()
         with torch.no_grad():
             values, index = self.bind(shape, {"table": table})()
@@ -342,14 +323,10 @@ class Sort(_Ordered):
         return int(shape["columns"] - 1).bit_length()
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.sort, inputs["table"], dim=1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Values alone."""
-        import torch
-
         table = inputs["table"]
         return lambda: torch.topk(table, shape["columns"], dim=1).values.flip(1)
 
@@ -375,13 +352,9 @@ class TopK(_Ordered):
         return 1
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.topk, inputs["table"], shape["k"], dim=1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Values alone."""
-        import torch
-
         table, k = inputs["table"], shape["k"]
         return lambda: torch.sort(table, dim=1, descending=True).values[:, :k]

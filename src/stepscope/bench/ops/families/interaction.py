@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
 from stepscope.bench.ops.reference import check_added_gradients
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 
@@ -61,8 +60,6 @@ class TrilIndex(Operator):
         return int(DTYPE_BYTES[dtype] * elements + 2 * INDEX_BYTES * pairs)
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        import torch
-
         features, diagonal = shape["features"], shape["diagonal"]
         if shape["part"] == "lower":
             places = torch.tril_indices(features, features, -diagonal, device=maker.device)
@@ -76,8 +73,6 @@ class TrilIndex(Operator):
         return lambda: matrices[:, rows, columns]
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         matrices, diagonal = inputs["matrices"], shape["diagonal"]
         square = torch.ones(matrices.shape[1:], dtype=torch.bool, device=matrices.device)
         mask = square.tril(-diagonal) if shape["part"] == "lower" else square.triu(diagonal)
@@ -125,26 +120,21 @@ class DotInteraction(Operator):
         return int(DTYPE_BYTES[dtype] * (squares if direction == "forward" else 2 * squares + 2 * given))
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        import torch
-
         places = torch.tril_indices(shape["features"], shape["features"], -1, device=maker.device)
         features = maker.values(shape["batch"], shape["features"], shape["dim"])
         return {"features": features, "rows": places[0], "columns": places[1]}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         features, rows, columns = inputs["features"], inputs["rows"], inputs["columns"]
+        multiply, join = torch.bmm, torch.cat
 
         def interact() -> torch.Tensor:
-            products = torch.bmm(features, features.transpose(1, 2))
-            return torch.cat([features[:, 0], products[:, rows, columns]], dim=1)
+            products = multiply(features, features.transpose(1, 2))
+            return join([features[:, 0], products[:, rows, columns]], dim=1)
 
         return interact
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         features = inputs["features"]
         below = torch.ones(shape["features"], shape["features"], dtype=torch.bool, device=features.device).tril(-1)
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Sizes, UnsupportedError, Work
 from stepscope.bench.ops.reference import WRONG_LIBRARY
+from stepscope.core.lazy_torch import torch
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 ORDERS = tuple("".join(order) for order in permutations("0123"))[1:]
@@ -47,15 +46,11 @@ class Transpose(_Move):
         return {"matrices": (shape["batch"], shape["m"], shape["n"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         turned = inputs["matrices"].transpose(1, 2)
         # What `contiguous` does, but also where a single row or column would make it return the view itself.
         return partial(torch.clone, turned, memory_format=torch.contiguous_format)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.einsum, "bmn->bnm", inputs["matrices"])
 
 
@@ -75,14 +70,10 @@ class Permute(_Move):
         return {"tensor": tuple(shape[name] for name in "abcd")}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         turned = inputs["tensor"].permute(*(int(digit) for digit in shape["order"]))
         return partial(torch.clone, turned, memory_format=torch.contiguous_format)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         target = "".join("abcd"[int(digit)] for digit in shape["order"])
         return partial(torch.einsum, f"abcd->{target}", inputs["tensor"])
 
@@ -103,14 +94,10 @@ class Concat(_Move):
         return {f"part{i}": size for i in range(shape["parts"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         parts = [inputs[f"part{i}"] for i in range(shape["parts"])]
         return partial(torch.cat, parts, dim=-1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         parts = [inputs[f"part{i}"] for i in range(shape["parts"])]
         return lambda: torch.stack(parts, dim=2).flatten(2)
 
@@ -140,11 +127,9 @@ class Split(_Move):
         return {"whole": (shape["rows"], shape["columns"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         whole, width = inputs["whole"], shape["columns"] // shape["parts"]
-        kept = torch.contiguous_format
-        return lambda: [part.clone(memory_format=kept) for part in torch.split(whole, width, dim=-1)]
+        kept, split = torch.contiguous_format, torch.split
+        return lambda: [part.clone(memory_format=kept) for part in split(whole, width, dim=-1)]
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         whole, parts = inputs["whole"], shape["parts"]
@@ -172,8 +157,6 @@ class MemCopy(Operator):
         return 2 * int(shape["size"])
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        import torch
-
         size, kind = shape["size"], shape["kind"]
         if kind != "d2d" and maker.device == "cpu":
             raise UnsupportedError(f"kind={kind} copies between a host and its device: the CPU has only d2d")
@@ -227,8 +210,6 @@ class MemSet(Operator):
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
         """Byte for byte, after the destination was filled with something else."""
-        import torch
-
         destination = inputs["destination"]
         destination.fill_(85)
         self.bind(shape, inputs)()
@@ -259,14 +240,10 @@ class Read(Operator):
         return {"numbers": maker.values(shape["size"] // 4).abs()}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.sum, inputs["numbers"])
 
 
 def _wait(*tensors: torch.Tensor) -> None:
-    import torch
-
     for tensor in tensors:
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, ClassVar
 from stepscope.bench.ops.families.pointwise import COLS, ROWS, RowOperator
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
 from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, seeded_like
+from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 EPSILON = 1e-5
@@ -83,10 +82,8 @@ class BatchNorm(_ImageNorm):
             raise ValueError("batch_norm in training needs at least 2 values a channel: batch·height·width is 1")
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import batch_norm
-
         tensor, weight, bias = inputs["input"], inputs["weight"], inputs["bias"]
-        return lambda: batch_norm(tensor, None, None, weight, bias, training=True, eps=EPSILON)
+        return partial(functional.batch_norm, tensor, None, None, weight, bias, training=True, eps=EPSILON)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         weight, bias = (inputs[name].view(1, -1, 1, 1) for name in ("weight", "bias"))
@@ -107,10 +104,8 @@ class GroupNorm(_ImageNorm):
             raise ValueError("group_norm needs at least 2 values a group: channels/groups·height·width is 1")
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import group_norm
-
         tensor, weight, bias, groups = inputs["input"], inputs["weight"], inputs["bias"], shape["groups"]
-        return lambda: group_norm(tensor, groups, weight, bias, EPSILON)
+        return partial(functional.group_norm, tensor, groups, weight, bias, EPSILON)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         tensor = inputs["input"]
@@ -137,10 +132,8 @@ class LayerNorm(_RowNorm):
     backward_flops = 13
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import layer_norm
-
         tensor, weight, bias, over = inputs["input"], inputs["weight"], inputs["bias"], (shape["cols"],)
-        return lambda: layer_norm(tensor, over, weight, bias, EPSILON)
+        return partial(functional.layer_norm, tensor, over, weight, bias, EPSILON)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return lambda: _standardised(inputs["input"], (1,)) * inputs["weight"] + inputs["bias"]
@@ -161,10 +154,8 @@ class RmsNorm(_RowNorm):
         return int(shape["rows"] * shape["cols"] * DTYPE_BYTES[dtype])
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import rms_norm
-
         tensor, weight, over = inputs["input"], inputs["weight"], (shape["cols"],)
-        return lambda: rms_norm(tensor, over, weight, EPSILON)
+        return partial(functional.rms_norm, tensor, over, weight, EPSILON)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         tensor, weight = inputs["input"], inputs["weight"]
@@ -183,8 +174,6 @@ class Softmax(RowOperator):
         return 5, 4
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         return partial(torch.softmax, inputs["input"], 1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
@@ -228,9 +217,7 @@ class CrossEntropy(Operator):
         return {"logits": maker.values(rows, classes), "targets": maker.indices(classes, rows)}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import cross_entropy
-
-        return partial(cross_entropy, inputs["logits"], inputs["targets"])
+        return partial(functional.cross_entropy, inputs["logits"], inputs["targets"])
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         logits, targets = inputs["logits"], inputs["targets"].unsqueeze(1)
@@ -272,14 +259,10 @@ class Dropout(RowOperator):
         return int(shape["rows"] * shape["cols"] * DTYPE_BYTES[dtype])
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        from torch.nn.functional import dropout
-
         tensor, p = inputs["input"], shape["p"]
-        return lambda: dropout(tensor, p, training=True)
+        return partial(functional.dropout, tensor, p, training=True)
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        import torch
-
         tensor = inputs["input"].detach()
         with torch.set_grad_enabled(direction == "backward"):
             if direction == "backward":
@@ -306,8 +289,6 @@ class Dropout(RowOperator):
     @staticmethod
     def _check_elements(name: str, result: torch.Tensor, expected: torch.Tensor, p: float) -> None:
         """One by one: a single wrong element is small beside the norm of many."""
-        import torch
-
         rule = str(result.dtype).removeprefix("torch.")
         # Below the smallest normal number rounding is no longer relative; what is dropped is 0 exactly.
         slack = torch.where(expected == 0, 0.0, torch.finfo(result.dtype).tiny)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Work
 from stepscope.bench.ops.reference import check_close, widen
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 LEARNING_RATE = 1e-3
@@ -85,8 +84,6 @@ class OptimizerStep(Operator):
         return made_of + tensor * (int(shape["tensors"]) if shape["implementation"] == "foreach" else 1)
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        import torch
-
         inputs = {}
         for i in range(shape["tensors"]):
             inputs[f"parameter{i}"] = maker.own(maker.values(shape["elements"]))
@@ -123,8 +120,6 @@ class OptimizerStep(Operator):
 
 
 def _make_optimizer(shape: Shape, tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
-    import torch
-
     algorithm = shape["algorithm"]
     options: dict[str, Any] = {"lr": LEARNING_RATE, **_IMPLEMENTATIONS[shape["implementation"]]}
     if algorithm in ("sgd", "momentum"):
@@ -139,8 +134,6 @@ def _make_optimizer(shape: Shape, tensors: list[torch.Tensor]) -> torch.optim.Op
 
 
 def _two_steps(algorithm: str, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    import torch
-
     mean, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
     for step in (1, 2):
         if algorithm == "sgd":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.bench.ops.operator import (
@@ -22,11 +23,10 @@ from stepscope.bench.ops.operator import (
     Work,
 )
 from stepscope.bench.ops.reference import seeded_like
+from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 ROWS = Parameter("rows", "rows", 8192, "rows")
@@ -87,20 +87,15 @@ class Activation(RowOperator):
         return _ACTIVATION_FLOPS[shape["function"]]
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-        from torch.nn import functional
-
         tensor, function = inputs["input"], shape["function"]
         if function == "gelu_tanh":
-            return lambda: functional.gelu(tensor, approximate="tanh")
+            return partial(functional.gelu, tensor, approximate="tanh")
         if function == "leaky_relu":
-            return lambda: functional.leaky_relu(tensor, LEAKY_SLOPE)
+            return partial(functional.leaky_relu, tensor, LEAKY_SLOPE)
         apply = getattr(torch if function in ("relu", "tanh", "sigmoid") else functional, function)
-        return lambda: apply(tensor)
+        return partial(apply, tensor)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         def softplus(x: torch.Tensor) -> torch.Tensor:
             return (1 + x.exp()).log()
 
@@ -139,16 +134,12 @@ class Cast(RowOperator):
         return Work(0, (DTYPE_BYTES[dtype] + DTYPE_BYTES[shape["to"]]) * shape["rows"] * shape["cols"])
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         tensor, to = inputs["input"], getattr(torch, shape["to"])
         if tensor.requires_grad and tensor.dtype == to:
             raise UnsupportedError(_PLAIN_COPY)
         return lambda: tensor.to(to, copy=True)
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        import torch
-
         tensor = inputs["input"].detach()
         if direction == "forward":
             _check_nearest("cast", self.bind(shape, {"input": tensor})(), tensor)
@@ -164,8 +155,6 @@ _PLAIN_COPY = "the gradient of a plain copy is the upstream itself: its backward
 
 
 def _check_nearest(name: str, result: torch.Tensor, source: torch.Tensor) -> None:
-    import torch
-
     limits = torch.finfo(result.dtype)
     exact = source.detach().double()
     # Half a step of the mantissa, or of the even steps below the smallest normal number.
@@ -270,26 +259,17 @@ class Reduction(Operator):
         return {"input": values.abs().mul_(min(1.0, _LARGEST_SUM / self._reduced(shape)))}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         tensor, function = inputs["input"], shape["function"]
         dim = _DIMENSION.get(shape["over"])
         if function == "cumsum":
-            if dim is None:
-                flat = tensor.reshape(-1)
-                return lambda: torch.cumsum(flat, 0)
-            return lambda: torch.cumsum(tensor, dim)
+            return partial(torch.cumsum, tensor.reshape(-1) if dim is None else tensor, dim or 0)
         apply = torch.linalg.vector_norm if function == "norm" else getattr(torch, function)
-        if dim is None:
-            return lambda: apply(tensor)
-        return lambda: apply(tensor, dim=dim)
+        return partial(apply, tensor, **({} if dim is None else {"dim": dim}))
 
     def added_terms(self, shape: Shape) -> int:
         return self._reduced(shape)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         # What goes into one result is one line.
         tensor, over = inputs["input"], shape["over"]
         lines = {"rows": tensor.T, "cols": tensor, "all": tensor.reshape(1, -1)}[over]

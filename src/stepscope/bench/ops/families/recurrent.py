@@ -8,13 +8,13 @@ has two gradients, and each element's step two.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.ops.inputs import Maker
 
 _BATCH = Parameter("batch", "sequences", 256, "sequences in one call")
@@ -104,8 +104,6 @@ class _Recurrent(Operator):
         self, tensor: torch.Tensor, states: list[torch.Tensor], weights: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """The formulas of one step, written out: the states after it."""
-        import torch
-
         weight_in, weight_hidden, bias_in, bias_hidden = weights
         from_input = (tensor @ weight_in.T + bias_in).chunk(self.kind.gates, 1)
         from_hidden = (states[0] @ weight_hidden.T + bias_hidden).chunk(self.kind.gates, 1)
@@ -133,15 +131,13 @@ class _Cell(_Recurrent):
         }
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         tensor, states = inputs["input"], tuple(inputs[name] for name in self.kind.states)
         (names,) = self._weight_names(shape)
         weights = [inputs[name] for name in names]
         if self.kind is _LSTM:
-            return lambda: torch.lstm_cell(tensor, states, *weights)
+            return partial(torch.lstm_cell, tensor, states, *weights)
         (hidden,) = states
-        return lambda: torch.gru_cell(tensor, hidden, *weights)
+        return partial(torch.gru_cell, tensor, hidden, *weights)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         states = [inputs[name] for name in self.kind.states]
@@ -169,8 +165,6 @@ class _Layer(_Recurrent):
         return int(shape["steps"] * shape["batch"] * shape["hidden"])
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        import torch
-
         batch, hidden, layers = shape["batch"], shape["hidden"], shape["layers"]
         inputs = {"input": maker.values(shape["steps"], batch, shape["in"])}
         inputs |= {name: maker.values(layers, batch, hidden) for name in self.kind.states}
@@ -184,20 +178,16 @@ class _Layer(_Recurrent):
         return inputs
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         tensor, states = inputs["input"], tuple(inputs[name] for name in self.kind.states)
         weights = [inputs[name] for layer in self._weight_names(shape) for name in layer]
         # cuDNN keeps what backward needs only in training.
         options = (True, shape["layers"], 0.0, tensor.requires_grad, False, False)
         if self.kind is _LSTM:
-            return lambda: torch.lstm(tensor, states, weights, *options)
+            return partial(torch.lstm, tensor, states, weights, *options)
         (hidden,) = states
-        return lambda: torch.gru(tensor, hidden, weights, *options)
+        return partial(torch.gru, tensor, hidden, weights, *options)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        import torch
-
         names = self._weight_names(shape)
 
         def layers() -> list[torch.Tensor]:
