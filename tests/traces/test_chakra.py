@@ -19,13 +19,17 @@ from stepscope.core.errors import BadInputError
 from stepscope.formats.chakra import (
     ATTRIBUTE_FIELDS,
     COLLECTIVE,
+    COMPUTE,
     METADATA,
     SCALARS,
     ChakraNode,
     ChakraReader,
     ChakraTrace,
+    NumbersEncoder,
     TextArguments,
     earliest_ns,
+    encode_arguments,
+    encode_fields,
     encode_node,
     messages,
     parse_node,
@@ -34,7 +38,7 @@ from stepscope.formats.chakra import (
     write_chakra,
 )
 from stepscope.formats.execution_trace import parse_execution_trace
-from stepscope.formats.tensors import Tensor
+from stepscope.formats.tensors import NO_ARGUMENTS, Arguments, Tensor
 from stepscope.traces.chakra_graphs import chakra_of_graph, graph_of_chakra
 
 
@@ -112,6 +116,27 @@ def test_nodes_come_back_as_they_were(number: int, name: str, deps: list[int], a
         attributes={key: value for key, value in attributes.items() if key not in ATTRIBUTE_FIELDS},
     )
     assert parse_node(encode_node(node)) == node
+
+
+def test_nodes_in_pieces_are_nodes_as_a_whole() -> None:
+    encoder = NumbersEncoder(["rf_id", "seq_id"])
+    for number, (before, beyond) in enumerate([((), 5), ((1,), (1 << 64) - 1), ((1, 2), -3), ((), 0)], 1):
+        node = ChakraNode(
+            id=number,
+            name="aten::mm",
+            ctrl_deps=before[:1],
+            data_deps=before,
+            start_us=7,
+            duration_us=number,
+            inputs=TextArguments("[1]", "[[]]", '["Int"]'),
+            outputs=TextArguments("[]", "[]", "[]"),
+            attributes={"kind": "operator", "start_ns": 7001, "duration_ns": number, "rf_id": beyond, "seq_id": -1},
+        )
+        numbers = encoder.encode(number, before[:1], before, (7, number, 7001, number), (beyond, -1))
+        arguments = encode_arguments(Arguments.of([1], [[]], ["Int"]), NO_ARGUMENTS)
+        shared = encode_fields({"kind": "operator"}, name="aten::mm", type=COMPUTE)
+        assert parse_node(shared + arguments + numbers) == node
+    assert encode_arguments(NO_ARGUMENTS, NO_ARGUMENTS) == b""
 
 
 def test_a_cut_file_keeps_its_complete_nodes_and_says_where(tmp_path: Path) -> None:

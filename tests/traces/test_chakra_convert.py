@@ -134,6 +134,15 @@ def test_calls_gaps_launches_and_streams() -> None:
     assert (found.coverage.device_events, found.coverage.launch_share) == (2, 1.0)
 
 
+def test_what_a_node_has_no_room_for_is_refused_by_its_name() -> None:
+    example = Example()
+    example.host("aten::mm", 0, 900, shapes="[[1099511627776, 1099511627776], [1099511627776, 1099511627776]]")
+    example.launched((100, 200), (300, 800))
+    with pytest.raises(BadInputError, match=r"node \d+ \(gemm_kernel\) cannot be written as Chakra") as caught:
+        convert(example.timeline()).trace()
+    assert caught.value.hint
+
+
 def test_a_call_that_waits_for_the_device_loses_its_wait() -> None:
     example = Example()
     kernel = example.launched((0, 10), (20, 500))

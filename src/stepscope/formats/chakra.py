@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from stepscope.core.errors import BadInputError, MissingDependencyError, first_line
 from stepscope.core.files import output_file
 from stepscope.formats.source import Source, gc_paused, read_bounded, read_head
+from stepscope.formats.tensors import Arguments
 
 INVALID, METADATA, MEMORY_LOAD, MEMORY_STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(8)
 NODE_TYPES = (
@@ -145,9 +147,6 @@ class TextArguments(msgspec.Struct, frozen=True, gc=False):
     types: str = ""
 
 
-EMPTY_LISTS = TextArguments("[]", "[]", "[]")
-
-
 class ChakraNode(msgspec.Struct, frozen=True, kw_only=True, eq=True):
     """One message of the file."""
 
@@ -200,13 +199,11 @@ class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 def default_field(name: str, value: Any) -> str:
     """The field of the attribute message that a value goes to."""
-    if name in ATTRIBUTE_FIELDS:
-        return ATTRIBUTE_FIELDS[name]
+    if field := ATTRIBUTE_FIELDS.get(name) or _FIELD_OF_KIND.get(type(value)):
+        return field
     if isinstance(value, list | tuple):
         return default_field("", value[0]).replace("_val", "_list") if value else "int64_list"
-    if type(value) is int:
-        return "int64_val" if value < 1 << 63 else "uint64_val"
-    return _FIELD_OF_KIND[type(value)]
+    return "int64_val" if value < 1 << 63 else "uint64_val"
 
 
 _FIELD_OF_KIND = {bool: "bool_val", float: "double_val", str: "string_val", bytes: "bytes_val"}
@@ -387,7 +384,9 @@ def encode_node(node: ChakraNode) -> bytes:
     """BadInputError for what Chakra has no room for: ids below zero, numbers beyond 64 bits, lists of several kinds."""
     sides = {"inputs": node.inputs, "outputs": node.outputs}
     try:
-        message = messages().node(
+        return encode_fields(
+            node.attributes,
+            node.fields,
             id=node.id,
             name=node.name,
             type=node.type,
@@ -395,33 +394,97 @@ def encode_node(node: ChakraNode) -> bytes:
             data_deps=node.data_deps,
             start_time_micros=node.start_us,
             duration_micros=node.duration_us,
-            attr=[_attribute(name, value, node.fields.get(name)) for name, value in node.attributes.items()],
             **{side: msgspec.structs.asdict(texts) for side, texts in sides.items() if texts is not None},
         )
     except (ValueError, TypeError) as error:
-        raise BadInputError(
-            f"node {node.id} ({node.name[:80]}) cannot be written as Chakra: {error}",
-            hint="copy or record the execution trace again",
-            where=f"node {node.id}",
-        ) from error
+        raise unfit_node(node.id, node.name, error) from error
+
+
+def unfit_node(node: int, name: str, error: Exception) -> BadInputError:
+    """What to raise for the library's ValueError or TypeError about a value that a node has no room for."""
+    return BadInputError(
+        f"node {node} ({name[:80]}) cannot be written as Chakra: {error}",
+        hint="copy or record the execution trace again",
+        where=f"node {node}",
+    )
+
+
+def encode_fields(
+    attributes: Mapping[str, Any] = MappingProxyType({}), kinds: Mapping[str, str] = MappingProxyType({}), **fields: Any
+) -> bytes:
+    """Some of a node's fields: a message is the sum of its pieces, one behind the other in any order."""
+    message = messages().node(attr=[_attribute(*pair, kinds.get(pair[0])) for pair in attributes.items()], **fields)
     return bytes(message.SerializeToString())
+
+
+def encode_arguments(inputs: Arguments, outputs: Arguments) -> bytes:
+    """Inputs and outputs of a node, nothing where it has neither; ValueError where they cannot be read."""
+    sides = inputs.raw_texts(), outputs.raw_texts()
+    if all(len(types) <= 2 for _, _, types in sides):
+        return b""
+    message = _arguments_message()
+    for side, texts in zip((message.inputs, message.outputs), sides, strict=True):
+        side.values, side.shapes, side.types = (bytes(text) or b"[]" for text in texts)
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+@cache
+def _arguments_message() -> Any:
+    """Filled again for each node: making a message takes longer than filling it."""
+    return messages().node()
+
+
+class NumbersEncoder:
+    """Encodes the fields in which nodes differ: ids, times, and attributes of the same names, all whole numbers.
+
+    One message is filled again for each node, which takes a tenth of making one.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        numbers = [{"name": name, "int64_val": 0} for name in ("start_ns", "duration_ns", *names)]
+        self._message = messages().node(attr=numbers)
+        self._start, self._duration, *self._attributes = self._message.attr
+        self._ctrl_deps, self._data_deps = self._message.ctrl_deps, self._message.data_deps
+
+    def encode(
+        self,
+        node: int,
+        ctrl_deps: Sequence[int],
+        data_deps: Sequence[int],
+        times: tuple[int, int, int, int],
+        numbers: Sequence[int],
+    ) -> bytes:
+        """The fields of one node. `times`: start and duration, rounded to microseconds and then in nanoseconds."""
+        message = self._message
+        message.id = node
+        self._ctrl_deps[:] = ctrl_deps
+        self._data_deps[:] = data_deps
+        message.start_time_micros, message.duration_micros, self._start.int64_val, self._duration.int64_val = times
+        try:
+            for attribute, number in zip(self._attributes, numbers, strict=True):
+                attribute.int64_val = number
+        except ValueError:  # numbers from 2⁶³ on have a field of their own
+            for attribute, number in zip(self._attributes, numbers, strict=True):
+                setattr(attribute, default_field("", number), number)
+        encoded: bytes = message.SerializeToString()
+        return encoded
 
 
 def write_chakra(path: Path, trace: ChakraTrace) -> None:
     """Write a whole file; it takes its name when it is complete."""
-    write_nodes(path, trace.attributes, trace.nodes, version=trace.version)
+    write_nodes(path, trace.attributes, map(encode_node, trace.nodes), version=trace.version)
 
 
-def write_nodes(
-    path: Path, attributes: Mapping[str, Any], nodes: Iterable[ChakraNode], *, version: str = VERSION
-) -> None:
-    """The same from nodes that are made while they are written."""
+def write_nodes(path: Path, attributes: Mapping[str, Any], nodes: Iterable[bytes], *, version: str = VERSION) -> None:
+    """The same from nodes that are encoded while they are written."""
     metadata = messages().metadata(version=version, attr=[_attribute(*pair) for pair in attributes.items()])
     with output_file(path) as partial, partial.open("wb", buffering=1 << 20) as file:
-        for message in chain([metadata.SerializeToString()], map(encode_node, nodes)):
+        for message in chain([metadata.SerializeToString()], nodes):
             file.write(_encode_length(len(message)) + message)
 
 
+@lru_cache(1 << 12)
 def _encode_length(length: int) -> bytes:
     """Seven bits a byte, lowest first."""
     parts = bytearray()

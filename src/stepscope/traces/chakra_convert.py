@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,22 @@ import msgspec
 import numpy as np
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.chakra import COMPUTE, EMPTY_LISTS, METADATA, ChakraNode, ChakraTrace, TextArguments, write_nodes
+from stepscope.formats.chakra import (
+    COMPUTE,
+    METADATA,
+    ChakraNode,
+    ChakraTrace,
+    NumbersEncoder,
+    encode_arguments,
+    encode_fields,
+    parse_node,
+    unfit_node,
+    write_nodes,
+)
 from stepscope.formats.classify import CATEGORIES, COMMUNICATION
-from stepscope.formats.graph import Node
+from stepscope.formats.graph import wrong_arguments
 from stepscope.formats.nesting import climb
 from stepscope.formats.source import gc_paused
-from stepscope.formats.tensors import Arguments
 from stepscope.formats.timeline import (
     ANNOTATION,
     DEVICE_KINDS,
@@ -45,15 +56,22 @@ from stepscope.formats.timeline import (
     RowEdges,
     Timeline,
 )
-from stepscope.traces.chakra_graphs import SIZE_CONVENTION, Communication, CommunicationReader, texts_of
+from stepscope.traces.chakra_graphs import SIZE_CONVENTION, Communication, CommunicationReader
 from stepscope.traces.chakra_schedule import HostSegments, ScheduledNodes, Sources, cut_host_time, schedule
 from stepscope.traces.link import Link
 from stepscope.traces.operators import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
 _MOST_KEPT = 1 << 16
-_NODE_FIELDS = ("rf_id", "seq_id", "fw_parent", "scope", "fw_tid", "op_schema")
-"""Taken from the execution trace under the same names."""
+_GRAPH_FIELDS = ("scope", "fw_tid", "op_schema", "kernel_file")
+"""Taken from the execution trace under the same names, as are the last three numbers of its calls."""
+_DEVICE_FIELDS = ("stream", "device", "category", "num_ops", "tensor_size")
+_COLUMNS = ("name", "kind", "start_ns", "end_ns", "correlation", "stream", "device", "category")
+_CALL_NUMBERS = ("call_duration_ns",)
+_LAUNCH_NUMBERS = ("call_duration_ns", "correlation")
+_GRAPH_NUMBERS = ("call_duration_ns", "et_id", "rf_id", "seq_id", "fw_parent")
+_DEVICE_NUMBERS = ("correlation",)
+_GRAPH_DEVICE_NUMBERS = ("correlation", "et_id")
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,12 +134,12 @@ class Conversion:
 
     def nodes(self) -> Iterator[ChakraNode]:
         """In an order of execution."""
-        return _NodeMaker(self._parts).nodes()
+        return map(parse_node, _NodeEncoder(self._parts).encode())
 
     def write(self, path: Path) -> None:
         """The file, complete or not at all."""
         with gc_paused():
-            write_nodes(path, self.metadata, self.nodes())
+            write_nodes(path, self.metadata, _NodeEncoder(self._parts).encode())
 
     def trace(self) -> ChakraTrace:
         """The same in memory."""
@@ -321,17 +339,24 @@ def _metadata(parts: _Parts, reader: CommunicationReader, coverage: Coverage, st
     return found
 
 
-class _NodeMaker:
-    """Scheduled nodes as Chakra's, numbered from 1 in their order."""
+class _NodeEncoder:
+    """Encodes scheduled nodes, numbered from 1 in their order.
+
+    What many nodes have alike (names, threads, arguments) is encoded once, the numbers in which they differ for each.
+    """
 
     def __init__(self, parts: _Parts) -> None:
         self._parts = parts
-        self._core = parts.timeline.core
         self._threads = _thread_numbers(parts)
         self._moved = _bytes_moved(parts.timeline)
-        self._texts: dict[Arguments, TextArguments | None] = {}
+        self._nodes = [] if parts.link is None else parts.link.node_of_row.tolist()
+        core = parts.timeline.core
+        self._core = {name: core[name].tolist() for name in _COLUMNS}
+        self._shared = lru_cache(_MOST_KEPT)(self._encode_shared)
+        self._arguments = lru_cache(_MOST_KEPT)(encode_arguments)
+        self._numbers = cache(NumbersEncoder)
 
-    def nodes(self) -> Iterator[ChakraNode]:
+    def encode(self) -> Iterator[bytes]:
         nodes, origin = self._parts.nodes, self._parts.origin_ns
         start, end = nodes.start_ns - origin, nodes.end_ns - origin
         start_us, end_us = (start + 500) // 1000, (end + 500) // 1000
@@ -342,75 +367,78 @@ class _NodeMaker:
         for place, (form, row, thread, above, start_ns, length_ns, begun_us, took_us) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
-            described = self._describe(form, row)
-            described["attributes"] |= {"start_ns": start_ns, "duration_ns": length_ns}
-            if thread >= 0:
-                described["attributes"]["tid"] = self._threads[thread]
-            yield ChakraNode(
-                id=place + 1,
-                ctrl_deps=(above + 1,) if above >= 0 else (),
-                data_deps=tuple(before[bounds[place] : bounds[place + 1]]),
-                start_us=begun_us,
-                duration_us=took_us,
-                **described,
-            )
-
-    def _describe(self, form: int, row: int) -> dict[str, Any]:
-        """Name, type, arguments and attributes."""
-        if form not in (ScheduledNodes.HEAD, ScheduledNodes.DEVICE):
             name = ScheduledNodes.NAMES[form]
-            kind = METADATA if form == ScheduledNodes.ROOT else COMPUTE
-            return {"name": name, "type": kind, "attributes": {"is_cpu_op": True, "kind": name}}
-        communication = self._parts.communications.get(row)
-        described = self._describe_call(row) if form == ScheduledNodes.HEAD else self._describe_device_event(row)
-        described["name"] = self._parts.timeline.texts[self._core["name"][row]]
-        described["type"] = COMPUTE if communication is None else communication.type
-        if communication is not None:
-            described["attributes"] |= communication.attributes
-        elif form == ScheduledNodes.DEVICE:
+            try:
+                if form == ScheduledNodes.HEAD:
+                    shared, names, numbers = self._encode_call(row, thread)
+                elif form == ScheduledNodes.DEVICE:
+                    shared, names, numbers = self._encode_device_event(row)
+                else:
+                    node_type = METADATA if form == ScheduledNodes.ROOT else COMPUTE
+                    shared, names, numbers = self._shared(name, node_type, name, thread), (), ()
+                message = shared + self._numbers(names).encode(
+                    place + 1,
+                    (above + 1,) if above >= 0 else (),
+                    before[bounds[place] : bounds[place + 1]],
+                    (begun_us, took_us, start_ns, length_ns),
+                    numbers,
+                )
+            except (ValueError, TypeError) as error:
+                own = self._parts.timeline.text("name", row) if row >= 0 else None
+                raise unfit_node(place + 1, own or name, error) from error
+            yield message
+
+    def _encode_shared(
+        self, name: str, node_type: int, kind: str, thread: int, names: tuple[str, ...] = (), *values: Any
+    ) -> bytes:
+        """Name, type and those attributes that have a value."""
+        attributes = {"is_cpu_op": kind != "device", "kind": kind}
+        attributes |= {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        if thread >= 0:
+            attributes["tid"] = self._threads[thread]
+        return encode_fields(attributes, name=name, type=node_type)
+
+    def _encode_call(self, row: int, thread: int) -> tuple[bytes, tuple[str, ...], tuple[int, ...]]:
+        """What the timeline and the execution trace know of a call on the host; names and values of its own numbers."""
+        core, link = self._core, self._parts.link
+        kind, length_ns = core["kind"][row], core["end_ns"][row] - core["start_ns"][row]
+        name, node_type, more = self._describe(row)
+        place = -1 if link is None or kind == RUNTIME else self._nodes[row]
+        if link is None or place < 0:
+            shared = self._shared(name, node_type, KINDS[kind], thread) + more
+            if kind == RUNTIME and core["correlation"][row] >= 0:
+                return shared, _LAUNCH_NUMBERS, (length_ns, core["correlation"][row])
+            return shared, _CALL_NUMBERS, (length_ns,)
+        node = link.graph.nodes[place]
+        known = (node.scope, node.fw_tid, node.op_schema, node.kernel_file or None)
+        shared = self._shared(name, node_type, KINDS[kind], thread, _GRAPH_FIELDS, *known) + more
+        try:
+            shared += self._arguments(node.inputs, node.outputs)
+        except ValueError as error:
+            raise wrong_arguments(node, error) from error
+        return shared, _GRAPH_NUMBERS, (length_ns, node.id, node.rf_id, node.seq_id, node.fw_parent)
+
+    def _encode_device_event(self, row: int) -> tuple[bytes, tuple[str, ...], tuple[int, ...]]:
+        core, link = self._core, self._parts.link
+        operations = size = None
+        if row not in self._parts.communications:
             operations, size = self._parts.work.get(row, (None, None))
             size = self._moved.get(row) if size is None else size
-            found = {"num_ops": operations, "tensor_size": size}
-            described["attributes"] |= {name: value for name, value in found.items() if value is not None}
-        return described
+        known = (core["stream"][row], core["device"][row], CATEGORIES[core["category"][row]], operations, size)
+        name, node_type, more = self._describe(row)
+        shared = self._shared(name, node_type, "device", -1, _DEVICE_FIELDS, *known) + more
+        correlation = core["correlation"][row]
+        if link is None or self._nodes[row] < 0:
+            return shared, _DEVICE_NUMBERS, (correlation,)
+        return shared, _GRAPH_DEVICE_NUMBERS, (correlation, link.graph.nodes[self._nodes[row]].id)
 
-    def _describe_call(self, row: int) -> dict[str, Any]:
-        """What the timeline and the execution trace know of a call on the host."""
-        core, link = self._core, self._parts.link
-        kind, correlation = int(core["kind"][row]), int(core["correlation"][row])
-        attributes: dict[str, Any] = {"is_cpu_op": True, "kind": KINDS[kind]}
-        attributes["call_duration_ns"] = int(core["end_ns"][row] - core["start_ns"][row])
-        place = -1 if link is None or kind == RUNTIME else link.node_of_row[row]
-        if link is None or place < 0:
-            if kind == RUNTIME and correlation >= 0:
-                attributes["correlation"] = correlation
-            return {"attributes": attributes}
-        node = link.graph.nodes[place]
-        attributes["et_id"] = node.id
-        attributes |= {name: getattr(node, name) for name in _NODE_FIELDS}
-        if node.kernel_file:
-            attributes["kernel_file"] = node.kernel_file
-        inputs, outputs = self._text_arguments(node, node.inputs), self._text_arguments(node, node.outputs)
-        if inputs is None and outputs is None:
-            return {"attributes": attributes}
-        return {"attributes": attributes, "inputs": inputs or EMPTY_LISTS, "outputs": outputs or EMPTY_LISTS}
-
-    def _text_arguments(self, node: Node, arguments: Arguments) -> TextArguments | None:
-        """Decoded once for all nodes that share them."""
-        if arguments not in self._texts:
-            if len(self._texts) >= _MOST_KEPT:
-                self._texts.clear()
-            self._texts[arguments] = texts_of(node, arguments)
-        return self._texts[arguments]
-
-    def _describe_device_event(self, row: int) -> dict[str, Any]:
-        core, link = self._core, self._parts.link
-        numbers = {name: int(core[name][row]) for name in ("correlation", "stream", "device")}
-        category = CATEGORIES[core["category"][row]]
-        attributes = {"is_cpu_op": False, "kind": "device", **numbers, "category": category}
-        if link is not None and link.node_of_row[row] >= 0:
-            attributes["et_id"] = link.graph.nodes[link.node_of_row[row]].id
-        return {"attributes": attributes}
+    def _describe(self, row: int) -> tuple[str, int, bytes]:
+        """Name, type, and what it communicates."""
+        name = self._parts.timeline.texts[self._core["name"][row]]
+        communication = self._parts.communications.get(row)
+        if communication is None:
+            return name, COMPUTE, b""
+        return name, communication.type, encode_fields(communication.attributes)
 
 
 def _thread_numbers(parts: _Parts) -> dict[int, int]:
