@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -305,6 +306,26 @@ def test_following_a_run_shows_each_case_once(tmp_path: Path) -> None:
 
 
 # SQL
+
+
+def test_sql_has_a_row_for_each_sample(tmp_path: Path) -> None:
+    case, count = make_case(m=1), 10_001
+    ranks = [make_samples(case, [float(number) for number in range(1, 1 + count)], rank=rank) for rank in (0, 1)]
+    ranks[1] = msgspec.structs.replace(ranks[1], device_s=[0.5] * count, iterations=[2] * count)
+    folder = make_folder(tmp_path, [case])
+    with RunWriter(folder) as writer:
+        writer.write_system(make_system())
+        writer.append(make_result(case), ranks)
+    found = query_runs(
+        [StoredRun(folder)],
+        "SELECT rank, process, count(*), min(i), max(i), bool_and(i + 1 = duration_s), max(per_iteration_s), "
+        "sum(device_s), bool_or(warmup), typeof(any_value(i)) FROM samples GROUP BY ALL ORDER BY rank",
+    )
+    kept = (0, count, 0, count - 1, True)
+    assert found.rows == [
+        (0, *kept, 10_001.0, None, False, "INTEGER"),
+        (1, *kept, 5000.5, count / 2, False, "INTEGER"),
+    ]
 
 
 def test_sql_sees_cases_and_samples(complete: StoredRun) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,25 @@ _TYPES = {"count": "BIGINT", "rank": "BIGINT", "yes/no": "BOOLEAN", "text": "VAR
 """Types of metrics by their unit; the others are numbers."""
 
 _LIMITS = {"INTEGER": 1 << 31, "BIGINT": 1 << 63}
+
+_SAMPLES_PER_ROW = 10_000
+"""DuckDB reads rows of at most 16 MiB."""
+_STORED = {
+    "samples": {
+        "duration_s": "DOUBLE[]", "iterations": "BIGINT[]", "per_iteration_s": "DOUBLE[]", "device_s": "DOUBLE[]",
+        "warmup": "BOOLEAN[]",
+    },
+}  # fmt: skip
+"""Columns whose type is another one in the rows that a table is made from."""
+_SELECTED = {
+    "systems": "SELECT DISTINCT *",
+    "samples": """
+        SELECT * REPLACE ((i + unnest(range(len(duration_s))))::INTEGER AS i, unnest(duration_s) AS duration_s,
+        unnest(iterations) AS iterations, unnest(per_iteration_s) AS per_iteration_s, unnest(device_s) AS device_s,
+        unnest(warmup) AS warmup)
+    """,
+}
+"""How a table is made from those rows; by default as they are."""
 
 
 def list_tables() -> dict[str, dict[str, str]]:
@@ -111,9 +130,9 @@ def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> l
         for file in files.values():
             file.close()
     for table, columns in list_tables().items():
-        typed = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
+        typed = ", ".join(f"'{name}': '{kind}'" for name, kind in (columns | _STORED.get(table, {})).items())
         connection.execute(
-            f"CREATE TABLE {table} AS SELECT {'DISTINCT' if table == 'systems' else ''} * FROM "
+            f"CREATE TABLE {table} AS {_SELECTED.get(table, 'SELECT *')} FROM "
             f"read_json(?, format='newline_delimited', columns={{{typed}}})",
             [str(scratch / f"{table}.jsonl")],
         )
@@ -122,15 +141,11 @@ def _fill_tables(connection: Any, runs: Iterable[StoredRun], scratch: Path) -> l
 
 def _checked_rows(stored: StoredRun) -> list[tuple[str, dict[str, Any]]]:
     """Raises ValueError for values that their column does not hold: one run must not keep the others out."""
-    tables = list_tables()
-    rows = [
-        (table, row if isinstance(row, dict) else dict(zip(tables[table], row, strict=True)))
-        for table, row in _rows(stored)
-    ]
     limited = {
         table: [(name, kind) for name, kind in columns.items() if kind in _LIMITS or kind == "TIMESTAMP"]
-        for table, columns in tables.items()
+        for table, columns in list_tables().items()
     }
+    rows = list(_rows(stored))
     for table, row in rows:
         for name, kind in limited[table]:
             value = row.get(name)
@@ -138,43 +153,53 @@ def _checked_rows(stored: StoredRun) -> list[tuple[str, dict[str, Any]]]:
                 continue
             if kind == "TIMESTAMP":
                 datetime.fromisoformat(value)
-            elif not -_LIMITS[kind] <= value < _LIMITS[kind]:
+            elif not -_LIMITS[kind] <= (value := max(value) if isinstance(value, list) else value) < _LIMITS[kind]:
                 raise ValueError(f"{name} = {value} is too large for a table")
     return rows
 
 
-def _rows(stored: StoredRun) -> Iterable[tuple[str, tuple[Any, ...] | dict[str, Any]]]:
+def _rows(stored: StoredRun) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Table and row; samples with many to a row."""
     plan, run, system = stored.plan, stored.run, stored.system
     fingerprint = system.fingerprint if system else None
-    yield "runs", (
-        stored.id, stored.status, plan.kind, plan.verb, plan.created_at, run.finished_at if run else None,
-        plan.launcher, plan.world_size, " ".join(plan.command), fingerprint, plan.tool_version,
-        plan.request.tag,
-    )  # fmt: skip
+    yield "runs", {
+        "run": stored.id, "status": stored.status, "kind": plan.kind, "verb": plan.verb,
+        "created_at": plan.created_at, "finished_at": run.finished_at if run else None, "launcher": plan.launcher,
+        "world_size": plan.world_size, "command": " ".join(plan.command), "system": fingerprint,
+        "tool_version": plan.tool_version, "tag": plan.request.tag,
+    }  # fmt: skip
     if system:
         host = system.hosts[0]
-        yield "systems", (
-            fingerprint, system.name, host.cpu.model, len(host.gpus), host.gpus[0].name if host.gpus else None,
-            host.memory.total_bytes, system.libraries, system.environment,
-        )  # fmt: skip
+        yield "systems", {
+            "system": fingerprint, "name": system.name, "cpu": host.cpu.model, "gpus": len(host.gpus),
+            "gpu": host.gpus[0].name if host.gpus else None, "memory_bytes": host.memory.total_bytes,
+            "libraries": system.libraries, "environment": system.environment,
+        }  # fmt: skip
     for one in with_peaks(stored.cases()):
-        measured, case = one.measured, one.result.case
-        yield "cases", _case_row(stored.id, one)
-        for samples in measured.samples:
-            for i, sample in enumerate(samples):
-                yield "samples", (
-                    stored.id, case.key, samples.rank, samples.process, i, sample.duration_s, sample.iterations,
-                    sample.per_iteration_s, sample.device_s, sample.warmup,
-                )  # fmt: skip
+        place: dict[str, Any] = {"run": stored.id, "case_key": one.result.case.key}
+        yield "cases", {**_case_row(one), **place}
+        for samples in one.measured.samples:
+            place |= {"rank": samples.rank, "process": samples.process}
+            for first in range(0, len(samples), _SAMPLES_PER_ROW):
+                part = slice(first, first + _SAMPLES_PER_ROW)
+                times_s, iterations = samples.duration_s[part], samples.iterations[part]
+                yield "samples", {
+                    **place, "i": first, "duration_s": times_s, "iterations": iterations,
+                    "per_iteration_s": [time_s / number for time_s, number in zip(times_s, iterations, strict=True)],
+                    "device_s": samples.device_s[part] if samples.device_s is not None else None,
+                    "warmup": samples.warmup[part],
+                }  # fmt: skip
 
 
-def _case_row(run: str, one: CaseInput) -> dict[str, Any]:
+def _case_row(one: CaseInput) -> dict[str, Any]:
+    """What a case has; other columns are empty."""
     result, case, summary = one.result, one.result.case, one.measured.summary()
     bench = case.benchmark
     statistics = ("median_s", "ci_low_s", "ci_high_s", "p95_s", "p99_s")
+    values = {name: read_value(outcome) for name, outcome in evaluate_case(one).items()}
     return {
-        **{name: read_value(outcome) for name, outcome in evaluate_case(one).items()},
-        "run": run, "case_key": case.key, "benchmark": bench.id, "model": bench.model,
+        **{name: value for name, value in values.items() if value is not None},
+        "benchmark": bench.id, "model": bench.model,
         "implementation": bench.implementation, "mode": bench.mode, "config": bench.config, "version": bench.version,
         "owner": bench.owner, "parameters": case.parameters, "batch_size": case.batch_size,
         "world_size": case.world_size, "status": result.status,

@@ -3,8 +3,6 @@
 Statistics are derived from the samples on reading and never stored in their place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import traceback

@@ -1,7 +1,5 @@
 """How the cases of a run are measured: one typed request per verb, which the plan keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The documents of a run: what was asked (plan), what came of it (run), on which system, and who took part."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -250,7 +248,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
         """Equal where times may be compared without naming the two systems."""
         return self.fingerprint, self.configuration
 
-    def differences(self, other: System) -> list[str]:
+    def differences(self, other: "System") -> list[str]:
         """What of another system is not as in this one, in the parts that `place` looks at: `name: this → other`."""
         before, after = (dict(_flatten(system.decisive())) for system in (self, other))
         return [

@@ -1,7 +1,5 @@
 """What the kinds have in common: how a Spec lists its parameters, and an Observed its facts, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from typing import ClassVar, TypeVar
@@ -127,7 +125,7 @@ class BaseObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         usual = list_defaults(type(self))
         return msgspec.structs.replace(self, **{name: usual[name] for name in fields})
 
-    def __or__(self: ObservedT, more: BaseObserved | None) -> ObservedT:
+    def __or__(self: ObservedT, more: "BaseObserved | None") -> ObservedT:
         """With what `more` observed; it goes first where both did."""
         if more is None:
             return self

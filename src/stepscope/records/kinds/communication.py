@@ -1,7 +1,5 @@
 """What several ranks do together: collectives, messages, both beside kernels, and the exchanges of a whole step."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Operators, calls of any operator of torch, and whole models."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import msgspec
