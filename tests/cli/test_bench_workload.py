@@ -156,6 +156,42 @@ def test_a_step_that_never_returns_is_bounded(here: Stepscope, tmp_path: Path) -
     assert "--hang-timeout" in answer.error["hint"]
 
 
+TALKATIVE = """
+import atexit, os, threading, time
+
+print("at import")
+atexit.register(lambda: print("at exit"))
+
+def talk():
+    while True:
+        print("from a thread")
+        os.write(1, b"below Python\\n")
+        time.sleep(0.001)
+
+def build(device):
+    threading.Thread(target=talk, daemon=True).start()
+    return lambda: time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize("options", [("--json",), ()], ids=["json", "text"])
+def test_stdout_is_the_answer_alone_whatever_a_user_model_prints(
+    stepscope: Stepscope, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Also from threads and at exit, when the case is long closed."""
+    file = tmp_path / "talkative.py"
+    file.write_text(TALKATIVE)
+    answer = stepscope("bench", "workload", str(file), "--device", "cpu", "--quick", *options)
+    assert answer.code == 0
+    for printed in ("at import", "at exit", "from a thread", "below Python"):
+        assert printed in answer.err
+        assert printed not in answer.out
+    if options:
+        assert answer.data["cases"][0]["status"] == "ok"
+    else:
+        assert "talkative" in answer.out
+
+
 def test_every_option_of_every_verb_has_one_meaning() -> None:
     """Two options of one name in one verb: the second one silently takes the value of the first."""
     import click

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from stepscope.cli.output import emit, name_run, narrate, suggest, terminal_width
+from stepscope.cli.output import emit, name_run, narrate, reserve_stdout, suggest, terminal_width
 from stepscope.cli.resume import RehearsedError, is_rehearsal, plan_again
 from stepscope.core.errors import ExitCode, UsageError
-from stepscope.records.kinds import CollectiveSpec
+from stepscope.records.kinds import CollectiveSpec, UserModelSpec
 from stepscope.run.plan import Job
 from stepscope.store import (
     MeasuredCase,
@@ -70,6 +70,8 @@ def measure_stored(stored: StoredRun) -> StoredRun:
     from stepscope import api
     from stepscope.measure.progress import open_progress
 
+    if any(isinstance(case.spec, UserModelSpec) for case in stored.plan.cases):
+        reserve_stdout()  # files of users print, in threads and at exit as well
     return api.execute(stored, progress=open_progress(), tell=narrate)
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from stepscope._version import __version__
-from stepscope.cli.output import LAST_WORD_S, narrate, print_error
+from stepscope.cli.output import LAST_WORD_S, answer_stream, narrate, print_error, release_stdout
 from stepscope.core.errors import (
     ExitCode,
     FileError,
@@ -78,7 +78,7 @@ def app() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run and exit: 0 done, 1 failed, 2 wrong use or bad input, 3 regression, 4 undecided, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    code = run(arguments)
+    code = _run(arguments)
     if code and "torch.distributed" in sys.modules:
         from stepscope.launch import leave_group_behind
 
@@ -89,10 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """The same without leaving the process; returns the exit code."""
     try:
+        return _run(arguments)
+    finally:
+        release_stdout()
+
+
+def _run(arguments: list[str]) -> int:
+    try:
         code = app.main(args=arguments, prog_name="stepscope", standalone_mode=False, obj=arguments)
     except BrokenPipeError:
         # The reader of our output went away (`| head`); nothing is wrong and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), answer_stream().fileno())
         return ExitCode.DONE
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("STEPSCOPE_DEBUG"):

@@ -24,6 +24,39 @@ LAST_WORD_S = 0.5
 """A launcher passes on what a rank printed last only if the rank does not end at the same moment."""
 
 
+_reserved: tuple[TextIO, TextIO, int] | None = None
+"""While stdout is reserved: where answers go, `sys.stdout` as it was, and a copy of descriptor 1."""
+
+
+def reserve_stdout() -> None:
+    """Until `release_stdout`, stdout carries the answer alone: what else is printed, in Python or below it, by threads
+    or at the exit of the process, goes to stderr."""
+    global _reserved  # noqa: PLW0603 - a process has one stdout
+    if _reserved is not None:
+        return
+    before, kept, is_own = sys.stdout, os.dup(1), sys.stdout is sys.__stdout__
+    before.flush()
+    answers: TextIO = before
+    if is_own:  # it writes to descriptor 1
+        answers = os.fdopen(kept, "w", encoding=before.encoding, errors=before.errors, closefd=False)
+    _reserved = answers, before, kept
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+
+def release_stdout() -> None:
+    global _reserved  # noqa: PLW0603
+    if _reserved is not None:
+        _, sys.stdout, kept = _reserved
+        _reserved = None
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def answer_stream() -> TextIO:
+    return _reserved[0] if _reserved is not None else sys.stdout
+
+
 def emit(data: Any, text: str, *, as_json: bool) -> None:
     """`data` as the JSON envelope, or `text`; never both."""
     if as_json:
@@ -34,12 +67,12 @@ def emit(data: Any, text: str, *, as_json: bool) -> None:
 
 def show_text(text: str) -> None:
     """On stdout. Names and messages in it may come from somebody else's files: they do not control the terminal."""
-    click.echo(_fit(text, terminal_width()), nl=not text.endswith("\n"))
+    click.echo(_fit(text, terminal_width()), file=answer_stream(), nl=not text.endswith("\n"))
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
     """Columns of the terminal that the stream (stdout) is; None for a file or a pipe, which get lines of any length."""
-    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
+    return shutil.get_terminal_size().columns if (stream or answer_stream()).isatty() else None
 
 
 def _fit(text: str, width: int | None) -> str:
@@ -85,8 +118,8 @@ def _answer(line: bytes) -> None:
     if asked := os.environ.get(ANSWER_VARIABLE):
         with contextlib.suppress(OSError):
             Path(asked).write_bytes(line + b"\n")
-    click.echo(escape_json(line.decode()))
-    if os.environ.get("OMPI_COMM_WORLD_RANK") and sys.stdout.isatty():
+    click.echo(escape_json(line.decode()), file=answer_stream())
+    if os.environ.get("OMPI_COMM_WORLD_RANK") and answer_stream().isatty():
         # Open MPI reads from a terminal that it made, and was seen to lose the end when a rank ended at once.
         time.sleep(LAST_WORD_S)
 
