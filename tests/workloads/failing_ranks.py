@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from stepscope.bench.workloads import shared, verify
+from stepscope.bench.workloads import producer, verify
 from stepscope.bench.workloads.findings import CheckReport, Finding
+from stepscope.bench.workloads.producer import ModelCase
 from stepscope.bench.workloads.protocol import EAGER
 from stepscope.bench.workloads.request import ParsedCase
 from stepscope.launch import RankSession
@@ -25,27 +26,29 @@ COMPILED = "gpt2"
 
 
 def measure_by_case(session: RankSession) -> None:
-    verify_all, open_all = shared._verify, shared.open_share
-    compare_all, count_all = verify.Verifier._compare, shared._count
+    make_all, open_all = ModelCase.__init__, producer.open_share
+    compare_all, count_all = verify.Verifier._compare, ModelCase._count
 
-    def verify_some(parsed: ParsedCase, parallel: str, device: Any, request: Any) -> Any:
-        check = parallel == "ddp" and parsed.workload.model.model in {*CHECKED, WRONG}
-        return verify_all(parsed, parallel, device, msgspec.structs.replace(request, check=check))
+    def make(self: ModelCase, parsed: ParsedCase, made_by: Any) -> None:
+        make_all(self, parsed, made_by)
+        check = parsed.spec.parallel == "ddp" and parsed.workload.model.model in {*CHECKED, WRONG}
+        self._request = msgspec.structs.replace(self._request, check=check)
 
     def compare(self: verify.Verifier, parsed: ParsedCase, *given: Any) -> CheckReport:
         if parsed.workload.model.model != WRONG:
             return compare_all(self, parsed, *given)
         return CheckReport(findings=[Finding(what="outputs", precision="fp32", error=1.0, limit=1e-4)])
 
-    def count_some(parsed: ParsedCase, device: Any) -> WorkloadObserved:
-        return count_all(parsed, device) if parsed.workload.model.model in COUNTED else WorkloadObserved()
+    def count_some(self: ModelCase) -> WorkloadObserved:
+        return count_all(self) if self._parsed.workload.model.model in COUNTED else WorkloadObserved()
 
     def open_uncompiled(parsed: ParsedCase, *given: Any) -> Any:
         if parsed.workload.implementation == "optimized" and parsed.workload.model.model != COMPILED:
             type(parsed.workload.make_task(parsed.scale)).engine = lambda self, mode: EAGER  # type: ignore[method-assign]
         return open_all(parsed, *given)
 
-    shared._verify, shared.open_share, shared._count = verify_some, open_uncompiled, count_some
+    ModelCase.__init__, ModelCase._count = make, count_some  # type: ignore[method-assign]
+    producer.open_share = open_uncompiled
     verify.Verifier._compare = compare  # type: ignore[method-assign]
     run_rank(session)
 
@@ -53,9 +56,9 @@ def measure_by_case(session: RankSession) -> None:
 def fail_twice(session: RankSession) -> None:
     """All ranks fail in the first case, rank 0 after it has begun an exchange; in the third one rank 1 fails alone, in
     its first step, where the others wait for its gradients."""
-    count, step_once = 0, shared._step_once_round
+    count, step_once = 0, ModelCase._step_once_round
 
-    def fail(*given: object) -> None:
+    def fail(self: ModelCase) -> None:
         import torch
         import torch.distributed as dist
 
@@ -67,7 +70,7 @@ def fail_twice(session: RankSession) -> None:
             raise ValueError("fails after what it began")
         if count == 3 and session.context.rank == 1:
             raise MemoryError("no room for the third model")
-        step_once(*given)  # type: ignore[arg-type]
+        step_once(self)
 
-    shared._step_once_round = fail
+    ModelCase._step_once_round = fail  # type: ignore[method-assign]
     run_rank(session)

@@ -13,16 +13,14 @@ from stepscope.bench.workloads import find_workload, list_workloads, steps
 from stepscope.bench.workloads.catalogue import Declared, parse_model, read_catalogue
 from stepscope.bench.workloads.facts import count_flops
 from stepscope.bench.workloads.feed import make_batches
-from stepscope.bench.workloads.producer import Running, WorkloadProducer, open_step
-from stepscope.bench.workloads.request import SEED, read_case
+from stepscope.bench.workloads.producer import ModelCase, open_step
+from stepscope.bench.workloads.request import SEED
 from stepscope.bench.workloads.user import hash_file
 from stepscope.compare.views import compare_implementations
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.launch.worker import Session
-from stepscope.measure import QUICK
 from stepscope.metrics import CaseInput, NotApplicable
 from stepscope.metrics.cases import input_share, mfu
-from stepscope.records import Case, WorkloadRequest
+from stepscope.records import Case
 from stepscope.store import MeasuredCase
 
 
@@ -126,7 +124,7 @@ def test_a_loader_that_fails_costs_no_score(tmp_path: Path, monkeypatch: pytest.
     def fail(self: Any, *given: Any) -> None:
         raise RuntimeError("unable to mmap 1024 bytes from file: Cannot allocate shared memory")
 
-    monkeypatch.setattr(WorkloadProducer, "_time_with_loader", fail)
+    monkeypatch.setattr(ModelCase, "_time_with_loader", fail)
     (found,) = measure(tmp_path, tiny(SMALL), loader_workers=1).cases()
     assert found.score()
     assert found.loader_score() is None
@@ -148,7 +146,7 @@ def test_memory_that_a_host_lacks_is_a_skip(tmp_path: Path, monkeypatch: pytest.
     def fail(self: Any, *given: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 TB")
 
-    monkeypatch.setattr(WorkloadProducer, "_build", fail)
+    monkeypatch.setattr(ModelCase, "_open", fail)
     (found,) = measure(tmp_path, tiny(SMALL)).cases()
     assert found.result.status == "skipped"
     assert found.result.failure is not None
@@ -312,12 +310,17 @@ def test_a_training_sample_is_whole_rounds_of_batches_that_differ(
     assert {count % 4 for one in case.samples for count in one.iterations} == {0}
 
 
-def test_a_loader_is_timed_over_whole_rounds() -> None:
-    producer = WorkloadProducer(Session(verb="workload", request=WorkloadRequest(settings=QUICK)))
-    producer.open()
-    running = Running(lambda: None, round_steps=7)  # type: ignore[arg-type]
-    times = producer._time_steps(running, read_case(tiny(LENGTHS)))
-    assert running.calls == 1 + 7 * len(times)
+def test_a_loader_is_timed_over_whole_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch of a sample is waited for, and each is taken equally often."""
+    waited: list[int] = []
+    step_and_wait = ModelCase._step_and_wait
+    monkeypatch.setattr(ModelCase, "_step_and_wait", lambda self: (waited.append(1), step_and_wait(self)))
+    (case,) = measure(tmp_path, tiny(LENGTHS, batch_size=2), loader_workers=0).cases()
+    rounds = case.result.facts["round_steps"]
+    (samples,) = case.samples
+    assert rounds == 4
+    # One sample warms up.
+    assert len(waited) == rounds * (1 + len(samples.extra_s["loader"]))
 
 
 def test_tries_are_not_checked_and_count_nowhere(tmp_path: Path) -> None:

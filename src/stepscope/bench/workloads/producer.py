@@ -1,16 +1,19 @@
-"""Measures workload cases: the side that knows torch."""
+"""Measures workload cases: on one device, or with a model that the ranks share."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from stepscope.bench.workloads.facts import EnergyMeter, PeakMemory, count_flops, find_peak
+from stepscope.bench.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
 from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
 from stepscope.bench.workloads.generation import Decoder, DecoderRunner, GenerationStep, serve_requests
 from stepscope.bench.workloads.precision import build_module
@@ -19,7 +22,6 @@ from stepscope.bench.workloads.request import (
     LOADER_STEPS,
     LOADER_TIME_S,
     SEED,
-    TRAIN_SAMPLE_S,
     ParsedCase,
     choose_settings,
     count_accumulated,
@@ -27,33 +29,19 @@ from stepscope.bench.workloads.request import (
     require_samples,
 )
 from stepscope.bench.workloads.search import next_cases
-from stepscope.bench.workloads.shared import fold_shared, is_shared, prepare_shared
-from stepscope.bench.workloads.steps import (
-    InferStep,
-    TrainStep,
-    clear_up,
-    forget_compiled,
-    name_early_updates,
-    require_sound,
-)
-from stepscope.bench.workloads.user import require_unchanged
+from stepscope.bench.workloads.shared import count_share, name_unused, open_share, shard
+from stepscope.bench.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, require_sound
+from stepscope.bench.workloads.user import prepare_user_model, require_unchanged
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.core.errors import first_line
 from stepscope.launch.worker import Session
-from stepscope.measure import (
-    CudaDevice,
-    Device,
-    Measurement,
-    MeasureSettings,
-    give_back_memory,
-    no_garbage_collection,
-    open_device,
-)
+from stepscope.measure import CudaDevice, Device, Measurement, MeasureSettings, WallClock, measure, open_device
 from stepscope.records import Case, Notice, Score, WorkloadRequest, describe_exception, is_out_of_memory
 from stepscope.records.kinds import Serving, UserModelSpec, WorkloadObserved
 from stepscope.run.control import Alone, Control, TorchControl
 from stepscope.run.producer import ExtraMeasurements, Folded, Prepared, Producer, RankOutcome
-from stepscope.run.ranks import CaseSkipped
+from stepscope.run.rank import merge_observed
+from stepscope.run.ranks import BarrierPeers, CaseSkipped, Ranks
 from stepscope.run.recorded import record_steps
 from stepscope.store import TPOT, TTFT, MeasuredCase, StoredRun
 from stepscope.store.view import LOADER
@@ -61,7 +49,10 @@ from stepscope.store.view import LOADER
 if TYPE_CHECKING:
     import torch
 
+    Batches = list[dict[str, torch.Tensor]]
+
 T = TypeVar("T")
+Step = TrainStep | InferStep | GenerationStep
 
 
 def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
@@ -78,42 +69,126 @@ def _require_same_files(folder: Path, request: WorkloadRequest) -> None:
 def open_step(case: Case) -> Callable[[], None]:
     """The step of a case, ready to be made again and again, on its device."""
     producer = WorkloadProducer(Session(verb="workload", request=WorkloadRequest(device=str(case.spec.device))))
+    producer.ranks = Ranks(producer.session, Alone())
     producer.open()
-    return producer.build(read_case(case))
+    model = ModelCase(read_case(case), producer)
+    model.load()
+    return model
 
 
-Step = TrainStep | InferStep | GenerationStep
+class WorkloadProducer(Producer):
+    """Prepares cases one after the other."""
+
+    device: Device
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        assert isinstance(session.request, WorkloadRequest)
+        self.request = session.request
+        self._compiled_for: tuple[str, int] | None = None
+
+    @property
+    def settings(self) -> MeasureSettings:
+        return self.request.settings
+
+    def join(self) -> Control:
+        backend = self.request.backend
+        return Alone() if backend is None else TorchControl(self.session, backend)
+
+    def open(self) -> Device:
+        if self.session.folder is not None and self.session.context.rank == 0:
+            _require_same_files(self.session.folder, self.request)
+        name, context = self.request.device, self.session.context
+        device = self.device = open_device(
+            f"cuda:{context.local_rank}" if name == "cuda" and context.world_size > 1 else name
+        )
+        if isinstance(device, CudaDevice) and context.world_size == 1:
+            device.use_own_stream()
+        self.verifier = Verifier(device, self.request.compile_backend)
+        return device
+
+    def next_cases(self, measured: Callable[[], list[MeasuredCase]]) -> list[Case]:
+        return next_cases(self.request.find_batch, measured()) if self.request.find_batch else []
+
+    def prepare(self, case: Case) -> Prepared:
+        """Raises CaseSkipped for what does not fit or cannot run here."""
+        if not isinstance(case.spec, UserModelSpec):
+            parsed = read_case(case)
+            self._forget_others(parsed)
+            return ModelCase(parsed, self).prepare()
+        prepared = prepare_user_model(
+            case,
+            self.device,
+            beat=self.session.heartbeat.tick if math.isfinite(self.session.hang_limit_s) else None,
+            record_in=(self.session.folder or Path()) if self.request.trace else None,
+        )
+        self.session.heartbeat.beat("measuring", case.key)
+        return prepared
+
+    def _forget_others(self, parsed: ParsedCase) -> None:
+        """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else.
+        Models that wait for the garbage collector, as FSDP's do, would count as memory of the next case."""
+        wanted = (parsed.case.benchmark.id, parsed.batch_size)
+        if self._compiled_for != wanted or parsed.spec.parallel is not None:
+            forget_compiled()
+        self._compiled_for = wanted
+        clear_up(self.device.name)
+
+    def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
+        """Rank 0's facts are those of the case; memory of the rank that needs most; energy and peaks of all devices
+        together, where each reports them."""
+        folded = super().fold(case, ranks, clock_error_s)
+        if isinstance(case.spec, UserModelSpec):
+            return folded
+        parsed, found = read_case(case), [one.extra.facts for one in ranks]
+        loader_s = [max(row) for row in zip(*(one.loader_s for one in found), strict=True)]
+        if loader_s:
+            ranks[0].extra.extra_s[LOADER] = loader_s
+        folded.observed = merge_observed(folded.observed, _fold_facts(found, parsed))
+        return folded
 
 
-class Running:
-    """A model ready to be stepped. Counts its steps; holds the only references to its memory."""
+class RankFacts(msgspec.Struct, kw_only=True):
+    """What one rank knows beside its samples."""
 
-    def __init__(self, step: Step, *, round_steps: int = 1) -> None:
-        self.step: Step | None = step
-        self.round_steps = round_steps
-        """Above 1: batches differ in shape, and only so many steps together stand for all."""
-        self.calls = 0
-        self.sampled = 0
-        """How many of the last calls became samples; the others warmed up."""
+    peak_memory_bytes: int | None = None
+    energy_j: float | None = None
+    """Used by this rank's device for one step."""
+    peak: Peak | None = None
+    """What this rank's device can do at most."""
+    loader_s: list[float] = []
+    """Seconds per step with batches from a loader."""
+    trace: str | None = None
+    """Where this rank's steps were recorded."""
 
-    def __call__(self) -> None:
-        assert self.step is not None
-        self.step()
-        self.calls += 1
 
-    def keep_measured(self, measurement: Measurement) -> None:
-        self.sampled = measurement.sampled_iterations
+def _fold_facts(found: list[RankFacts], parsed: ParsedCase) -> WorkloadObserved:
+    traced = [rank for rank, one in enumerate(found) if one.trace is not None]
+    held = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
+    joules = [one.energy_j for one in found if one.energy_j is not None]
+    peaks = [one.peak for one in found if one.peak is not None]
+    sources = Counter(one.source for one in peaks) if len(peaks) == len(found) else Counter()
+    told = sources if parsed.spec.parallel is None else (f"{count} × {one}" for one, count in sources.items())
+    return WorkloadObserved(
+        trace=found[traced[0]].trace if traced else None,
+        traced_ranks=", ".join(str(rank) for rank in traced) if traced and len(traced) < len(found) else None,
+        peak_memory_bytes=max(held, default=None),
+        energy_j_per_example=sum(joules) / _count_examples(parsed) if len(joules) == len(found) else None,
+        peak_flops=sum(one.flops for one in peaks) if sources else None,
+        peak_source="; ".join(told) or None,
+    )
 
-    def release(self) -> None:
-        self.step = None
+
+def _count_examples(parsed: ParsedCase) -> int:
+    """Examples per step, over all ranks."""
+    return parsed.batch_size * count_accumulated(parsed)
 
 
 class StepEnergy:
     """From the first step that warms up to the last that is timed: nothing before or after is in it."""
 
-    def __init__(self, device: str, running: Running) -> None:
-        self._device = device
-        self._running = running
+    def __init__(self, device: str, count_steps: Callable[[], int]) -> None:
+        self._device, self._count_steps = device, count_steps
         self._meter: EnergyMeter | None = None
         self._before = 0
         self.is_counted = EnergyMeter(device).read_j() is not None
@@ -122,160 +197,101 @@ class StepEnergy:
     def begin(self) -> None:
         """Only the first time."""
         if self._meter is None:
-            self._meter, self._before = EnergyMeter(self._device), self._running.calls
+            self._meter, self._before = EnergyMeter(self._device), self._count_steps()
 
     def end(self) -> None:
         joules = self._meter.read_j() if self._meter is not None else None
-        steps = self._running.calls - self._before
+        steps = self._count_steps() - self._before
         if joules is not None and steps:
             self.j_per_step = joules / steps
 
 
-def _try(lost: str, body: Callable[[], T], notices: list[Notice], *, hint: str | None = None) -> T | None:
-    """What stands beside a score must not cost it; why it is not there is a notice."""
-    try:
-        return body()
-    except Exception as error:  # noqa: BLE001 - of whatever kind: the score stands
-        failure = describe_exception(error)
-        notices.append(Notice(kind="incomplete", message=f"{lost}: {failure.message}", hint=failure.hint or hint))
-        return None
+class ModelCase:
+    """One case on this rank, from its model to what stands beside its times. Each call is a step. A process has the
+    whole model, or ranks share it: then every rank takes part in all of this, or the case ends on all of them."""
 
+    def __init__(self, parsed: ParsedCase, producer: WorkloadProducer) -> None:
+        self._parsed, self._ranks, self._request = parsed, producer.ranks, producer.request
+        self._device, self._producer = producer.device, producer
+        self._parallel = parsed.spec.parallel
+        self._peers = BarrierPeers(producer.ranks, parsed.case) if self._parallel else None
+        self._batches: Batches = []
+        self._step: Step | None = None
+        self._round_steps = 1
+        """Above 1: batches differ in shape, and only so many steps together stand for all."""
+        self._calls = 0
 
-class WorkloadProducer(Producer):
-    """Prepares cases one after the other: on one device, or with a model that the ranks share."""
+    def __call__(self) -> None:
+        """Through here, so that the model can be given up while the case still has its body."""
+        assert self._step is not None
+        self._step()
+        self._calls += 1
 
-    device: Device
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        assert isinstance(session.request, WorkloadRequest)
-        self._request = session.request
-        self._running: Running | None = None
-        self._compiled_for: tuple[str, int] | None = None
-
-    @property
-    def settings(self) -> MeasureSettings:
-        return self._request.settings
-
-    @property
-    def _folder(self) -> Path:
-        return self.session.folder or Path()
-
-    def join(self) -> Control:
-        backend = self._request.backend
-        return Alone() if backend is None else TorchControl(self.session, backend)
-
-    def open(self) -> Device:
-        if self.session.folder is not None and self.session.context.rank == 0:
-            _require_same_files(self.session.folder, self._request)
-        name, context = self._request.device, self.session.context
-        device = self.device = open_device(
-            f"cuda:{context.local_rank}" if name == "cuda" and context.world_size > 1 else name
-        )
-        self._verifier = Verifier(device, self._request.compile_backend)
-        if isinstance(device, CudaDevice) and context.world_size == 1:
-            device.use_own_stream()
-        return device
-
-    def next_cases(self, measured: Callable[[], list[MeasuredCase]]) -> list[Case]:
-        return next_cases(self._request.find_batch, measured()) if self._request.find_batch else []
-
-    def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
-        return fold_shared(case, ranks) if is_shared(case) else super().fold(case, ranks, clock_error_s)
-
-    def prepare(self, case: Case) -> Prepared:
-        """Raises CaseSkipped for what does not fit or cannot run here."""
-        if isinstance(case.spec, UserModelSpec):
-            from stepscope.bench.workloads.user import prepare_user_model
-
-            is_watched = math.isfinite(self.session.hang_limit_s)
-            prepared = prepare_user_model(
-                case,
-                self.device,
-                beat=self.session.heartbeat.tick if is_watched else None,
-                record_in=self._folder if self._request.trace else None,
-            )
-            self.session.heartbeat.beat("measuring", case.key)
-            return prepared
-        parsed = read_case(case)
-        if is_shared(case):
-            return prepare_shared(parsed, self.ranks, self._request, self.device)
-        task = parsed.workload.make_task(parsed.scale)
+    def prepare(self) -> Prepared:
+        parsed, device = self._parsed, self._device
         if self._request.data is not None:
             require_unchanged(Path(self._request.data), str(parsed.spec.data))
-        batches = self._guarded(lambda: self._host_batches(task, parsed))
-        self._release()
-        self._forget_others(parsed)
-        memory = PeakMemory(self.device.name)
-        start = time.perf_counter()
-        running = self.build(parsed, task, batches)
-        for _ in range(running.round_steps):  # what is new for a shape is compiled here
-            self._guarded(running)
-        self.device.synchronize()
+        if not self._parallel:  # these are no part of making the model ready
+            self._batches = self._guarded(lambda: self._make_batches(parsed.workload.make_task(parsed.scale)))
+        self._memory, start = PeakMemory(device.name), time.perf_counter()
+        self.load()
+        self._together(self._step_once_round)  # what a way of sharing cannot do, or is compiled for a shape, shows here
         setup_s = time.perf_counter() - start
-        settings = self._keep_rounds(parsed, running, choose_settings(parsed, self._request.settings, self.device))
-        energy = StepEnergy(self.device.name, running)
-
-        def keep_measured(measurement: Measurement) -> None:
-            energy.end()
-            running.keep_measured(measurement)
-
-        score = Score(unit="ex/s", work=float(parsed.batch_size * count_accumulated(parsed)))
+        self._settings = self._keep_rounds(choose_settings(parsed, self._request.settings, device))
+        energy = self._energy = StepEnergy(device.name, lambda: self._calls)
         return Prepared(
-            body=running,
-            score=None if self._is_unchecked(parsed) else score,
+            body=self,
+            score=None if self._is_unchecked else Score(unit="ex/s", work=float(_count_examples(parsed))),
             latency_target=parsed.workload.declared.latency_target,
-            observed=WorkloadObserved(setup_s=setup_s) | self._describe(task, parsed, running),
-            settings=settings,
+            observed=WorkloadObserved(setup_s=setup_s) | self._describe(),
+            settings=self._settings,
+            peers=self._peers,
             before_sample=energy.begin if energy.is_counted else None,
-            on_measured=keep_measured,
-            finish=lambda measurement: (measurement, self._measure_extra(parsed, batches, memory, energy)),
+            on_measured=lambda measurement: energy.end(),
+            finish=self._finish,
+            close=self._release,
         )
 
-    def _is_unchecked(self, parsed: ParsedCase) -> bool:
+    @property
+    def _is_unchecked(self) -> bool:
         """And so without a score. Tries are never checked; they have one for their search alone."""
-        is_fast = parsed.workload.implementation == "optimized"
-        return is_fast and not self._request.check and not parsed.spec.is_try
+        return self._is_fast and not self._request.check and not self._parsed.spec.is_try
 
-    def build(
-        self, parsed: ParsedCase, task: Task | None = None, batches: Sequence[dict[str, torch.Tensor]] | None = None
-    ) -> Running:
-        """The model with its batches on the device; the one before is given up."""
-        self._release()
-        chosen = task or parsed.workload.make_task(parsed.scale)
-        given = batches or self._host_batches(chosen, parsed)
-        round_steps = count_round(given, at_once=count_accumulated(parsed) if parsed.mode == "train" else 1)
-        running: Running = self._guarded(lambda: Running(self._build(chosen, parsed, given), round_steps=round_steps))
-        self._running = running
-        return running
+    @property
+    def _is_fast(self) -> bool:
+        return self._parsed.workload.implementation == "optimized"
 
-    def _release(self) -> None:
-        if self._running is not None:
-            self._running.release()
-        self._running = None
-        clear_up(self.device.name)
+    def load(self) -> None:
+        """The model, with its batches on the device."""
+        self._step = self._together(self._open)
+        at_once = count_accumulated(self._parsed) if self._parsed.mode == "train" else 1
+        self._round_steps = max(self._ranks.share(count_round(self._batches, at_once=at_once)))
 
-    def _forget_others(self, parsed: ParsedCase) -> None:
-        """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else."""
-        wanted = (parsed.case.benchmark.id, parsed.batch_size)
-        if self._compiled_for != wanted:
-            forget_compiled()
-        self._compiled_for = wanted
-
-    def _host_batches(self, task: Task, parsed: ParsedCase) -> list[dict[str, torch.Tensor]]:
+    def _make_batches(self, task: Task) -> Batches:
+        """This rank's, on the host."""
+        parsed = self._parsed
         if self._request.data is not None:
-            path = Path(self._request.data)
             writes = parsed.mode == "infer" and isinstance(task, Decoder)
+            path = Path(self._request.data)
             return read_batches(path, task, batch_size=parsed.batch_size, mode=parsed.mode, any_shape=writes)
-        return make_batches(task, batch_size=parsed.batch_size, mode=parsed.mode, seed=SEED)
+        return make_batches(task, batch_size=self._count_share(), mode=parsed.mode, seed=SEED)
 
-    def _build(self, task: Task, parsed: ParsedCase, batches: Sequence[dict[str, torch.Tensor]]) -> Step:
-        kind: dict[str, Any] = {"mode": parsed.mode, "precision": parsed.precision, "device": self.device.name}
+    def _count_share(self) -> int:
+        return count_share(self._parsed) if self._parallel else self._parsed.batch_size
+
+    def _open(self) -> Step:
+        parsed, device = self._parsed, self._device
+        if self._parallel:
+            step, self._batches = open_share(parsed, self._parallel, device.name, self._request.compile_backend)
+            return step
+        task = parsed.workload.make_task(parsed.scale)
+        self._batches = self._batches or self._make_batches(task)
+        kind: dict[str, Any] = {"mode": parsed.mode, "precision": parsed.precision, "device": device.name}
         module = build_module(task, seed=SEED, **kind)
-        ready = [to_device(one, **kind) for one in batches]
+        ready = [to_device(one, **kind) for one in self._batches]
         how: dict[str, Any] = {
             "precision": parsed.precision,
-            "device": self.device.name,
+            "device": device.name,
             "engine": task.engine(parsed.mode) if isinstance(task, Optimized) else EAGER,
             "backend": self._request.compile_backend,
         }
@@ -284,10 +300,16 @@ class WorkloadProducer(Producer):
         if isinstance(task, Decoder):
             tokens = int(task.sizes["new_tokens"])
             runner = DecoderRunner(task, module, new_tokens=tokens, **how)
-            return GenerationStep(runner, ready, new_tokens=tokens, device=self.device)
+            return GenerationStep(runner, ready, new_tokens=tokens, device=device)
         return InferStep(task, module, ready, **how)
 
-    def _guarded(self, body: Callable[[], Any]) -> Any:
+    def _together(self, body: Callable[[], T]) -> T:
+        return self._ranks.together(partial(self._guarded, body), exchanges=self._parallel is not None)
+
+    def _guarded(self, body: Callable[[], T]) -> T:
+        """In a process that has the whole model, what does not fit or cannot run here is a skip."""
+        if self._parallel:
+            return body()
         try:
             return body()
         except NotImplementedError as error:
@@ -300,161 +322,175 @@ class WorkloadProducer(Producer):
             hint = smaller if self._request.data is None else "give fewer or smaller batches: all lie on the device"
             raise CaseSkipped("does_not_fit", first_line(error), hint) from error
 
-    def _keep_rounds(self, parsed: ParsedCase, running: Running, settings: MeasureSettings) -> MeasureSettings:
-        """Where batches differ in shape, a sample of training is whole rounds of them; of latencies there is at least
-        one round."""
-        if running.round_steps == 1:
+    def _release(self) -> None:
+        """Here are the only references to the memory of the model."""
+        self._step = None
+
+    def _step_once_round(self) -> None:
+        for _ in range(self._round_steps):
+            self()
+        self._device.synchronize()
+
+    def _keep_rounds(self, settings: MeasureSettings) -> MeasureSettings:
+        """Where batches differ in shape, a sample of training is whole rounds of them on every rank; of latencies there
+        is at least one round."""
+        if self._round_steps == 1:
             return settings
-        if parsed.mode == "train":
-            steps: int = self._guarded(lambda: self._count_whole_rounds(running, settings.min_sample_s))
-            return msgspec.structs.replace(settings, iterations=steps)
-        return require_samples(settings, running.round_steps)
-
-    def _count_whole_rounds(self, running: Running, least_s: float) -> int:
-        """Steps of so many rounds as take this long."""
+        if self._parsed.mode == "infer":
+            return require_samples(settings, self._round_steps)
+        if self._peers is not None:
+            self._peers.align()
         start = time.perf_counter()
-        for _ in range(running.round_steps):
-            running()
-        self.device.synchronize()
-        return running.round_steps * max(1, math.ceil(least_s / (time.perf_counter() - start)))
+        self._together(self._step_once_round)
+        rounds = self._ranks.broadcast(max(1, math.ceil(settings.min_sample_s / (time.perf_counter() - start))))
+        return msgspec.structs.replace(settings, iterations=rounds * self._round_steps)
 
-    def _describe(self, task: Task, parsed: ParsedCase, running: Running) -> WorkloadObserved:
+    def _describe(self) -> WorkloadObserved:
+        parsed, plain = self._parsed, self._parsed.workload.make_ootb(self._parsed.scale)
+        is_dense = self._parallel == "fsdp" and plain.dense() != plain.sizes
         facts = WorkloadObserved(
-            round_steps=None if running.round_steps == 1 else running.round_steps,
-            porting=parsed.workload.make_ootb(parsed.scale).ported(self.device.name) or None,
+            round_steps=None if self._round_steps == 1 else self._round_steps,
+            porting="gradients of tables are dense: FSDP takes no sparse ones" if is_dense else None,
         )
-        if isinstance(task, Optimized):
-            facts |= describe_changes(task, parsed, self.device, self._request.compile_backend)
-            unused = name_early_updates(task, mode=parsed.mode, precision=parsed.precision)
-            if unused and count_accumulated(parsed) > 1:
-                changes = f"{facts.changes}; not used with accumulated gradients: {unused}"
-                facts |= WorkloadObserved(changes=changes)
-        return facts
+        if not self._is_fast or self._ranks.rank:
+            return facts
+        task = parsed.workload.make_task(parsed.scale)
+        fast = shard(task) if self._parallel == "sharded" else task
+        assert isinstance(fast, Optimized)
+        facts |= describe_changes(fast, parsed, self._device, self._request.compile_backend)
+        unused = name_unused(fast, parsed)
+        return facts | WorkloadObserved(changes=f"{facts.changes}; {unused}" if unused else facts.changes)
 
     # --- beside the score ------------------------------------------------------------------------------------------
 
-    def _measure_extra(
-        self,
-        parsed: ParsedCase,
-        batches: list[dict[str, torch.Tensor]],
-        memory: PeakMemory,
-        energy: StepEnergy,
-    ) -> ExtraMeasurements:
-        running = self._running
-        assert running is not None
-        require_sound(running.step)
-        facts = WorkloadObserved(peak_memory_bytes=memory.read_bytes())
-        extra: dict[str, list[float]] = {}
-        notices = self._doubt_percentile(parsed, running)
-        if isinstance(running.step, GenerationStep):
-            written = running.step.times[-running.sampled :]
-            extra |= {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
-            if not self._is_unchecked(parsed):
-                tokens = len(written) * parsed.batch_size * running.step.new_tokens
-                facts |= WorkloadObserved(tokens_per_s=tokens / sum(one.duration_s for one in written))
+    def _finish(self, measurement: Measurement) -> tuple[Measurement, ExtraMeasurements]:
+        """The model is given up before operations are counted and its results are checked: both may not fit."""
+        parsed, ranks, request = self._parsed, self._ranks, self._request
+        ranks.together(lambda: require_sound(self._step))
+        found = RankFacts(peak_memory_bytes=self._memory.read_bytes())
+        extra = ExtraMeasurements(notices=self._doubt_percentile(measurement.sampled_iterations), facts=found)
+        facts = self._describe_generation(measurement.sampled_iterations, extra)
         if parsed.spec.is_try:
-            if parsed.workload.implementation == "optimized":
-                facts |= WorkloadObserved(check="not made: a try")
-            return ExtraMeasurements(extra_s=extra, observed=facts, notices=notices)
-        if energy.j_per_step is not None:
-            per_example = energy.j_per_step / (parsed.batch_size * count_accumulated(parsed))
-            facts |= WorkloadObserved(energy_j_per_example=per_example)
-        rate_per_s, step = self._request.rate_per_s, running.step
-        if isinstance(step, GenerationStep) and rate_per_s is not None:
-            served = _try("requests were not served", lambda: self._serve(step, parsed, rate_per_s), notices)
-            if served is not None:
+            extra.observed = facts | WorkloadObserved(check="not made: a try") if self._is_fast else facts
+            return measurement, extra
+        found.energy_j = self._energy.j_per_step
+        if isinstance(self._step, GenerationStep) and request.rate_per_s is not None:
+            serve = partial(self._serve, self._step, request.rate_per_s)
+            if served := self._beside("requests were not served", serve, extra.notices):
                 facts |= WorkloadObserved(serving=served[0])
-                notices += served[1]
-        if self._request.loader_workers is not None:
-            loaded = _try(
-                "there is no score with a loader", lambda: self._time_with_loader(running, parsed, batches), notices,
-                hint="--no-loader, or fewer --loader-workers",
-            )  # fmt: skip
-            extra |= {LOADER: loaded} if loaded else {}
-        if self._request.trace:
-            place = _try("no steps were recorded", lambda: record_steps(running, self._folder, parsed.case), notices)
-            facts |= WorkloadObserved(trace=place)
+                extra.notices += served[1]
+        if request.loader_workers is not None:
+            time_it, hint = partial(self._time_with_loader, measurement), "--no-loader, or fewer --loader-workers"
+            found.loader_s = self._beside("there is no score with a loader", time_it, extra.notices, hint=hint) or []
+        if request.trace:
+            ranks.session.heartbeat.beat("recording", parsed.case.key)
+            found.trace = self._beside("no steps were recorded", self._record, extra.notices)
+        ranks.session.heartbeat.beat("counting", parsed.case.key)
         self._release()
-        facts |= self._count(parsed, batches)
-        if parsed.workload.implementation == "optimized":
-            facts |= self._check(parsed)
-        return ExtraMeasurements(extra_s=extra, observed=facts, notices=notices)
+        clear_up(self._device.name)
+        found.peak = find_peak(self._device.name, parsed.precision)
+        for on_first in (self._count, self._check):
+            facts |= ranks.together(on_first if ranks.rank == 0 else WorkloadObserved)
+        extra.observed = facts
+        return measurement, extra
 
-    def _doubt_percentile(self, parsed: ParsedCase, running: Running) -> list[Notice]:
+    def _beside(self, lost: str, body: Callable[[], T], notices: list[Notice], *, hint: str | None = None) -> T | None:
+        """What stands beside the score of one process must not cost it; why it is not there is a notice."""
+        if self._parallel:
+            return self._ranks.together(body, exchanges=True)
+        try:
+            return body()
+        except Exception as error:  # noqa: BLE001 - of whatever kind: the score stands
+            failure = describe_exception(error)
+            notices.append(Notice(kind="incomplete", message=f"{lost}: {failure.message}", hint=failure.hint or hint))
+            return None
+
+    def _describe_generation(self, sampled: int, extra: ExtraMeasurements) -> WorkloadObserved:
+        step = self._step
+        if not isinstance(step, GenerationStep):
+            return WorkloadObserved()
+        written = step.times[-sampled:]
+        extra.extra_s = {TTFT: [one.ttft_s for one in written], TPOT: [s for one in written for s in one.token_s]}
+        if self._is_unchecked:
+            return WorkloadObserved()
+        tokens = len(written) * self._parsed.batch_size * step.new_tokens
+        return WorkloadObserved(tokens_per_s=tokens / sum(one.duration_s for one in written))
+
+    def _doubt_percentile(self, sampled: int) -> list[Notice]:
         """A percentile of fewer samples than it divides is the largest of them."""
-        target = parsed.workload.declared.latency_target
-        if target is None or running.sampled >= 100 / (100 - target.percentile):
+        target = self._parsed.workload.declared.latency_target
+        if target is None or sampled >= 100 / (100 - target.percentile):
             return []
-        message = f"p{target.percentile:g} of {running.sampled} batches is the slowest of them, or nearly so"
+        message = f"p{target.percentile:g} of {sampled} batches is the slowest of them, or nearly so"
         return [Notice(kind="few_for_percentile", message=message, hint="raise --max-time and --min-samples")]
 
-    def _serve(self, step: GenerationStep, parsed: ParsedCase, rate_per_s: float) -> tuple[Serving, list[Notice]]:
+    def _serve(self, step: GenerationStep, rate_per_s: float) -> tuple[Serving, list[Notice]]:
         """With a batch ready for every power of two up to the case's."""
-        task = parsed.workload.make_task(parsed.scale)
+        parsed, task = self._parsed, self._parsed.workload.make_task(self._parsed.scale)
         sizes = {min(1 << power, parsed.batch_size) for power in range(parsed.batch_size.bit_length() + 1)}
-        batches = {
-            size: to_device(
-                task.make_batch(size, seed=SEED, mode="infer"), device=self.device.name, precision=parsed.precision,
-                mode="infer",
-            )
-            for size in sizes
-        }  # fmt: skip
+        how: dict[str, Any] = {"device": self._device.name, "precision": parsed.precision, "mode": "infer"}
+        batches = {size: to_device(task.make_batch(size, seed=SEED, mode="infer"), **how) for size in sizes}
         return serve_requests(
-            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self.device, seed=SEED,
+            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self._device, seed=SEED,
             target=parsed.workload.declared.latency_target,
         )  # fmt: skip
 
-    def _time_with_loader(
-        self, running: Running, parsed: ParsedCase, batches: list[dict[str, torch.Tensor]]
-    ) -> list[float]:
-        """Seconds a step when every batch comes through worker processes and is sent to the device."""
-        step = running.step
+    def _time_with_loader(self, measurement: Measurement) -> list[float]:
+        """Seconds per step when every batch comes through worker processes and is sent to the device."""
+        parsed, step, workers = self._parsed, self._step, self._request.loader_workers
         assert step is not None
-        assert self._request.loader_workers is not None
-        loader = Loader(
-            batches, device=self.device.name, precision=parsed.precision, mode=parsed.mode,
-            workers=self._request.loader_workers,
-        )  # fmt: skip
-        with step.feed.of(loader), no_garbage_collection():
-            return self._time_steps(running, parsed)
+        assert workers is not None
+        how: dict[str, Any] = {"device": self._device.name, "precision": parsed.precision, "mode": parsed.mode}
+        iterations = math.lcm(measurement.iterations[-1], self._round_steps)
+        with step.feed.of(Loader(self._batches, workers=workers, **how)):
+            fed = measure(
+                self._step_and_wait if parsed.mode == "infer" else self,
+                settings=_shorten(self._settings, iterations),
+                clock=WallClock(), device=self._device, peers=self._peers,
+            )  # fmt: skip
+        return fed.as_samples(parsed.case.key).seconds()
 
-    def _time_steps(self, running: Running, parsed: ParsedCase) -> list[float]:
-        running()
-        self.device.synchronize()
-        # As without a loader: in training on a GPU nobody waits for the device between two steps.
-        window_s = TRAIN_SAMPLE_S if parsed.mode == "train" and self.device.has_events else 0.0
-        limit_s = min(LOADER_TIME_S, self._request.settings.max_time_s)
-        times: list[float] = []
-        begin = start = time.perf_counter()
-        while len(times) < LOADER_STEPS and (len(times) < 2 or start - begin < limit_s):
-            steps = 0
-            while not steps or steps % running.round_steps or time.perf_counter() - start < window_s:
-                running()
-                steps += 1
-                if not window_s:
-                    self.device.synchronize()
-            self.device.synchronize()
-            now = time.perf_counter()
-            times.append((now - start) / steps)
-            start = now
-        return times
+    def _step_and_wait(self) -> None:
+        """A latency is that of one batch, also where several make one sample."""
+        self()
+        self._device.synchronize()
 
-    def _count(self, parsed: ParsedCase, batches: list[dict[str, torch.Tensor]]) -> WorkloadObserved:
+    def _record(self) -> str | None:
+        """The folder of the recording, relative to the run; None on a rank that does not see the run's folder. It makes
+        the same steps, as the others exchange with it."""
+        folder = self._ranks.session.folder
+        if folder is not None:
+            return record_steps(self, folder, self._parsed.case)
+        with TemporaryDirectory() as elsewhere:
+            record_steps(self, Path(elsewhere), self._parsed.case, link=False)
+        return None
+
+    def _count(self) -> WorkloadObserved:
+        """Operations of all ranks' batches; this rank's stand for the others', whose examples are as many."""
+        parsed = self._parsed
         plain = parsed.workload.make_ootb(parsed.scale)
-        timed = batches if parsed.workload.implementation == "ootb" else self._host_batches(plain, parsed)
-        flops = count_flops(plain, timed, mode=parsed.mode, device=self.device.name)
-        if flops is None:
-            return WorkloadObserved()
-        facts = WorkloadObserved(model_flops=flops * count_accumulated(parsed))
-        peak = find_peak(self.device.name, parsed.precision)
-        if peak is not None:
-            facts |= WorkloadObserved(peak_flops=peak.flops, peak_source=peak.source)
-        return facts
+        timed = self._make_batches(plain) if self._is_fast else self._batches
+        flops = count_flops(plain, timed, mode=parsed.mode, device=self._device.name)
+        total = None if flops is None else flops * count_accumulated(parsed) * self._ranks.size
+        return WorkloadObserved(model_flops=total)
 
-    def _check(self, parsed: ParsedCase) -> WorkloadObserved:
+    def _check(self) -> WorkloadObserved:
+        """On one rank alone, on a GPU with its part of the batch: the whole may not fit."""
+        if not self._is_fast:
+            return WorkloadObserved()
         if not self._request.check:
             return WorkloadObserved(check=UNCHECKED)
-        start = time.perf_counter()
-        facts = self._verifier.check(parsed)
-        give_back_memory(self.device.name)
+        start, parsed = time.perf_counter(), self._parsed
+        size = self._count_share() if self._device.has_events else parsed.batch_size
+        facts = self._producer.verifier.check(parsed._replace(batch_size=size))
+        clear_up(self._device.name)
         return facts | WorkloadObserved(check_s=time.perf_counter() - start)
+
+
+def _shorten(settings: MeasureSettings, iterations: int) -> MeasureSettings:
+    """For the score with a loader, which takes a few seconds."""
+    return msgspec.structs.replace(
+        settings, iterations=iterations, few_samples=2, min_samples=LOADER_STEPS, max_samples=LOADER_STEPS,
+        min_time_s=0.0, max_time_s=min(LOADER_TIME_S, settings.max_time_s), warmup_samples=None, warmup_min_samples=1,
+        warmup_min_time_s=0.0, warmup_max_time_s=0.0,
+    )  # fmt: skip

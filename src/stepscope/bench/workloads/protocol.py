@@ -50,10 +50,6 @@ class Task(ABC):
         """This task as one rank of the process group sees it, its tables spread over all; None: it has none."""
         return None
 
-    def ported(self, device: str) -> str | None:
-        """What was changed in out-of-the-box code for no other reason than that it runs on this device at all."""
-        return None
-
     def deterministic(self) -> Mapping[str, Any]:
         """Sizes with every random part switched off, for comparisons: dropout rates are 0."""
         return {name: 0.0 if "drop" in name else value for name, value in self.sizes.items()}

@@ -7,7 +7,8 @@ from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport, Finding
 from stepscope.bench.workloads.generation import Decoder, check_generation
 from stepscope.bench.workloads.protocol import Optimized
-from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
+from stepscope.bench.workloads.request import SEED, ParsedCase
+from stepscope.bench.workloads.shared import adds_up
 from stepscope.core.errors import StepscopeError, first_line
 from stepscope.measure import Device, give_back_memory
 from stepscope.records import is_out_of_memory
@@ -31,17 +32,13 @@ class Verifier:
         self._backend = backend
         self._strict: dict[tuple[str, str, int, int], list[Finding]] = {}
 
-    def check(self, parsed: ParsedCase, *, adds_up: bool = False) -> WorkloadObserved:
-        """Raises WrongResultError: an optimized implementation that computes something else has no score.
-
-        `adds_up`: gradients are added up, over several batches or ranks, before they are used.
-        """
-        adds_up = adds_up or count_accumulated(parsed) > 1
+    def check(self, parsed: ParsedCase) -> WorkloadObserved:
+        """Raises WrongResultError: an optimized implementation that computes something else has no score."""
         # On a GPU as many examples as are timed: what was compiled for them need not be compiled again.
         examples = parsed.batch_size if self._device.has_events else min(parsed.batch_size, CHECK_BATCH)
         while True:
             try:
-                report = self._compare(parsed, examples, ADDED_UP if adds_up else 1)
+                report = self._compare(parsed, examples, ADDED_UP if adds_up(parsed) else 1)
                 break
             except Exception as error:
                 # The ootb implementation in fp32 beside the fast one needs more than what is timed.
