@@ -21,7 +21,7 @@ from stepscope.bench.workloads.models.convnets import choosing, layers, optimize
 from stepscope.bench.workloads.models.convnets.grouped import Way, convolve_frames, list_ways, merge_groups  # noqa: E402
 from stepscope.bench.workloads.models.convnets.layers import Stem  # noqa: E402
 from stepscope.bench.workloads.models.convnets.ootb import draw_labels, make_pictures  # noqa: E402
-from stepscope.bench.workloads.models.regnety import RegNetY  # noqa: E402
+from stepscope.bench.workloads.models.convnets.residual import RegNetY  # noqa: E402
 from stepscope.bench.workloads.protocol import EAGER, Mode, Optimized, Task  # noqa: E402
 from stepscope.bench.workloads.steps import TrainStep  # noqa: E402
 from stepscope.bench.workloads.verify import format_failures  # noqa: E402

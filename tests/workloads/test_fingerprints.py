@@ -16,8 +16,8 @@ from make_fingerprints import (
     take_fingerprint,
 )
 from stepscope.bench.workloads.models.convnets.ootb import PictureTask
+from stepscope.bench.workloads.models.convnets.residual import ResNet50
 from stepscope.bench.workloads.models.decoders.ootb import PlainDecoder, PlainState
-from stepscope.bench.workloads.models.resnet50 import ResNet50
 from stepscope.bench.workloads.models.rnnt.lamb import Lamb
 from stepscope.bench.workloads.protocol import Task
 from stepscope.bench.workloads.registry import Workload

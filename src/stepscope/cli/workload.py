@@ -10,7 +10,6 @@ import click
 
 from stepscope.cli.execute import Addition, open_job, run_stored
 from stepscope.cli.options import (
-    PROCESS_OPTIONS,
     Duration,
     FiniteRange,
     device_option,
@@ -21,7 +20,7 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.ranks import Ranks, find_ranks, run_ranks
+from stepscope.cli.ranks import LIMITS, Ranks, find_ranks, run_ranks
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 from stepscope.records import BatchSearch, WorkloadRequest
@@ -347,19 +346,10 @@ def _refuse_without_effect(
             raise UsageError(reason, hint=hint, where="--" + name.removeprefix("group_").replace("_", "-"))
 
 
-_NO_LIMITS = (
-    "device", "scale", "precision", "no_check", "loader_workers", "no_loader", "trace", "compile_backend", "batch_size",
-    "batch_sizes", "find_batch", "largest_batch", "batch_resolution", "accumulate", "rate", "requests", "ranks",
-    "parallel", "group_backend", "hang_timeout", "data",
-)  # fmt: skip
-"""Options of workloads; the others limit the measuring loop."""
-
-
 def make_request(how: dict[str, Any], **further: Any) -> WorkloadRequest:
-    limits = {name: value for name, value in how.items() if name not in {*PROCESS_OPTIONS, *_NO_LIMITS}}
     return WorkloadRequest(
         device=how["device"],
-        settings=make_settings(**limits),
+        settings=make_settings(**{name: how[name] for name in LIMITS}),
         check=not how["no_check"],
         loader_workers=None if how["no_loader"] else how["loader_workers"],
         trace=how["trace"],

@@ -28,7 +28,7 @@ from stepscope.bench.workloads.findings import (
 from stepscope.bench.workloads.precision import math_of, matmul_rounding, shape_module
 from stepscope.bench.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Task
 from stepscope.bench.workloads.request import SEED
-from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_loss
+from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_pass
 
 if TYPE_CHECKING:
     import torch
@@ -255,7 +255,7 @@ class _Side(NamedTuple):
         """One step, not captured. The plain optimizer is given the optimized implementation's own gradients: what is
         left to differ is the update itself."""
         candidate = self._convert()
-        loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
+        loss_of = compile_pass(self.fast, candidate, "train", self._engine(), self.backend)
         _, batch = self._batches(self.seed)
         self._backward(loss_of, batch)
         gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
@@ -338,7 +338,7 @@ class _Side(NamedTuple):
         buffers = buffers_of(module)
         candidate = shape_module(self.fast, module, mode=self.mode, precision=self.precision)
         del module
-        loss_of = compile_loss(self.fast, candidate, self._engine(), self.backend)
+        loss_of = compile_pass(self.fast, candidate, "train", self._engine(), self.backend)
         _, batch = self._batches(self.seed)
         loss = self._backward(loss_of, batch)
         gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}

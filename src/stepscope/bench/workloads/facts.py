@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +12,7 @@ from stepscope.bench.workloads.feed import Shapes, shapes_of, to_device
 from stepscope.bench.workloads.generation import Decoder, generate_plainly
 from stepscope.bench.workloads.precision import math_of
 from stepscope.system import find_device_peak
+from stepscope.system.nvml import ask, find_nvml_index, import_nvml, start_nvml
 
 if TYPE_CHECKING:
     import torch
@@ -121,68 +123,50 @@ class PeakMemory:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._before = 0
+        self._before: int | None = 0
         if device.startswith("cuda"):
             import torch
 
             # What earlier models left behind, of which libraries keep some, is none of this one's.
             self._before = int(torch.cuda.memory_allocated(device))
             torch.cuda.reset_peak_memory_stats(device)
-        else:
-            self._is_reset = _reset_resident_peak()
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the peak of a process that asks so
+        except OSError:
+            self._before = None
 
     def read_bytes(self) -> int | None:
         """Use of the allocator on a GPU, of the whole process on a CPU; None where that cannot be told from before."""
+        if self._before is None:
+            return None
         if self._device.startswith("cuda"):
             import torch
 
             return int(torch.cuda.max_memory_allocated(self._device)) - self._before
-        return _read_resident_peak() if self._is_reset else None
-
-
-def _reset_resident_peak() -> bool:
-    """Linux forgets the peak of a process that asks so."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _read_resident_peak() -> int | None:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else None
+        found = re.search(r"^VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
 
 
 class EnergyMeter:
     """Joules a GPU has used since this was made; None where it does not count them."""
 
     def __init__(self, device: str) -> None:
-        self._read: Any = _open_counter(device) if device.startswith("cuda") else None
-        self._start_mj = self._read() if self._read is not None else None
+        self._read_mj = _open_counter(device) if device.startswith("cuda") else lambda: None
+        self._start_mj = self._read_mj()
 
     def read_j(self) -> float | None:
-        now_mj = self._read() if self._read is not None else None
-        if now_mj is None or self._start_mj is None:
-            return None
-        return float(now_mj - self._start_mj) / 1e3
+        now_mj = self._read_mj()
+        return None if now_mj is None or self._start_mj is None else float(now_mj - self._start_mj) / 1e3
 
 
-def _open_counter(device: str) -> Any:
-    """A function that gives millijoules, or None."""
+def _open_counter(device: str) -> Callable[[], Any]:
+    """What gives millijoules, or None."""
     import torch
 
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        index = torch.device(device).index or 0
-        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except (AttributeError, pynvml.NVMLError):
-        return None
-    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    nvml = import_nvml()
+    if nvml is None or not start_nvml(nvml):
+        return lambda: None
+    index = find_nvml_index(nvml, torch.device(device).index or 0, torch=torch)
+    handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index) if index is not None else None
+    return lambda: None if handle is None else ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,32 +188,25 @@ class Loader:
     def __init__(
         self, batches: list[dict[str, torch.Tensor]], *, device: str, precision: Precision, mode: Mode, workers: int
     ) -> None:
-        self._batches = batches
-        self._device = device
-        self._precision: Precision = precision
-        self._mode: Mode = mode
-        self._workers = workers
+        self._batches, self._workers = batches, workers
+        self._to_device = partial(to_device, device=device, precision=precision, mode=mode)
         self._side: Any = None
-        self._context: Any = None
         if device.startswith("cuda"):
             import torch
 
-            # A process that holds a GPU and the compiler's threads cannot be forked safely.
-            self._context = make_clean_context()
             self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         from torch.utils.data import DataLoader
 
+        on_gpu = self._side is not None
         how: dict[str, Any] = {"prefetch_factor": 2, "persistent_workers": True} if self._workers else {}
-        if self._workers and self._context is not None:
-            how["multiprocessing_context"] = self._context
+        if self._workers and on_gpu:
+            # A process that holds a GPU and the compiler's threads cannot be forked safely.
+            how["multiprocessing_context"] = make_clean_context()
+        copies: Any = _Copies(self._batches)
         loader: DataLoader[Any] = DataLoader(
-            _Copies(self._batches),  # type: ignore[arg-type]
-            batch_size=None,
-            num_workers=self._workers,
-            pin_memory=self._device.startswith("cuda"),
-            **how,
+            copies, batch_size=None, num_workers=self._workers, pin_memory=on_gpu, **how
         )
         ahead: dict[str, torch.Tensor] | None = None
         for batch in loader:
@@ -224,13 +218,12 @@ class Loader:
 
     def _send(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """On a GPU beside the work of the step before."""
-        how: dict[str, Any] = {"device": self._device, "precision": self._precision, "mode": self._mode}
         if self._side is None:
-            return to_device(batch, **how)
+            return self._to_device(batch)
         import torch
 
         with torch.cuda.stream(self._side):
-            return to_device(batch, **how)
+            return self._to_device(batch)
 
     def _receive(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._side is not None:

@@ -57,19 +57,15 @@ def storage_dtype(precision: Precision, mode: Mode) -> torch.dtype:
     return torch.float32
 
 
-def cast_module(module: nn.Module, precision: Precision, mode: Mode) -> nn.Module:
-    dtype = storage_dtype(precision, mode)
-    import torch
-
-    return module if dtype == torch.float32 else module.to(dtype)
-
-
 def shape_module(task: Task, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
     """As it is run: in its optimized implementation where the task is one, its weights as the precision holds them."""
+    import torch
+
     module.train(mode == "train")
     if isinstance(task, Optimized):
         module = task.convert(module, mode=mode, precision=precision)
-    return cast_module(module, precision, mode)
+    dtype = storage_dtype(precision, mode)
+    return module if dtype == torch.float32 else module.to(dtype)
 
 
 def build_module(task: Task, *, mode: Mode, precision: Precision, device: str, seed: int) -> nn.Module:

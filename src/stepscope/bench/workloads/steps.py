@@ -118,7 +118,7 @@ class TrainStep(_FedStep):
         super().__init__(batches, precision=precision, device=device, at_once=accumulate)
         self._optimizer = make_late_optimizer(task, module) if accumulate > 1 else task.make_optimizer(module)
         self._withhold = withhold
-        self._loss_of = loss_of or compile_loss(task, module, engine, backend)
+        self._loss_of = loss_of or compile_pass(task, module, "train", engine, backend)
         self.loss: torch.Tensor | None = None
         """Loss of the last batch; stays on the device."""
         self._weights = [one for one in module.parameters() if one.requires_grad]
@@ -165,7 +165,7 @@ class InferStep(_FedStep):
         backend: str = "inductor",
     ) -> None:
         super().__init__(batches, precision=precision, device=device)
-        self._outputs_of = compile_outputs(task, module, engine, backend)
+        self._outputs_of = compile_pass(task, module, "infer", engine, backend)
         self.outputs: Outputs | None = None
         self._capture_if(engine)
 
@@ -184,18 +184,13 @@ class InferStep(_FedStep):
             self.outputs = self._outputs_of(batch)
 
 
-def compile_loss(task: Task, module: nn.Module, engine: Engine, backend: str) -> Callable[[Any], Any]:
-    """The loss of a batch as the engine runs it."""
-    return _compile_step(task, module, lambda batch: task.loss(module, batch), engine, backend)
+def compile_pass(task: Task, module: nn.Module, mode: Mode, engine: Engine, backend: str) -> Callable[[Any], Any]:
+    """The loss of a batch in training, else its outputs, as the engine runs it."""
+    forward = task.loss if mode == "train" else task.infer
 
+    def step(batch: Any) -> Any:
+        return forward(module, batch)
 
-def compile_outputs(task: Task, module: nn.Module, engine: Engine, backend: str) -> Callable[[Any], Any]:
-    return _compile_step(task, module, lambda batch: task.infer(module, batch), engine, backend)
-
-
-def _compile_step(
-    task: Task, module: nn.Module, step: Callable[[Any], Any], engine: Engine, backend: str
-) -> Callable[[Any], Any]:
     repeated = task.repeated if isinstance(task, Optimized) else ()
     parts = [part for part in module.modules() if type(part).__name__ in repeated]
     if engine.compile is None or not parts:

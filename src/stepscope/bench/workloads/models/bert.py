@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workloads.models.encoders.fp8 import Ranges, find_ranges
-from stepscope.bench.workloads.models.encoders.ootb import draw_words, make_adamw
-from stepscope.bench.workloads.models.encoders.optimized import (
-    COMPILED,
-    ONE_PROJECTION,
-    SKIPPED_LOOKUPS,
-    WHOLE_GRAPH,
-    FastEncoder,
-    Lean,
-    LeanEmbeddings,
-    LeanEncoder,
-    Origins,
-    choose_linear,
-    fused_optimizer,
-    precision_changes,
-    stream_dtype,
-)
+from stepscope.bench.workloads.models.encoders.fp8 import find_ranges
+from stepscope.bench.workloads.models.encoders.ootb import draw_words, make_adamw, name_sizes
+from stepscope.bench.workloads.models.encoders.optimized import ONE_PROJECTION, SKIPPED_LOOKUPS, FastEncoder, LeanText
 from stepscope.bench.workloads.protocol import Change, Mode, Outputs, Precision, Task
-
-if TYPE_CHECKING:
-    from transformers import BertConfig
-
 
 BEGIN, BREAK, MASK = 101, 102, 103
 FIRST_WORD = 104
@@ -38,31 +20,15 @@ IGNORED = -100
 """Label of a token that is not to be guessed."""
 
 
-def make_config(sizes: Mapping[str, Any]) -> BertConfig:
-    from transformers import BertConfig
-
-    return BertConfig(
-        vocab_size=sizes["vocabulary"],
-        hidden_size=sizes["hidden"],
-        num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"],
-        intermediate_size=sizes["feed_forward"],
-        max_position_embeddings=sizes["positions"],
-        initializer_range=sizes["weight_spread"],
-        hidden_dropout_prob=sizes["hidden_dropout"],
-        attention_probs_dropout_prob=sizes["attention_dropout"],
-    )
-
-
 class Bert(Task):
     """With the head that `sizes["head"]` names: `pretraining` (masked words and next sentence) or `answers` (where an
     answer begins and ends). Every sequence is full."""
 
     def build(self) -> nn.Module:
-        from transformers import BertForPreTraining, BertForQuestionAnswering
+        from transformers import BertConfig, BertForPreTraining, BertForQuestionAnswering
 
         make = BertForPreTraining if self.sizes["head"] == "pretraining" else BertForQuestionAnswering
-        return make(make_config(self.sizes))
+        return make(BertConfig(**name_sizes(self.sizes)))
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -117,22 +83,8 @@ def hide_words(ids: torch.Tensor, guessed: int, vocabulary: int, generator: torc
     }
 
 
-class LeanBert(Lean):
+class LeanBert(LeanText):
     """What both heads stand on."""
-
-    def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
-        super().__init__()
-        origins, stream = Origins(plain), stream_dtype(mode, precision)
-        narrow = choose_linear(mode, precision, ranges)
-        self.embeddings = LeanEmbeddings(plain.bert.embeddings, first_position=0, stream=stream)
-        layers = plain.bert.encoder.layer
-        self.encoder = LeanEncoder(layers, origins=origins, stream=stream, narrow=narrow)
-        self.take_head(plain)
-        origins.trace(self)
-        self.train(plain.training)
-
-    def take_head(self, plain: Any) -> None:
-        raise NotImplementedError
 
     def read(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         hidden: torch.Tensor = self.encoder(self.embeddings(batch["input_ids"], types=batch["token_type_ids"]))
@@ -182,16 +134,10 @@ class LeanAnswers(LeanBert):
 
 
 class FastBert(FastEncoder):
-    repeated = ("LeanLayer",)
-
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         make = LeanPretraining if self._pretrains else LeanAnswers
-        return make(
-            module,
-            mode=mode,
-            precision=precision,
-            ranges=find_ranges(self.plain, module, mode=mode, precision=precision),
-        )
+        ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
+        return make(module, cast("Any", module).bert, mode=mode, precision=precision, ranges=ranges)
 
     def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         """The loader says where words are hidden: their number is the same in every batch, their places are not."""
@@ -211,23 +157,15 @@ class FastBert(FastEncoder):
         return list(cast("Any", module).encoder.layers)
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [
-            ONE_PROJECTION,
-            SKIPPED_LOOKUPS,
-            COMPILED,
-            WHOLE_GRAPH,
-            *precision_changes(mode, precision),
-        ]
-        if mode == "train":
-            found.append(fused_optimizer("AdamW"))
-            if self._pretrains:
-                found.append(
-                    Change(
-                        "head where it counts",
-                        "The words of the vocabulary are scored only at the hidden places, which the loader lists; "
-                        "their number must be the same in every batch.",
-                    )
+        found = [ONE_PROJECTION, SKIPPED_LOOKUPS, *super().changes(mode=mode, precision=precision)]
+        if mode == "train" and self._pretrains:
+            found.append(
+                Change(
+                    "head where it counts",
+                    "The words of the vocabulary are scored only at the hidden places, which the loader lists; "
+                    "their number must be the same in every batch.",
                 )
+            )
         return found
 
     @property

@@ -67,13 +67,11 @@ class Cvt(Task):
 
 
 class LeanCvt(Lean):
-    def __init__(self, plain: Any, *, mode: Mode, precision: Precision, shifted: bool) -> None:
+    def __init__(self, plain: Any, *, mode: Mode, precision: Precision) -> None:
         super().__init__()
         origins, stream = Origins(plain), stream_dtype(mode, precision)
         folded = mode == "infer"
-        self.stages = nn.ModuleList(
-            LeanStage(one, stream=stream, folded=folded, shifted=shifted) for one in plain.cvt.encoder.stages
-        )
+        self.stages = nn.ModuleList(LeanStage(one, stream=stream, folded=folded) for one in plain.cvt.encoder.stages)
         self.norm = plain.layernorm
         self.classifier = plain.classifier
         origins.trace(self)
@@ -91,16 +89,14 @@ class LeanCvt(Lean):
 
 
 class LeanStage(nn.Module):
-    def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool, shifted: bool) -> None:
+    def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()
         patches = plain.embedding.convolution_embeddings
         self.patches = patches.projection
         self.patches.weight.data = self.patches.weight.data.contiguous(memory_format=torch.channels_last)
         self.patch_norm = patches.normalization
         self.drop = plain.embedding.dropout
-        self.blocks = nn.ModuleList(
-            LeanBlock(one, stream=stream, folded=folded, shifted=shifted) for one in plain.layers
-        )
+        self.blocks = nn.ModuleList(LeanBlock(one, stream=stream, folded=folded) for one in plain.layers)
         self.class_token = plain.cls_token if hasattr(plain, "cls_token") else None
         self.stream = stream
         self.folded = folded
@@ -132,10 +128,10 @@ class LeanStage(nn.Module):
 
 
 class LeanBlock(nn.Module):
-    def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool, shifted: bool) -> None:
+    def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()
         self.before = plain.layernorm_before
-        self.attention = LeanAttention(plain.attention.attention, stream=stream, folded=folded, shifted=shifted)
+        self.attention = LeanAttention(plain.attention.attention, stream=stream, folded=folded)
         self.mix = plain.attention.output
         self.after = plain.layernorm_after
         self.widen = plain.intermediate.dense
@@ -156,14 +152,14 @@ class LeanBlock(nn.Module):
 
 
 class LeanAttention(nn.Module):
-    def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool, shifted: bool) -> None:
+    def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()
         make = FoldedConvolution if folded else NormedConvolution
         query = plain.convolution_projection_query.convolution_projection
         key = plain.convolution_projection_key.convolution_projection
         value = plain.convolution_projection_value.convolution_projection
-        self.see_query = make([query], stream=stream, shifted=shifted)
-        self.see_pair = make([key, value], stream=stream, shifted=shifted)
+        self.see_query = make([query], stream=stream)
+        self.see_pair = make([key, value], stream=stream)
         self.query, self.key, self.value = plain.projection_query, plain.projection_key, plain.projection_value
         self.heads = plain.num_heads
         self.scale = plain.embed_dim**-0.5
@@ -196,17 +192,16 @@ def _join(first: torch.Tensor | None, grid: torch.Tensor) -> torch.Tensor:
 class NormedConvolution(nn.Module):
     """Depthwise convolutions of the same input, each with its batch norm, for training."""
 
-    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None, shifted: bool) -> None:
+    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None) -> None:
         super().__init__()
         self.convolutions = nn.ModuleList(one.convolution for one in plain)
         self.norms = nn.ModuleList(one.normalization for one in plain)
         self.stride, self.padding = plain[0].convolution.stride[0], plain[0].convolution.padding[0]
         self.stream = stream
-        self.convolve = convolve_by_shifts if shifted else convolve_by_library
 
     def forward(self, grid: torch.Tensor) -> list[torch.Tensor]:
         weights = torch.stack([one.get_parameter("weight") for one in self.convolutions])
-        seen = self.convolve(grid, weights, stride=self.stride, padding=self.padding)
+        seen = convolve_by_shifts(grid, weights, stride=self.stride, padding=self.padding)
         return [self._norm(norm, as_stream(one, self.stream)) for norm, one in zip(self.norms, seen, strict=True)]
 
     def _norm(self, norm: nn.Module, seen: torch.Tensor) -> torch.Tensor:
@@ -217,16 +212,15 @@ class NormedConvolution(nn.Module):
 class FoldedConvolution(nn.Module):
     """The same for inference: the batch norm is part of weights and bias."""
 
-    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None, shifted: bool) -> None:
+    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None) -> None:
         super().__init__()
         folded = [fold_one(one.convolution, one.normalization) for one in plain]
         self.register_buffer("weights", torch.stack([weight for weight, _ in folded]))
         self.register_buffer("biases", torch.stack([bias for _, bias in folded]))
         self.stride, self.padding = plain[0].convolution.stride[0], plain[0].convolution.padding[0]
-        self.convolve = convolve_by_shifts if shifted else convolve_by_library
 
     def forward(self, grid: torch.Tensor) -> list[torch.Tensor]:
-        seen = self.convolve(grid, self.get_buffer("weights"), stride=self.stride, padding=self.padding)
+        seen = convolve_by_shifts(grid, self.get_buffer("weights"), stride=self.stride, padding=self.padding)
         return [one + bias for one, bias in zip(seen, self.get_buffer("biases").unbind(0), strict=True)]
 
 
@@ -252,24 +246,11 @@ def convolve_by_shifts(
     return total.unbind(0)
 
 
-def convolve_by_library(
-    grid: torch.Tensor, weights: torch.Tensor, *, stride: int, padding: int
-) -> tuple[torch.Tensor, ...]:
-    """The same by the library's convolution."""
-    image, channels = grid.permute(0, 3, 1, 2), grid.shape[-1]
-    return tuple(
-        functional.conv2d(image, one, stride=stride, padding=padding, groups=channels).permute(0, 2, 3, 1)
-        for one in weights.unbind(0)
-    )
-
-
 class FastCvt(FastEncoder):
     repeated = ("LeanBlock",)
-    shifted = True
-    """Depthwise convolutions as sums of shifted images; False: by the library."""
 
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        return LeanCvt(module, mode=mode, precision=precision, shifted=self.shifted)
+        return LeanCvt(module, mode=mode, precision=precision)
 
     def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return {**batch, "pixel_values": batch["pixel_values"].contiguous(memory_format=torch.channels_last)}
@@ -290,15 +271,12 @@ class FastCvt(FastEncoder):
             COMPILED,
             WHOLE_GRAPH,
             *precision_changes(mode, precision),
+            Change(
+                "convolutions as shifted sums",
+                "Depthwise convolutions are sums of shifted images that the compiler fuses; those of key and value "
+                "read their input once.",
+            ),
         ]
-        if self.shifted:
-            found.append(
-                Change(
-                    "convolutions as shifted sums",
-                    "Depthwise convolutions are sums of shifted images that the compiler fuses; those of key and value "
-                    "read their input once.",
-                )
-            )
         if mode == "train":
             return [*found, fused_optimizer("AdamW")]
         return [

@@ -13,7 +13,6 @@ from stepscope.bench.workloads.models.decoders.network import (
     Block,
     FastDecoder,
     FeedForward,
-    Norm,
     Shape,
     linear,
     padded_rows,
@@ -68,7 +67,7 @@ class OptimizedGpt2(OptimizedDecoder):
             positions=nn.Parameter(body.wpe.weight.detach()),
             rotary=None,
             blocks=blocks,
-            norm=_norm(body.ln_f),
+            norm=body.ln_f,
             head=None,
             vocabulary=self.sizes["vocabulary"],
             dropout=self.sizes["embedding_dropout"],
@@ -84,7 +83,7 @@ class OptimizedGpt2(OptimizedDecoder):
             for one in (feed.c_fc, feed.c_proj, attention.c_attn, attention.c_proj)
         )
         mixing = Attention(shape, projection, out, sizes["attention_dropout"])
-        return Block(_norm(block.ln_1), mixing, _norm(block.ln_2), FeedForward(up, down), sizes["residual_dropout"])
+        return Block(block.ln_1, mixing, block.ln_2, FeedForward(up, down), sizes["residual_dropout"])
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
         own = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
@@ -103,7 +102,3 @@ class OptimizedGpt2(OptimizedDecoder):
                 for part in ("weight", "bias"):
                     found[f"{theirs}.{plain}.{part}"] = own[f"{ours}.{fast}.{part}"]
         return found
-
-
-def _norm(plain: Any) -> Norm:
-    return Norm(nn.Parameter(plain.weight.detach()), nn.Parameter(plain.bias.detach()), plain.eps)

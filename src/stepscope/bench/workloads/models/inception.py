@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -206,5 +205,5 @@ class InceptionV3(PictureTask):
 
 
 class FastInceptionV3(FastPictures):
-    stem: ClassVar[Stem] = Stem(kernel=3, stride=2, padding=0)
-    stem_at: ClassVar[str] = "stem.0.conv"
+    stem = Stem(kernel=3, stride=2, padding=0)
+    stem_at = "stem.0.conv"

@@ -13,7 +13,6 @@ from stepscope.bench.workloads.models.decoders.network import (
     Block,
     FastDecoder,
     GatedFeedForward,
-    Norm,
     Rotary,
     Shape,
     linear,
@@ -130,5 +129,8 @@ class OptimizedLlama(OptimizedDecoder):
         ]
 
 
-def _norm(plain: Any) -> Norm:
-    return Norm(nn.Parameter(plain.weight.detach()), None, plain.variance_epsilon)
+def _norm(plain: Any) -> nn.RMSNorm:
+    """Over the weight of transformers' own."""
+    norm = nn.RMSNorm(plain.weight.shape, eps=plain.variance_epsilon, device="meta")
+    norm.weight = nn.Parameter(plain.weight.detach())
+    return norm

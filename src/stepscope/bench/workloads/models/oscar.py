@@ -8,25 +8,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import BertModel
+from transformers import BertConfig, BertModel
 
-from stepscope.bench.workloads.models.bert import draw_pairs, make_config
-from stepscope.bench.workloads.models.encoders.ootb import draw_words, make_adamw
+from stepscope.bench.workloads.models.bert import draw_pairs
+from stepscope.bench.workloads.models.encoders.ootb import draw_words, make_adamw, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import (
-    COMPILED,
     ONE_PROJECTION,
     SKIPPED_LOOKUPS,
-    WHOLE_GRAPH,
     FastEncoder,
-    Lean,
-    LeanEmbeddings,
-    LeanEncoder,
-    Origins,
+    LeanText,
     as_stream,
     drop,
-    fused_optimizer,
-    precision_changes,
-    stream_dtype,
 )
 from stepscope.bench.workloads.protocol import Change, Mode, Precision, Task
 
@@ -36,7 +28,7 @@ class Oscar(nn.Module):
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
-        self.bert = BertModel(make_config(sizes))  # type: ignore[no-untyped-call]
+        self.bert = BertModel(BertConfig(**name_sizes(sizes)))  # type: ignore[no-untyped-call]
         self.region_embedding = nn.Linear(sizes["region_features"], sizes["hidden"])
         self.region_dropout = nn.Dropout(sizes["hidden_dropout"])
         self.dropout = nn.Dropout(sizes["classifier_dropout"])
@@ -51,19 +43,13 @@ class Oscar(nn.Module):
         return logits
 
 
-class LeanOscar(Lean):
-    def __init__(self, plain: Any, *, mode: Mode, precision: Precision) -> None:
-        super().__init__()
-        origins, self.stream = Origins(plain), stream_dtype(mode, precision)
-        self.embeddings = LeanEmbeddings(plain.bert.embeddings, first_position=0, stream=self.stream)
+class LeanOscar(LeanText):
+    def take_head(self, plain: Any) -> None:
         self.regions = plain.region_embedding
-        self.encoder = LeanEncoder(plain.bert.encoder.layer, origins=origins, stream=self.stream)
         self.pooler = plain.bert.pooler.dense
         self.classifier = plain.classifier
         self.region_drop_rate = plain.region_dropout.p
         self.drop_rate = plain.dropout.p
-        origins.trace(self)
-        self.train(plain.training)
 
     def forward(self, ids: torch.Tensor, types: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
         text = self.embeddings(ids, types=types)
@@ -123,10 +109,8 @@ class OscarAnswers(Task):
 
 
 class FastOscar(FastEncoder):
-    repeated = ("LeanLayer",)
-
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        return LeanOscar(module, mode=mode, precision=precision)
+        return LeanOscar(module, cast("Any", module).bert, mode=mode, precision=precision)
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         scores = batch["scores"]
@@ -138,17 +122,12 @@ class FastOscar(FastEncoder):
         return [model.embeddings, *model.encoder.layers, model.regions, model.classifier]
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [
+        return [
             ONE_PROJECTION,
             Change(
                 "last layer where it is read",
                 "The last layer is computed for the first token alone: the answer is read from nothing else.",
             ),
             SKIPPED_LOOKUPS,
-            COMPILED,
-            WHOLE_GRAPH,
-            *precision_changes(mode, precision),
+            *super().changes(mode=mode, precision=precision),
         ]
-        if mode == "train":
-            found.append(fused_optimizer("AdamW"))
-        return found

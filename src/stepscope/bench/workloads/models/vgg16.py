@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -65,6 +64,6 @@ class Vgg16(PictureTask):
 
 
 class FastVgg16(FastPictures):
-    stem: ClassVar[Stem] = Stem(kernel=3, stride=1, padding=1)
-    stem_at: ClassVar[str] = "features.0"
-    has_norms: ClassVar[bool] = False
+    stem = Stem(kernel=3, stride=1, padding=1)
+    stem_at = "features.0"
+    has_norms = False

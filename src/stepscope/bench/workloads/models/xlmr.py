@@ -9,23 +9,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.bench.workloads.models.encoders.fp8 import Ranges, find_ranges
-from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_words, make_sgd
+from stepscope.bench.workloads.models.encoders.fp8 import find_ranges
+from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_words, make_sgd, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import (
     COMPILED,
     ONE_PROJECTION,
     SKIPPED_LOOKUPS,
     WHOLE_GRAPH,
     FastEncoder,
-    Lean,
-    LeanEmbeddings,
-    LeanEncoder,
-    Origins,
-    choose_linear,
+    LeanText,
     fused_optimizer,
     pack,
     precision_changes,
-    stream_dtype,
     unpack,
 )
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Outputs, Precision, Task
@@ -45,38 +40,21 @@ class Xlmr(Task):
     def build(self) -> nn.Module:
         from transformers import XLMRobertaConfig, XLMRobertaModel
 
-        sizes = self.sizes
-        config = XLMRobertaConfig(
-            vocab_size=sizes["vocabulary"],
-            hidden_size=sizes["hidden"],
-            num_hidden_layers=sizes["layers"],
-            num_attention_heads=sizes["heads"],
-            intermediate_size=sizes["feed_forward"],
-            max_position_embeddings=sizes["positions"],
-            initializer_range=sizes["weight_spread"],
-            type_vocab_size=1,
-            layer_norm_eps=1e-5,
-            hidden_dropout_prob=sizes["hidden_dropout"],
-            attention_probs_dropout_prob=sizes["attention_dropout"],
-            pad_token_id=PAD,
-        )
+        config = XLMRobertaConfig(**name_sizes(self.sizes), type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=PAD)
         return XLMRobertaModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
         longest = self.sizes["sequence"]
-        batch = {"input_ids": self._draw_ids(count, longest, generator)}
+        ids = draw_words((count, longest), first=FIRST_WORD, vocabulary=self.sizes["vocabulary"], generator=generator)
+        ids[:, 0], ids[:, -1] = BEGIN, END
+        batch = {"input_ids": ids}
         if self.sizes.get("sampled_lengths"):
-            batch = pad_to_longest(batch["input_ids"], draw_lengths(count, longest=longest, generator=generator))
+            batch = pad_to_longest(ids, draw_lengths(count, longest=longest, generator=generator))
         if mode == "train":
             classes = (count, batch["input_ids"].shape[1])
             batch["targets"] = torch.randint(self.sizes["hidden"], classes, generator=generator)
         return batch
-
-    def _draw_ids(self, count: int, tokens: int, generator: torch.Generator) -> torch.Tensor:
-        ids = draw_words((count, tokens), first=FIRST_WORD, vocabulary=self.sizes["vocabulary"], generator=generator)
-        ids[:, 0], ids[:, -1] = BEGIN, END
-        return ids
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         features = module(input_ids=batch["input_ids"]).last_hidden_state
@@ -108,18 +86,7 @@ def pad_to_longest(ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, torch.
     return {"input_ids": ids.masked_fill(~there, PAD), "attention_mask": there.long()}
 
 
-class LeanXlmr(Lean):
-    def __init__(self, plain: Any, *, mode: Mode, precision: Precision, ranges: Ranges | None = None) -> None:
-        super().__init__()
-        origins, stream = Origins(plain), stream_dtype(mode, precision)
-        narrow = choose_linear(mode, precision, ranges)
-        # Positions count from the one after that of padding.
-        first = plain.embeddings.padding_idx + 1
-        self.embeddings = LeanEmbeddings(plain.embeddings, first_position=first, stream=stream)
-        self.encoder = LeanEncoder(plain.encoder.layer, origins=origins, stream=stream, narrow=narrow)
-        origins.trace(self)
-        self.train(plain.training)
-
+class LeanXlmr(LeanText):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Features of unpadded sequences."""
         features: torch.Tensor = self.encoder(self.embeddings(ids))
@@ -133,11 +100,11 @@ class LeanXlmr(Lean):
 
 
 class FastXlmr(FastEncoder):
-    repeated = ("LeanLayer",)
-
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
-        return LeanXlmr(module, mode=mode, precision=precision, ranges=ranges)
+        # Positions count from the one after that of padding.
+        first = cast("Any", module).embeddings.padding_idx + 1
+        return LeanXlmr(module, module, mode=mode, precision=precision, ranges=ranges, first_position=first)
 
     def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         if "attention_mask" in batch:

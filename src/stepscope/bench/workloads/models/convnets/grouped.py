@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 WIDE = (64, 128)
@@ -69,7 +70,7 @@ def convolved_shape(
     return (x[0], weight[0], *((side + 2 * pad - window) // step + 1 for side, pad, window, step in sides))
 
 
-def merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor:
+def merge_groups(weight: Tensor, groups: int, merged: int) -> Tensor:
     """[O, I, …] of `groups` as [O, I·merged, …] of groups/merged: zero between what belonged to different groups."""
     if merged == 1:
         return weight
@@ -80,8 +81,8 @@ def merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor
 
 
 def convolve_frames(
-    x: torch.Tensor, weight: torch.Tensor, *, stride: tuple[int, ...], padding: tuple[int, ...], groups: int
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor, *, stride: tuple[int, ...], padding: tuple[int, ...], groups: int
+) -> Tensor:
     """A convolution over clips as one over frames that gives each moment of the window its own channels."""
     count, wide, frames, height, width = x.shape
     out, narrow, moments, *window = weight.shape
@@ -94,7 +95,7 @@ def convolve_frames(
     outputs = (frames + 2 * padding[0] - moments) // stride[0] + 1
     last = (outputs - 1) * stride[0] + 1
     summed = sum(parts[:, a : a + last : stride[0], :, a] for a in range(moments))
-    assert isinstance(summed, torch.Tensor)
+    assert isinstance(summed, Tensor)
     return summed.flatten(2, 3).movedim(2, 1)
 
 
@@ -105,9 +106,7 @@ LAST = torch.channels_last_3d
 
 
 @torch.library.custom_op("stepscope::grouped_conv", mutates_args=())
-def grouped_conv(
-    x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
-) -> torch.Tensor:
+def grouped_conv(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool) -> Tensor:
     """Convolution of [N, C, T, H, W] without bias; the result is stored channels last."""
     if x.is_cuda:
         from stepscope.bench.workloads.models.convnets import grouped_kernels
@@ -119,23 +118,15 @@ def grouped_conv(
 
 
 @grouped_conv.register_fake
-def _(
-    x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
-) -> torch.Tensor:
+def _(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], *_: Any) -> Tensor:
     shape = convolved_shape(x.shape, weight.shape, stride, padding)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=LAST)
 
 
 @torch.library.custom_op("stepscope::grouped_conv_backward", mutates_args=())
 def grouped_conv_backward(
-    slope: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    groups: int,
-    tf32: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    slope: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
+) -> tuple[Tensor, Tensor]:
     """Gradients of the input, stored channels last, and of the weight."""
     if x.is_cuda:
         from stepscope.bench.workloads.models.convnets import grouped_kernels
@@ -149,24 +140,16 @@ def grouped_conv_backward(
 
 
 @grouped_conv_backward.register_fake
-def _(
-    slope: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    groups: int,
-    tf32: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(slope: Tensor, x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x, memory_format=LAST), torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, *ctx.rest = inputs
     ctx.save_for_backward(x, weight)
 
 
-def _backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     back, change = grouped_conv_backward(slope, x, weight, *ctx.rest)
     return back, change, None, None, None, None

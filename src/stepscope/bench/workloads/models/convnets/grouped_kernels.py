@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 LAST = torch.channels_last_3d
 ROWS = 128
@@ -111,41 +112,29 @@ def _correlate(src, slope, parts, rows, chunk, frames, height, width, src_frames
 
 
 def forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    shape: tuple[int, ...],
-    stride: list[int],
-    padding: list[int],
-    groups: int,
-    tf32: bool,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor, shape: tuple[int, ...], stride: list[int], padding: list[int], groups: int, tf32: bool
+) -> Tensor:
     """The outputs, which have `shape`."""
     tiles = make_tiles(weight, groups).to(x.dtype)
     return gather(x, tiles, shape, weight.shape[2:], stride, padding, transposed=False, tf32=tf32)
 
 
 def backward_input(
-    slope: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    groups: int,
-    tf32: bool,
-) -> torch.Tensor:
+    slope: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
+) -> Tensor:
     tiles = make_tiles(weight, groups).transpose(2, 3).contiguous().to(x.dtype)
     return gather(slope.to(x.dtype), tiles, x.shape, weight.shape[2:], stride, padding, transposed=True, tf32=tf32)
 
 
-def make_tiles(weight: torch.Tensor, groups: int) -> torch.Tensor:
+def make_tiles(weight: Tensor, groups: int) -> Tensor:
     """[groups, window positions, channels in, channels out]."""
     out, wide = weight.shape[:2]
     return weight.reshape(groups, out // groups, wide, -1).permute(0, 3, 2, 1).contiguous()
 
 
 def gather(
-    src: torch.Tensor,
-    tiles: torch.Tensor,
+    src: Tensor,
+    tiles: Tensor,
     shape: Any,
     window: Any,
     stride: list[int],
@@ -153,7 +142,7 @@ def gather(
     *,
     transposed: bool,
     tf32: bool,
-) -> torch.Tensor:
+) -> Tensor:
     src = src.contiguous(memory_format=LAST)
     dst = torch.empty(shape, dtype=src.dtype, device=src.device, memory_format=LAST)
     groups, _, into, out = tiles.shape
@@ -170,14 +159,8 @@ def gather(
 
 
 def backward_weight(
-    slope: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    groups: int,
-    tf32: bool,
-) -> torch.Tensor:
+    slope: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, tf32: bool
+) -> Tensor:
     x = x.contiguous(memory_format=LAST)
     slope = slope.to(x.dtype).contiguous(memory_format=LAST)
     count, outs, frames, height, width = slope.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -140,12 +141,6 @@ class ResidualNetwork(nn.Module):
         return logits
 
 
-def make_residual(wide: int, branch: Sequence[nn.Module], out: int, stride: int, *, axes: int = 2) -> Residual:
-    """With a projection where the branch changes the number of channels or positions."""
-    changes = stride != 1 or wide != out
-    return Residual(branch, ConvNorm(wide, out, stride=stride, relu=False, axes=axes) if changes else None)
-
-
 def start_convolutions(module: nn.Module) -> None:
     """Normal weights by the number of outputs that each one feeds (He et al.); norms start as the identity."""
     for layer in module.modules():
@@ -186,10 +181,6 @@ class PictureTask(Task):
         logits: torch.Tensor = module(batch["pictures"])
         return logits
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            module.parameters(),
-            lr=self.sizes["learning_rate"],
-            momentum=MOMENTUM,
-            weight_decay=self.sizes["weight_decay"],
-        )
+    def make_optimizer(self, module: nn.Module, **how: Any) -> torch.optim.Optimizer:
+        rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
+        return torch.optim.SGD(module.parameters(), lr=rate, momentum=MOMENTUM, weight_decay=decay, **how)

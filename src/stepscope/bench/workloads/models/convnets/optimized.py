@@ -9,7 +9,7 @@ from torch import nn
 
 from stepscope.bench.workloads.models.convnets.choosing import TRIAL_BATCH, TRIALS, Layer, choose_way, find_grouped
 from stepscope.bench.workloads.models.convnets.layers import GroupedConv, Stem, StemOnBlocks, fold_norms
-from stepscope.bench.workloads.models.convnets.ootb import MOMENTUM, PictureTask
+from stepscope.bench.workloads.models.convnets.ootb import PictureTask
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
 
 STEP = Engine(compile="default", graph=True, dynamic=False)
@@ -40,8 +40,15 @@ class FastPictures(Optimized):
         grouped = self._find_grouped(mode) if self.has_groups else {}
         if mode == "infer":
             fold_norms(module)
-        self._lay_stem(module, mode)
-        self._replace_grouped(module, grouped, mode, precision)
+        conv: Any = module.get_submodule(self.stem_at)
+        stem = StemOnBlocks(conv, self.stem)
+        module.set_submodule(self.stem_at, stem if mode == "train" else stem.freeze())
+        half = mode == "train" and precision == "bf16"
+        for name, layer in grouped.items():
+            conv = module.get_submodule(name)
+            way = choose_way(layer, conv, mode=mode, precision=precision)
+            fast = GroupedConv(conv, way, in_bf16=half, tf32=precision != "fp32")
+            module.set_submodule(name, fast.freeze() if mode == "infer" else fast)
         self.rearrange(module)
         return _store_channels_last(module)
 
@@ -52,27 +59,8 @@ class FastPictures(Optimized):
         with torch.device("meta"):
             return find_grouped(self.plain.build(), torch.empty(TRIAL_BATCH[mode], 3, *self.plain.extent))
 
-    def _lay_stem(self, module: nn.Module, mode: Mode) -> None:
-        conv: Any = module.get_submodule(self.stem_at)
-        stem = StemOnBlocks(conv, self.stem)
-        module.set_submodule(self.stem_at, stem if mode == "train" else stem.freeze())
-
-    def _replace_grouped(self, module: nn.Module, grouped: dict[str, Layer], mode: Mode, precision: Precision) -> None:
-        half = mode == "train" and precision == "bf16"
-        for name, layer in grouped.items():
-            conv: Any = module.get_submodule(name)
-            way = choose_way(layer, conv, mode=mode, precision=precision)
-            fast = GroupedConv(conv, way, in_bf16=half, tf32=precision != "fp32")
-            module.set_submodule(name, fast.freeze() if mode == "infer" else fast)
-
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            module.parameters(),
-            lr=self.sizes["learning_rate"],
-            momentum=MOMENTUM,
-            weight_decay=self.sizes["weight_decay"],
-            fused=True,
-        )
+        return self.plain.make_optimizer(module, fused=True)
 
     def engine(self, mode: Mode) -> Engine:
         return STEP

@@ -18,14 +18,13 @@ CHUNK_TOKENS = 4096
 """Tokens whose logits exist at one time in training."""
 
 
-class Shape:
+class Shape(NamedTuple):
     """Heads of one attention layer."""
 
-    def __init__(self, *, heads: int, key_value_heads: int, width: int, scale: float) -> None:
-        self.heads = heads
-        self.key_value_heads = key_value_heads
-        self.width = width
-        self.scale = scale
+    heads: int
+    key_value_heads: int
+    width: int
+    scale: float
 
     @property
     def group(self) -> int:
@@ -130,23 +129,10 @@ class GatedFeedForward(nn.Module):
         return self.down(functional.silu(gate) * up)  # type: ignore[no-any-return]
 
 
-class Norm(nn.Module):
-    """Layer norm where there is a bias, root-mean-square norm where there is none."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, epsilon: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self.bias = bias
-        self.epsilon = epsilon
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if self.bias is None:
-            return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
-        return functional.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.epsilon)
-
-
 class Block(nn.Module):
-    def __init__(self, before: Norm, attention: Attention, between: Norm, feed: nn.Module, dropout: float) -> None:
+    def __init__(
+        self, before: nn.Module, attention: Attention, between: nn.Module, feed: nn.Module, dropout: float
+    ) -> None:
         super().__init__()
         self.before = before
         self.attention = attention
@@ -206,7 +192,7 @@ class FastDecoder(nn.Module):
         positions: nn.Parameter | None,
         rotary: Rotary | None,
         blocks: Sequence[Block],
-        norm: Norm,
+        norm: nn.Module,
         head: nn.Parameter | None,
         vocabulary: int,
         dropout: float,

@@ -16,8 +16,6 @@ from stepscope.core.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, Tables
 
-Group = dist.ProcessGroup | None
-
 
 class ExchangePooled(torch.autograd.Function):
     """Pooled vectors go to the ranks whose examples they belong to, and their gradients come back.
@@ -28,29 +26,29 @@ class ExchangePooled(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, pooled: torch.Tensor, owned: Sequence[int], group: Group) -> torch.Tensor:
-        ctx.owned, ctx.group = owned, group
+    def forward(ctx: Any, pooled: torch.Tensor, owned: Sequence[int]) -> torch.Tensor:
+        ctx.owned = owned
         ranks, width = len(owned), pooled.shape[2]
         batch = len(pooled) // ranks
         sent = [batch * pooled.shape[1] * width] * ranks
         received = [batch * one * width for one in owned]
-        flat = _exchange(pooled.contiguous(), sent, received, group)
+        flat = _exchange(pooled.contiguous(), sent, received)
         return torch.cat([part.view(batch, -1, width) for part in torch.split(flat, received)], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        owned, group = ctx.owned, ctx.group
+        owned = ctx.owned
         batch, _, width = gradients[0].shape
-        mine = owned[dist.get_rank(group)]
+        mine = owned[dist.get_rank()]
         parts = [part.reshape(-1) for part in torch.split(gradients[0], list(owned), dim=1)]
         received = [batch * mine * width] * len(owned)
-        flat = _exchange(torch.cat(parts), [len(part) for part in parts], received, group)
-        return flat.view(-1, mine, width) / len(owned), None, None
+        flat = _exchange(torch.cat(parts), [len(part) for part in parts], received)
+        return flat.view(-1, mine, width) / len(owned), None
 
 
-def _exchange(flat: torch.Tensor, sent: list[int], received: list[int], group: Group) -> torch.Tensor:
+def _exchange(flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
     target = flat.new_empty(sum(received))
-    dist.all_to_all_single(target, flat.view(-1), received, sent, group=group)
+    dist.all_to_all_single(target, flat.view(-1), received, sent)
     return target
 
 
@@ -69,12 +67,12 @@ class DenseNetwork(nn.Module):
 class TableExchange(nn.Module):
     """Which rank has which tables, and how lookups get there and pooled vectors back."""
 
-    def __init__(self, lookups: Sequence[int], owners: Sequence[int], group: Group, device: torch.device) -> None:
+    def __init__(self, lookups: Sequence[int], owners: Sequence[int], device: torch.device) -> None:
         super().__init__()
-        self.group, self.ranks = group, dist.get_world_size(group)
+        self.ranks = dist.get_world_size()
         self.lookups = lookups
         self.tables_of = [[table for table, owner in enumerate(owners) if owner == rank] for rank in range(self.ranks)]
-        self.own = self.tables_of[dist.get_rank(group)]
+        self.own = self.tables_of[dist.get_rank()]
         arrived = [table for own in self.tables_of for table in own]
         self.register_buffer("order", torch.tensor(arrived).argsort().to(device), persistent=False)
 
@@ -83,7 +81,7 @@ class TableExchange(nn.Module):
         parts = torch.split(indices, [batch * one for one in self.lookups])
         sent = [torch.cat([parts[table] for table in own]) if own else parts[0][:0] for own in self.tables_of]
         sizes = [batch * self.lookups[table] for table in self.own]
-        received = _exchange(torch.cat(sent), [len(one) for one in sent], [sum(sizes)] * self.ranks, self.group)
+        received = _exchange(torch.cat(sent), [len(one) for one in sent], [sum(sizes)] * self.ranks)
         by_rank = [torch.split(one, sizes) for one in received.view(self.ranks, -1)]
         return [[one[place] for one in by_rank] for place in range(len(self.own))]
 
@@ -91,27 +89,25 @@ class TableExchange(nn.Module):
         """[own tables, ranks, batch]: where bags begin in the part of their rank."""
         batch = offsets.shape[1]
         sent = [offsets[own].flatten() for own in self.tables_of]
-        received = _exchange(
-            torch.cat(sent), [len(one) for one in sent], [len(self.own) * batch] * self.ranks, self.group
-        )
+        received = _exchange(torch.cat(sent), [len(one) for one in sent], [len(self.own) * batch] * self.ranks)
         return received.view(self.ranks, len(self.own), batch).transpose(0, 1)
 
     def return_pooled(self, local: torch.Tensor) -> torch.Tensor:
         """From [ranks · batch, own tables, width] to all tables for this rank's examples, [batch, tables, width]."""
         owned = [len(one) for one in self.tables_of]
-        arrived: torch.Tensor = ExchangePooled.apply(local, owned, self.group)  # type: ignore[no-untyped-call]
+        arrived: torch.Tensor = ExchangePooled.apply(local, owned)  # type: ignore[no-untyped-call]
         return arrived.index_select(1, self.get_buffer("order"))
 
 
 class ShardedNetwork(nn.Module):
     """One rank's tables and its copy of the dense network, whose gradients are averaged as backward makes them."""
 
-    def __init__(self, plain: Dlrm, owners: Sequence[int], group: Group) -> None:
+    def __init__(self, plain: Dlrm, owners: Sequence[int]) -> None:
         super().__init__()
-        self.exchange = TableExchange(plain.lookups, owners, group, plain.get_buffer("lower").device)
+        self.exchange = TableExchange(plain.lookups, owners, plain.get_buffer("lower").device)
         every = list(plain.tables)
         self.tables = nn.ModuleDict({str(table): every[table] for table in self.exchange.own})
-        self.dense = DistributedDataParallel(DenseNetwork(plain), process_group=group)
+        self.dense = DistributedDataParallel(DenseNetwork(plain))
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         batch = len(dense)
@@ -140,11 +136,10 @@ class ShardedDlrm(Task):
     A rank's loss is the mean over its own examples; updates are those of the mean over all ranks' examples.
     """
 
-    def __init__(self, plain: DlrmTask, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, plain: DlrmTask) -> None:
         super().__init__(plain.sizes)
         self.plain = plain
-        self.group = group
-        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
         if self.ranks > len(plain.tables.rows):
             raise UsageError(
                 f"{self.ranks} ranks cannot share {len(plain.tables.rows)} tables",
@@ -157,7 +152,7 @@ class ShardedDlrm(Task):
 
     def keep_own(self, module: Dlrm) -> ShardedNetwork:
         """Keeps this rank's tables of a whole module; the perceptrons become those of the first rank."""
-        return ShardedNetwork(module, self.owners, self.group)
+        return ShardedNetwork(module, self.owners)
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         """This rank's examples, other ones than those of other ranks."""

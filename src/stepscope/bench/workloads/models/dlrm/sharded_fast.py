@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -53,7 +52,7 @@ class ShardedTables(nn.Module):
 class ShardedFastNetwork(nn.Module):
     """Gradients of the dense part are averaged as backward makes them; those of tables have come to their owner."""
 
-    def __init__(self, fast: FastDlrm, group: dist.ProcessGroup | None, *, trained: bool) -> None:
+    def __init__(self, fast: FastDlrm, *, trained: bool) -> None:
         super().__init__()
         self.fast = fast
         self.joined: nn.Module = _Loss(fast)
@@ -61,7 +60,7 @@ class ShardedFastNetwork(nn.Module):
             own = [*fast.lookup.named_parameters(), *fast.lookup.named_buffers()]
             names = [f"fast.lookup.{name}" for name, _ in own]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.joined, names)  # type: ignore[no-untyped-call]
-            self.joined = DistributedDataParallel(self.joined, process_group=group)
+            self.joined = DistributedDataParallel(self.joined)
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return cast("torch.Tensor", self.joined(batch))
@@ -86,11 +85,10 @@ class ShardedFastDlrm(UpdatesEarly):
 
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         plain = cast("Dlrm", module)
-        group = self.sharded.group
-        exchange = TableExchange(plain.lookups, self.sharded.owners, group, plain.get_buffer("lower").device)
+        exchange = TableExchange(plain.lookups, self.sharded.owners, plain.get_buffer("lower").device)
         lookup = ShardedTables(cast("list[nn.EmbeddingBag]", list(plain.tables)), exchange)
         fast = self.fast.convert_around(lookup, plain, mode=mode, precision=precision)
-        return ShardedFastNetwork(fast, group, trained=mode == "train")
+        return ShardedFastNetwork(fast, trained=mode == "train")
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         """This rank's examples. Indices stay as they are: where they go is decided table by table."""

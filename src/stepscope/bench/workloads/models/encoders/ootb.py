@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,21 @@ PUBLISHED_LENGTHS: tuple[tuple[float, float], ...] = (
 """Percentile and length in tokens, of XLM-R requests (FAMBench's `realdist`)."""
 
 
+def name_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """As transformers calls what BERT and its relatives are made by."""
+    return {
+        "vocab_size": sizes["vocabulary"],
+        "hidden_size": sizes["hidden"],
+        "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["heads"],
+        "intermediate_size": sizes["feed_forward"],
+        "max_position_embeddings": sizes["positions"],
+        "initializer_range": sizes["weight_spread"],
+        "hidden_dropout_prob": sizes["hidden_dropout"],
+        "attention_probs_dropout_prob": sizes["attention_dropout"],
+    }
+
+
 def draw_words(shape: Sequence[int], *, first: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
     """Ids from `first` on; the k-th word comes about 1/k as often as the first one, as in natural text."""
     words = vocabulary - first
@@ -22,21 +37,15 @@ def draw_words(shape: Sequence[int], *, first: int, vocabulary: int, generator: 
     return first + ranks.long().clamp_(0, words - 1)
 
 
-def draw_lengths(
-    count: int,
-    *,
-    longest: int,
-    generator: torch.Generator,
-    table: Sequence[tuple[float, float]] = PUBLISHED_LENGTHS,
-) -> torch.Tensor:
-    """One a sequence, linear between the percentiles of the table, cut to 1..longest."""
-    lengths = length_at(torch.rand(count, generator=generator, dtype=torch.float64) * 100, table)
+def draw_lengths(count: int, *, longest: int, generator: torch.Generator) -> torch.Tensor:
+    """One a sequence, linear between the published percentiles, cut to 1..longest."""
+    lengths = length_at(torch.rand(count, generator=generator, dtype=torch.float64) * 100)
     return lengths.round().long().clamp_(1, longest)
 
 
-def length_at(percentile: torch.Tensor, table: Sequence[tuple[float, float]] = PUBLISHED_LENGTHS) -> torch.Tensor:
-    percentiles, lengths = torch.tensor(table, dtype=torch.float64).t().contiguous().unbind(0)
-    upper = torch.searchsorted(percentiles, percentile).clamp_(1, len(table) - 1)
+def length_at(percentile: torch.Tensor) -> torch.Tensor:
+    percentiles, lengths = torch.tensor(PUBLISHED_LENGTHS, dtype=torch.float64).t().contiguous().unbind(0)
+    upper = torch.searchsorted(percentiles, percentile).clamp_(1, len(PUBLISHED_LENGTHS) - 1)
     lower = upper - 1
     share = (percentile - percentiles[lower]) / (percentiles[upper] - percentiles[lower])
     return lengths[lower] + share * (lengths[upper] - lengths[lower])

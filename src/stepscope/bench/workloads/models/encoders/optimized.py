@@ -95,10 +95,6 @@ class Lean(nn.Module):
         return found
 
 
-def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    return cast(Lean, module).plain_gradients()
-
-
 class Origins:
     """Keeps the names of a plain module's weights while its optimized implementation is made."""
 
@@ -248,8 +244,8 @@ class LeanEncoder(nn.Module):
         layers: Iterable[Any],
         *,
         origins: Origins,
-        stream: torch.dtype | None = None,
-        narrow: Callable[..., nn.Module] = keep,
+        stream: torch.dtype | None,
+        narrow: Callable[..., nn.Module],
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, narrow=narrow) for one in layers)
@@ -310,15 +306,48 @@ def _hold(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
     return linear
 
 
+class LeanText(Lean):
+    """The embeddings and layers of a text encoder, and what the model has beside them."""
+
+    def __init__(
+        self,
+        plain: Any,
+        body: Any,
+        *,
+        mode: Mode,
+        precision: Precision,
+        ranges: Ranges | None = None,
+        first_position: int = 0,
+    ) -> None:
+        """`body`: the part of the plain module with embeddings and layers."""
+        super().__init__()
+        origins, self.stream = Origins(plain), stream_dtype(mode, precision)
+        self.embeddings = LeanEmbeddings(body.embeddings, first_position=first_position, stream=self.stream)
+        narrow = choose_linear(mode, precision, ranges)
+        self.encoder = LeanEncoder(body.encoder.layer, origins=origins, stream=self.stream, narrow=narrow)
+        self.take_head(plain)
+        origins.trace(self)
+        self.train(plain.training)
+
+    def take_head(self, plain: Any) -> None:
+        """Keeps the plain module's other parts."""
+
+
 class FastEncoder(Optimized):
     """Made of a `Lean` module, which knows whose weights it has: compiled layer by layer, a step is one graph."""
+
+    repeated: tuple[str, ...] = ("LeanLayer",)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
         return make_adamw(module, learning_rate=rate, decay=decay, fused=True)
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        return gradients_of(module)
+        return cast("Lean", module).plain_gradients()
 
     def engine(self, mode: Mode) -> Engine:
         return Engine(compile="default", graph=True, dynamic=False)
+
+    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+        optimizer = [fused_optimizer("AdamW")] if mode == "train" else []
+        return [COMPILED, WHOLE_GRAPH, *precision_changes(mode, precision), *optimizer]

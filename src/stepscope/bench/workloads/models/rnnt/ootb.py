@@ -320,14 +320,9 @@ class RnntTask(Task):
         )
         return mask_frames(encoded, lengths), labels.float(), scores.float(), counts.float()
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        sizes = self.sizes
-        return Lamb(
-            module.parameters(),
-            lr=sizes["learning_rate"],
-            weight_decay=sizes["weight_decay"],
-            max_norm=sizes["max_gradient_norm"],
-        )
+    def make_optimizer(self, module: nn.Module, kind: type[Lamb] = Lamb) -> torch.optim.Optimizer:
+        rate, decay, norm = (self.sizes[name] for name in ("learning_rate", "weight_decay", "max_gradient_norm"))
+        return kind(module.parameters(), lr=rate, weight_decay=decay, max_norm=norm)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         network = cast("Rnnt", module)

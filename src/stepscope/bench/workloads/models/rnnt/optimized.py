@@ -16,6 +16,7 @@ from stepscope.bench.workloads.models.rnnt.lattice import Transcripts
 from stepscope.bench.workloads.models.rnnt.ootb import (
     ConcatJoint,
     Rnnt,
+    RnntTask,
     SumJoint,
     encoded_lengths,
     mask_frames,
@@ -302,13 +303,7 @@ class FastRnnt(Optimized):
         return mask_frames(encoded, lengths), labels, scores, counts
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        sizes = self.sizes
-        return ForeachLamb(
-            module.parameters(),
-            lr=sizes["learning_rate"],
-            weight_decay=sizes["weight_decay"],
-            max_norm=sizes["max_gradient_norm"],
-        )
+        return cast("RnntTask", self.plain).make_optimizer(module, ForeachLamb)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """None: the loss reads weights of its parts from outside."""
