@@ -6,7 +6,9 @@ import atexit
 import gc
 import os
 import tempfile
+import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +16,15 @@ from hypothesis import settings
 from rank_reports import plain_environ
 from slurm_cluster import SlurmCluster, running_cluster, why_no_cluster
 
+from warm_ranks import WarmStarter
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""A second thread per process makes milliseconds of microseconds on a busy machine."""
 os.environ.setdefault("STEPSCOPE_TRACE_CACHE", tempfile.mkdtemp(prefix="stepscope-test-traces-"))
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -38,6 +45,7 @@ LONGEST_FIRST = (
 )
 """Files that take most of the time: begun last, one of them would keep one worker busy after the others are done."""
 
+COLLECTED = tempfile.TemporaryDirectory(prefix="stepscope-test-collection-")
 
 Reporting = Generator[None, pytest.TestReport, pytest.TestReport]
 CPU_BEFORE = pytest.StashKey[float]()
@@ -95,6 +103,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=order)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """In a new clone all workers would compile all tests at once, which takes twice as long as collecting them."""
+    if not any((Path(__file__).parent / "__pycache__").glob("test_*.pyc")):
+        node.workerinput["first_has_collected"] = f"{COLLECTED.name}/yes"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """In a new clone the first worker writes what it compiles, and the others wait for it."""
+    worker = getattr(session.config, "workerinput", {})
+    done, deadline_s = Path(worker.get("first_has_collected", "")), time.monotonic() + 120
+    if worker.get("workerid") != "gw0":
+        while not done.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+    gc.disable()  # nothing that is collected becomes garbage
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        done.touch()
+
+
 def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)
 
@@ -118,6 +149,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
     config.option.loadscopereorder = False  # or the files with most tests would go first
     return FileScheduling(config, log)
+
+
+WARM_STARTER = WarmStarter()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm_rank_servers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Commands in the process of the tests load torch for their ranks once per worker; `tests/launch` tests loading."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name != "launch":
+            patch.setattr("stepscope.launch.local.start_child", WARM_STARTER)
+        yield
 
 
 @pytest.fixture(scope="session")
