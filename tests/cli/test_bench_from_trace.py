@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_a_dry_run_lists_what_would_be_measured(here: Stepscope, trace: Path) ->
     assert answer.code == 0
     assert "1.500 × aten::mm float32[8,4] float32[4,2]: 20.00 µs in the trace" in answer.out
     assert "skipped: fbgemm::lookup, 10.00 µs a step: it belongs to fbgemm" in answer.out
-    assert "1 cases" in answer.out
+    assert "1 case, about" in answer.out
 
 
 def test_measured_times_stand_beside_the_trace(here: Stepscope, trace: Path) -> None:
@@ -77,6 +78,7 @@ def test_for_people_the_comparison_takes_the_place_of_the_table(here: Stepscope,
     assert "the profiled step: 100.0 µs" in answer.out
     assert "run: " in answer.out
     assert "args=" not in answer.out
+    assert re.search(r"^next: stepscope report \S+-trace-\w+ -o report.html$", answer.err, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,7 @@ import click
 import msgspec
 
 from stepscope.cli.execute import command_line, resumed
-from stepscope.cli.options import (
-    Duration,
-    json_option,
-    level_option,
-    resolution_option,
-    resume_option,
-    store_option,
-)
+from stepscope.cli.options import Duration, json_option, level_option, resolution_option, resume_option, store_option
 from stepscope.cli.output import emit, name_run, narrate, suggest
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.run.plan import Job

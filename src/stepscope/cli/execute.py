@@ -14,11 +14,7 @@ from stepscope.cli.resume import RehearsedError, is_rehearsal, plan_again
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records.kinds import CollectiveSpec, UserModelSpec
 from stepscope.run.plan import Job
-from stepscope.store import (
-    MeasuredCase,
-    StoredRun,
-    find_ceilings,
-)
+from stepscope.store import MeasuredCase, StoredRun, find_ceilings
 
 
 def command_line() -> list[str]:

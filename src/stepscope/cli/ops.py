@@ -21,10 +21,10 @@ from stepscope.cli.options import (
     resume_option,
     store_option,
 )
-from stepscope.cli.output import emit, narrate
+from stepscope.cli.output import emit, name_run, narrate, suggest
 from stepscope.cli.resume import is_rehearsal
 from stepscope.core.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
-from stepscope.core.units import format_bytes, format_duration
+from stepscope.core.units import count_of, format_bytes, format_duration
 from stepscope.records import Case, OperatorRequest, TracedCallsRecord
 
 if TYPE_CHECKING:
@@ -304,7 +304,8 @@ def show_trace_run(run: StoredRun, table: Path | None) -> int:
     noticed = sum(1 for result in results if result.notices)
     emit(None, f"{finish_run(run, table).text}\nrun: {run.folder}", as_json=False)
     if noticed:
-        narrate(f"{noticed} of {len(results)} cases have notices: stepscope report {run.folder}")
+        narrate(f"{noticed} of {count_of(len(results), 'case')} {'has' if noticed == 1 else 'have'} notices")
+    suggest(f"stepscope report {name_run(run.folder)} -o report.html")
     return ExitCode.FAILED if any(result.status == "failed" for result in results) else ExitCode.DONE
 
 
@@ -327,7 +328,7 @@ def finish_run(run: StoredRun, table: Path | None) -> Addition:
     data: dict[str, Any] = {}
     if table is not None:
         data["table"] = {"path": str(table), "rows": _write_table(run, table)}
-        narrate(f"{data['table']['rows']} rows: {table.resolve()}")
+        narrate(f"{count_of(data['table']['rows'], 'row')}: {table.resolve()}")
     scores = score_rows(run.cases())
     if scores:
         data["suite"] = [score._asdict() for score in scores]
@@ -383,7 +384,8 @@ def show_plan(
     ]
     if len(planned) > SHOWN_CASES:
         lines.append(f"… and {len(planned) - SHOWN_CASES} more (--json lists them all)")
-    lines.append(f"{len(planned)} cases, about {format_duration(total_s)} in all; estimates, nothing was measured")
+    about = f"about {format_duration(total_s)} in all"
+    lines.append(f"{count_of(len(planned), 'case')}, {about}; estimates, nothing was measured")
     data = [
         {
             "key": one.case.key,

@@ -36,7 +36,6 @@ from stepscope.traces.calls.traced import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-from stepscope.traces.calls.units import NO_WORK, find_units, is_recorded
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node
@@ -140,6 +139,8 @@ def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
 
 def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device: str) -> TracedCalls:
     """The calls that launched the work of a timeline; on a timeline without a device, those that did it."""
+    from stepscope.traces.calls.units import find_units, is_recorded
+
     units = find_units(timeline)
     if joined is None and len(units.rows) and not any(is_recorded(timeline, int(row)) for row in units.rows):
         raise BadInputError(
@@ -168,6 +169,8 @@ def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device:
 
 def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
     """The top-most operators of an execution trace, which has no times."""
+    from stepscope.traces.calls.units import NO_WORK
+
     gathered = _Gathered()
     for node in graph.topmost_operators():
         refusal = NO_WORK if all(does_no_work(one.name) for one in graph.subtree(node)) else None
@@ -247,6 +250,8 @@ class _TimelineReader:
         return group if node is None else (group, node.op_schema, *node.inputs.texts()[1:], node.tensor_range)
 
     def read(self, row: int) -> TracedCall:
+        from stepscope.traces.calls.units import is_recorded
+
         timeline, node = self._timeline, self._node(row)
         name = timeline.text("name", row) or ""
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from stepscope.core.dtypes import DTYPE_BYTES as STORED_BYTES
 
@@ -73,6 +73,8 @@ class Operator(ABC):
     """The score's unit: `TFLOP/s` for what computes, `GB/s` for what moves."""
     differentiable: ClassVar[tuple[str, ...]] = ()
     """The inputs whose gradients the backward pass computes."""
+    adds_gradients_by: ClassVar[Literal["row", "element"] | None] = None
+    """What a repeated index adds up in a gradient; None: no gradient is such a sum."""
     tiny: ClassVar[Mapping[str, Value]]
     """The shape set `tiny`: runs anywhere in an instant; parameters left out keep their defaults."""
 
@@ -124,10 +126,12 @@ class Operator(ABC):
 
     def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> str | None:
         """Compare with the float64 reference; raises WrongResultError. Returns why nothing could be compared, if so."""
-        from stepscope.bench.ops.reference import check_backward, check_forward
+        from stepscope.bench.ops.reference import check_added_gradients, check_backward, check_forward
 
         if direction == "forward":
             check_forward(self, shape, inputs, dtype)
+        elif self.adds_gradients_by is not None:
+            check_added_gradients(self, shape, inputs, dtype, by_rows=self.adds_gradients_by == "row")
         else:
             check_backward(self, shape, inputs, dtype)
         return None

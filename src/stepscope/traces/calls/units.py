@@ -6,7 +6,10 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from stepscope.core.lazy_torch import torch
+from stepscope.formats.classify import COMMUNICATION as COMMUNICATES
 from stepscope.formats.classify import does_no_work
 from stepscope.formats.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
 
@@ -43,8 +46,6 @@ class Units(NamedTuple):
 
 def find_units(timeline: Timeline) -> Units:
     """The units of all steps."""
-    import numpy as np
-
     core = timeline.core
     inside = core["step"] >= 0
     if not inside.any():
@@ -59,8 +60,6 @@ def find_units(timeline: Timeline) -> Units:
 
 def _find_operators(timeline: Timeline) -> Integers:
     """By row: whether it is a call of an operator that somebody could call again."""
-    import numpy as np
-
     named = np.fromiter((_OPERATOR.match(text) is not None for text in timeline.texts), bool, len(timeline.texts))
     if not len(named):
         return np.zeros(len(timeline), bool)
@@ -70,8 +69,6 @@ def _find_operators(timeline: Timeline) -> Integers:
 
 def _climb(wanted: Integers, parent: Integers, rows: Integers) -> Integers:
     """For each row itself, or the nearest row around it, that is wanted; −1 where there is none."""
-    import numpy as np
-
     here: Integers = rows.astype(np.int64)
     while True:
         moving = here >= 0
@@ -83,8 +80,6 @@ def _climb(wanted: Integers, parent: Integers, rows: Integers) -> Integers:
 
 def _outermost(chosen: Integers, above: Integers, rows: Integers) -> Integers:
     """For each row the outermost chosen operator around it, itself included."""
-    import numpy as np
-
     top, here = rows.copy(), above[rows]
     while (inside := here >= 0).any():
         top[inside] = np.where(chosen[here[inside]], here[inside], top[inside])
@@ -93,9 +88,6 @@ def _outermost(chosen: Integers, above: Integers, rows: Integers) -> Integers:
 
 
 def _device_units(timeline: Timeline, devices: Integers, operators: Integers, above: Integers) -> Units:
-    import numpy as np
-
-    from stepscope.formats.classify import COMMUNICATION as COMMUNICATES
 
     core = timeline.core
     spent = (core["end_ns"][devices] - core["start_ns"][devices]).astype(np.int64)
@@ -126,8 +118,6 @@ def _device_units(timeline: Timeline, devices: Integers, operators: Integers, ab
 
 
 def _host_copies(timeline: Timeline, devices: Integers, group: Integers) -> dict[int, str]:
-    import numpy as np
-
     codes = [code for code, text in enumerate(timeline.texts) if _HOST_COPY.search(text)]
     moving = (timeline.core["kind"][devices] == COPY) & np.isin(timeline.core["name"][devices], codes)
     return {int(one): HOST_COPY for one in np.unique(group[moving])}
@@ -135,8 +125,6 @@ def _host_copies(timeline: Timeline, devices: Integers, group: Integers) -> dict
 
 def _kernels(timeline: Timeline, devices: Integers, spent: Integers, group: Integers) -> dict[int, list[str]]:
     """Kernels of each group, by time."""
-    import numpy as np
-
     names = timeline.core["name"][devices].astype(np.int64)
     pairs, place = np.unique(np.stack([group, names], axis=1), axis=0, return_inverse=True)
     totals = np.bincount(place.ravel(), spent, len(pairs))
@@ -148,8 +136,6 @@ def _kernels(timeline: Timeline, devices: Integers, spent: Integers, group: Inte
 
 def _host_units(timeline: Timeline, rows: Integers, above: Integers) -> Units:
     """The outermost calls that do not merely hand on to others: a linear layer is the product inside it."""
-    import numpy as np
-
     core = timeline.core
     duration = np.zeros(len(timeline), np.int64)
     duration[rows] = core["end_ns"][rows] - core["start_ns"][rows]
@@ -179,8 +165,6 @@ def _host_units(timeline: Timeline, rows: Integers, above: Integers) -> Units:
 
 
 def _are_idle(timeline: Timeline, rows: Integers) -> Integers:
-    import numpy as np
-
     codes = [code for code, text in enumerate(timeline.texts) if does_no_work(text)]
     return np.isin(timeline.core["name"][rows], codes)
 
@@ -201,8 +185,6 @@ def is_composite(name: str) -> bool:
 
 def group_calls(timeline: Timeline, rows: Integers) -> Integers:
     """A number for each row; equal where name, sizes, dtypes, strides and scalars are."""
-    import numpy as np
-
     if not len(rows):
         return np.zeros(0, np.int64)
     columns = [timeline.column(name)[rows] for name in ("name", "shapes", "types", "strides", "values")]

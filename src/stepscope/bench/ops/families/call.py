@@ -9,13 +9,7 @@ from typing import Any, ClassVar
 
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import MATRIX_FLOATS, Call, Operator, Parameter, Shape, UnsupportedError, Value, Work
-from stepscope.bench.ops.reference import (
-    RELATIVE_TOLERANCE,
-    as_tensors,
-    check_close,
-    take_gradients,
-    widen,
-)
+from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, as_tensors, check_close, take_gradients, widen
 from stepscope.core.errors import UsageError, first_line
 from stepscope.core.lazy_torch import torch
 from stepscope.run.producer import WrongResultError

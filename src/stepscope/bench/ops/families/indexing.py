@@ -6,19 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from stepscope.bench.ops.operator import (
-    DTYPE_BYTES,
-    INDEX_BYTES,
-    Call,
-    Operator,
-    Parameter,
-    Shape,
-    Sizes,
-    Work,
-)
+from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
 from stepscope.bench.ops.reference import (
     WRONG_LIBRARY,
-    check_added_gradients,
     check_close,
     count_repeats,
     seeded_like,
@@ -85,15 +75,10 @@ class _Pick(_Indexed):
         elements = (shape["rows"] + shape["count"]) * self._width(shape)
         return int(DTYPE_BYTES[dtype] * elements) + self._index_bytes(shape)
 
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        if direction == "backward":
-            check_added_gradients(self, shape, inputs, dtype, by_rows=self.by_rows)
-        else:
-            super().check(shape, inputs, dtype, direction)
-
 
 class Gather(_Pick):
     by_rows = False
+    adds_gradients_by = "element"
     name = "gather"
     summary = "torch.gather along dim 0: each of (count, columns) elements from its own row of (rows, columns)"
     parameters = (
@@ -181,6 +166,7 @@ class Scatter(_Put):
 class _PickRows(_Pick):
     """Whole rows of a table, by index."""
 
+    adds_gradients_by = "row"
     parameters = (_ROWS, _DIM, _COUNT)
     tiny = {"rows": 50, "dim": 8, "count": 40}
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
-from stepscope.bench.ops.reference import check_added_gradients
 from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ class TrilIndex(Operator):
         Parameter("part", "", "lower", "the triangle below or above the main diagonal", ("lower", "upper")),
     )
     differentiable = ("matrices",)
+    adds_gradients_by = "element"
     tiny = {"batch": 3, "features": 5}
 
     def check_shape(self, shape: Shape) -> None:
@@ -77,12 +77,6 @@ class TrilIndex(Operator):
         square = torch.ones(matrices.shape[1:], dtype=torch.bool, device=matrices.device)
         mask = square.tril(-diagonal) if shape["part"] == "lower" else square.triu(diagonal)
         return lambda: matrices.masked_select(mask).view(len(matrices), -1)
-
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        if direction == "backward":
-            check_added_gradients(self, shape, inputs, dtype, by_rows=False)
-        else:
-            super().check(shape, inputs, dtype, direction)
 
 
 class DotInteraction(Operator):
