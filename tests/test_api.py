@@ -13,6 +13,7 @@ import pytest
 
 import stepscope
 from stepscope import api
+from stepscope.core.errors import StepscopeError
 
 FUNCTIONS = {
     name: found
@@ -62,6 +63,43 @@ def test_a_docstring_says_what_is_returned_and_names_every_parameter(name: str) 
 
 SHARED = {"settings", "device", "processes", "store", "dtype"}
 """Parameters that mean the same in every function and are explained where they matter most."""
+
+
+WRONG = {
+    "level must be between": [
+        lambda run: stepscope.compare(run, run, level=7),
+        lambda run: stepscope.compare_implementations(run, level=0),
+        lambda run: stepscope.ab(stepscope.plan("ops", run.plan.cases), stepscope.plan("ops", run.plan.cases), level=1),
+    ],
+    "without nope": [lambda run: stepscope.bench_collective("all_reduce", backend="nope")],
+    "there is no option 'colour'": [lambda run: stepscope.plan("ops", run.plan.cases, colour="red")],
+    "there is nothing that measures 'tea'": [lambda run: stepscope.plan("tea", run.plan.cases)],
+    "there is no format 'pdf'": [lambda run: stepscope.report(run, kind="pdf")],
+    "no run 'nowhere'": [lambda run: stepscope.compare(run, "nowhere")],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_use_is_refused_before_anything_starts(
+    message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("STEPSCOPE_STORE", raising=False)
+    run = stepscope.find_run("latest")
+    before = sorted(Path("stepscope-runs").iterdir())
+    for call in WRONG[message]:
+        with pytest.raises(StepscopeError, match=message):
+            call(run)
+    assert sorted(Path("stepscope-runs").iterdir()) == before
+
+
+def test_runs_are_named_in_every_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("STEPSCOPE_STORE", raising=False)
+    run = stepscope.find_run("latest")
+    for name in (run, run.folder, str(run.folder), run.id, run.id[:-2], "latest"):
+        assert stepscope.find_run(name).id == run.id
+        assert len(stepscope.compare(run, name).rows) == 1
 
 
 def test_the_functions_are_listed() -> None:

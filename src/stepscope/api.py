@@ -221,6 +221,7 @@ def ab(
     from stepscope.run import plan as planning
     from stepscope.run.processes import Side, measure_in_processes
 
+    _require_level(level)
     place = resolve_store(store)
     request = {"processes": pairs, "until_decided": None}
     jobs = [job._replace(request=msgspec.structs.replace(job.request, **request)) for job in (a, b)]
@@ -371,11 +372,13 @@ def bench_collective(
     [1024, 4096]
     """
     from stepscope.bench.comms import make_cases
-    from stepscope.launch.join import choose_backend, device_of_backend
+    from stepscope.launch.join import choose_backend, device_of_backend, require_backend
     from stepscope.measure import MeasureSettings
 
     points = parse_range(sizes) if isinstance(sizes, str) else list(sizes)
     backend = backend or choose_backend(ranks, device)
+    if backend not in {"fake", "mpi"}:
+        require_backend(backend)  # here, and not by every rank after it was started
     device = device or device_of_backend(backend)
     cases = make_cases(
         collective=name, sizes=points, dtype=dtype, backend=backend, world_size=ranks, device=device,
@@ -408,6 +411,7 @@ def compare(
     """
     from stepscope.compare.views import compare_runs
 
+    _require_level(level)
     return compare_runs(find_run(a, store=store), find_run(b, store=store), level=level, resolution=resolution)
 
 
@@ -423,6 +427,7 @@ def compare_implementations(
     """
     from stepscope.compare.views import compare_implementations as compare_measured
 
+    _require_level(level)
     measured = [case for run in _find_runs(runs, store) for case in run.cases()]
     return compare_measured(measured, level=level, resolution=resolution)
 
@@ -582,6 +587,11 @@ def _collective_table(runs: Sequence[StoredRun], width: int | None, tell: Tell) 
 def _find_runs(runs: RunLike | Sequence[RunLike], store: str | Path | None) -> list[StoredRun]:
     listed = [runs] if isinstance(runs, StoredRun | str | Path) else list(runs)
     return [find_run(one, store=store) for one in listed]
+
+
+def _require_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise UsageError("the level must be between 0 and 100 %", hint="write for example 1%, or 0.01", where="level")
 
 
 def _as_list(value: str | Sequence[str]) -> list[str]:

@@ -53,8 +53,6 @@ def command(
     from stepscope.compare.verdict import describe_comparison
     from stepscope.report import render_comparison_markdown, render_comparison_text
 
-    if not 0 < level < 1:
-        raise UsageError("--level must be between 0 and 100 %", hint="write for example 1%", where="--level")
     a = find_run(store, name_a)
     if name_b is None and view != "ootb-optimized":
         raise UsageError("a second run is missing", hint="stepscope compare A B", where="B")
