@@ -1,25 +1,28 @@
 """How often does a comparison of a benchmark with itself raise an alarm, and how often is a true change found?
 
     python benchmarks/verdict_grid.py [--quick] [--rounds] [--csv FILE] [--markdown FILE]
+    python benchmarks/verdict_grid.py --again docs/measured/verdict-grid.csv.gz [--pairs 20000] [--seed 1]
 
 Simulates pairs of runs over a grid: relative spread between processes, its distribution (normal, heavy tails, skewed,
 slow phases that hold whole processes, shared by all cases or one at a time), processes per side and number of cases.
 Every pair is judged by `stepscope.compare` as stored runs are. Prints the family-wise rate of alarms per cell, and the
 power of a single case beside that of Welch's t-test at the same level. Then, or with --rounds alone: how often both
 sides have to be measured anew until a planted change is found in three cases, with as many processes as the comparison
-before asked for. Exit code 1 when a cell is above its level by more than chance allows (one in a thousand cells that
-are exactly at the level).
+before asked for. With --again: the cells of an earlier grid that had most alarms are drawn anew. Exit code 1 when a
+cell is above its level by more than chance allows (one in a thousand cells that are exactly at the level).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import math
 import sys
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import NamedTuple
@@ -53,6 +56,8 @@ CASES = (1, 10, 50)
 EFFECTS = (0.02, 0.05, 0.10, 0.20)
 SAMPLES = 20
 """Per process."""
+WORST, CHUNK = 10, 2000
+"""Cells that are drawn anew, and pairs that are drawn at once, for memory."""
 BANK = 4000
 """Processes whose samples are drawn once; a simulated process is one of them times its own speed."""
 
@@ -176,8 +181,11 @@ def judge_family(bank: Bank, sides: list[Side], family: int, suspects: NDArray[n
     )
 
 
-def simulate(bank: Bank, distribution: str, sd: float, *, counts: tuple[int, int], cases: int, families: int) -> Cell:
-    rng = np.random.default_rng(zlib.crc32(repr((distribution, sd, counts, cases)).encode()))
+def simulate(
+    bank: Bank, distribution: str, sd: float, *, counts: tuple[int, int], cases: int, families: int, seed: int = 0
+) -> Cell:
+    drawn_by = (distribution, sd, counts, cases, *([seed] if seed else []))
+    rng = np.random.default_rng(zlib.crc32(repr(drawn_by).encode()))
     effects = DISTRIBUTIONS[distribution]
     sides = [draw_side(rng, effects, (families, cases, count), sd) for count in counts]
     suspects = might_alarm(*(side.logs(bank) for side in sides))
@@ -202,7 +210,7 @@ def measure_power(bank: Bank, sd: float, count: int, effect: float, pairs: int) 
         after = [[value * (1 + effect) for value in process] for process in b.processes(bank, pair, 0)]
         found += lead_estimate(estimate_ratios(before, after)).p_value <= DEFAULT_FAMILY_LEVEL
         plain = compare_processes(before, after)
-        plain = msgspec.structs.replace(plain, noise=msgspec.structs.replace(plain.noise, shifts=(), tail_factor=1.0))
+        plain = msgspec.structs.replace(plain, noise=msgspec.structs.replace(plain.noise, shifts=(), light_tails=False))
         welch += plain.p_value <= DEFAULT_FAMILY_LEVEL
     return Power(sd, count, effect, found / pairs, welch / pairs)
 
@@ -222,6 +230,57 @@ def simulate_row(distribution: str, sd: float, families: dict[int, int]) -> list
         for counts in PROCESSES
         for cases in CASES
     ]
+
+
+def read_worst(grid: Path) -> list[Cell]:
+    """The `WORST` cells of an earlier grid: those with most alarms for their number of pairs."""
+    with gzip.open(grid, "rt", newline="") as file:
+        cells = [
+            Cell(
+                row["distribution"],
+                float(row["spread"]),
+                (int(row["processes_a"]), int(row["processes_b"])),
+                int(row["cases"]),
+                int(row["families"]),
+                int(row["alarms"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+    return sorted(cells, key=lambda cell: cell.rate, reverse=True)[:WORST]
+
+
+def simulate_again(cell: Cell, families: int, seed: int) -> Cell:
+    """The same cell with other pairs, `CHUNK` at a time."""
+    bank = fill_bank()
+    alarms = 0
+    for number, begun in enumerate(range(0, families, CHUNK), 1):
+        count = min(CHUNK, families - begun)
+        drawn = simulate(
+            bank,
+            cell.distribution,
+            cell.spread,
+            counts=cell.processes,
+            cases=cell.cases,
+            families=count,
+            seed=1000 * seed + number,
+        )
+        alarms += drawn.alarms
+    return cell._replace(families=families, alarms=alarms)
+
+
+def report_again(grid: Path, families: int, seed: int) -> int:
+    worst = read_worst(grid)
+    print("| distribution between processes | spread | processes | cases | alarms before | drawn anew | in percent |")
+    print("|---|---|---|---|---|---|---|")
+    above = 0
+    with ProcessPoolExecutor() as pool:
+        again = pool.map(partial(simulate_again, families=families, seed=seed), worst)
+        for before, now in zip(worst, again, strict=True):
+            place = f"{now.distribution} | {100 * now.spread:g} % | {now.processes[0]}/{now.processes[1]} | {now.cases}"
+            counts = f"{before.alarms} of {before.families:,} | {now.alarms} of {now.families:,}"
+            print(f"| {place} | {counts} | {100 * now.rate:.2f} |", flush=True)
+            above += now.alarms > most_allowed(now.families, len(worst))
+    return int(bool(above))
 
 
 def measure_power_row(sd: float, pairs: int) -> list[Power]:
@@ -312,7 +371,12 @@ def main() -> int:
     parser.add_argument("--csv", type=Path, help="Every cell, one row each.")
     parser.add_argument("--markdown", type=Path, help="The tables.")
     parser.add_argument("--rounds", action="store_true", help="Only the rounds until a planted change is found.")
+    parser.add_argument("--again", type=Path, help="Draw the cells anew that had most alarms in this earlier grid.")
+    parser.add_argument("--pairs", type=int, default=20_000, help="Comparisons per cell for --again.")
+    parser.add_argument("--seed", type=int, default=1, help="Random seed for --again.")
     options = parser.parse_args()
+    if options.again:
+        return report_again(options.again, options.pairs, options.seed)
     scale = 0.1 if options.quick else 1.0
     rounds = [
         measure_rounds(name, int(50 * scale), bounded=bounded) for name in DISTRIBUTIONS for bounded in (False, True)

@@ -175,9 +175,10 @@ SPREAD_CONFIDENCE = 0.8
 """Coverage of the upper bound of the spread between processes that plans use. Few processes show too little of it half
 of the time, and what is planned by that has to be planned again (simulated by benchmarks/verdict_grid.py)."""
 
-LIGHT_TAIL_FACTOR, LIGHT_TAIL_COUNT = 1.5, 7
-"""Processes that are in one of two states by halves have lighter tails than normal ones, and their t reaches far
-values up to this many times more often, from so many processes on."""
+LIGHT_TAIL_COUNT, LIGHT_TAIL_FACTOR, LIGHT_TAIL_CHANCE, LIGHT_TAIL_GROWTH = 7, 1.5, 1e-3, 0.25
+"""Processes that are in one of two states by halves have lighter tails than normal ones, and from so many processes on
+their t reaches far values up to so many times more often; beyond a distance that Student's t reaches with this chance,
+the rarer the more so, by this power."""
 
 NEGLIGIBLE_CHANCE = 1e-9
 MOST_PLANNED = 1000
@@ -200,15 +201,18 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     log_se: float
     df: float
     shifts: tuple[Shift, ...] = ()
-    tail_factor: float = 1.0
-    """How many times likelier the far tails may be than Student's."""
+    light_tails: bool = False
+    """Whether processes in one of two states may make the far tails likelier than Student's."""
 
     def p_value(self, log_ratio: float) -> float:
         """Chance of straying at least this far to either side; falls as the distance grows."""
         distance = abs(log_ratio)
         # A shift may explain any distance up to its full size: it is that large at worst, not always.
         hidden = (shift.chance * self._beyond(max(0.0, distance - shift.log_size)) for shift in self.shifts)
-        return min(1.0, self.tail_factor * (self._beyond(distance) + math.fsum(hidden)))
+        chance = self._beyond(distance) + math.fsum(hidden)
+        if self.light_tails and chance > 0:
+            chance *= LIGHT_TAIL_FACTOR * max(1.0, LIGHT_TAIL_CHANCE / chance) ** LIGHT_TAIL_GROWTH
+        return min(1.0, chance)
 
     def _beyond(self, distance: float) -> float:
         """Chance that noise without shifts strays so far to either side."""
@@ -349,7 +353,7 @@ def _make_noise(log_se: float, df: float, counts: Sequence[int], slow_chance: fl
         log_se=log_se,
         df=df,
         shifts=tuple(shift for shift in shifts if shift.chance > NEGLIGIBLE_CHANCE),
-        tail_factor=LIGHT_TAIL_FACTOR if min(counts) >= LIGHT_TAIL_COUNT else 1.0,
+        light_tails=min(counts) >= LIGHT_TAIL_COUNT,
     )
 
 

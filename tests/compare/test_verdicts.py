@@ -12,7 +12,9 @@ from builders import case_of
 from stepscope.compare.gate import check_regression
 from stepscope.compare.verdict import (
     CaseComparison,
+    Pair,
     compare_cases,
+    compare_pairs,
     describe,
     describe_comparison,
 )
@@ -292,6 +294,12 @@ def test_a_noisy_comparison_says_how_many_processes_would_decide_and_they_do() -
     ]
     assert decided.count("worse") >= 20
     assert decided.count("better") == 0
+    measured = noisy(4, 1.0, 1), noisy(4, 1.0, 2)
+    (in_turn,) = compare_pairs([Pair(*measured, "one")], paired=True).rows
+    assert (
+        f"{in_turn.processes_needed} pairs would show one of 5.0 % (--pairs {in_turn.processes_needed})"
+        in in_turn.reason
+    )
 
 
 def test_the_processes_that_are_asked_for_are_enough_at_once() -> None:

@@ -241,3 +241,23 @@ def test_each_case_is_decided_at_its_own_level(p_values: list[float], level: flo
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06)]
     assert holm([]) == []
+
+
+def test_processes_in_one_of_two_states_reach_far_values_no_more_often_than_the_level_says() -> None:
+    """By halves 2 % apart: every number of slow processes on each side with its chance, a few draws of each."""
+    count, draws, chance = 20, 20, random.Random(5)
+    levels = (1e-2, 1e-3, 1.6e-4, 4e-5)
+    reached = dict.fromkeys(levels, 0.0)
+
+    def draw(slow: int) -> list[list[float]]:
+        return [[math.exp(0.02 * (number < slow) + chance.gauss(0, 0.001))] for number in range(count)]
+
+    for more in range(count + 1):
+        for fewer in range(more):
+            weight = 2 * math.comb(count, more) * math.comb(count, fewer) / 4**count
+            if weight < 1e-8:
+                continue
+            p_values = [compare_processes(draw(more), draw(fewer)).p_value for _ in range(draws)]
+            for level in levels:
+                reached[level] += weight * sum(p <= level for p in p_values) / draws
+    assert {level: round(rate / level, 2) for level, rate in reached.items() if rate > level} == {}

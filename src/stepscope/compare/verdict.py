@@ -418,12 +418,12 @@ def _tell_disturbance(item: _Tested, explained: float) -> str:
 
 def _tell_needed(needed: int | None, item: _Tested, resolution: float) -> str:
     size = format_share(resolution, 0 if resolution >= 0.1 else 1)
-    unit = "pairs" if item.paired else "processes per side"
+    unit, option = ("pairs", "--pairs") if item.paired else ("processes per side", "--processes")
     if needed is None:
         return f"seeing a change of {size} would need more than 1,000 {unit}: the machine is too noisy for it"
     if item.has_single:
         return f"one process shows no noise between processes: measure both sides with --processes {needed}"
-    return f"{needed} {unit} would show one of {size} (--processes {needed})"
+    return f"{needed} {unit} would show one of {size} ({option} {needed})"
 
 
 def _version_notes(a: Mapping[str, MeasuredCase], b: Mapping[str, MeasuredCase]) -> list[str]:
