@@ -8,7 +8,6 @@ from stepscope.core.units import format_bytes, format_duration, format_significa
 from stepscope.metrics import Metric, Value, list_metrics
 from stepscope.records.kinds import WorkloadObserved
 from stepscope.report.charts import TimeScale, choose_time_scale, format_interval
-from stepscope.report.generation import explain_generation, generates, is_served_late
 from stepscope.report.labels import format_flop_rate, format_percent
 from stepscope.report.table import NONE, Cell, Column
 from stepscope.report.view import CaseView, SystemView
@@ -189,10 +188,11 @@ def _describe(case: CaseView, what: str) -> str | None:
 
 def explain_stars(cases: Sequence[CaseView]) -> list[str]:
     """What each `*` of a table says, without the mark itself; one sentence per limit, without a full stop."""
-    batches = _group(cases, lambda case: bool(case.missed_latency), describe_target)
+    batches = _group(cases, lambda case: case.missed_latency, describe_target)
     served = _group(
-        cases, lambda case: bool(is_served_late(case)), lambda case: _describe(case, " of TTFT with waiting")
-    )
+        cases, lambda case: bool(case.value("serving_missed_latency")),
+        lambda case: _describe(case, " of TTFT with waiting"),
+    )  # fmt: skip
     return [
         *(f"missed its latency limit, {limit}: {names}" for limit, names in batches),
         *(
@@ -211,3 +211,22 @@ def _group(
         if is_late(case):
             found.setdefault(describe(case) or "its latency limit", {})[case.benchmark] = None
     return [(limit, ", ".join(names)) for limit, names in found.items()]
+
+
+# Models that generate text
+
+
+def generates(case: CaseView) -> bool:
+    return "ttft_p50_s" in case.metrics
+
+
+def explain_generation(cases: Sequence[CaseView]) -> list[str]:
+    """Sentences without a full stop, for below a table in which text is generated."""
+    if not any(generates(case) for case in cases):
+        return []
+    lines = ["TTFT: time to first token, on which the latency limit is; TPOT: each token after it"]
+    if any(generates(case) and case.latency_target is not None for case in cases):
+        lines.append("P95 and P99 of a model that generates: from the prompts to the last token")
+    if any("serving_requests" in case.metrics for case in cases):
+        lines.append("Served: requests that came at their own pace, after the timed batches; waiting is included")
+    return lines

@@ -5,10 +5,7 @@ The page's size is bounded: full plots for at most `MAX_FULL_PLOTS` cases, a spa
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from stepscope.core.units import format_duration, format_significant
@@ -38,6 +35,7 @@ from stepscope.report.plots import (
 )
 from stepscope.report.series import Roofline, Sweep
 from stepscope.report.table import Column, Row, read_cell
+from stepscope.report.template import render_template
 from stepscope.report.view import PERCENTILES, CaseView, Report, SystemView, Timing
 
 if TYPE_CHECKING:
@@ -91,23 +89,16 @@ def _safe(markup: str | None) -> Markup | None:
 
 def render_html(report: Report) -> str:
     """Takes a few milliseconds per case."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("stepscope.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     # Pairs of ranks are cells of a matrix, not rows: there may be thousands.
     single = [case for case in report.cases if not is_in_matrix(case)]
     plotted = choose_plotted(single)
-    script = _read_asset("report.js")
-    return environment.get_template("report.html.j2").render(
+    return render_template(
+        "report.html.j2",
+        styles=["report.css"],
+        scripts=["report.js"],
         report=report,
         systems=[_page_system(system, plotted) for system in report.systems],
         across=[_page_sweep(sweep) for sweep in report.sweeps],
-        style=_safe(_read_asset("report.css")),
-        script=_safe(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         totals=_totals(report.cases),
         plotted=len(plotted),
         measured=sum(case.timing is not None for case in single),
@@ -116,11 +107,6 @@ def render_html(report: Report) -> str:
         describe_target=describe_target,
         format_duration=format_duration,
     )
-
-
-def _read_asset(name: str) -> str:
-    """Style and script are part of the package; they hold no data."""
-    return (files("stepscope.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def choose_plotted(cases: Sequence[CaseView]) -> frozenset[str]:

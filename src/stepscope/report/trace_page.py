@@ -5,12 +5,9 @@ Whatever the size of the trace, the page stays small: rectangles, rows and names
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Collection, Sequence
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +23,7 @@ from stepscope.analyze.ranks.section import describe_clocks
 from stepscope.analyze.section import Column, Section, Table
 from stepscope.core.files import write_output
 from stepscope.formats.timeline import Timeline
+from stepscope.report.template import render_template
 from stepscope.report.trace_charts import Figure, draw_chart
 from stepscope.report.trace_overview import COLOURS
 from stepscope.report.trace_ranks import NAMED_RANK, RankTimeline, TimelineOf, draw_timelines
@@ -98,19 +96,16 @@ def write_page(job: JobReport, answer: Answer, timeline_of: TimelineOf, path: Pa
 
 
 def render_page(job: JobReport, answer: Answer, timeline_of: TimelineOf) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("stepscope.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     timeline = timeline_of(job.telling_rank)
     ranks, data = draw_timelines(job, answer, timeline_of, timeline)
     shown = {one.rank for one in ranks} if len(ranks) > 1 else set()
-    environment.filters["prose"] = partial(_format_prose, shown=shown)
-    script = "".join(map(_read_asset, SCRIPTS))
-    return environment.get_template("trace.html.j2").render(
+    return render_template(
+        "trace.html.j2",
+        styles=["report.css", "trace.css"],
+        scripts=SCRIPTS,
+        filters={"prose": partial(_format_prose, shown=shown)},
         name=name_source(job),
         chips=_chips(job),
         damage=job.damage,
@@ -123,9 +118,6 @@ def render_page(job: JobReport, answer: Answer, timeline_of: TimelineOf) -> str:
         overview=Markup(embed_json(data)),
         notes=all_notes(job)[:MOST_NOTES],
         provenance=_provenance(job, timeline),
-        style=Markup(_read_asset("report.css") + _read_asset("trace.css")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
     )
 
@@ -138,11 +130,6 @@ def _format_prose(text: str, shown: Collection[int]) -> Markup:
         return f'<a href="#rank-{found[1]}">{found[0]}</a>' if int(found[1]) in shown else found[0]
 
     return Markup(NAMED_RANK.sub(link, str(escape(keep_units(text)))))
-
-
-def _read_asset(name: str) -> str:
-    """Style and script are part of the package; they hold no data."""
-    return (files("stepscope.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def embed_json(data: object) -> str:
