@@ -16,7 +16,7 @@ from hypothesis import settings
 from rank_reports import plain_environ
 from slurm_cluster import SlurmCluster, running_cluster, why_no_cluster
 
-from warm_ranks import WarmStarter
+from warm_processes import WarmStarter
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -161,6 +161,12 @@ def warm_rank_servers(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.path.parent.name != "launch":
             patch.setattr("stepscope.launch.local.start_child", WARM_STARTER)
         yield
+
+
+@pytest.fixture
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh processes load torch once per worker: for tests of what is done with their results."""
+    monkeypatch.setattr("stepscope.run.processes.start_child", WARM_STARTER)
 
 
 @pytest.fixture(scope="session")

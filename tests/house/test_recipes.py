@@ -45,6 +45,7 @@ def test_there_is_a_recipe_for_each_question() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_works(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
