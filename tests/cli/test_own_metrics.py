@@ -77,6 +77,17 @@ def test_one_file_adds_a_metric_everywhere(here: Stepscope, run: Path, own: Path
     assert "Noise" not in here("report").out
 
 
+def test_what_a_file_prints_is_no_part_of_the_answer(here: Stepscope, run: Path, own: Path) -> None:
+    function = "def noise_fraction(case):\n"
+    own.write_text(
+        "print('own.py is loaded')\n" + OWN.replace(function, f"{function}    print('noise_fraction is computed')\n")
+    )
+    answer = here("report", "--json", "--metrics", str(own))
+    assert answer.data["systems"]
+    assert "own.py is loaded" in answer.err
+    assert "noise_fraction is computed" in answer.err
+
+
 def test_the_docs_list_it_and_outcomes_are_told_apart(own: Path) -> None:
     added = load_metrics_file(own)
     try:

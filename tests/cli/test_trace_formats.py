@@ -134,3 +134,19 @@ def test_memory_is_summarised(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("held at the peak, by category" in line for line in lines)
     error = call(capsys, "diff", path, path, code=2)
     assert "trace summary" in error["hint"]
+
+
+def test_what_a_file_with_a_trace_format_prints_is_no_part_of_the_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from stepscope.formats.readers import TraceFormat\n"
+        "print('own.py is loaded')\n"
+        "FORMAT = TraceFormat('own', lambda head, path: False, lambda path: [])\n"
+    )
+    monkeypatch.setenv("STEPSCOPE_TRACE_FORMATS", str(own))
+    assert run(["trace", "summary", str(KINETO), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["ok"]
+    assert "own.py is loaded" in told.err

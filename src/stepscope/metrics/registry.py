@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import re
 import runpy
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -155,20 +157,33 @@ def _load_installed() -> None:
 
 
 def load_metrics_file(path: Path) -> list[Metric]:
-    """Run a user's file, which registers metrics; those that it added. Raises UsageError with what is wrong in it."""
+    """Run a user's file, which registers metrics; those that it added. Raises UsageError with what is wrong in it.
+
+    What it prints, then or when its functions are called, goes to stderr: stdout is the answer of a command.
+    """
     known = dict(list_metrics())
     try:
-        runpy.run_path(str(path), run_name=path.stem)
+        with redirect_stdout(sys.stderr):
+            runpy.run_path(str(path), run_name=path.stem)
     except UsageError:
         raise
     except Exception as error:
         message = f"the metrics of {path.name} cannot be loaded: {type(error).__name__}: {first_line(error)}"
         raise UsageError(message, hint="see docs/metrics.md#your-own-metrics", where=str(path)) from error
-    added = [one for name, one in _METRICS.items() if name not in known]
+    added = [one._replace(compute=_print_aside(one.compute)) for name, one in _METRICS.items() if name not in known]
     if not added:
         hint = "write @metric(…) from stepscope.metrics above a function of a case"
         raise UsageError(f"{path.name} registers no metric", hint=hint, where=str(path))
+    _METRICS.update((one.name, one) for one in added)
     return added
+
+
+def _print_aside(compute: Callable[[CaseInput], Outcome | None]) -> Callable[[CaseInput], Outcome | None]:
+    def compute_quietly(case: CaseInput) -> Outcome | None:
+        with redirect_stdout(sys.stderr):
+            return compute(case)
+
+    return compute_quietly
 
 
 def forget_metrics(names: Iterable[str]) -> None:

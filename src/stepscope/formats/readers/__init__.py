@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -58,7 +60,8 @@ def _formats_of_files(paths: str) -> list[TraceFormat]:
     found: list[TraceFormat] = []
     for path in filter(None, paths.split(os.pathsep)):
         try:
-            declared = _declared(runpy.run_path(path).values())
+            with redirect_stdout(sys.stderr):  # stdout is the answer of a command
+                declared = _declared(runpy.run_path(path).values())
         except Exception as error:
             message = f"the trace formats of {path} cannot be loaded: {type(error).__name__}: {first_line(error)}"
             raise UsageError(message, hint=f"correct the file or unset {FILES_VARIABLE}", where=path) from error
