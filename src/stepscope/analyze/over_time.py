@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from stepscope.analyze.ranks.collectives import collective_calls
 from stepscope.analyze.step.intervals import StepFunction, sweep
 from stepscope.analyze.step.view import view
-from stepscope.formats.timeline import COPY, SET, Timeline
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import COPY, SET, Integers, Timeline
 
 _HOST_COPY = re.compile(r"\bHto[ADH]\b|\b[AD]toH\b|Host", re.IGNORECASE)
 
 
 def queue_length(timeline: Timeline) -> StepFunction:
     """Device activities that were launched and have not started, of all steps and on all devices of the rank."""
-    import numpy as np
-
     known = [(work.called[work.launch >= 0], work.start[work.launch >= 0]) for work in view(timeline).works]
     called, start = (np.concatenate(part) for part in zip(*known, strict=True)) if known else (np.zeros(0, int),) * 2
     return sweep(called, np.maximum(start, called))
@@ -43,8 +40,6 @@ def collective_bandwidth(timeline: Timeline) -> StepFunction:
 
 def add_rates(start: Integers, end: Integers, moved_bytes: Integers) -> StepFunction:
     """The sum over everything that is open of its bytes per second; what has no bytes or no duration is left out."""
-    import numpy as np
-
     known = (moved_bytes > 0) & (end > start)
     start, end, moved = (np.asarray(column[known], np.int64) for column in (start, end, moved_bytes))
     rate = moved / ((end - start) / 1e9)

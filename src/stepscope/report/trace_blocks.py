@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stepscope.analyze.step.device_work import Window
 
 FINEST = 4000
@@ -40,8 +42,6 @@ class Blocks(NamedTuple):
 
 
 def join(parts: Sequence[Events]) -> Events:
-    import numpy as np
-
     if not parts:
         return Events(*(np.zeros(0, np.int64) for _ in Events._fields))
     return Events(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
@@ -49,16 +49,12 @@ def join(parts: Sequence[Events]) -> Events:
 
 def follow(one: Blocks, other: Blocks) -> Blocks:
     """Blocks of lanes that stand below each other."""
-    import numpy as np
-
     behind = other._replace(first=other.first + int(one.count.sum()))
     return Blocks(*(np.concatenate(columns) for columns in zip(one, behind, strict=True)))
 
 
 def clip(events: Events, window: Window) -> Events:
     """Inside the window, in order of lane, then time."""
-    import numpy as np
-
     start, end = np.maximum(events.start, window.start_ns), np.minimum(events.end, window.end_ns)
     kept = np.flatnonzero(end >= start)
     order = kept[np.lexsort((-end[kept], start[kept], events.lane[kept]))]
@@ -78,8 +74,6 @@ def reduce_events(events: Events, window: Window, most: int) -> Blocks:
 
 def put_together(events: Events, cell: int, window: Window) -> Blocks:
     """Neighbours in a lane that are shorter than a cell, begin in the same one and touch, nearly, become a block."""
-    import numpy as np
-
     count = len(events.lane)
     if not count:
         return Blocks(*(np.zeros(0, np.int64) for _ in Blocks._fields))
@@ -104,8 +98,6 @@ def put_together(events: Events, cell: int, window: Window) -> Blocks:
 
 def _begins(events: Events, cell: int, window: Window) -> Any:
     """For each event whether a block begins with it."""
-    import numpy as np
-
     long = events.end - events.start >= cell
     place = (events.start - window.start_ns) // cell
     begins = np.ones(len(events.lane), bool)
@@ -121,8 +113,6 @@ def _begins(events: Events, cell: int, window: Window) -> Any:
 
 def _longest_name(group: Any, events: Events, duration: Any) -> Any:
     """For each block an event that has the name which takes most of it."""
-    import numpy as np
-
     order = np.lexsort((events.name, group))
     changes = (np.diff(group[order]) != 0) | (np.diff(events.name[order]) != 0)
     first = np.concatenate(([0], np.flatnonzero(changes) + 1))
@@ -136,8 +126,6 @@ def _longest_name(group: Any, events: Events, duration: Any) -> Any:
 def flatten(blocks: Blocks, window: Window, lanes: int, *, columns: int = 4) -> list[list[int]]:
     """By lane: time since the start of the rectangle before it, duration, name and colour (or only the first of these
     columns), one rectangle after the other. Differences are short numbers, which keeps the page small."""
-    import numpy as np
-
     cuts = np.searchsorted(blocks.lane, np.arange(lanes + 1))
     flat = []
     for low, high in pairwise(cuts.tolist()):
@@ -150,8 +138,6 @@ def flatten(blocks: Blocks, window: Window, lanes: int, *, columns: int = 4) -> 
 def list_contents(blocks: Blocks, events: Events, *, most: int) -> list[list[int]]:
     """For every block of several events: its place, how many it holds, the sum of their durations, and then name and
     count of those names that take most of it, at most so many."""
-    import numpy as np
-
     several = blocks.count > 1
     if not several.any():
         return []

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
 from stepscope.analyze.critical.path import CriticalPath
@@ -17,11 +19,18 @@ from stepscope.analyze.critical.section import short_on_path, spell_path_kind
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.classify import CATEGORIES, short_name
-from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME, Thread, Timeline
+from stepscope.formats.timeline import (
+    ANNOTATION,
+    DEVICE_KINDS,
+    MISSING,
+    OPERATOR,
+    PYTHON,
+    RUNTIME,
+    Integers,
+    Thread,
+    Timeline,
+)
 from stepscope.report.trace_blocks import Blocks, Events, clip, flatten, follow, join, list_contents, reduce_events
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
 
 MOST_RECTANGLES = 8000
 """Marks drawn for one rank: five eighths are events, a quarter the lane of the critical path, the rest its
@@ -96,8 +105,6 @@ class Overview(NamedTuple):
 
     def to_data(self, used: list[int]) -> dict[str, Any]:
         """Plain lists; times in nanoseconds from the start of the window, names as places in `used`."""
-        import numpy as np
-
         lanes, new = len(self.lanes), {name: place for place, name in enumerate(used)}
         blocks = self.blocks._replace(name=np.searchsorted(used, self.blocks.name))
         return {
@@ -131,8 +138,6 @@ class Names:
 
     def of_rows(self, trace: TraceView, rows: Integers, *, short: bool) -> Any:
         """For each row the number of its name."""
-        import numpy as np
-
         table = np.zeros(len(trace.timeline.texts), np.int64)
         for code in trace.codes_in(rows):
             text = trace.text(code)
@@ -175,8 +180,6 @@ def draw_overview(
 
 def _find_launches(trace: TraceView, events: Events, blocks: Blocks) -> list[int]:
     """From the first event of each device block to the block of the call that launched it, or of what encloses it."""
-    import numpy as np
-
     is_first = blocks.first
     row = events.row[is_first]
     device = np.flatnonzero((row >= 0) & trace.is_kind(*DEVICE_KINDS)[row])
@@ -199,8 +202,6 @@ def _hidden_rows(trace: TraceView, window: Window, lane_of_row: Any) -> Integers
 
 def _find_unplaced(events: Events, blocks: Blocks, contents: list[list[int]], hidden: Any) -> list[tuple[int, int]]:
     """Names in blocks that list other names, and those of events without a rectangle; the most frequent first."""
-    import numpy as np
-
     inside = np.repeat(blocks.count > 1, blocks.count) & (events.row >= 0)
     missing = np.bincount(np.concatenate((events.name[inside], hidden)).astype(np.int64))
     for one, _, _, *named in contents:
@@ -212,8 +213,6 @@ def _find_unplaced(events: Events, blocks: Blocks, contents: list[list[int]], hi
 
 def used_names(overviews: Sequence[Overview]) -> list[int]:
     """Numbers of the names that any of them still shows."""
-    import numpy as np
-
     listed = [name for one in overviews for entry in one.contents for name in entry[3::2]]
     listed += [name for one in overviews for name, _ in one.unplaced]
     found: list[int] = np.unique(np.concatenate([*(one.blocks.name for one in overviews), listed])).astype(int).tolist()
@@ -232,15 +231,11 @@ class _Lanes:
     """Lanes from top to bottom, their events, and which lane each row of the timeline went to."""
 
     def __init__(self, rows: int) -> None:
-        import numpy as np
-
         self.listed: list[Lane] = []
         self.parts: list[Events] = []
         self.of_row: Any = np.full(rows, MISSING, np.int32)
 
     def add(self, lane: Lane, events: _LaneEvents) -> None:
-        import numpy as np
-
         self.of_row[events.rows] = len(self.listed)
         place = np.full(len(events.rows), len(self.listed), np.int64)
         self.listed.append(lane)
@@ -283,8 +278,6 @@ def _inside(trace: TraceView, rows: Integers, window: Window) -> Integers:
 
 def _levels(trace: TraceView, rows: Integers, kind: int) -> Any:
     """How many events of the same kind enclose each."""
-    import numpy as np
-
     is_kind = trace.is_kind(kind)
     level = np.zeros(len(rows), np.int64)
     above = trace.enclosing(trace.parent[rows], is_kind)
@@ -296,8 +289,6 @@ def _levels(trace: TraceView, rows: Integers, kind: int) -> Any:
 
 
 def _take(trace: TraceView, rows: Integers, names: Any, colour: str) -> _LaneEvents:
-    import numpy as np
-
     colours = np.full(len(rows), COLOURS.index(colour), np.int64)
     return _LaneEvents(rows, names, colours, trace.start[rows], trace.end[rows])
 
@@ -317,8 +308,6 @@ def _name_thread(trace: TraceView, thread: int) -> str:
 
 
 def _device_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tuple[Lane, _LaneEvents]]:
-    import numpy as np
-
     rows = _inside(trace, trace.rows(*DEVICE_KINDS), window)
     if not len(rows):
         return
@@ -342,8 +331,6 @@ def _device_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tu
 
 
 def _device(trace: TraceView, rows: Integers, names: Names) -> _LaneEvents:
-    import numpy as np
-
     colour_of = np.array([COLOURS.index(_OF_CATEGORY.get(name, "compute")) for name in CATEGORIES], np.int64)
     category = trace.column("category")[rows].astype(np.int64)
     colours = np.where(category >= 0, colour_of[category], COLOURS.index("compute"))
@@ -354,8 +341,6 @@ def _device(trace: TraceView, rows: Integers, names: Names) -> _LaneEvents:
 
 
 def _path_events(path: CriticalPath, names: Names) -> Events:
-    import numpy as np
-
     segments = [one for one in path.segments if one.end_ns > one.start_ns]
     return Events(
         np.zeros(len(segments), np.int64),
@@ -373,8 +358,6 @@ def _describe_segment(name: str, kind: str) -> str:
 
 def _path_marks(path: CriticalPath | None, lane_of_row: Any, trace: TraceView) -> Events:
     """The stretches of the path that belong to an event, in the lane of that event or of what encloses it."""
-    import numpy as np
-
     found = [one for one in (path.segments if path else []) if one.row is not None and one.end_ns > one.start_ns]
     rows = np.array([one.row for one in found], np.int64)
     shown = trace.enclosing(rows, lane_of_row >= 0) if len(rows) else rows

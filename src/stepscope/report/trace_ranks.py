@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stepscope.analyze.answers.compose import Answer
 from stepscope.analyze.answers.facts import own_path
 from stepscope.analyze.critical.path import CriticalPath, critical_path
@@ -203,8 +205,6 @@ def _make_tracks(timeline: Timeline, window: Window) -> Iterator[Track]:
 
 
 def sample(label: str, unit: str, function: StepFunction, window: Window) -> Track:
-    import numpy as np
-
     inside = (function.time > window.start_ns) & (function.time < window.end_ns)
     before = int(np.searchsorted(function.time, window.start_ns, side="right")) - 1
     time = np.concatenate(([window.start_ns], function.time[inside]))
@@ -221,8 +221,6 @@ def sample(label: str, unit: str, function: StepFunction, window: Window) -> Tra
 
 def _average(time: Any, value: Any, cells: Any, end_ns: int) -> tuple[Any, Any]:
     """Means between the starts of cells, weighted by time."""
-    import numpy as np
-
     edges = np.append(cells, end_ns)
     area = np.concatenate(([0.0], np.cumsum(value[:-1] * np.diff(time))))
     place = np.searchsorted(time, edges, side="right") - 1

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.analyze.analyses import compute_more
-from stepscope.analyze.critical.path import CriticalPath
-from stepscope.analyze.critical.what_if import Limit
+from stepscope.analyze.critical.model import build_graph, graph_of_job
+from stepscope.analyze.critical.path import CriticalPath, describe_path
+from stepscope.analyze.critical.what_if import Limit, find_limits
 from stepscope.analyze.job.tasks import RankAnswer, RankSummary, RankTask, explain_rank, run_tasks
 from stepscope.analyze.ranks.digest import (
     PAIRED_BY_ORDER,
@@ -282,10 +283,6 @@ def _unprofiled_s(traces: TraceSet, rank: int) -> float | None:
 
 
 def _path_of_rank(timeline: Timeline, step: int | None) -> tuple[CriticalPath | None, list[Limit], list[str]]:
-    from stepscope.analyze.critical.model import build_graph
-    from stepscope.analyze.critical.path import describe_path
-    from stepscope.analyze.critical.what_if import find_limits
-
     try:
         graph = build_graph(timeline, step)
         return describe_path(graph), find_limits(graph), []
@@ -305,9 +302,6 @@ def _path_of_job(
         return None, [f"{alone}: the job has more than {FULL_DETAIL_RANKS} ranks"]
     if not timelines.fit_together:
         return None, [f"{alone}: the traces are too large to be held together"]
-    from stepscope.analyze.critical.model import graph_of_job
-    from stepscope.analyze.critical.path import describe_path
-
     try:
         as_recorded = across is not None and across.clocks == "as recorded"
         graph = graph_of_job([timelines(rank) for rank in ranks], chosen.number, align_clocks=not as_recorded)

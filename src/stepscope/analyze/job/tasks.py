@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from stepscope.analyze.ranks.digest import RankDigest
-from stepscope.analyze.step.breakdown import Shares
-from stepscope.analyze.step.report import StepReport
+from stepscope.analyze.ranks.digest import RankDigest, digest, list_numbers
+from stepscope.analyze.step.breakdown import Shares, break_down
+from stepscope.analyze.step.report import StepReport, explain_step
+from stepscope.analyze.step.view import view
 from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -239,12 +242,6 @@ def explain_rank(task: RankTask, timeline: Timeline | None = None) -> RankAnswer
 
     `timeline`: that of the task, where it has been read already.
     """
-    from dataclasses import replace
-    from importlib.util import find_spec
-
-    from stepscope.analyze.ranks.digest import digest
-    from stepscope.analyze.step.breakdown import break_down
-    from stepscope.analyze.step.report import explain_step
     from stepscope.traces.read import load_timeline
 
     if timeline is None:
@@ -276,10 +273,6 @@ def explain_rank(task: RankTask, timeline: Timeline | None = None) -> RankAnswer
 
 
 def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int | None:
-    from stepscope.analyze.ranks.digest import list_numbers
-    from stepscope.analyze.step.view import view
-    from stepscope.core.errors import UsageError
-
     numbers = [span.number for span in timeline.steps]
     if step is None or step in numbers:
         return step

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.step.device_work import COMMUNICATION, COMPUTE, TRANSFER, DeviceWork, Window, device_label
 from stepscope.analyze.step.host_activity import HostActivity, describe_activities, divide_cpu_time, join
@@ -23,12 +24,7 @@ from stepscope.analyze.step.intervals import (
 from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
-from stepscope.formats.timeline import KERNEL, MISSING, Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.timeline import KERNEL, MISSING, Integers, Timeline
 
 SHARES = ("compute", "exposed_comm", "exposed_copy", "host_idle", "sync_idle", "other_idle")
 """In the order in which time is given away: what two kinds of work cover at once belongs to the first of them."""
@@ -284,8 +280,6 @@ def _communication(
     trace: TraceView, work: DeviceWork, window: Window, compute: Intervals
 ) -> tuple[list[GroupOverlap], int]:
     """The overlap of each process group, and the sum of all durations."""
-    import numpy as np
-
     part = work.part(window)
     mine = np.flatnonzero(work.share[part] == COMMUNICATION) + part.start
     sum_ns = _clipped_sum(work.start[mine], work.end[mine], window)
@@ -293,8 +287,6 @@ def _communication(
 
 
 def _clipped_sum(start: Integers, end: Integers, window: Window) -> int:
-    import numpy as np
-
     inside = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
     return int(np.maximum(inside, 0).sum())
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Field, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Timeline
+from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Integers, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from stepscope.analyze.job import JobReport
-    from stepscope.formats.timeline import Integers
 
 NO_COUNTERS = "no counters recorded: the trace has neither counter rows nor profiler ranges"
 MOST_COUNTERS = 12
@@ -105,8 +104,6 @@ def _note(ranges: int, matched: int, series: Sequence[CounterSeries]) -> str | N
 
 
 def _find_ranges(trace: TraceView) -> _Ranges:
-    import numpy as np
-
     rows = trace.rows(COUNTER, OTHER)
     codes = trace.column("arguments")[rows] if len(rows) else rows
     rows, codes = rows[codes != MISSING], codes[codes != MISSING]
@@ -144,8 +141,6 @@ def _match(trace: TraceView, ranges: _Ranges) -> tuple[Integers, list[str]]:
     else, where there are as many ranges as launches, the n-th is the n-th. Numbers that differ are never matched: every
     value after the first difference would go to a wrong operator.
     """
-    import numpy as np
-
     launch = np.full(len(ranges.rows), MISSING, np.int64)
     ways = []
     for way, find in (("correlation", _by_correlation), ("name", _by_name), ("order", _by_order)):
@@ -158,8 +153,6 @@ def _match(trace: TraceView, ranges: _Ranges) -> tuple[Integers, list[str]]:
 
 
 def _by_correlation(trace: TraceView, rows: Integers) -> Integers:
-    import numpy as np
-
     correlation = trace.column("correlation")
     calls = trace.rows(RUNTIME)
     calls = calls[correlation[calls] >= 0]
@@ -174,8 +167,6 @@ def _by_correlation(trace: TraceView, rows: Integers) -> Integers:
 
 def _by_name(trace: TraceView, rows: Integers) -> Integers:
     """Ranges that name their stream are counted on it, others over all streams."""
-    import numpy as np
-
     kernels = trace.rows(KERNEL)
     kernels = kernels[np.argsort(trace.start[kernels], kind="stable")]
     stream = trace.column("stream")
@@ -193,8 +184,6 @@ def _by_name(trace: TraceView, rows: Integers) -> Integers:
 
 def _by_order(trace: TraceView, rows: Integers) -> Integers:
     """Kernels in order of time, or the calls that launch kernels where the profiler recorded no kernels."""
-    import numpy as np
-
     kernels = trace.rows(KERNEL)
     if len(kernels):
         launches = trace.parent[kernels[np.argsort(trace.start[kernels], kind="stable")]]
@@ -236,8 +225,6 @@ def _sum_up(trace: TraceView, launch: Integers, values: Sequence[Mapping[str, fl
 
 
 def _find_series(trace: TraceView, step: int | None) -> list[CounterSeries]:
-    import numpy as np
-
     rows = trace.rows_of(step, COUNTER)
     values = trace.column("value")[rows] if len(rows) else rows
     rows, values = (rows[~np.isnan(values)], values[~np.isnan(values)]) if len(rows) else (rows, values)

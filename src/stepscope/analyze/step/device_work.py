@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from stepscope.analyze.step.intervals import Intervals
-from stepscope.formats.timeline import COPY, MISSING, SET
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats import classify
+from stepscope.formats.timeline import COPY, MISSING, SET, Integers
 
 COMPUTE, COMMUNICATION, TRANSFER = range(3)
 """What a device row counts as in a breakdown. Transfer: copies and fills."""
@@ -69,8 +69,6 @@ class DeviceWork:
     @cached_property
     def latest_end(self) -> Integers:
         """The latest end of this row and all before it."""
-        import numpy as np
-
         return np.maximum.accumulate(self.end)
 
     @cached_property
@@ -101,17 +99,11 @@ class DeviceWork:
 
     @cached_property
     def communicates(self) -> bool:
-        from stepscope.formats import classify
-
         return bool((self._take("category") == classify.COMMUNICATION).any())
 
     @cached_property
     def share(self) -> Integers:
         """COMPUTE, COMMUNICATION or TRANSFER."""
-        import numpy as np
-
-        from stepscope.formats import classify
-
         category, kind = self._take("category"), self._take("kind")
         share = np.full(len(self.rows), COMPUTE, np.int8)
         share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
@@ -129,8 +121,6 @@ def busy_spans(work: DeviceWork, part: slice) -> tuple[Intervals, Integers]:
 
     Rows without length count: they divide what would be one gap.
     """
-    import numpy as np
-
     start, latest = work.start[part], work.latest_end[part]
     if not len(start):
         return Intervals(start, latest), np.zeros(0, np.int64)
@@ -140,8 +130,6 @@ def busy_spans(work: DeviceWork, part: slice) -> tuple[Intervals, Integers]:
 
 
 def busy_ns(work: DeviceWork, window: Window) -> int:
-    import numpy as np
-
     spans, _ = busy_spans(work, work.part(window))
     inside = np.minimum(spans.end, window.end_ns) - np.maximum(spans.start, window.start_ns)
     return int(np.maximum(inside, 0).sum())

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.intervals import Intervals, clip, length, measure_within, no_intervals, subtract, union
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView
-from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME
-
-if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
+from stepscope.formats.classify import classify_lone_communication
+from stepscope.formats.nesting import fill_parents
+from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Integers
 
 ACTIVITY_WORDS = {
     "data_loading": "data loading",
@@ -82,8 +82,6 @@ class CpuTimes(NamedTuple):
 
 def divide_cpu_time(trace: TraceView, window: Window) -> CpuTimes:
     """A thread inside a collective does not compute, whatever operator encloses the collective."""
-    import numpy as np
-
     rows = _inside(trace, trace.rows(OPERATOR), window)
     collectives = find_host_collectives(trace, window)
     loading = trace.spans(_program_rows(trace, window, DATA_LOADING.search))
@@ -105,10 +103,6 @@ def divide_cpu_time(trace: TraceView, window: Window) -> CpuTimes:
 
 def find_host_collectives(trace: TraceView, window: Window) -> Integers:
     """Collectives that run on the host, and Python functions that wait for them."""
-    import numpy as np
-
-    from stepscope.formats.classify import classify_lone_communication
-
     found = _inside(trace, trace.rows(OPERATOR), window)
     waits = _program_rows(trace, window, _COMMUNICATING.search)
     return np.union1d(trace.named(found, classify_lone_communication), waits)
@@ -135,8 +129,6 @@ class _Calls(NamedTuple):
 
 
 def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals, program: _Calls) -> HostActivity:
-    import numpy as np
-
     calls = _program_rows(trace, window, _PATTERNS[activity])
     if activity == "python":
         calls = program.rows[program.is_function]
@@ -165,8 +157,6 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
 
 def _longest(trace: TraceView, rows: Integers, taken: Integers) -> tuple[int, float]:
     """The longest row of the name that took most time in sum, and that time; −1 without rows."""
-    import numpy as np
-
     if not len(rows):
         return MISSING, 0.0
     codes, place = np.unique(trace.name[rows], return_inverse=True)
@@ -177,10 +167,6 @@ def _longest(trace: TraceView, rows: Integers, taken: Integers) -> tuple[int, fl
 
 def _list_calls(trace: TraceView, window: Window) -> _Calls:
     """Annotations are left out: one of a profiler's step begins inside one function and ends inside another."""
-    import numpy as np
-
-    from stepscope.formats.nesting import fill_parents
-
     rows = trace.rows(OPERATOR, RUNTIME, PYTHON)
     rows = _inside(trace, rows[trace.thread[rows] == trace.main_thread], window)
     start, end = trace.start[rows], trace.end[rows]
@@ -192,8 +178,6 @@ def _list_calls(trace: TraceView, window: Window) -> _Calls:
 
 def _own_times(trace: TraceView, program: _Calls, spans: Intervals) -> Integers:
     """How much of an activity each call took itself, without what it called."""
-    import numpy as np
-
     taken = measure_within(spans, trace.start[program.rows], trace.end[program.rows])
     inside = program.above >= 0
     inner = np.bincount(program.above[inside], weights=taken[inside], minlength=len(taken))
@@ -218,8 +202,6 @@ def _inside(trace: TraceView, rows: Integers, window: Window) -> Integers:
 
 def join(sets: tuple[Intervals, ...] | list[Intervals]) -> Intervals:
     """The union of several sets."""
-    import numpy as np
-
     if not sets:
         return no_intervals()
     return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))

@@ -6,21 +6,20 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
 from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
-from stepscope.analyze.step.numbers import distinct
+from stepscope.analyze.step.numbers import Mask, distinct
 from stepscope.analyze.step.row_orders import NEVER
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats import classify
-from stepscope.formats.classify import HOST_WAITS, classify_call
-from stepscope.formats.timeline import COPY, OPERATOR, RUNTIME, SYNC
+from stepscope.formats.classify import HOST_WAITS, classify_call, classify_host_communication
+from stepscope.formats.timeline import COPY, OPERATOR, RUNTIME, SYNC, Integers
 
 if TYPE_CHECKING:
-    from stepscope.formats.timeline import Integers
-
     Waits = Mapping[int, Integers]
     """Thread → when its calls began that make a stream wait for an event; ascending."""
-    from stepscope.analyze.step.numbers import Mask
 
 
 class LaunchSurvey:
@@ -36,8 +35,6 @@ class LaunchSurvey:
 
         0 where none was seen.
         """
-        import numpy as np
-
         trace = self._trace
         least = np.full(len(trace.timeline.texts), NEVER)
         for work in trace.works:
@@ -61,8 +58,6 @@ class LaunchSurvey:
         Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun. The
         launch of a graph starts many: that one copy in it has ended by then says nothing.
         """
-        import numpy as np
-
         trace = self._trace
         found = [np.zeros(0, np.int64)]
         for work in trace.works:
@@ -77,8 +72,6 @@ class LaunchSurvey:
     @cached_property
     def held(self) -> dict[int, Integers]:
         """Thread → when its launches began that are the first after a wait for an event, ascending."""
-        import numpy as np
-
         trace = self._trace
         held = {}
         for one, times in self._waits.items():
@@ -95,8 +88,6 @@ def _is_pageable(name: str) -> bool:
 
 def _launch_nothing_else(work: DeviceWork, calls: Integers) -> Integers:
     """Those of the calls that launched one row of the work."""
-    import numpy as np
-
     if not len(calls):
         return calls
     launches = np.sort(work.launch, kind="stable")
@@ -141,8 +132,6 @@ class HostWaits:
     @cached_property
     def _calls(self) -> Integers:
         """Runtime rows that wait: by name, and copies that did not leave the host to go on."""
-        import numpy as np
-
         trace = self._trace
         found = trace.named(self._waiting, is_blocking_name)
         return np.union1d(found, self.launches.blocking) if len(self.launches.blocking) else found
@@ -174,8 +163,6 @@ class HostWaits:
 
     @cached_property
     def launches(self) -> LaunchSurvey:
-        import numpy as np
-
         trace = self._trace
         rows = trace.named(self._waiting, is_wait_name)
         thread = trace.thread[rows]
@@ -189,8 +176,6 @@ class HostWaits:
         return found
 
     def _mark_blocking(self) -> Mask:
-        import numpy as np
-
         mask = np.zeros(len(self._trace.start), bool)
         mask[self._calls] = True
         return mask
@@ -204,8 +189,6 @@ class HostWaits:
         return self._trace.keep(("synchronising", thread), lambda: self._synchronising(thread))
 
     def _synchronising(self, thread: int) -> Intervals:
-        import numpy as np
-
         trace = self._trace
         is_own = trace.thread[self._calls] == thread
         own = trace.spans(self._calls[is_own])
@@ -229,8 +212,6 @@ class HostWaits:
 
         Recorded waits name their stream. Calls do not: a wait belongs to the launch that follows it on its thread.
         """
-        import numpy as np
-
         trace = self._trace
         waited = np.zeros(len(place), bool)
         if self._recorded:
@@ -257,8 +238,6 @@ def _any_between(times: Integers, low: Integers, high: Integers) -> Mask:
 
 def _unplaced_syncs(trace: TraceView) -> Integers:
     """Waits of the host that the profiler recorded itself, where the call that waited is not in the trace."""
-    import numpy as np
-
     rows = trace.rows(SYNC)
     if not len(rows):
         return rows
@@ -276,10 +255,6 @@ def _is_host_sync(text: str) -> bool:
 
 def _host_collectives(trace: TraceView) -> Integers:
     """Operators that are collectives on the host; none where the device communicates: they only launch there."""
-    import numpy as np
-
-    from stepscope.formats.classify import classify_host_communication
-
     if any(work.communicates for work in trace.works):
         return np.zeros(0, np.int64)
     return trace.named(trace.rows(OPERATOR), classify_host_communication)
@@ -287,8 +262,6 @@ def _host_collectives(trace: TraceView) -> Integers:
 
 def _recorded_waits(trace: TraceView) -> dict[tuple[int, int], Integers]:
     """(device, stream) → when a wait for an event was put on it; empty where the trace records none."""
-    import numpy as np
-
     rows = trace.rows(SYNC)
     if not len(rows):
         return {}

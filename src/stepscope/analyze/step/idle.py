@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import Intervals, measure_within
-from stepscope.analyze.step.numbers import distinct, number_codes, seconds, share_of, top_by
+from stepscope.analyze.step.numbers import Whole, distinct, number_codes, seconds, share_of, top_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
-from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Timeline
+from stepscope.formats.classify import short_name
+from stepscope.formats.timeline import ANNOTATION, MISSING, OPERATOR, PYTHON, RUNTIME, Integers, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport
-    from stepscope.analyze.step.numbers import Whole
-    from stepscope.formats.timeline import Integers
 
 HOST_LAUNCH, SYNCHRONISING, EVENT_WAIT, COLLECTIVE_PEER, STREAM_ORDER, UNKNOWN = range(6)
 LONGEST_HANDOVER_NS = 30_000
@@ -151,8 +151,6 @@ def no_device(step: int | None) -> IdleReport:
 
 
 def find_gaps(trace: TraceView, work: DeviceWork, window: Window) -> Gaps:
-    import numpy as np
-
     part = work.part(window)
     busy, first = busy_spans(work, part)
     begin = np.concatenate(([window.start_ns], busy.end))
@@ -174,8 +172,6 @@ def _reasons(
     trace: TraceView, work: DeviceWork, spans: Intervals, following: Integers, *, launch: Integers
 ) -> tuple[Integers, Integers]:
     """The reason of each gap by what had to come last before its end, and until when its next work was not launched."""
-    import numpy as np
-
     waits = host_waits(trace)
     begin, finish = spans
     nothing_follows = following == MISSING
@@ -195,8 +191,6 @@ def _reasons(
 
 def _reasons_after_launch(trace: TraceView, work: DeviceWork, spans: Intervals, place: Integers) -> Integers:
     """What held back work that had been launched before the device fell idle."""
-    import numpy as np
-
     by_end = trace.keep(("by end", work.device), lambda: np.argsort(work.end, kind="stable"))
     last = work.end.searchsorted(spans.start, side="right", sorter=by_end) - 1
     before = by_end[last]
@@ -214,8 +208,6 @@ def _part_host_time(
     trace: TraceView, parts: Whole, spans: Intervals, not_launched: Integers, *, thread: Integers
 ) -> None:
     """Take from the time before the launch what the host spent waiting."""
-    import numpy as np
-
     waits = host_waits(trace)
     for one in distinct(thread):
         mine = np.flatnonzero((thread == one) & (parts[:, HOST_LAUNCH] > 0))
@@ -257,8 +249,6 @@ def _find_doings(trace: TraceView, gaps: Gaps) -> Integers:
     It is the innermost one that covers more than half. That one also covers the middle, so only the stack there need be
     climbed. Where only an annotation does, the operator that covers most.
     """
-    import numpy as np
-
     begin, finish = gaps.spans
     middle = begin + (finish - begin) // 2
     found = trace.innermost_of(gaps.thread, middle)
@@ -286,8 +276,6 @@ def _find_doings(trace: TraceView, gaps: Gaps) -> Integers:
 
 def _longest_operator(trace: TraceView, thread: int, spans: Intervals, otherwise: Integers) -> Integers:
     """For each gap the outermost operator of the thread that covers most of it, if more than what lies between."""
-    import numpy as np
-
     begin, finish = spans
     rows = trace.top_operators(thread)
     start, end = trace.start[rows], np.maximum.accumulate(trace.end[rows])
@@ -311,8 +299,6 @@ def _longest_operator(trace: TraceView, thread: int, spans: Intervals, otherwise
 
 def _name_doings(trace: TraceView, doing: Integers) -> tuple[list[str], Integers]:
     """The different names of what was done, and which of them each gap has. A call goes by the operator around it."""
-    import numpy as np
-
     texts = trace.timeline.texts
     named = trace.enclosing(doing, trace.is_kind(OPERATOR, PYTHON))
     row = np.where(named >= 0, named, doing)
@@ -329,8 +315,6 @@ def _label(texts: Sequence[str], code: int) -> str:
 
 
 def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int) -> list[IdleOf]:
-    import numpy as np
-
     counts = np.bincount(place, minlength=len(labels)).tolist()
     sums, longest = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
     np.add.at(sums, place, lengths)
@@ -345,8 +329,6 @@ def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int
 def _describe_gap(
     trace: TraceView, work: DeviceWork, window: Window, gaps: Gaps, *, one: int, label: str, doing: int
 ) -> IdleGap:
-    from stepscope.formats.classify import short_name
-
     start, end = int(gaps.spans.start[one]), int(gaps.spans.end[one])
     parts = gaps.parts[one].tolist()
     following = int(gaps.next[one])

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO
-from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.numbers import Mask, seconds, share_of
 from stepscope.analyze.step.view import TraceView
-from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON
+from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON, Integers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
     Numbers = NDArray[np.float64]
-    from stepscope.analyze.step.numbers import Mask
-    from stepscope.formats.timeline import Integers
 
 _LARGEST_BITS = 62
 COVERED = 0.8
@@ -68,8 +66,6 @@ class GroupStatistics(NamedTuple):
 
 def _by_group_and_length(group: Any, durations: Any, count: int) -> Any:
     """The durations, group by group, in each the shortest first."""
-    import numpy as np
-
     bits = int(durations.max()).bit_length()
     if int(durations.min()) < 0 or bits + count.bit_length() > _LARGEST_BITS:
         return durations[np.lexsort((durations, group))]
@@ -84,8 +80,6 @@ def _by_group_and_length(group: Any, durations: Any, count: int) -> Any:
 
 def summarise_groups(group: Any, durations: Any, count: int) -> GroupStatistics:
     """`group` holds numbers below `count`, and every one of them occurs."""
-    import numpy as np
-
     ordered = _by_group_and_length(group, durations, count)
     counts = np.bincount(group, minlength=count)
     last = np.cumsum(counts)
@@ -107,8 +101,6 @@ def summarise_groups(group: Any, durations: Any, count: int) -> GroupStatistics:
 
 def _quantile(ordered: Any, first: Any, counts: Any, q: float) -> Numbers:
     """Linear between order statistics, as in `stepscope.stats`."""
-    import numpy as np
-
     position = q * (counts - 1)
     below = np.floor(position).astype(np.int64)
     low, high = ordered[first + below], ordered[first + np.minimum(below + 1, counts - 1)]
@@ -118,8 +110,6 @@ def _quantile(ordered: Any, first: Any, counts: Any, q: float) -> Numbers:
 
 def tabulate(names: Sequence[str], group: Any, durations: Any) -> TimesTable:
     """A row a name; `group` says for each duration which of the names it has. Names without any are left out."""
-    import numpy as np
-
     if not len(durations):
         return TimesTable(rows=[], covering=0)
     used = np.bincount(group, minlength=len(names)) > 0
@@ -169,8 +159,6 @@ def find_phases(trace: TraceView, rows: Integers) -> Integers:
     under `Optimizer.step`. Forward: the rest that was launched before the last backward work of its step, or in a step
     without any. Where no operators are recorded, annotations that use these words decide.
     """
-    import numpy as np
-
     launch = trace.parent[rows]
     known = launch >= 0
     backward = known & (trace.enclosing(launch, _is_backward(trace)) >= 0)
@@ -187,8 +175,6 @@ def find_phases(trace: TraceView, rows: Integers) -> Integers:
 
 
 def _before_backward(trace: TraceView, rows: Integers, backward: Mask) -> Mask:
-    import numpy as np
-
     step = trace.step[rows] - min(int(trace.step.min()), 0) if len(rows) else rows
     called = np.where(trace.parent[rows] >= 0, trace.start[trace.parent[rows]], trace.start[rows])
     last = np.full(int(step.max()) + 1 if len(rows) else 0, LONG_AGO)
@@ -202,8 +188,6 @@ def _is_backward(trace: TraceView) -> Mask:
 
 
 def _find_backward(trace: TraceView) -> Mask:
-    import numpy as np
-
     operators = trace.rows(OPERATOR)
     mask = np.zeros(len(trace.start), bool)
     mask[operators[trace.column("forward_thread")[operators] > 0]] = True
@@ -217,8 +201,6 @@ def _engine_threads(trace: TraceView) -> list[int]:
 
 
 def _find_engine_threads(trace: TraceView) -> list[int]:
-    import numpy as np
-
     operators = trace.rows(OPERATOR)
     top = operators[trace.enclosing(trace.parent[operators], trace.is_kind(OPERATOR)) == MISSING]
     top = top[trace.thread[top] >= 0]
@@ -238,8 +220,6 @@ def _is_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:
 
 
 def _find_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:
-    import numpy as np
-
     mask = np.zeros(len(trace.start), bool)
     mask[trace.named(trace.rows(ANNOTATION, OPERATOR), pattern.match)] = True
     return mask
@@ -247,8 +227,6 @@ def _find_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:
 
 def _name_unexplained(trace: TraceView, rows: Integers, phase: Integers) -> None:
     """Annotations' words for work that no operator launched."""
-    import numpy as np
-
     bare = np.flatnonzero(trace.enclosing(trace.parent[rows], trace.is_kind(OPERATOR)) == MISSING)
     if not len(bare):
         return
@@ -266,8 +244,6 @@ def find_annotations(trace: TraceView, rows: Integers) -> Integers:
     Work that another thread launched belongs to what the main thread was in then: it waits there for that thread.
     Work without a launch belongs to the annotation on its own stream that encloses it.
     """
-    import numpy as np
-
     wanted = trace.keep("is annotation", lambda: _find_annotation_rows(trace))
     launch = trace.parent[rows]
     found = trace.enclosing(launch, wanted)
@@ -283,8 +259,6 @@ def find_annotations(trace: TraceView, rows: Integers) -> Integers:
 
 def _find_annotation_rows(trace: TraceView) -> Mask:
     """Annotations that are no steps."""
-    import numpy as np
-
     rows = trace.rows(ANNOTATION)
     mask = np.zeros(len(trace.start), bool)
     mask[rows] = True
@@ -298,8 +272,6 @@ def _is_step_name(trace: TraceView, name: str) -> bool:
 
 
 def _device_annotations(trace: TraceView, rows: Integers) -> Integers:
-    import numpy as np
-
     found = np.full(len(rows), MISSING, np.int64)
     annotations = trace.rows(DEVICE_ANNOTATION)
     annotations = annotations[np.argsort(trace.start[annotations], kind="stable")]
@@ -325,8 +297,6 @@ def find_modules(trace: TraceView, rows: Integers) -> Integers | None:
 
     Backward work belongs to the module of the forward operator that has its sequence number.
     """
-    import numpy as np
-
     modules = trace.named(trace.rows(PYTHON, ANNOTATION), lambda name: name.startswith(_MODULE))
     if not len(modules):
         return None
@@ -341,8 +311,6 @@ def find_modules(trace: TraceView, rows: Integers) -> Integers | None:
 
 def _forward_operators(trace: TraceView, launch: Integers) -> Integers:
     """For launches in the backward pass the forward operator whose gradient they compute; −1: not known."""
-    import numpy as np
-
     sequence, forward_thread = trace.column("sequence"), trace.column("forward_thread")
     operators = trace.rows(OPERATOR)
     numbered = operators[(sequence[operators] >= 0) & (forward_thread[operators] <= 0)]

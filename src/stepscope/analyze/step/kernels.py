@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Brief, Field, Section, Table, field, make_table
 from stepscope.analyze.step.intervals import length
@@ -19,6 +21,7 @@ from stepscope.analyze.step.kernel_groups import (
 from stepscope.analyze.step.numbers import number_codes, seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import count_of, format_duration
+from stepscope.formats.classify import CATEGORIES, short_name
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -28,14 +31,12 @@ from stepscope.formats.timeline import (
     MISSING,
     OPERATOR,
     SET,
+    Integers,
     Timeline,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepscope.analyze.job import JobReport
-    from stepscope.formats.timeline import Integers
 
 NO_OPERATOR = "no operator recorded"
 NO_MODULE = "outside modules"
@@ -173,21 +174,15 @@ def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations:
 
 
 def _categories() -> tuple[str, ...]:
-    from stepscope.formats.classify import CATEGORIES
-
     return CATEGORIES
 
 
 def _short(name: str) -> str:
-    from stepscope.formats.classify import short_name
-
     return short_name(name)
 
 
 def _category_of_name(trace: TraceView, rows: Integers, category: Integers) -> dict[str, str]:
     """A kernel that is communication by its record and something else by its name shows the first row's category."""
-    import numpy as np
-
     listed = _categories()
     first = np.full(len(trace.timeline.texts), len(listed))
     first[trace.name[rows][::-1]] = category[::-1]  # the last one written stays: backwards, the first
@@ -196,14 +191,10 @@ def _category_of_name(trace: TraceView, rows: Integers, category: Integers) -> d
 
 def _by_row(trace: TraceView, rows: Integers, durations: Integers, otherwise: str) -> TimesTable:
     """By the names of these rows; −1 goes to `otherwise`."""
-    import numpy as np
-
     return _by_text(trace, np.where(rows >= 0, trace.name[rows], MISSING), durations, otherwise)
 
 
 def _by_text(trace: TraceView, codes: Integers, durations: Integers, otherwise: str) -> TimesTable:
-    import numpy as np
-
     count = len(trace.timeline.texts)
     different, group = number_codes(np.where(codes >= 0, codes, count), count + 1)
     return tabulate([trace.text(code) if code < count else otherwise for code in different], group, durations)
@@ -251,8 +242,6 @@ def _transfers(trace: TraceView, step: int | None) -> list[Transfer]:
 
 
 def list_host_operators(trace: TraceView, step: int | None) -> list[HostOperator]:
-    import numpy as np
-
     rows = trace.rows_of(step, OPERATOR)
     if not len(rows):
         return []

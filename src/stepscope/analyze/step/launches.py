@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import Window, device_label
@@ -15,7 +16,8 @@ from stepscope.analyze.step.intervals import StepFunction, count_open, sweep, va
 from stepscope.analyze.step.numbers import distinct, seconds, share_of, top_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration, format_significant
-from stepscope.formats.timeline import Timeline
+from stepscope.formats.classify import short_name
+from stepscope.formats.timeline import OPERATOR, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport
@@ -151,8 +153,6 @@ class _Launches(NamedTuple):
     @property
     def begun(self) -> Any:
         """When the work started; clocks of host and device may disagree a little, but nothing waits for less than 0."""
-        import numpy as np
-
         return np.maximum(self.start, self.called)
 
 
@@ -198,8 +198,6 @@ def queue_depths(timeline: Timeline, step: int | None) -> list[QueueDepth]:
 
 def _different_calls(launches: _Launches) -> tuple[Any, Any]:
     """The calls, ascending, each once, and for each launch which of them it is of."""
-    import numpy as np
-
     order = np.argsort(launches.call, kind="stable")  # nearly in order already, which makes it cheap
     ordered = launches.call[order]
     is_new = np.ones(len(ordered), bool)
@@ -211,8 +209,6 @@ def _different_calls(launches: _Launches) -> tuple[Any, Any]:
 
 def _known_launches(trace: TraceView, step: int | None) -> tuple[_Launches, int]:
     """Device rows with a launch, and the number of those without."""
-    import numpy as np
-
     parts: list[tuple[Any, ...]] = []
     orphans = 0
     for work in trace.works:
@@ -237,8 +233,6 @@ def _known_launches(trace: TraceView, step: int | None) -> tuple[_Launches, int]
 
 def _find_states(trace: TraceView, launches: _Launches) -> Any:
     """ALONE, HELD or QUEUED for each launch."""
-    import numpy as np
-
     state = np.full(len(launches.place), ALONE, np.int8)
     for work in trace.works:
         mine = np.flatnonzero(launches.device == work.device)
@@ -251,8 +245,6 @@ def _find_states(trace: TraceView, launches: _Launches) -> Any:
 
 
 def _spread(values: Any) -> Spread | None:
-    import numpy as np
-
     if not len(values):
         return None
     last = len(values) - 1
@@ -280,8 +272,6 @@ def _between(ordered: Any, position: float) -> float:
 
 def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, place: Any) -> list[CallStatistics]:
     """`place` says for each launch which of the calls it is of."""
-    import numpy as np
-
     returned = trace.end[calls]
     took = returned - trace.start[calls]
     work = np.zeros(len(calls), np.int64)
@@ -320,9 +310,6 @@ def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, plac
 def _slowest(
     trace: TraceView, window: Window, launches: _Launches, state: Any, *, by: Any, top: int
 ) -> list[SlowLaunch]:
-    from stepscope.formats.classify import short_name
-    from stepscope.formats.timeline import OPERATOR
-
     places = [place for place in top_by(by, top) if by[place] > 0]
     rows_of = {work.device: work.rows for work in trace.works}
     found = []
@@ -346,8 +333,6 @@ def _slowest(
 
 def _queue_depths(launches: _Launches, window: Window) -> list[QueueDepth]:
     """For each device, and for its streams where there are several."""
-    import numpy as np
-
     depths: list[QueueDepth] = []
     times = launches.called, launches.begun, np.maximum(launches.end, launches.called)
     devices = distinct(launches.device)
@@ -380,8 +365,6 @@ def _queue_depth(times: Sequence[Any], window: Window, *, place: tuple[int, int 
 
 
 def _blocked(trace: TraceView, calls: Any, durations: Any, pending: StepFunction) -> BlockedLaunches:
-    import numpy as np
-
     deepest = int(pending.value.max()) if len(pending.value) else 0
     is_blocked = np.zeros(len(calls), bool)
     if deepest >= LEAST_FULL:

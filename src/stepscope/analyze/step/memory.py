@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Chart, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_bytes
-from stepscope.formats.timeline import MEMORY, MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import MEMORY, MISSING, OPERATOR, Integers, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport
-    from stepscope.formats.timeline import Integers
 
 NOT_RECORDED = "memory was not recorded (profile with profile_memory=True)"
 BEFORE = "allocated before the trace"
@@ -81,8 +81,6 @@ class _Events(NamedTuple):
 
 def trace_memory(timeline: Timeline, step: int | None) -> MemoryReport:
     """Memory of one step; None: of the whole trace."""
-    import numpy as np
-
     trace = view(timeline)
     trace.check(step)
     # Memory is taken and given back by the host: what the step itself allocates lies before its device work.
@@ -104,8 +102,6 @@ def trace_memory(timeline: Timeline, step: int | None) -> MemoryReport:
 
 
 def _pair(trace: TraceView, rows: Integers) -> _Events:
-    import numpy as np
-
     size, address = trace.column("bytes")[rows], trace.column("address")[rows]
     count = len(rows)
     # By address, then time: a release that follows an allocation of its address belongs to it.
@@ -121,8 +117,6 @@ def _pair(trace: TraceView, rows: Integers) -> _Events:
 
 
 def _describe(trace: TraceView, events: _Events, part: slice, device: str, *, begin: int) -> DeviceMemory:
-    import numpy as np
-
     total, size = events.total[part], events.size[part]
     start = int(total[0] - size[0])
     peak = part.start + int(np.argmax(total))
@@ -154,8 +148,6 @@ def _describe(trace: TraceView, events: _Events, part: slice, device: str, *, be
 
 def _by_operator(trace: TraceView, events: _Events, places: Integers) -> list[MemoryOf]:
     """By the innermost operator that was open on the allocating thread."""
-    import numpy as np
-
     rows = events.rows[places]
     operator = trace.enclosing(trace.innermost_of(trace.thread[rows], trace.start[rows]), trace.is_kind(OPERATOR))
     codes = np.where(operator >= 0, trace.name[operator], MISSING)
@@ -170,8 +162,6 @@ def _by_operator(trace: TraceView, events: _Events, places: Integers) -> list[Me
 
 def _points(events: _Events, part: slice, begin: int) -> list[MemoryPoint]:
     """All events, or the highest of each of equally long stretches where there are too many."""
-    import numpy as np
-
     total = events.total[part]
     chosen = np.arange(len(total))
     if len(total) > MOST_POINTS:

@@ -8,19 +8,19 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Chart, Section, field, make_table
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.units import format_share
-from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, Integers, Timeline
+from stepscope.system.catalogue import DevicePeak, find_device_peak
 from stepscope.traces.operators import count_operations
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport
-    from stepscope.formats.timeline import Integers
-    from stepscope.system.catalogue import DevicePeak
 
 NO_SHAPES = "shapes were not recorded (profile with record_shapes=True): work of operators is not known"
 NO_WORK = "no matrix product, convolution or attention of known work ran on a device in this step"
@@ -78,8 +78,6 @@ class _Work(NamedTuple):
 
 def rate_operators(timeline: Timeline, step: int | None, *, top: int = 60) -> RateReport:
     """The operators of one step whose shapes give their work; None: of the whole trace."""
-    import numpy as np
-
     trace = view(timeline)
     trace.window(step)
     rows = trace.rows_of(step, OPERATOR)
@@ -111,16 +109,12 @@ def _is_known(name: str) -> bool:
 
 def _uses_tf32(trace: TraceView, device: Integers, owner: Integers) -> Any:
     """For every row whether one of the kernels that it launched says TF32."""
-    import numpy as np
-
     tf32 = np.zeros(len(trace.start), bool)
     tf32[owner[np.isin(device, trace.named(device, _TF32.search))]] = True
     return tf32
 
 
 def _rate_groups(trace: TraceView, rows: Integers, spent: Any, tf32: Any) -> list[OperatorRate]:
-    import numpy as np
-
     columns = [trace.column(name)[rows] for name in ("name", "shapes", "types", "values")]
     keys = np.stack([*columns, tf32[rows]], axis=1) if len(rows) else np.zeros((0, 5), np.int64)
     groups, place = np.unique(keys, axis=0, return_inverse=True)
@@ -208,8 +202,6 @@ class DrawnRates(NamedTuple):
 
 
 def roofline_section(job: JobReport) -> Section | None:
-    from stepscope.system.catalogue import find_device_peak
-
     found: RateReport | None = job.more.get("operator_rates")
     if found is None:
         return None

@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import measure_within
 from stepscope.analyze.step.numbers import seconds
 from stepscope.analyze.step.view import TraceView, view
-from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Timeline
+from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Integers, Timeline
 
 if TYPE_CHECKING:
     from stepscope.analyze.job import JobReport
-    from stepscope.formats.timeline import Integers
 
 FENCE = 1.5
 """Values more than so many interquartile ranges outside the quartiles are left out of a trimmed mean."""
@@ -99,8 +99,6 @@ def measure_overheads(timeline: Timeline, step: int | None) -> OverheadReport:
 
 
 def _sample(values: Any) -> Sample | None:
-    import numpy as np
-
     if not len(values):
         return None
     ordered = np.sort(values)
@@ -117,8 +115,6 @@ def _sample(values: Any) -> Sample | None:
 
 def _gaps(trace: TraceView, step: int | None) -> tuple[Any, int]:
     """T1, and how many gaps say nothing about it."""
-    import numpy as np
-
     found: list[Any] = [np.zeros(0, np.int64)]
     left_out = 0
     for thread in trace.stacks:
@@ -138,8 +134,6 @@ def _gaps(trace: TraceView, step: int | None) -> tuple[Any, int]:
 
 def _launch_calls(trace: TraceView, step: int | None) -> Integers:
     """Calls that launched device work, each once."""
-    import numpy as np
-
     launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
     calls = np.zeros(len(trace.start), bool)
     calls[launch[launch >= 0]] = True
@@ -147,8 +141,6 @@ def _launch_calls(trace: TraceView, step: int | None) -> Integers:
 
 
 def _calls_in_operators(trace: TraceView, calls: Integers) -> _Inside:
-    import numpy as np
-
     operator = _top_operator_of(trace, calls)
     calls, operator = calls[operator >= 0], operator[operator >= 0]
     order = np.lexsort((trace.start[calls], operator))
@@ -174,8 +166,6 @@ def _by_name(trace: TraceView, calls: Integers) -> dict[str, Sample]:
 
 
 def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[OperatorOverhead]:
-    import numpy as np
-
     tops = [trace.top_operators(thread) for thread in trace.stacks]
     top = np.concatenate(tops) if tops else trace.rows(OPERATOR)[:0]
     if step is not None:
@@ -211,8 +201,6 @@ def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[Op
 
 def _events_inside(trace: TraceView, step: int | None) -> Any:
     """For each row how many operators and calls were recorded under it as the top-level operator."""
-    import numpy as np
-
     rows = trace.rows_of(step, OPERATOR, RUNTIME)
     top = _top_operator_of(trace, rows)
     return np.bincount(top[(top != MISSING) & (top != rows)], minlength=len(trace.start))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import median
 
 import msgspec
 
@@ -104,8 +105,6 @@ def _found_steps(timeline: Timeline) -> list[str]:
 
 def _between_steps(trace: TraceView) -> list[str]:
     """Marks of a user need not follow each other: a loop has a longer period then than its marked steps."""
-    from statistics import median
-
     windows = list(trace.windows.values())
     # Of the same step each: the median of all periods and that of all step times may be of different steps.
     pairs = [(later.end_ns - earlier.end_ns, later.length_ns) for earlier, later in pairwise(windows)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, MISSING
+import numpy as np
+
+from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, MISSING, Integers
 
 if TYPE_CHECKING:
     from stepscope.analyze.step.view import TraceView
-    from stepscope.formats.timeline import Integers
 
 NEVER = 1 << 62
 """After every time in a trace."""
@@ -28,8 +29,6 @@ class StreamOrder(NamedTuple):
 
 def order_on_streams(stream: Integers, end: Integers) -> StreamOrder:
     """Rows come in order of start."""
-    import numpy as np
-
     found = StreamOrder(np.full(len(end), MISSING, np.int64), np.full(len(end), -NEVER, np.int64))
     for one in np.unique(stream).tolist():
         mine = np.flatnonzero(stream == one)
@@ -47,8 +46,6 @@ class HostStack(NamedTuple):
 
 def stack_up(rows: Integers, trace: TraceView, event_index: Integers) -> dict[int, HostStack]:
     """Thread → its events among these rows; rows without a thread are in none."""
-    import numpy as np
-
     rows = _nested_order(rows[trace.thread[rows] >= 0], trace, event_index)
     thread = trace.thread[rows]
     borders = [0, *(np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist(), len(rows)]
@@ -65,8 +62,6 @@ def _nested_order(rows: Integers, trace: TraceView, event_index: Any) -> Integer
 
     Files are nearly in order of time, which a stable sort turns into speed; only rows that share their start need more.
     """
-    import numpy as np
-
     start = trace.start[rows]
     order = np.argsort(start, kind="stable")
     rows, start = rows[order], start[order]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.device_work import COMPUTE, DeviceWork, busy_spans
@@ -12,11 +14,10 @@ from stepscope.analyze.step.intervals import Intervals, common_length, complemen
 from stepscope.analyze.step.numbers import seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
+from stepscope.formats.classify import short_name
 from stepscope.formats.timeline import KERNEL, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from stepscope.analyze.job import JobReport
 
 SHORT_NS = 20_000
@@ -102,8 +103,6 @@ def find_sequences(
 
 
 def _line_up(trace: TraceView, work: DeviceWork, step: int | None, short_ns: int) -> tuple[_Row, Any]:
-    import numpy as np
-
     place = np.arange(len(work.rows)) if step is None else np.flatnonzero(work.step == step)
     place = place[np.argsort(work.stream[place], kind="stable")]
     rows, stream = work.rows[place], work.stream[place]
@@ -118,8 +117,6 @@ def _repeated(row: _Row, is_short: Any, longest: int) -> list[_Found]:
 
     Grows sequences by one kernel at a time; only those that are frequent can be the beginning of a longer frequent one.
     """
-    import numpy as np
-
     found: list[_Found] = []
     number = row.code
     begins = np.flatnonzero(is_short)
@@ -146,8 +143,6 @@ def _repeated(row: _Row, is_short: Any, longest: int) -> list[_Found]:
 
 def _split(length: int, begins: Any, place: Any) -> Iterator[tuple[int, _Found]]:
     """Each sequence by its number."""
-    import numpy as np
-
     order = np.argsort(place, kind="stable")
     ordered = place[order]
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(place) else order
@@ -157,8 +152,6 @@ def _split(length: int, begins: Any, place: Any) -> Iterator[tuple[int, _Found]]
 
 def _apart(places: Any, length: int) -> Any:
     """Those that do not overlap the one before, from the first on."""
-    import numpy as np
-
     if len(places) < 2 or int(np.diff(places).min()) >= length:
         return places
     kept: list[int] = []
@@ -181,8 +174,6 @@ def _drop_contained(shorter: dict[int, _Found], longer: dict[int, _Found], numbe
 
 def _choose(row: _Row, candidates: Sequence[_Found], count: int) -> list[_Found]:
     """Those with most time between their kernels, one after the other, each without the kernels of those before it."""
-    import numpy as np
-
     between = np.concatenate(([0], np.cumsum(np.maximum(row.start[1:] - row.end[:-1], 0))))
     gaps = [int((between[one.places + one.length - 1] - between[one.places]).sum()) for one in candidates]
     order = sorted(range(len(candidates)), key=lambda place: -gaps[place])[: _TRIED * count]
@@ -200,8 +191,6 @@ def _choose(row: _Row, candidates: Sequence[_Found], count: int) -> list[_Found]
 
 def _without_taken(one: _Found, taken: Any) -> _Found:
     """Those of its places that share no kernel with what is taken."""
-    import numpy as np
-
     places = one.places[~taken[one.places[:, None] + np.arange(one.length)].any(axis=1)]
     return _Found(one.length, places)
 
@@ -209,10 +198,6 @@ def _without_taken(one: _Found, taken: Any) -> _Found:
 def _describe(
     trace: TraceView, work: DeviceWork, row: _Row, one: _Found, idle: Intervals, *, kernels: int
 ) -> KernelSequence:
-    import numpy as np
-
-    from stepscope.formats.classify import short_name
-
     members = one.places[:, None] + np.arange(one.length)
     # On several streams gaps overlap each other and other work: time counts once, and only where the device is idle.
     gaps = union(row.end[members[:, :-1]].ravel(), row.start[members[:, 1:]].ravel())

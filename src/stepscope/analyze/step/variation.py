@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from stepscope.analyze.section import Bar, Bars, Section, field, make_table
 from stepscope.analyze.step.breakdown import SHARES, Breakdown, Shares, break_down_steps, list_shares, share_words
@@ -16,8 +19,6 @@ from stepscope.formats.timeline import Timeline
 from stepscope.stats import quantile_sorted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepscope.analyze.job import JobReport
 
 MOST_BARS, MOST_STEPS = 32, 64
@@ -129,14 +130,10 @@ def _number(breakdown: Breakdown) -> int:
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    import statistics
-
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _compare_shares(chosen: Sequence[Breakdown], slow: Sequence[Breakdown]) -> list[ShareVariation]:
-    import numpy as np
-
     if not chosen:
         return []
     parts = np.array([[one.breakdown_ns[share] for share in SHARES] for one in chosen], np.float64)

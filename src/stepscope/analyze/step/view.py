@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
 from stepscope.analyze.step.intervals import Intervals, union
 from stepscope.analyze.step.numbers import distinct, is_any
@@ -21,6 +23,7 @@ from stepscope.analyze.step.row_orders import (
 )
 from stepscope.core.errors import UsageError
 from stepscope.core.units import count_of
+from stepscope.formats.classify import is_launch_name
 from stepscope.formats.nesting import farthest, nearest, nearest_after
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -30,6 +33,7 @@ from stepscope.formats.timeline import (
     MISSING,
     OPERATOR,
     RUNTIME,
+    Integers,
     Span,
     Timeline,
 )
@@ -37,8 +41,6 @@ from stepscope.formats.timeline import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from stepscope.formats.timeline import Integers
 
     Mask = NDArray[np.bool_]
 
@@ -89,8 +91,6 @@ class TraceView:
 
     def find(self, holds: Callable[[slice], Mask]) -> Integers:
         """Rows for which something holds; asked piece by piece: fresh memory for all rows would cost more than that."""
-        import numpy as np
-
         pieces = (slice(first, first + _PIECE) for first in range(0, len(self.start), _PIECE))
         found = [np.flatnonzero(holds(piece)) + piece.start for piece in pieces]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
@@ -108,8 +108,6 @@ class TraceView:
         return self._codes(self.name[rows])
 
     def _codes(self, names: Integers) -> list[int]:
-        import numpy as np
-
         seen = np.zeros(len(self.timeline.texts) + 1, bool)
         seen[names] = True  # a row without a name marks the last place
         return np.flatnonzero(seen[:-1]).tolist()
@@ -121,8 +119,6 @@ class TraceView:
 
     def named_of(self, kind: int, is_wanted: Callable[[str], object]) -> Integers:
         """Rows of one kind whose name is wanted."""
-        import numpy as np
-
         codes = self.wanted_codes(kind, is_wanted)
         if len(codes) > _FEW_NAMES:
             return self.named(self.rows(kind), is_wanted)
@@ -151,8 +147,6 @@ class TraceView:
 
     def has_name(self, rows: Integers, is_wanted: Callable[[str], object]) -> Mask:
         """For each of the rows whether its name is wanted; asked once a name."""
-        import numpy as np
-
         names = self.name[rows]
         codes = [code for code in self._codes(names) if is_wanted(self.text(code))]
         if not codes:
@@ -196,8 +190,6 @@ class TraceView:
     @cached_property
     def _whole_window(self) -> Window:
         """Begins and ends with host and device events: what a profiler writes about itself does not stretch it."""
-        import numpy as np
-
         if not len(self.start):
             return Window(0, 0)
         earliest, latest = int(self.start.argmin()), int(self.end.argmax())
@@ -224,8 +216,6 @@ class TraceView:
         Longer than a step takes where the host runs ahead: it includes the time in the queue. Work that outlasts all of
         the next step (a kernel that never ends, a copy of a checkpoint) holds no step up and counts for none.
         """
-        import numpy as np
-
         last = {span.number: span.end_ns for span in self.timeline.steps}
         for work in self.works:
             numbers, places = np.unique(work.step, return_inverse=True)
@@ -256,8 +246,6 @@ class TraceView:
     @cached_property
     def empty_steps(self) -> frozenset[int]:
         """Steps to which far fewer operators and calls, or far fewer device activities, belong than to the fullest."""
-        import numpy as np
-
         numbers = np.array([span.number for span in self.timeline.steps], np.int64)
         is_empty = np.zeros(len(numbers), bool)
         for kinds in ((OPERATOR, RUNTIME), DEVICE_KINDS):
@@ -276,8 +264,6 @@ class TraceView:
     @cached_property
     def works(self) -> list[DeviceWork]:
         """The work of each device, by number. Sync rows and device annotations are no work."""
-        import numpy as np
-
         rows = self.rows(*DEVICE_KINDS)
         start = self.start.take(rows)
         if (start[1:] < start[:-1]).any():
@@ -299,8 +285,6 @@ class TraceView:
     @cached_property
     def launch_evidence(self) -> str | None:
         """How a trace without device work shows that a device was used all the same; None: it does not."""
-        from stepscope.formats.classify import is_launch_name
-
         launches = len(self.named_of(RUNTIME, is_launch_name))
         if launches:
             return f"{launches} call{'s launch' if launches > 1 else ' launches'} device work"
@@ -312,8 +296,6 @@ class TraceView:
     @cached_property
     def main_thread(self) -> int:
         """The thread that runs the program: most annotations, and among equals most operators. −1 without threads."""
-        import numpy as np
-
         best = np.arange(len(self.timeline.threads))
         for kind in (ANNOTATION, OPERATOR, RUNTIME):
             if len(best) > 1:
@@ -329,8 +311,6 @@ class TraceView:
 
     def innermost(self, thread: int, times: Integers) -> Integers:
         """Row of the innermost event open on the thread at each time; −1 where none is."""
-        import numpy as np
-
         stack = self.stacks.get(thread)
         if stack is None:
             return np.full(len(times), MISSING, np.int64)
@@ -341,8 +321,6 @@ class TraceView:
 
     def innermost_of(self, threads: Integers, times: Integers) -> Integers:
         """The same for pairs of thread and time; −1 also for the thread −1."""
-        import numpy as np
-
         found = np.full(len(times), MISSING, np.int64)
         for thread in self.stacks:
             mine = np.flatnonzero(threads == thread)
