@@ -204,7 +204,7 @@ def _categories(timeline: Timeline) -> Array:
     kind, name = timeline.core["kind"], timeline.core["name"]
     category = np.full(len(timeline), MISSING, np.int8)
     kernels = kind == KERNEL
-    codes = np.unique(name[kernels])
+    codes = np.flatnonzero(np.bincount(name[kernels]))
     by_code = np.zeros(int(codes.max()) + 1 if len(codes) else 0, np.int8)
     by_code[codes] = classify_names([timeline.texts[code] for code in codes.tolist()])
     category[kernels] = by_code[name[kernels]]

@@ -30,6 +30,7 @@ from stepscope.analyze.answers.facts import (
     spell_communication,
     wait_share,
 )
+from stepscope.analyze.critical.kinds import DELAYS
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.section import short_on_path, spell_path_kind
 from stepscope.analyze.critical.what_if import Limit
@@ -180,8 +181,6 @@ MOST_POINTS = 6
 LEAST_SHARE = 0.01
 """Findings about less of the step are left out, except where fewer than LEAST_POINTS would remain."""
 LEAST_POINTS = 3
-DELAYS = ("launch", "stream", "sync", "unexplained")
-"""Kinds of time on the critical path that nothing was busy in."""
 KEPT_WAITING = " of waiting for it, summed over ranks"
 NOT_COMPUTE = ("communication", "copy", "set")
 

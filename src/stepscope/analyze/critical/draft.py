@@ -22,7 +22,7 @@ from stepscope.analyze.critical.rows import (
     rows_of_kind,
     step_rows,
 )
-from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.step.numbers import Mask, Whole, distinct
 from stepscope.formats.classify import PLAIN, STREAM_WAIT, classify_call
 from stepscope.formats.timeline import MISSING, RUNTIME, SYNC, Integers, Timeline
 
@@ -102,9 +102,7 @@ def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Cons
     idle = launched & (free_from <= queues.called) & (queues.start >= queues.called)
     latency = (queues.start - queues.called)[idle]
     name = core(timeline, "name")[queues.call[idle]]
-    by_call = _like_their_family(
-        {timeline.texts[code]: least(latency[name == code]) for code in np.unique(name).tolist()}
-    )
+    by_call = _like_their_family({timeline.texts[code]: least(latency[name == code]) for code in distinct(name)})
     least_latency = least(latency)
     gap = (queues.start - free_from)[usable & queued(queues, free_from, least_latency)]
     # What began before those ends waited for something else, if at all; so did what was launched late.
@@ -172,7 +170,7 @@ def launch_latencies(timeline: Timeline, constants: Constants, calls: Whole) -> 
     """The least latency for each launching call (rows)."""
     names = core(timeline, "name")[calls]
     delays = np.full(len(calls), constants.launch_other_ns, np.int64)
-    for code in np.unique(names).tolist():
+    for code in distinct(names):
         if code >= 0:
             delays[names == code] = constants.launch_ns.get(timeline.texts[code], constants.launch_other_ns)
     return delays

@@ -17,7 +17,7 @@ from stepscope.analyze.step.host_activity import DATA_LOADING
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import clip, length
 from stepscope.analyze.step.launches import BLOCKED_TIMES
-from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats import classify
 from stepscope.formats.classify import EVENT_RECORD, STREAM_WAIT
@@ -92,10 +92,10 @@ def _own_host_time(trace: TraceView, step: int) -> int:
     span, thread = trace.span(step), trace.main_thread
     waited = length(clip(host_waits(trace).synchronising(thread), span.start_ns, span.end_ns))
     launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
-    calls = np.unique(launch[launch >= 0])
+    calls = unique(launch[launch >= 0])
     calls = calls[(trace.thread[calls] == thread) & ~host_waits(trace).is_blocking(calls)]
     taken, names = trace.end[calls] - trace.start[calls], trace.name[calls]
-    for code in np.unique(names).tolist():
+    for code in distinct(names):
         mine = taken[names == code]
         usual = np.median(mine)
         waited += int((mine[mine >= BLOCKED_TIMES * usual] - usual).sum())
@@ -110,7 +110,7 @@ def add_handovers(draft: Draft, cost_of: Whole) -> None:
     """
     is_backward = _backward_events(draft)
     engines: dict[int, list[int]] = {}
-    for thread in np.unique(draft.hosts.thread[is_backward]).tolist():
+    for thread in distinct(draft.hosts.thread[is_backward]):
         caller = _caller(draft, thread, is_backward)
         if caller is not None:
             engines.setdefault(caller, []).append(thread)
@@ -191,7 +191,7 @@ def add_helpers(draft: Draft, works: Mask) -> None:
     host. `works`: which host events are work.
     """
     hosts, chains = draft.hosts, draft.chains
-    busy = set(np.unique(hosts.thread[works]).tolist())
+    busy = set(distinct(hosts.thread[works]))
     helpers = [thread for thread in chains.numbers if thread not in busy]
     draft.counts["helper_threads"] = len(helpers) if busy else 0
     if not busy or not helpers:
@@ -347,7 +347,7 @@ def find_close_ends(draft: Draft, ready: Whole) -> tuple[Whole, Whole]:
     slow = constants.launch_usual_ns + constants.stream_usual_ns + CLOSE_NS
     late = np.flatnonzero((ready > NEVER) & (devices.start - ready > slow))
     befores, afters = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for number in np.unique(devices.device[late]).tolist():
+    for number in distinct(devices.device[late]):
         here = np.flatnonzero(devices.device == number)
         order = here[np.argsort(devices.end[here], kind="stable")]
         ends = devices.end[order]
@@ -478,7 +478,7 @@ def last_recorded(draft: Draft, thread: Whole, time: Whole) -> Whole:
     hosts = draft.hosts
     records = np.flatnonzero(draft.roles[hosts.rows] == EVENT_RECORD)
     found = np.full(len(thread), -1, np.int64)
-    for number in np.unique(thread).tolist():
+    for number in distinct(thread):
         begins = np.sort(hosts.start[records[hosts.thread[records] == number]])
         mine = np.flatnonzero(thread == number)
         place = np.searchsorted(begins, time[mine], side="left") - 1

@@ -22,4 +22,6 @@ the end of device work to the return of the call that waited for it. `unexplaine
 ) = range(len(COSTS))  # fmt: skip
 
 HOST_COSTS = (C_OPERATOR, C_RUNTIME, C_LAUNCH_CALL, C_PYTHON, C_GAP, C_DATA_LOADING, C_HANDOVER)
+DELAYS = ("launch", "stream", "sync", "unexplained")
+"""Costs that nothing was busy with."""
 WORK_COSTS = (C_COMPUTE, C_COMMUNICATION, C_COPY)

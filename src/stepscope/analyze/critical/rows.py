@@ -230,7 +230,7 @@ class LaunchOrder:
     def by_thread(self, thread: Whole, time: Whole, *, after: bool = False) -> Whole:
         """Place of the last work that this thread launched before the time (first after it); −1 if there is none."""
         found = np.full(len(thread), -1, np.int64)
-        for number in np.unique(thread).tolist():
+        for number in distinct(thread):
             first, last = (int(np.searchsorted(self._thread, number, side=side)) for side in ("left", "right"))
             mine = np.flatnonzero(thread == number)
             place = first + np.searchsorted(self._called[first:last], time[mine], side="left") - (0 if after else 1)
@@ -277,7 +277,7 @@ class Chains:
         self.nodes: Whole = nodes
         self.thread: Whole = thread
         self.time: Whole = time
-        self.numbers: list[int] = np.unique(hosts.thread).tolist()
+        self.numbers: list[int] = distinct(hosts.thread)
         """The threads there are."""
         self._parent = hosts.parent
 

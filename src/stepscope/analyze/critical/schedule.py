@@ -15,7 +15,7 @@ from stepscope.analyze.critical.draft import Constants, EdgeBuffer
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.rows import is_large, run_loop
 from stepscope.analyze.critical.waits import CLOCK_NS
-from stepscope.analyze.step.numbers import Whole
+from stepscope.analyze.step.numbers import Whole, distinct
 from stepscope.formats.timeline import Timeline
 
 UNREACHED = -(1 << 62)
@@ -71,7 +71,7 @@ def _without_contradicted(columns: list[Whole], time: Whole, counts: dict[str, i
     source, target, kind = columns[0], columns[1], columns[3]
     # Two clocks differ by a little: such an edge stays, and takes less than no time.
     keep = time[target] - time[source] >= np.where(np.isin(kind, _TWO_CLOCKS), -CLOCK_NS, 0)
-    for number in np.unique(kind[~keep]).tolist():
+    for number in distinct(kind[~keep]):
         counts[f"contradicted_{GRAPH_EDGE_KINDS[number]}"] = int((kind[~keep] == number).sum())
     return [column[keep] for column in columns]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.analyze.critical.kinds import DELAYS
 from stepscope.analyze.section import Section, field, make_table
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.classify import short_name
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from stepscope.analyze.critical.path import CriticalPath
     from stepscope.analyze.job import JobReport
 
+LEAD = "What the step could not do without: only what is on it makes the step shorter when it gets faster."
+WITHOUT_DEVICE = (
+    "Without a device it runs through the program's own thread: what that thread waited for, such as a collective of "
+    "another thread or rank, is on it as the call that waited."
+)
 PATH_WORDS = {
     "gap": "between recorded events",
     "launch": "from launch to start",
@@ -36,6 +42,7 @@ def path_section(job: JobReport) -> Section | None:
     if path is None:
         return None
     whole = path.length_s or 1.0
+    delays_s = sum(path.by_kind_s.get(kind, 0.0) for kind in DELAYS)
     kinds = sorted((item for item in path.by_kind_s.items() if item[1] > 0), key=lambda item: -item[1])
     name = field("Name", lambda one: short_on_path(one.name, one.kind))
     by_name = make_table("Critical path by name", "What lies on it", path.by_name, [
@@ -65,12 +72,13 @@ def path_section(job: JobReport) -> Section | None:
     return Section(
         id="path",
         title="Critical path through all ranks" if len(path.ranks) > 1 else "Critical path",
-        lead="What the step could not do without: only what is on it makes the step shorter when it gets faster.",
+        lead=LEAD if job.detail.breakdown.has_device else f"{LEAD} {WITHOUT_DEVICE}",
         facts=[
             ("Ranks", _list_ranks(path) if len(path.ranks) > 1 else f"rank {job.telling_rank} alone"),
             ("Length", format_duration(path.length_s)),
             ("On the host", f"{format_duration(path.host_s)} ({format_share(path.host_s / whole)})"),
             ("On the device", f"{format_duration(path.device_s)} ({format_share(path.device_s / whole)})"),
+            ("Delays between them", f"{format_duration(delays_s)} ({format_share(delays_s / whole)})"),
         ],
         tables=[by_name, by_kind, slack],
     )

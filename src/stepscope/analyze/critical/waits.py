@@ -11,7 +11,7 @@ from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.draft import Draft, least, usual
 from stepscope.analyze.critical.edges import last_recorded
 from stepscope.analyze.critical.rows import codes_in, core
-from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
 from stepscope.formats.classify import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from stepscope.formats.timeline import COPY, MISSING, OPERATOR
 
@@ -43,7 +43,7 @@ def add_host_waits(draft: Draft) -> None:
     waited = last > hosts.start
     binding = (devices.end[waits.work] == last[waits.call]) & waited[waits.call] & (delay >= 0)
     if draft.constants.sync_ns is None:
-        _measure(draft, delay[binding], np.unique(waits.call[~waited[waits.call]]))
+        _measure(draft, delay[binding], unique(waits.call[~waited[waits.call]]))
     calls = np.flatnonzero((last >= 0) & (last + (draft.constants.sync_ns or 0) > hosts.start))
     names = core(draft.timeline, "name")[hosts.rows[calls]].tolist()
     own = draft.constants.call_ns
@@ -64,7 +64,7 @@ def _measure(draft: Draft, delay: Whole, free: Whole) -> None:
     hosts = draft.hosts
     names = core(draft.timeline, "name")[hosts.rows[free]]
     taken = hosts.end[free] - hosts.start[free]
-    own = {draft.timeline.texts[code]: least(taken[names == code]) for code in np.unique(names).tolist()}
+    own = {draft.timeline.texts[code]: least(taken[names == code]) for code in distinct(names)}
     draft.constants = replace(
         draft.constants,
         sync_ns=least(delay),
@@ -161,7 +161,7 @@ def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
         return _none()
     launch = draft.order.by_thread(hosts.thread[calls], until)
     work = np.full(len(calls), -1, np.int64)
-    for queue in np.unique(devices.queue[launch[launch >= 0]]).tolist():
+    for queue in distinct(devices.queue[launch[launch >= 0]]):
         mine = np.flatnonzero((launch >= 0) & (devices.queue[launch] == queue))
         work[mine] = draft.order.on_queue(queue, until[mine])
     end = np.where(work >= 0, devices.end[work], -1)
@@ -206,7 +206,7 @@ def _maybe_blocking(draft: Draft) -> tuple[Whole, Whole, Mask]:
     places = np.flatnonzero((core(timeline, "kind")[devices.rows] == COPY) & (devices.call >= 0))
     places = places[start_of[devices.call[places]] >= 0]
     names = core(timeline, "name")[devices.rows[places]]
-    pageable = [code for code in np.unique(names).tolist() if _may_block(timeline.texts[code])]
+    pageable = [code for code in distinct(names) if _may_block(timeline.texts[code])]
     blocking = draft.roles[devices.call[places]] == BLOCKING_COPY
     # A captured graph launches many things at once and waits for none.
     of_call = np.bincount(devices.call[devices.call >= 0], minlength=len(timeline))[devices.call[places]]
@@ -287,5 +287,5 @@ def _least_times(draft: Draft, calls: Whole) -> Whole:
     hosts = draft.hosts
     names = core(draft.timeline, "name")[hosts.rows]
     taken = hosts.end - hosts.start
-    by_name = {code: least(taken[names == code]) for code in np.unique(names[calls]).tolist()}
+    by_name = {code: least(taken[names == code]) for code in distinct(names[calls])}
     return np.array([by_name[code] for code in names[calls].tolist()], np.int64)

@@ -28,7 +28,7 @@ from stepscope.analyze.step.device_work import (
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS, divide_cpu_time
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
 from stepscope.analyze.step.intervals import Intervals, complement, length, measure_within, subtract, union
-from stepscope.analyze.step.numbers import Floats, Mask, number_codes
+from stepscope.analyze.step.numbers import Floats, Mask, distinct, number_codes, unique
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import CATEGORIES, classify_lone_communication, normal_name
@@ -324,9 +324,9 @@ def _cpu_work(trace: TraceView) -> Work:
     is_talking = np.zeros(len(trace.timeline), bool)
     is_talking[trace.named(every, classify_lone_communication)] = True
     parts: list[tuple[Any, Any, Any]] = []
-    for thread in np.unique(trace.thread[every]).tolist():
+    for thread in distinct(trace.thread[every]):
         rows = every[trace.thread[every] == thread]
-        cuts = np.unique(np.concatenate((trace.start[rows], trace.end[rows])))
+        cuts = unique(np.concatenate((trace.start[rows], trace.end[rows])))
         inside = trace.enclosing(trace.innermost(int(thread), cuts[:-1]), operators)
         busy = inside >= 0
         parts.append((inside[busy], cuts[:-1][busy], cuts[1:][busy]))

@@ -12,7 +12,7 @@ from stepscope.analyze.ranks.collectives import NAMED_BY, PLACES, SIZE_REASONS, 
 from stepscope.analyze.ranks.groups import ProcessGroup
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
-from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
+from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums, unique
 from stepscope.core import collectives as coll
 from stepscope.formats.timeline import Timeline
 
@@ -296,7 +296,7 @@ def total_groups(matching: Matching, entries: Entries) -> list[GroupTotals]:
     groups = len(matching.groups)
     used = np.concatenate([matching.member, matching.unmatched])
     calls = np.bincount(matching.rows["group"][used], minlength=groups)
-    users = np.unique(matching.rows["group"][used].astype(np.int64) * len(matching.ranks) + matching.rank[used])
+    users = unique(matching.rows["group"][used].astype(np.int64) * len(matching.ranks) + matching.rank[used])
     ranks = np.bincount(users // max(len(matching.ranks), 1), minlength=groups)
 
     def total(values: Floats | Whole, keep: Mask) -> Floats:

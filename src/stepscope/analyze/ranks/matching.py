@@ -19,7 +19,7 @@ import numpy as np
 from stepscope.analyze.ranks.collectives import BY_KERNEL, ordinals
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
 from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
-from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 
@@ -267,7 +267,7 @@ class _Best:
     def __init__(self, rows: Any, rank: Whole, channel: Whole, ranks: int) -> None:
         self.rows, self.rank, self.channel = rows, rank, channel
         self.channels = int(channel.max()) + 1 if len(channel) else 0
-        users = np.unique(channel * ranks + rank) // ranks
+        users = unique(channel * ranks + rank) // ranks
         self.expected = np.bincount(users, minlength=self.channels)
         """By channel: ranks that use it."""
         self.calls = np.bincount(channel, minlength=self.channels)
@@ -481,7 +481,7 @@ def _find_short_ranks(matching: Matching) -> list[ShortRank]:
     )
     group, rank = keys // len(ranks), keys % len(ranks)
     short: list[ShortRank] = []
-    for code in np.unique(group).tolist():
+    for code in distinct(group):
         here = group == code
         most = int(counts[here].max())
         calls = dict(zip(ranks[rank[here]].tolist(), counts[here].tolist(), strict=True))

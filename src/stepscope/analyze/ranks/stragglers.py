@@ -14,7 +14,7 @@ from stepscope.analyze.ranks.clocks import ROBUST, Clocks
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
-from stepscope.analyze.step.numbers import Floats, Whole, run_medians, run_sums
+from stepscope.analyze.step.numbers import Floats, Whole, distinct, run_medians, run_sums, unique
 from stepscope.core.units import count_of
 from stepscope.stats import median, median_interval
 
@@ -224,7 +224,7 @@ def _nothing(matching: Matching) -> Stragglers:
 
 
 def _caution(matching: Matching, units: str) -> str | None:
-    steps = len(np.unique(matching.step))
+    steps = len(distinct(matching.step))
     if units == "collectives" and steps < 3:
         return f"seen in {count_of(steps, 'step')} only: what is late there need not be late in others"
     return None
@@ -303,7 +303,7 @@ def steps_to_decide(ranks: int) -> int:
 
 
 def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool) -> _Always | None:
-    steps = np.unique(samples.unit)
+    steps = unique(samples.unit)
     if len(steps) < 2:
         return None
     order = np.lexsort((samples.rank, samples.late_s, samples.unit))

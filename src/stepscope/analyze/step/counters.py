@@ -10,6 +10,7 @@ import numpy as np
 
 from stepscope.analyze.section import Field, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
+from stepscope.analyze.step.numbers import distinct
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Integers, Timeline
 
@@ -107,7 +108,7 @@ def _find_ranges(trace: TraceView) -> _Ranges:
     rows = trace.rows(COUNTER, OTHER)
     codes = trace.column("arguments")[rows] if len(rows) else rows
     rows, codes = rows[codes != MISSING], codes[codes != MISSING]
-    parsed = {code: _parse(trace.text(code)) for code in np.unique(codes).tolist()}
+    parsed = {code: _parse(trace.text(code)) for code in distinct(codes)}
     has_values = np.array([bool(parsed[code]) for code in codes.tolist()], bool)
     rows, codes = rows[has_values], codes[has_values]
     order = np.argsort(trace.start[rows], kind="stable")
@@ -174,7 +175,7 @@ def _by_name(trace: TraceView, rows: Integers) -> Integers:
     for code in trace.codes_in(rows):
         mine = trace.name[rows] == code
         of_name = kernels[trace.name[kernels] == code]
-        for one in np.unique(stream[rows[mine]]).tolist():
+        for one in distinct(stream[rows[mine]]):
             here = np.flatnonzero(mine & (stream[rows] == one))
             there = of_name if one == MISSING else of_name[stream[of_name] == one]
             if len(here) == len(there):

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.intervals import Intervals, clip, length, measure_within, no_intervals, subtract, union
-from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats.classify import classify_lone_communication
 from stepscope.formats.nesting import fill_parents
@@ -86,7 +86,7 @@ def divide_cpu_time(trace: TraceView, window: Window) -> CpuTimes:
     collectives = find_host_collectives(trace, window)
     loading = trace.spans(_program_rows(trace, window, DATA_LOADING.search))
     compute: list[Intervals] = []
-    for thread in np.unique(trace.thread[rows]).tolist():
+    for thread in distinct(trace.thread[rows]):
         working = trace.spans(rows[trace.thread[rows] == thread])
         talking = trace.spans(collectives[trace.thread[collectives] == thread])
         working = subtract(working, talking) if len(talking.start) else working

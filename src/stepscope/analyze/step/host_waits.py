@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
 from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
-from stepscope.analyze.step.numbers import Mask, distinct
+from stepscope.analyze.step.numbers import Mask, distinct, unique
 from stepscope.analyze.step.row_orders import NEVER
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats import classify
@@ -134,7 +134,7 @@ class HostWaits:
         """Runtime rows that wait: by name, and copies that did not leave the host to go on."""
         trace = self._trace
         found = trace.named(self._waiting, is_blocking_name)
-        return np.union1d(found, self.launches.blocking) if len(self.launches.blocking) else found
+        return unique(np.append(found, self.launches.blocking)) if len(self.launches.blocking) else found
 
     @cached_property
     def _blocked(self) -> Intervals:
@@ -245,7 +245,7 @@ def _unplaced_syncs(trace: TraceView) -> Integers:
     calls = correlation[trace.rows(RUNTIME)]
     kinds = trace.column("sync_kind")[rows]
     said = np.where(kinds >= 0, kinds, trace.name[rows])
-    of_host = [code for code in np.unique(said).tolist() if _is_host_sync(trace.text(code))]
+    of_host = [code for code in distinct(said) if _is_host_sync(trace.text(code))]
     return rows[np.isin(said, of_host) & ~np.isin(correlation[rows], calls[calls >= 0])]
 
 
@@ -267,7 +267,7 @@ def _recorded_waits(trace: TraceView) -> dict[tuple[int, int], Integers]:
         return {}
     kinds = trace.column("sync_kind")[rows]
     said = np.where(kinds >= 0, kinds, trace.name[rows])
-    is_wait = [code for code in np.unique(said).tolist() if trace.text(code) == STREAM_WAIT]
+    is_wait = [code for code in distinct(said) if trace.text(code) == STREAM_WAIT]
     rows = rows[np.isin(said, is_wait)]
     device, stream = trace.column("device")[rows], trace.column("stream")[rows]
     waits: dict[tuple[int, int], Integers] = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.analyze.section import Chart, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
-from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_bytes
 from stepscope.formats.timeline import MEMORY, MISSING, OPERATOR, Integers, Timeline
@@ -91,7 +91,7 @@ def trace_memory(timeline: Timeline, step: int | None) -> MemoryReport:
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
     device = trace.column("device")[rows]
     found = []
-    for number in np.unique(device).tolist():
+    for number in distinct(device):
         events = _pair(trace, rows[device == number])
         low = int(np.searchsorted(events.time, window.start_ns, side="left"))
         high = int(np.searchsorted(events.time, window.end_ns, side="right"))
@@ -152,7 +152,7 @@ def _by_operator(trace: TraceView, events: _Events, places: Integers) -> list[Me
     operator = trace.enclosing(trace.innermost_of(trace.thread[rows], trace.start[rows]), trace.is_kind(OPERATOR))
     codes = np.where(operator >= 0, trace.name[operator], MISSING)
     found = []
-    for code in np.unique(codes).tolist():
+    for code in distinct(codes):
         mine = codes == code
         name = NO_OPERATOR if code == MISSING else trace.text(code)
         size = int(events.size[places[mine]].sum())

@@ -47,10 +47,15 @@ def distinct(numbers: Any) -> list[int]:
     if low == high:
         return [low]
     if high - low > 1 << 16:
-        return np.unique(numbers).tolist()  # type: ignore[no-any-return]
+        return unique(numbers).tolist()  # type: ignore[no-any-return]
     seen = np.zeros(high - low + 1, bool)
     seen[numbers.astype(np.int64) - low] = True
     return (np.flatnonzero(seen) + low).tolist()
+
+
+def unique(numbers: Any) -> Any:
+    """The different ones, ascending, as an array. np.unique without an index loads numpy.ma, which takes 5 ms."""
+    return np.unique(numbers, return_index=True)[0]
 
 
 def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:

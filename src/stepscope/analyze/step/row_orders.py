@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from stepscope.analyze.step.numbers import distinct
 from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, MISSING, Integers
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class StreamOrder(NamedTuple):
 def order_on_streams(stream: Integers, end: Integers) -> StreamOrder:
     """Rows come in order of start."""
     found = StreamOrder(np.full(len(end), MISSING, np.int64), np.full(len(end), -NEVER, np.int64))
-    for one in np.unique(stream).tolist():
+    for one in distinct(stream):
         mine = np.flatnonzero(stream == one)
         found.previous[mine[1:]] = mine[:-1]
         found.free_from[mine[1:]] = np.maximum.accumulate(end[mine])[:-1]
