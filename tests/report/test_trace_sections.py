@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -12,8 +15,25 @@ from rich.cells import cell_len
 
 from stepscope.analyze.analyses import ANALYSES, compute_more, make_sections
 from stepscope.analyze.answers.compose import answer
+from stepscope.analyze.critical.model import graph_of_job
+from stepscope.analyze.critical.what_if import find_limits
 from stepscope.analyze.job import JobReport, Timelines, explain_job
+from stepscope.analyze.ranks.clocks import find_clocks
+from stepscope.analyze.ranks.digest import digest
+from stepscope.analyze.ranks.matching import match
+from stepscope.analyze.ranks.ranks_report import explain_ranks
 from stepscope.analyze.section import Analysis, Brief, Section, field, make_table
+from stepscope.analyze.step.breakdown import break_down
+from stepscope.analyze.step.counters import count_by_operator
+from stepscope.analyze.step.idle import explain_idle
+from stepscope.analyze.step.kernels import list_kernels
+from stepscope.analyze.step.launches import study_launches
+from stepscope.analyze.step.memory import trace_memory
+from stepscope.analyze.step.operator_rates import rate_operators
+from stepscope.analyze.step.overheads import measure_overheads
+from stepscope.analyze.step.report import explain_step
+from stepscope.analyze.step.sequences import find_sequences
+from stepscope.analyze.step.variation import compare_steps
 from stepscope.cli.main import run
 from stepscope.formats.timeline import Timeline
 from stepscope.report.trace_page import render_page
@@ -105,25 +125,38 @@ def test_every_timeline_is_read_once(verb: str, tmp_path: Path, monkeypatch: pyt
     assert sorted(read) == ["rank0.json", "rank1.json"]
 
 
-def test_every_analysis_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import stepscope.analyze.step.report as step_report
+PER_RANK = (
+    break_down, explain_idle, study_launches, measure_overheads, find_sequences, list_kernels, compare_steps,
+    count_by_operator, trace_memory, explain_step, digest,
+)  # fmt: skip
+PER_JOB = (explain_job, find_limits, rate_operators, answer)
+ACROSS = (explain_ranks, match, find_clocks, graph_of_job)
 
-    counted: dict[str, int] = {}
 
-    def count(name: str) -> None:
-        original = getattr(step_report, name)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("verb", ["summary", "report"])
+def test_every_analysis_is_computed_once(verb: str, ranks: int, tmp_path: Path) -> None:
+    """Counted by the code that runs, whoever calls it under whatever name."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(ranks):
+        write_trace(folder, rank)
+    codes = {one.__code__: one.__name__ for one in (*PER_RANK, *PER_JOB, *ACROSS)}
+    counted: Counter[str] = Counter()
 
-        def counting(*given: Any) -> Any:
-            counted[name] = counted.get(name, 0) + 1
-            return original(*given)
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in codes:
+            counted[codes[frame.f_code]] += 1
 
-        monkeypatch.setattr(step_report, name, counting)
-
-    names = ["break_down", "explain_idle", "list_kernels", "study_launches", "compare_steps", "measure_overheads"]
-    for name in names:
-        count(name)
-    explain_job(read_traces(write_trace(tmp_path), cache=False))
-    assert counted == dict.fromkeys(names, 1)
+    more = ["-o", str(tmp_path / "page.html")] if verb == "report" else []
+    sys.setprofile(count)
+    try:
+        assert run(["trace", verb, str(folder), "--no-cache", "--workers", "1", *more]) == 0
+    finally:
+        sys.setprofile(None)
+    per_job = (*PER_JOB, *ACROSS) if ranks > 1 else PER_JOB
+    expected = {one.__name__: ranks for one in PER_RANK} | {one.__name__: 1 for one in per_job}
+    assert counted == expected
 
 
 def test_large_jobs_keep_one_timeline_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

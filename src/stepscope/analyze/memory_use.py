@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.section import Brief, Section, Table, field, make_table
+from stepscope.analyze.step.numbers import highest_places
 from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.formats.memory import Fragmentation, MemoryHistory, OutOfMemory
 from stepscope.formats.timeline import Integers
@@ -230,18 +231,13 @@ def _period(sizes: Integers) -> int | None:
 def _points(curve: _Curve, first_ns: int) -> list[MemoryPoint]:
     """All changes, or the highest of each of equally long stretches where there are too many."""
     total = curve.total[1:]
-    chosen = np.arange(len(total))
-    if len(total) > MOST_POINTS:
-        stretch = chosen * MOST_POINTS // len(total)
-        order = np.lexsort((total, stretch))
-        chosen = np.sort(order[np.flatnonzero(np.append(stretch[order][1:] != stretch[order][:-1], True))])
     return [
         MemoryPoint(
             time_s=None if curve.time_ns is None else (int(curve.time_ns[place]) - first_ns) / 1e9,
             allocated_bytes=int(total[place]),
             reserved_bytes=None if curve.reserved is None else int(curve.reserved[place]),
         )
-        for place in chosen.tolist()
+        for place in highest_places(total, MOST_POINTS).tolist()
     ]
 
 

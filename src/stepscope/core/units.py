@@ -146,6 +146,11 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{format_significant(bytes_per_s / 1e9)} GB/s"
 
 
+def cut_text(text: str, longest: int) -> str:
+    """What is longer ends in an ellipsis."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
 def count_of(count: int, one: str, many: str | None = None) -> str:
     """`1 gap`, `2 gaps`."""
     return f"{count} {one if count == 1 else many or one + 's'}"

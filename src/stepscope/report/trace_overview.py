@@ -18,6 +18,7 @@ from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.section import short_on_path, spell_path_kind
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.core.units import cut_text
 from stepscope.formats.classify import CATEGORIES, short_name
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -130,7 +131,7 @@ class Names:
         self._codes: dict[str, int] = {}
 
     def code(self, text: str) -> int:
-        shown = text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
+        shown = cut_text(text, LONGEST_NAME)
         if shown not in self._codes:
             self._codes[shown] = len(self.texts)
             self.texts.append(shown)

@@ -22,6 +22,7 @@ from stepscope.analyze.job_section import all_notes, count_ranks, describe_choic
 from stepscope.analyze.ranks.section import describe_clocks
 from stepscope.analyze.section import Column, Section, Table
 from stepscope.core.files import write_output
+from stepscope.core.units import cut_text
 from stepscope.formats.timeline import Timeline
 from stepscope.report.template import render_template
 from stepscope.report.trace_charts import Figure, draw_chart
@@ -170,11 +171,8 @@ def _cell(value: Any, column: Column) -> Cell:
     text = format_value(value, column.unit)
     if column.is_numeric:
         return Cell(text, value)
-    return Cell(_cut(text), title=_cut(value) if column.unit == "name" and text not in ("-", value) else "")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+    whole = cut_text(value, LONGEST_TEXT) if column.unit == "name" and text not in ("-", value) else ""
+    return Cell(cut_text(text, LONGEST_TEXT), title=whole)
 
 
 def _chips(job: JobReport) -> list[str]:

@@ -18,7 +18,7 @@ from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.intervals import StepFunction
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import StepscopeError
-from stepscope.core.units import format_duration
+from stepscope.core.units import cut_text, format_duration
 from stepscope.formats.timeline import Timeline
 from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES, Names, Overview, draw_overview, used_names
 
@@ -148,7 +148,7 @@ def draw_timelines(
         used = used_names([one.overview for one in timelines])
     longest = max(SHORTEST_CUT, NAMES_BYTES // max(1, len(used)))
     data = {
-        "names": [_cut(names.texts[code], longest) for code in used],
+        "names": [cut_text(names.texts[code], longest) for code in used],
         "colours": list(COLOURS),
         "telling": job.telling_rank,
         "ranks": [
@@ -175,10 +175,6 @@ def _say_where(rank: int, step: int | None) -> str:
     if step is None:
         return f"rank {rank}, the whole trace"
     return f"rank {rank}, step {step} from its start on the host to the end of its device work"
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def _find_path(timeline: Timeline, step: int | None) -> CriticalPath | None:

@@ -38,7 +38,15 @@ from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES, share_words
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
 from stepscope.analyze.step.memory import name_memory
-from stepscope.core.units import count_of, format_bytes, format_duration, format_ratio, format_share, format_significant
+from stepscope.core.units import (
+    count_of,
+    cut_text,
+    format_bytes,
+    format_duration,
+    format_ratio,
+    format_share,
+    format_significant,
+)
 from stepscope.formats.classify import short_name
 
 __all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "Point", "answer"]
@@ -316,7 +324,7 @@ def _sequences(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) 
         return
     first = sequences.sequences[0]
     names = [operator or kernel for operator, kernel in zip(first.operators, first.kernels, strict=True)]
-    shown = " → ".join(shorten(name, 30) for name in names[:4]) + (" → …" if len(names) > 4 else "")
+    shown = " → ".join(cut_text(name, 30) for name in names[:4]) + (" → …" if len(names) > 4 else "")
     yield Point(
         text=f"{sequences.short_kernels} of {sequences.kernels} kernels take at most "
         f"{format_duration(sequences.short_s)}; fuse {shown} ({first.count} times): {first.launches_saved} launches "

@@ -29,7 +29,7 @@ from stepscope.analyze.step.breakdown import UNRECORDED
 from stepscope.analyze.step.host_activity import HostActivity
 from stepscope.analyze.step.report import StepReport
 from stepscope.core.collectives import COLLECTIVES, DEVICE_BACKENDS, OTHER, SEND_RECV, canonical_collective
-from stepscope.core.units import format_share
+from stepscope.core.units import cut_text, format_share
 
 ON_CPU = ("data_loading", "sleeping", "python")
 """Classes of a program without a device: what its thread does beside operators."""
@@ -189,8 +189,8 @@ def find_limit(limits: Sequence[Limit], name: str) -> Limit | None:
     return next((limit for limit in limits if limit.name == name), None)
 
 
-def shorten(name: str, longest: int = LONGEST_NAME) -> str:
-    return name if len(name) <= longest else name[: longest - 1] + "…"
+def shorten(name: str) -> str:
+    return cut_text(name, LONGEST_NAME)
 
 
 # Names of collectives

@@ -17,9 +17,9 @@ from stepscope.analyze.critical.draft import Constants, Draft, EdgeBuffer, begin
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.rows import StepRows, core
 from stepscope.analyze.critical.schedule import StepGraph, settle
-from stepscope.analyze.ranks.clocks import find_clocks, usable_offsets_ns
-from stepscope.analyze.ranks.digest import common_numbers, digest, list_numbers, pair_numbers
-from stepscope.analyze.ranks.matching import Matching, match
+from stepscope.analyze.ranks.clocks import MatchedRanks, match_ranks, usable_offsets_ns
+from stepscope.analyze.ranks.digest import common_numbers, list_numbers, pair_numbers
+from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
@@ -217,19 +217,25 @@ def _usual_delays(constants: Constants) -> list[int]:
     return usual
 
 
-def graph_of_job(timelines: Sequence[Timeline], step: int | None = None, *, align_clocks: bool = True) -> StepGraph:
+def graph_of_job(
+    timelines: Sequence[Timeline],
+    step: int | None = None,
+    *,
+    align_clocks: bool = True,
+    matched: MatchedRanks | None = None,
+) -> StepGraph:
     """One step (the median step of the first rank, among those that all have, unless named).
 
     Ranks that number their steps differently are paired by order; `step` counts as the first rank does then. Several
     ranks are put on one clock where their collectives allow it; `align_clocks` False takes their times as they stand.
+    `matched`: their collectives, where they are known already.
     """
     if len(timelines) == 1:
         return build_graph(timelines[0], view(timelines[0]).median_step() if step is None else step)
     timelines = _count_alike(timelines)
     number = _choose_step(timelines, step)
-    digests = [digest(timeline) for timeline in timelines]
-    matching = match(digests)
-    offsets = usable_offsets_ns(find_clocks(matching, max(item.resolution_ns for item in digests)))
+    matched = matched or match_ranks(timelines)
+    matching, offsets = matched.matching, usable_offsets_ns(matched.clocks)
     places = {rank: place for place, rank in enumerate(matching.ranks.tolist())}
     order = [places[timeline.rank] for timeline in timelines if timeline.rank is not None]
     # The offsets are how far a rank's clock is ahead; the graph takes what is to be added.

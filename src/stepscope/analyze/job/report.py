@@ -13,6 +13,7 @@ from stepscope.analyze.critical.model import build_graph, graph_of_job
 from stepscope.analyze.critical.path import CriticalPath, describe_path
 from stepscope.analyze.critical.what_if import Limit, find_limits
 from stepscope.analyze.job.tasks import RankAnswer, RankSummary, RankTask, explain_rank, run_tasks
+from stepscope.analyze.ranks.clocks import MatchedRanks, match_ranks
 from stepscope.analyze.ranks.digest import (
     PAIRED_BY_ORDER,
     common_numbers,
@@ -242,12 +243,16 @@ def _join(
     digests = [answer.digest for answer in answers]
     has_collectives = any(item.calls for item in digests)
     only = chosen.number if asked else None
+    matched = match_ranks(digests) if has_collectives or len(answers) > 1 else None
     across = None
-    if has_collectives or len(answers) > 1:
-        across = explain_ranks(digests, step=only, clocks=clocks, map_step=chosen.number)
+    if matched is not None:
+        across = explain_ranks(matched, step=only, clocks=clocks, map_step=chosen.number)
     steps = list_steps(answers)
     number = report.step if chosen.number is None else chosen.number
-    through_all, path_notes = _path_of_job(timelines, chosen, telling.rank, across) if critical else (None, [])
+    through_all: CriticalPath | None = None
+    path_notes: list[str] = []
+    if critical is not None and matched is not None and across is not None:
+        through_all, path_notes = _path_of_job(timelines, chosen, telling.rank, matched, across.clocks)
     return JobReport(
         source=str(traces.paths[0] if len(traces) == 1 else traces.paths[0].parent),
         damage=_list_damage(answers),
@@ -291,7 +296,7 @@ def _path_of_rank(timeline: Timeline, step: int | None) -> tuple[CriticalPath | 
 
 
 def _path_of_job(
-    timelines: Timelines, chosen: ChosenSteps, telling: int, across: RanksReport | None
+    timelines: Timelines, chosen: ChosenSteps, telling: int, matched: MatchedRanks, clocks: str
 ) -> tuple[CriticalPath | None, list[str]]:
     """The critical path through all ranks, where the job is small enough; else a note that it is of one rank alone."""
     ranks = timelines.traces.ranks
@@ -303,8 +308,8 @@ def _path_of_job(
     if not timelines.fit_together:
         return None, [f"{alone}: the traces are too large to be held together"]
     try:
-        as_recorded = across is not None and across.clocks == "as recorded"
-        graph = graph_of_job([timelines(rank) for rank in ranks], chosen.number, align_clocks=not as_recorded)
+        traces = [timelines(rank) for rank in ranks]
+        graph = graph_of_job(traces, chosen.number, align_clocks=clocks != "as recorded", matched=matched)
         return describe_path(graph), []
     except StepscopeError as error:
         return None, [f"{alone}: {error.message}"]

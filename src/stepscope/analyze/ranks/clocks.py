@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.matching import Matching
+from stepscope.analyze.ranks.digest import RankDigest, digest, pair_steps
+from stepscope.analyze.ranks.matching import Matching, match, order_digests
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
 from stepscope.core import collectives as coll
+from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 from stepscope.formats.timeline import Span, Timeline
 
@@ -199,6 +201,28 @@ def _refuse(offset_s: float, spread_s: float | None, calls: int) -> str | None:
     if offset_s <= spread_s:
         return "not larger than its spread: no offset can be told from none"
     return None
+
+
+class MatchedRanks(NamedTuple):
+    """The ranks of a job with their collectives side by side, and how their clocks differ."""
+
+    digests: list[RankDigest]
+    """By rank; all count steps alike."""
+    is_renumbered: bool
+    """Whether steps had to be paired by order for that."""
+    matching: Matching
+    clocks: Clocks
+
+
+def match_ranks(ranks: Iterable[Timeline] | Iterable[RankDigest]) -> MatchedRanks:
+    """From timelines or from digests made elsewhere; neither their order nor where they were made matters."""
+    digests = order_digests([item if isinstance(item, RankDigest) else digest(item) for item in ranks])
+    if not digests:
+        raise UsageError("there is no trace to explain", hint="give one trace a rank")
+    digests, is_renumbered = pair_steps(digests)
+    matching = match(digests)
+    clocks = find_clocks(matching, max(item.resolution_ns for item in digests))
+    return MatchedRanks(digests, is_renumbered, matching, clocks)
 
 
 def usable_offsets_ns(clocks: Clocks) -> list[int]:

@@ -8,10 +8,10 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.clocks import Clocks, choose_clocks, find_clocks, usable_offsets_ns
+from stepscope.analyze.ranks.clocks import Clocks, MatchedRanks, choose_clocks, match_ranks, usable_offsets_ns
 from stepscope.analyze.ranks.collective_table import CollectiveRow, GroupTotals, make_entries, tabulate, total_groups
-from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER, RankDigest, digest, list_numbers, pair_steps, step_times_ns
-from stepscope.analyze.ranks.matching import Matching, MatchingSummary, match, order_digests, summarize_matching
+from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER, RankDigest, list_numbers, step_times_ns
+from stepscope.analyze.ranks.matching import Matching, MatchingSummary, summarize_matching
 from stepscope.analyze.ranks.stragglers import (
     LoadBalance,
     Stragglers,
@@ -118,26 +118,22 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_ranks(
-    timelines: Sequence[Timeline] | Iterable[RankDigest],
+    ranks: Iterable[Timeline] | Iterable[RankDigest] | MatchedRanks,
     step: int | None = None,
     clocks: ClockChoice = "auto",
     *,
     map_step: int | None = None,
 ) -> RanksReport:
-    """From timelines or from digests made elsewhere; neither their order nor where they were made matters.
+    """From timelines, from digests made elsewhere, or from what `match_ranks` made of either.
 
     One rank is enough for the table; whatever needs two says so. `step` narrows everything to one step but clocks and
     stragglers, which need all there are. `map_step` is the step of the waiting map; None: all steps.
     """
     if clocks not in get_args(ClockChoice):
         raise UsageError(f"{clocks!r} is no way to compare clocks", hint=f"one of: {', '.join(get_args(ClockChoice))}")
-    digests = order_digests([item if isinstance(item, RankDigest) else digest(item) for item in timelines])
-    if not digests:
-        raise UsageError("there is no trace to explain", hint="give one trace a rank")
-    digests, paired = pair_steps(digests)
+    matched = ranks if isinstance(ranks, MatchedRanks) else match_ranks(ranks)
+    digests, is_renumbered, whole, found = matched
     _check_step(step, digests)
-    whole = match(digests)
-    found = find_clocks(whole, max(item.resolution_ns for item in digests))
     used, because = choose_clocks(whole, found) if clocks == "auto" else (clocks, "as asked for")
     offsets = usable_offsets_ns(found) if used == "aligned" else [0] * len(digests)
     matching = whole if step is None else whole.only(whole.step == step, whole.rows["step"][whole.unmatched] == step)
@@ -173,7 +169,7 @@ def explain_ranks(
             *_notes_on_clocks(found, used, because, asked=clocks != "auto"),
             *_notes_on_agreement(by_starts, by_durations, used),
             *_notes_on_steps(digests),
-            *([PAIRED_BY_ORDER] if paired else []),
+            *([PAIRED_BY_ORDER] if is_renumbered else []),
         ],
     )
 

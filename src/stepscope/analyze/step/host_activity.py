@@ -133,9 +133,9 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
     if activity == "python":
         calls = program.rows[program.is_function]
     else:
-        is_call = np.zeros(len(trace.start), bool)
-        is_call[calls] = True
-        calls = calls[trace.enclosing(trace.parent[calls], is_call) == MISSING]  # inside another it is the same call
+        calls = calls[
+            trace.enclosing(trace.parent[calls], trace.mask(calls)) == MISSING
+        ]  # inside another it is the same call
     longest, _ = _longest(trace, calls, trace.end[calls] - trace.start[calls])
     own = _own_times(trace, program, spans)
     taking = np.flatnonzero(program.is_function & (own > 0))

@@ -15,7 +15,6 @@ from stepscope.analyze.step.view import TraceView
 from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON, Integers
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Numbers = NDArray[np.float64]
@@ -184,45 +183,37 @@ def _before_backward(trace: TraceView, rows: Integers, backward: Mask) -> Mask:
 
 
 def _is_backward(trace: TraceView) -> Mask:
-    return trace.keep("is backward", lambda: _find_backward(trace))
+    def find() -> Mask:
+        operators = trace.rows(OPERATOR)
+        has_forward = operators[trace.column("forward_thread")[operators] > 0]
+        return trace.mask(has_forward, trace.named(operators, lambda name: name.startswith(ENGINE)))
 
-
-def _find_backward(trace: TraceView) -> Mask:
-    operators = trace.rows(OPERATOR)
-    mask = np.zeros(len(trace.start), bool)
-    mask[operators[trace.column("forward_thread")[operators] > 0]] = True
-    mask[trace.named(operators, lambda name: name.startswith(ENGINE))] = True
-    return mask
+    return trace.keep("is backward", find)
 
 
 def _engine_threads(trace: TraceView) -> list[int]:
     """Threads that autograd's engine made for itself: the name says so, or most of what runs there is the engine's."""
-    return trace.keep("engine threads", lambda: _find_engine_threads(trace))
 
+    def find() -> list[int]:
+        operators = trace.rows(OPERATOR)
+        top = operators[trace.enclosing(trace.parent[operators], trace.is_kind(OPERATOR)) == MISSING]
+        top = top[trace.thread[top] >= 0]
+        by_engine = trace.named(top, lambda name: name.startswith(ENGINE))
+        count = len(trace.timeline.threads)
+        mine, all_of_it = (np.bincount(trace.thread[rows], minlength=count).tolist() for rows in (by_engine, top))
+        return [
+            number
+            for number, thread in enumerate(trace.timeline.threads)
+            if number != trace.main_thread and ("autograd" in thread.name or 2 * mine[number] > all_of_it[number])
+        ]
 
-def _find_engine_threads(trace: TraceView) -> list[int]:
-    operators = trace.rows(OPERATOR)
-    top = operators[trace.enclosing(trace.parent[operators], trace.is_kind(OPERATOR)) == MISSING]
-    top = top[trace.thread[top] >= 0]
-    by_engine = trace.named(top, lambda name: name.startswith(ENGINE))
-    count = len(trace.timeline.threads)
-    mine, all_of_it = (np.bincount(trace.thread[rows], minlength=count).tolist() for rows in (by_engine, top))
-    return [
-        number
-        for number, thread in enumerate(trace.timeline.threads)
-        if number != trace.main_thread and ("autograd" in thread.name or 2 * mine[number] > all_of_it[number])
-    ]
+    return trace.keep("engine threads", find)
 
 
 def _is_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:
     """Annotations and operators whose name begins like this (older profilers wrote some annotations as operators)."""
-    return trace.keep(("named", pattern), lambda: _find_named(trace, pattern))
-
-
-def _find_named(trace: TraceView, pattern: re.Pattern[str]) -> Mask:
-    mask = np.zeros(len(trace.start), bool)
-    mask[trace.named(trace.rows(ANNOTATION, OPERATOR), pattern.match)] = True
-    return mask
+    rows = trace.rows(ANNOTATION, OPERATOR)
+    return trace.keep(("named", pattern), lambda: trace.mask(trace.named(rows, pattern.match)))
 
 
 def _name_unexplained(trace: TraceView, rows: Integers, phase: Integers) -> None:
@@ -244,7 +235,7 @@ def find_annotations(trace: TraceView, rows: Integers) -> Integers:
     Work that another thread launched belongs to what the main thread was in then: it waits there for that thread.
     Work without a launch belongs to the annotation on its own stream that encloses it.
     """
-    wanted = trace.keep("is annotation", lambda: _find_annotation_rows(trace))
+    wanted = trace.keep("is annotation", lambda: trace.mask(_without_steps(trace, trace.rows(ANNOTATION))))
     launch = trace.parent[rows]
     found = trace.enclosing(launch, wanted)
     elsewhere = np.flatnonzero((found == MISSING) & (launch >= 0) & (trace.thread[launch] != trace.main_thread))
@@ -257,26 +248,17 @@ def find_annotations(trace: TraceView, rows: Integers) -> Integers:
     return found
 
 
-def _find_annotation_rows(trace: TraceView) -> Mask:
-    """Annotations that are no steps."""
-    rows = trace.rows(ANNOTATION)
-    mask = np.zeros(len(trace.start), bool)
-    mask[rows] = True
-    mask[trace.named(rows, lambda name: _is_step_name(trace, name))] = False
-    return mask
-
-
-def _is_step_name(trace: TraceView, name: str) -> bool:
+def _without_steps(trace: TraceView, annotations: Integers) -> Integers:
     marker = trace.timeline.step_marker.removeprefix("annotation ")
-    return bool(_STEP.match(name)) or name.startswith(marker)
+    is_step = trace.has_name(annotations, lambda name: bool(_STEP.match(name)) or name.startswith(marker))
+    kept: Integers = annotations[~is_step]
+    return kept
 
 
 def _device_annotations(trace: TraceView, rows: Integers) -> Integers:
     found = np.full(len(rows), MISSING, np.int64)
-    annotations = trace.rows(DEVICE_ANNOTATION)
+    annotations = _without_steps(trace, trace.rows(DEVICE_ANNOTATION))
     annotations = annotations[np.argsort(trace.start[annotations], kind="stable")]
-    steps = trace.named(annotations, lambda name: _is_step_name(trace, name))
-    annotations = annotations[~np.isin(annotations, steps)]
     device, stream = trace.column("device"), trace.column("stream")
     places = np.column_stack((device[annotations], stream[annotations]))
     for one, other in {(int(a), int(b)) for a, b in places}:
@@ -300,8 +282,7 @@ def find_modules(trace: TraceView, rows: Integers) -> Integers | None:
     modules = trace.named(trace.rows(PYTHON, ANNOTATION), lambda name: name.startswith(_MODULE))
     if not len(modules):
         return None
-    wanted = np.zeros(len(trace.start), bool)
-    wanted[modules] = True
+    wanted = trace.mask(modules)
     found = trace.enclosing(trace.parent[rows], wanted)
     missing = np.flatnonzero(found == MISSING)
     forward = _forward_operators(trace, trace.parent[rows[missing]])
@@ -320,8 +301,7 @@ def _forward_operators(trace: TraceView, launch: Integers) -> Integers:
     found = np.full(len(launch), MISSING, np.int64)
     if not len(numbered):
         return found
-    has_pair = np.zeros(len(trace.start), bool)
-    has_pair[operators[(sequence[operators] >= 0) & (forward_thread[operators] > 0)]] = True
+    has_pair = trace.mask(operators[(sequence[operators] >= 0) & (forward_thread[operators] > 0)])
     backward = trace.enclosing(launch, has_pair)
     wanted = np.where(backward >= 0, sequence[backward], MISSING)
     place = sequence[numbered].searchsorted(wanted, side="right") - 1

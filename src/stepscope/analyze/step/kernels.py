@@ -131,13 +131,7 @@ def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
     if modules is None and len(rows):
         notes.append(NO_MODULES_NOTE)
     return KernelReport(
-        step=step,
-        kernels=times.kernels,
-        copies=times.copies,
-        sum_s=times.sum_s,
-        by_name=times.by_name,
-        names=times.names,
-        by_category=times.by_category,
+        **msgspec.structs.asdict(times),
         by_operator=_by_row(trace, inner, durations, NO_OPERATOR),
         by_top_operator=_by_row(trace, outer, durations, NO_OPERATOR),
         by_phase=tabulate(PHASES, find_phases(trace, rows), durations),
@@ -168,22 +162,14 @@ def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations:
         copies=len(rows) - kernels,
         sum_s=seconds(int(durations.sum())),
         by_name=by_name,
-        names={row.name: KernelName(short=_short(row.name), category=categories[row.name]) for row in by_name.rows},
-        by_category=tabulate(_categories(), category.astype(int), durations),
+        names={row.name: KernelName(short=short_name(row.name), category=categories[row.name]) for row in by_name.rows},
+        by_category=tabulate(CATEGORIES, category.astype(int), durations),
     )
-
-
-def _categories() -> tuple[str, ...]:
-    return CATEGORIES
-
-
-def _short(name: str) -> str:
-    return short_name(name)
 
 
 def _category_of_name(trace: TraceView, rows: Integers, category: Integers) -> dict[str, str]:
     """A kernel that is communication by its record and something else by its name shows the first row's category."""
-    listed = _categories()
+    listed = CATEGORIES
     first = np.full(len(trace.timeline.texts), len(listed))
     first[trace.name[rows][::-1]] = category[::-1]  # the last one written stays: backwards, the first
     return {trace.text(code): listed[first[code]] for code in np.flatnonzero(first < len(listed)).tolist()}

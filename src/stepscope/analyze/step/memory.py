@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.analyze.section import Chart, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
-from stepscope.analyze.step.numbers import distinct, seconds
+from stepscope.analyze.step.numbers import distinct, highest_places, seconds
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_bytes
 from stepscope.formats.timeline import MEMORY, MISSING, OPERATOR, Integers, Timeline
@@ -163,11 +163,7 @@ def _by_operator(trace: TraceView, events: _Events, places: Integers) -> list[Me
 def _points(events: _Events, part: slice, begin: int) -> list[MemoryPoint]:
     """All events, or the highest of each of equally long stretches where there are too many."""
     total = events.total[part]
-    chosen = np.arange(len(total))
-    if len(total) > MOST_POINTS:
-        stretch = chosen * MOST_POINTS // len(total)
-        order = np.lexsort((total, stretch))
-        chosen = np.sort(order[np.flatnonzero(np.append(stretch[order][1:] != stretch[order][:-1], True))])
+    chosen = highest_places(total, MOST_POINTS)
     time, reserved = events.time[part][chosen] - begin, events.reserved[part][chosen]
     return [
         MemoryPoint(time_s=seconds(at), allocated_bytes=held, reserved_bytes=kept if kept >= 0 else None)

@@ -39,6 +39,16 @@ def top_by(values: Any, count: int) -> list[int]:
     return places
 
 
+def highest_places(values: Any, most: int) -> Whole:
+    """Places of all values, or of the highest in each of so many equal parts where there are more; ascending."""
+    places = np.arange(len(values))
+    if len(values) <= most:
+        return places
+    part = places * most // len(values)
+    order = np.lexsort((values, part))
+    return np.sort(order[np.flatnonzero(np.diff(part[order], append=most))])
+
+
 def distinct(numbers: Any) -> list[int]:
     """The different ones, ascending: quick where all are the same, or small."""
     if not len(numbers):

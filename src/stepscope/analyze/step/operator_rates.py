@@ -85,10 +85,8 @@ def rate_operators(timeline: Timeline, step: int | None, *, top: int = 60) -> Ra
     if not len(shaped):
         return RateReport(step=step, rates=[], share=0.0, note=NO_SHAPES)
     known = trace.named(shaped, _is_known)
-    wanted = np.zeros(len(trace.start), bool)
-    wanted[known] = True
     device = trace.rows_of(step, *DEVICE_KINDS)
-    owner = trace.enclosing(trace.parent[device], wanted)
+    owner = trace.enclosing(trace.parent[device], trace.mask(known))
     whole = int((trace.end[device] - trace.start[device]).sum())
     device, owner = device[owner >= 0], owner[owner >= 0]
     spent = np.zeros(len(trace.start), np.int64)
@@ -109,9 +107,7 @@ def _is_known(name: str) -> bool:
 
 def _uses_tf32(trace: TraceView, device: Integers, owner: Integers) -> Any:
     """For every row whether one of the kernels that it launched says TF32."""
-    tf32 = np.zeros(len(trace.start), bool)
-    tf32[owner[np.isin(device, trace.named(device, _TF32.search))]] = True
-    return tf32
+    return trace.mask(owner[np.isin(device, trace.named(device, _TF32.search))])
 
 
 def _rate_groups(trace: TraceView, rows: Integers, spent: Any, tf32: Any) -> list[OperatorRate]:

@@ -135,9 +135,7 @@ def _gaps(trace: TraceView, step: int | None) -> tuple[Any, int]:
 def _launch_calls(trace: TraceView, step: int | None) -> Integers:
     """Calls that launched device work, each once."""
     launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
-    calls = np.zeros(len(trace.start), bool)
-    calls[launch[launch >= 0]] = True
-    return np.flatnonzero(calls)
+    return np.flatnonzero(trace.mask(launch[launch >= 0]))
 
 
 def _calls_in_operators(trace: TraceView, calls: Integers) -> _Inside:
@@ -145,10 +143,8 @@ def _calls_in_operators(trace: TraceView, calls: Integers) -> _Inside:
     calls, operator = calls[operator >= 0], operator[operator >= 0]
     order = np.lexsort((trace.start[calls], operator))
     calls, operator = calls[order], operator[order]
-    changes = operator[1:] != operator[:-1]
-    is_first = np.concatenate(([True], changes)) if len(calls) else np.zeros(0, bool)
-    is_last = np.concatenate((changes, [True])) if len(calls) else np.zeros(0, bool)
-    return _Inside(calls, operator, is_first, is_last)
+    changes = np.diff(operator, prepend=MISSING, append=MISSING) != 0
+    return _Inside(calls, operator, is_first=changes[:-1], is_last=changes[1:])
 
 
 def _top_operator_of(trace: TraceView, rows: Integers) -> Integers:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -105,7 +105,7 @@ def compare_steps(timeline: Timeline) -> StepVariation:
     ]
     judged_periods = sorted(one.period_s for one in times if one.is_judged and one.period_s is not None)
     mean = sum(ordered) / len(ordered) if ordered else None
-    deviation = _deviation(ordered)
+    deviation = stdev(ordered) if len(ordered) > 1 else None
     return StepVariation(
         steps=times,
         judged=len(chosen),
@@ -127,10 +127,6 @@ def compare_steps(timeline: Timeline) -> StepVariation:
 def _number(breakdown: Breakdown) -> int:
     assert breakdown.step is not None
     return breakdown.step
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _compare_shares(chosen: Sequence[Breakdown], slow: Sequence[Breakdown]) -> list[ShareVariation]:

@@ -95,6 +95,13 @@ class TraceView:
         found = [np.flatnonzero(holds(piece)) + piece.start for piece in pieces]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
+    def mask(self, *rows: Integers) -> Mask:
+        """For each row of the trace whether it is one of these."""
+        mask = np.zeros(len(self.start), bool)
+        for some in rows:
+            mask[some] = True
+        return mask
+
     def rows_of(self, step: int | None, *kinds: int) -> Integers:
         """Rows of these kinds that belong to a step; None: all of them."""
         rows = self.rows(*kinds)
