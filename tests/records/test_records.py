@@ -86,8 +86,7 @@ def test_samples_keep_iterations_and_warmups() -> None:
     )
     assert samples.seconds() == [2.0, 2.0]
     assert samples.device_seconds() == [0.5, 1.0]
-    assert [sample.iterations for sample in samples] == [1, 2, 3]
-    assert next(iter(samples)).warmup
+    assert samples.counted_iterations() == [2, 3]
 
 
 def test_uneven_samples_are_refused() -> None:

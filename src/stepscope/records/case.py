@@ -6,7 +6,6 @@ Statistics are derived from the samples on reading and never stored in their pla
 import hashlib
 import re
 import traceback
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -87,23 +86,6 @@ def _plain(value: Parameter) -> str:
     return "x".join(str(item) for item in value) if isinstance(value, list) else str(value)
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of the clock around a number of iterations."""
-
-    duration_s: float
-    """Wall time of all the iterations together."""
-    iterations: int
-    device_s: float | None = None
-    """Time between two device events around the same iterations, where the device has them; of as many iterations
-    behind a full queue, where the queue was saturated."""
-    warmup: bool = False
-    """Kept as evidence, left out of statistics."""
-
-    @property
-    def per_iteration_s(self) -> float:
-        return self.duration_s / self.iterations
-
-
 class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     """All samples of one case on one rank in one process, in the order they were taken, column by column."""
 
@@ -113,9 +95,13 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     process: int = 0
     """Which fresh process took them, where a case is measured in several; noise between processes is seen so."""
     duration_s: list[float]
+    """Wall time of all the iterations of a sample together."""
     iterations: list[int]
     warmup: list[bool]
+    """Kept as evidence, left out of statistics."""
     device_s: list[float] | None = None
+    """Time between two device events around the same iterations, where the device has them; of as many iterations
+    behind a full queue, where the queue was saturated."""
     other_share: float | None = None
     """Share of the host's core time that others took (processes, other machines) meanwhile; None: unknown."""
     host_cores: int | None = None
@@ -142,28 +128,21 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.duration_s)
 
-    def __iter__(self) -> Iterator[Sample]:
-        for i, (duration, count, warmup) in enumerate(zip(self.duration_s, self.iterations, self.warmup, strict=True)):
-            device = self.device_s[i] if self.device_s is not None else None
-            yield Sample(duration_s=duration, iterations=count, device_s=device, warmup=warmup)
-
     def seconds(self) -> list[float]:
         """Wall seconds per iteration, one value per sample, warm-ups left out."""
-        return [
-            duration / count
-            for duration, count, warmup in zip(self.duration_s, self.iterations, self.warmup, strict=True)
-            if not warmup
-        ]
+        return self._divide(self.duration_s)
 
     def device_seconds(self) -> list[float] | None:
         """Device seconds per iteration, where the device told them."""
-        if self.device_s is None:
-            return None
-        return [
-            duration / count
-            for duration, count, warmup in zip(self.device_s, self.iterations, self.warmup, strict=True)
-            if not warmup
-        ]
+        return None if self.device_s is None else self._divide(self.device_s)
+
+    def counted_iterations(self) -> list[int]:
+        """Iterations of each sample, warm-ups left out."""
+        return [count for count, warmup in zip(self.iterations, self.warmup, strict=True) if not warmup]
+
+    def _divide(self, durations_s: list[float]) -> list[float]:
+        columns = zip(durations_s, self.iterations, self.warmup, strict=True)
+        return [duration / count for duration, count, warmup in columns if not warmup]
 
 
 def slowest_rank_seconds(ranks: list[RankSamples], *, device: bool = False) -> list[float]:

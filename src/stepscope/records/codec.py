@@ -16,7 +16,7 @@ import msgspec
 
 from stepscope.core.errors import BadInputError, NewerVersionError
 from stepscope.records import kinds
-from stepscope.records.case import Benchmark, Case, CaseResult, Failure, RankSamples, Sample
+from stepscope.records.case import Benchmark, Case, CaseResult, Failure, RankSamples
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
 from stepscope.records.kinds.base import inspect_fields
 from stepscope.records.request import make_request
@@ -325,7 +325,6 @@ def _bad(message: str, where: str, hint: str = _HINT) -> BadInputError:
 RECORDS: dict[str, type[msgspec.Struct]] = {
     "benchmark": Benchmark,
     "case": Case,
-    "sample": Sample,
     "rank_samples": RankSamples,
     "case_result": CaseResult,
     "plan": Plan,

@@ -159,7 +159,7 @@ class MeasuredCase(NamedTuple):
         """By process: seconds per iteration of each sample, and its iterations."""
         processes: dict[int, list[int]] = defaultdict(list)
         for one in self.samples:
-            processes[one.process] += [sample.iterations for sample in one if not sample.warmup]
+            processes[one.process] += one.counted_iterations()
         counts = [processes[number] for number in sorted(processes)]
         return [
             list(zip(seconds, iterations, strict=False))

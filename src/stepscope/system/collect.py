@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -38,20 +38,8 @@ from stepscope.system.nvml import describe_visible_gpus, open_nvml, read_gpus, r
 GIT_TIMEOUT_S = 5.0
 
 _VERSIONED_MODULES = (
-    "accelerate",
-    "apex",
-    "deepspeed",
-    "fbgemm_gpu",
-    "flash_attn",
-    "mpi4py",
-    "numpy",
-    "torchao",
-    "torchrec",
-    "torchvision",
-    "transformer_engine",
-    "transformers",
-    "triton",
-    "xformers",
+    *("accelerate", "apex", "deepspeed", "fbgemm_gpu", "flash_attn", "mpi4py", "numpy", "torchao", "torchrec"),
+    *("torchvision", "transformer_engine", "transformers", "triton", "xformers"),
 )
 
 _RESULT_PREFIXES = (
@@ -63,22 +51,8 @@ _RESULT_PREFIXES = (
 )
 _RESULT_NAMES = frozenset({"LD_PRELOAD", "GLIBC_TUNABLES", "NVIDIA_TF32_OVERRIDE"})
 
-_JOB_PREFIXES = tuple(
-    f"OMPI_MCA_{part}"
-    for part in (
-        "orte_",
-        "ess",
-        "pmix",
-        "prte",
-        "plm",
-        "ras",
-        "oob",
-        "initial_wdir",
-        "num_procs",
-        "cpu_type",
-        "PREFIXES",
-    )
-)
+_JOB_PARTS = ("orte_", "ess", "pmix", "prte", "plm", "ras", "oob", "initial_wdir", "num_procs", "cpu_type", "PREFIXES")
+_JOB_PREFIXES = tuple(f"OMPI_MCA_{part}" for part in _JOB_PARTS)
 """What launchers tell their ranks; another value in every job."""
 
 _JOB_WORDS = frozenset(
@@ -350,29 +324,23 @@ def merge_systems(systems: list[System]) -> System:
     """
     if not systems:
         raise ValueError("there is no system to merge")
-    first = systems[0]
-    return msgspec.structs.replace(
-        first,
-        hosts=[host for system in systems for host in system.hosts],
-        python=_merge_python(systems),
-        libraries=_merge_values([(_label(systems, i), system.libraries) for i, system in enumerate(systems)]),
-        environment=_merge_values([(_label(systems, i), system.environment) for i, system in enumerate(systems)]),
-        settings=_merge_values([(_label(systems, i), system.settings) for i, system in enumerate(systems)]),
-    )
-
-
-def _label(systems: list[System], position: int) -> str:
-    """The host's name, with its position where two hosts share one (containers often do)."""
     names = [system.hosts[0].name for system in systems]
-    name = names[position]
-    return name if names.count(name) == 1 else f"{name}#{position}"
+    # With its position where two hosts share a name: containers often do.
+    labels = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
 
+    def merge(values: Iterable[dict[str, str]]) -> dict[str, str]:
+        return _merge_values(list(zip(labels, values, strict=True)))
 
-def _merge_python(systems: list[System]) -> str:
-    versions = [system.python for system in systems]
-    if len(set(versions)) == 1:
-        return versions[0]
-    return ", ".join(f"{version}@{_label(systems, i)}" for i, version in enumerate(versions))
+    python = [system.python for system in systems]
+    mixed = ", ".join(f"{version}@{label}" for version, label in zip(python, labels, strict=True))
+    return msgspec.structs.replace(
+        systems[0],
+        hosts=[host for system in systems for host in system.hosts],
+        python=python[0] if len(set(python)) == 1 else mixed,
+        libraries=merge(system.libraries for system in systems),
+        environment=merge(system.environment for system in systems),
+        settings=merge(system.settings for system in systems),
+    )
 
 
 def _merge_values(by_host: list[tuple[str, dict[str, str]]]) -> dict[str, str]:

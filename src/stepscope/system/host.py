@@ -373,16 +373,21 @@ def read_virtualization(root: Path = ROOT) -> str | None:
     return guest or ("hypervisor" if has_hypervisor_flag(root) else None)
 
 
+def read_load(root: Path = ROOT) -> float | None:
+    """Runnable processes, averaged over a minute."""
+    found = re.match(r"\d+(\.\d+)?", read_text(root / "proc/loadavg") or "")
+    return float(found[0]) if found else None
+
+
 def sample_load(root: Path = ROOT) -> Load:
     """Takes 50 ms: the busy share needs two looks at the processors' clocks."""
     import psutil
 
     fields = _read_meminfo(root)
-    load_1m = re.match(r"[\d.]+", read_text(root / "proc/loadavg") or "")
     swap = fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= set(fields) else None
     busy_percent = psutil.cpu_percent(interval=BUSY_SAMPLE_S) if root == ROOT else None
     return Load(
-        load_1m=float(load_1m[0]) if load_1m else None,
+        load_1m=read_load(root),
         cpu_busy_share=busy_percent / 100 if busy_percent is not None else None,
         memory_available_bytes=fields.get("MemAvailable"),
         swap_used_bytes=swap,
@@ -402,8 +407,7 @@ def _read_interfaces(root: Path) -> list[Nic]:
     nics = []
     for folder in list_folder(root / "sys/class/net"):
         mtu = read_natural(folder / "mtu")
-        if mtu is None:
-            # Not an interface: drivers leave plain files such as bonding_masters here.
+        if mtu is None:  # no interface: drivers leave plain files such as bonding_masters here
             continue
         kind = _name_kind(folder)
         speed_mbit = read_natural(folder / "speed") if kind != "loopback" else None

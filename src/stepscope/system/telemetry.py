@@ -18,6 +18,7 @@ from stepscope.system.host import (
     list_folder,
     read_allowed_cpus,
     read_int,
+    read_load,
     read_text,
     read_throttled_periods,
 )
@@ -55,7 +56,7 @@ class Telemetry:
 
     def read(self, at: Moment) -> list[Reading]:
         """One reading per device; `start` also sets the counts against which throttling is seen."""
-        return [Reading(device=self.device, at=at, load_1m=self._read_load())]
+        return [Reading(device=self.device, at=at, load_1m=read_load(self._root))]
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -65,11 +66,6 @@ class Telemetry:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _read_load(self) -> float | None:
-        text = read_text(self._root / "proc/loadavg")
-        first = text.split()[0] if text else ""
-        return float(first) if first.replace(".", "", 1).isdigit() else None
 
 
 class CpuTelemetry(Telemetry):
@@ -95,7 +91,7 @@ class CpuTelemetry(Telemetry):
             clock_hz=self._read_clock_hz(),
             temperature_c=self._read_temperature_c(),
             throttle=throttle,
-            load_1m=self._read_load(),
+            load_1m=read_load(self._root),
         )
         return [reading]
 
@@ -156,7 +152,7 @@ class NvmlTelemetry(Telemetry):
             power_w=power_mw / 1e3 if power_mw is not None else None,
             temperature_c=float(temperature) if temperature is not None else None,
             throttle=read_throttle_reasons(nvml, self._handle),
-            load_1m=self._read_load(),
+            load_1m=read_load(self._root),
         )
         return [reading]
 

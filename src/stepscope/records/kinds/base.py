@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cache
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -64,12 +64,11 @@ class BaseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def list_parameters(self, model: str, mode: str) -> dict[str, Parameter]:
         """By name, in the order of labels; `model` and `mode` are the benchmark's."""
-        usual = list_defaults(type(self))
+        unusual = list_unusual(self)
         return {
             name: getattr(self, name)
             for name in self.__struct_fields__
-            if name not in self.NAMELESS
-            and (name in self.ALWAYS or name not in usual or getattr(self, name) != usual[name])
+            if name not in self.NAMELESS and (name in self.ALWAYS or name in unusual)
         }
 
 
@@ -127,15 +126,7 @@ class BaseObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __or__(self: ObservedT, more: "BaseObserved | None") -> ObservedT:
         """With what `more` observed; it goes first where both did."""
-        if more is None:
-            return self
-        usual = list_defaults(type(more))
-        changed = {
-            name: getattr(more, name)
-            for name in more.__struct_fields__
-            if name not in usual or getattr(more, name) != usual[name]
-        }
-        return msgspec.structs.replace(self, **changed)
+        return self if more is None else msgspec.structs.replace(self, **list_unusual(more))
 
 
 def list_defaults(struct: type[msgspec.Struct]) -> dict[str, object]:
@@ -145,6 +136,12 @@ def list_defaults(struct: type[msgspec.Struct]) -> dict[str, object]:
         for field in inspect_fields(struct)
         if not field.required
     }
+
+
+def list_unusual(record: msgspec.Struct) -> dict[str, Any]:
+    """Fields that have no default, or another value."""
+    usual, values = list_defaults(type(record)), msgspec.structs.asdict(record)
+    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 
 @cache
