@@ -181,6 +181,8 @@ def test_load_explains_why_a_side_is_slower_and_never_why_it_is_faster() -> None
     assert slowed.verdict == "not enough data"
     assert "loaded or slower while B was measured, which could explain any difference" in slowed.reason
     assert (slowed.disturbed_a, slowed.disturbed_b, slowed.ci_low) == (0, 5, 0.0)
+    both = only_row(steady(1e-3, other_share=0.2, idle_cores=0.0), steady(2e-3, **BUSY))
+    assert "loaded or slower while A and B were measured, which could" in (both.reason or "")
     faster_all_the_same = only_row(steady(8e-3), steady(1e-3, **BUSY))
     assert faster_all_the_same.verdict == "better"
     assert only_row(steady(1e-3, **BUSY), steady(5e-2)).verdict == "worse"

@@ -276,6 +276,15 @@ def test_comparison_text() -> None:
     )
 
 
+def test_a_narrow_comparison_breaks_names_and_no_title() -> None:
+    label = "dlrm/ootb/train/small.1dev-embed32-fp32[device=cpu,precision=fp32,scale=tiny]"
+    row = COMPARED[0]._replace(label=label, ci_low=0.261, ci_high=math.inf, verdict="not enough data")
+    for width in (72, 80, 100):
+        text = render_comparison_text([row], width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert all(f" {title}" in text for title in ("Case", "A", "B", "B/A", "Interval", "n", "Verdict")), width
+
+
 def test_comparison_markdown() -> None:
     lines = render_comparison_markdown(COMPARED).splitlines()
     assert lines[0] == "| Case | Of | A | B | B/A | Interval | n | Processes | Verdict |"

@@ -410,8 +410,9 @@ def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> St
 def _tell_disturbance(item: _Tested, explained: float) -> str:
     names = [name for name, side in (("A", item.a), ("B", item.b)) if any(p.disturbed for p in side.processes)]
     size = "any difference" if math.isinf(explained) else f"{format_share(math.expm1(explained), 0)}"
+    measured = f"{' and '.join(names)} {'were' if len(names) > 1 else 'was'} measured"
     return (
-        f"the machine was loaded or slower while {' and '.join(names)} was measured, which could explain {size}; "
+        f"the machine was loaded or slower while {measured}, which could explain {size}; "
         "measure again with less co-running load, or use `stepscope ab`"
     )
 

@@ -197,7 +197,7 @@ def _one_line(column: _Drawn) -> str:
 def _narrow(columns: list[_Drawn], width: int) -> list[_Drawn]:
     """Names on several lines, the widest first, until the rows fit; parts of names are broken last."""
     widths = [column.width for column in columns]
-    parts = [max(map(text_width, _PARTS.split(" ".join(column.cells)))) for column in columns]
+    parts = [max(map(text_width, _PARTS.split(" ".join([column.title, *column.cells])))) for column in columns]
     names = [place for place, column in enumerate(columns) if not column.numeric]
     excess = sum(widths) + len(GAP) * (len(widths) - 1) - width
     for least in ([max(_LEAST_WIDTH, one) for one in parts], [_LEAST_WIDTH] * len(columns)):
