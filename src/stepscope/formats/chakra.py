@@ -83,52 +83,40 @@ def messages() -> Messages:
 
 
 def _describe(descriptor_pb2: Any) -> Any:
-    field_type = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="chakra_et_def.proto", package="ChakraProtoMsg", syntax="proto3")
-
-    def field(
-        message: Any, name: str, number: int, kind: str, *, many: bool = False, of: str = "", choice: int | None = None
-    ) -> None:
-        label = field_type.LABEL_REPEATED if many else field_type.LABEL_OPTIONAL
-        made = message.field.add(name=name, number=number, type=getattr(field_type, kind), label=label)
-        if of:
-            made.type_name = f".ChakraProtoMsg.{of}"
-        if choice is not None:
-            made.oneof_index = choice
-
-    attribute = file.message_type.add(name="AttributeProto")
-    field(attribute, "name", 1, "TYPE_STRING")
-    field(attribute, "doc_string", 2, "TYPE_STRING")
-    attribute.oneof_decl.add(name="value")
-    for place, scalar in enumerate(SCALARS):
-        kind = f"TYPE_{scalar.upper()}"
-        of_list = f"{scalar.capitalize()}List"
-        field(attribute, f"{scalar}_val", 3 + 2 * place, kind, choice=0)
-        field(attribute, f"{scalar}_list", 4 + 2 * place, "TYPE_MESSAGE", of=of_list, choice=0)
-        field(file.message_type.add(name=of_list), "values", 1, kind, many=True)
-
-    metadata = file.message_type.add(name="GlobalMetadata")
-    field(metadata, "version", 1, "TYPE_STRING")
-    field(metadata, "attr", 2, "TYPE_MESSAGE", many=True, of="AttributeProto")
-
     types = file.enum_type.add(name="NodeType")
     for number, name in enumerate(NODE_TYPES):
         types.value.add(name=f"{name}_NODE", number=number)
-    arguments = file.message_type.add(name="IOInfo")
-    for number, name in enumerate(("values", "shapes", "types"), 1):
-        field(arguments, name, number, "TYPE_STRING")
+    field_type = descriptor_pb2.FieldDescriptorProto
 
-    node = file.message_type.add(name="Node")
-    field(node, "id", 1, "TYPE_UINT64")
-    field(node, "name", 2, "TYPE_STRING")
-    field(node, "type", 3, "TYPE_ENUM", of="NodeType")
-    field(node, "ctrl_deps", 4, "TYPE_UINT64", many=True)
-    field(node, "data_deps", 5, "TYPE_UINT64", many=True)
-    field(node, "start_time_micros", 6, "TYPE_UINT64")
-    field(node, "duration_micros", 7, "TYPE_UINT64")
-    field(node, "inputs", 8, "TYPE_MESSAGE", of="IOInfo")
-    field(node, "outputs", 9, "TYPE_MESSAGE", of="IOInfo")
-    field(node, "attr", 10, "TYPE_MESSAGE", many=True, of="AttributeProto")
+    def add(message: str, /, **fields: str) -> Any:
+        """A message of fields numbered in their order; a star stands behind the kind of those that are lists."""
+        made = file.message_type.add(name=message)
+        for number, (name, starred) in enumerate(fields.items(), 1):
+            kind = starred.removesuffix("*")
+            field = made.field.add(name=name, number=number)
+            field.label = field_type.LABEL_OPTIONAL if kind == starred else field_type.LABEL_REPEATED
+            if kind in SCALARS:
+                field.type = getattr(field_type, f"TYPE_{kind.upper()}")
+            else:
+                field.type = field_type.TYPE_ENUM if kind == types.name else field_type.TYPE_MESSAGE
+                field.type_name = f".ChakraProtoMsg.{kind}"
+        return made
+
+    values: dict[str, str] = {}
+    for scalar in SCALARS:
+        values |= {f"{scalar}_val": scalar, f"{scalar}_list": f"{scalar.capitalize()}List"}
+        add(f"{scalar.capitalize()}List", values=f"{scalar}*")
+    attribute = add("AttributeProto", name="string", doc_string="string", **values)
+    attribute.oneof_decl.add(name="value")
+    for field in attribute.field[2:]:
+        field.oneof_index = 0
+    add("GlobalMetadata", version="string", attr="AttributeProto*")
+    add("IOInfo", values="string", shapes="string", types="string")
+    add(
+        "Node", id="uint64", name="string", type=types.name, ctrl_deps="uint64*", data_deps="uint64*",
+        start_time_micros="uint64", duration_micros="uint64", inputs="IOInfo", outputs="IOInfo", attr="AttributeProto*",
+    )  # fmt: skip
     return file
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -88,21 +88,22 @@ class Tables:
         return tables
 
     def labels(self, table: str, column: str, key: str = "id") -> dict[int, str]:
-        """One column as text by a whole-number key; empty where the table or a column is not there."""
-        if not self.has(table, key, column):
-            return {}
+        """One column as text by a whole-number key."""
         return {int(row[0]): str(row[1]) for row in self.rows(table, key, column) if isinstance(row[0], int)}
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
-        """Cells as they are."""
-        rows: list[tuple[Any, ...]] = []
+        """Cells as they are; none where the table or a column is not there."""
+        if not self.has(table, *columns):
+            return []
+        return [row for piece in self._pieces(table, map(quoted, columns)) for row in piece]
+
+    def _pieces(self, table: str, listed: Iterable[str]) -> Iterator[list[tuple[Any, ...]]]:
         try:
-            cursor = self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table)}")
+            cursor = self._connection.execute(f"SELECT {', '.join(listed)} FROM {quoted(table)}")
             while piece := cursor.fetchmany(_ROWS_AT_ONCE):
-                rows += piece
+                yield piece
         except DAMAGE as error:
             self.count_repair(f"{table} is damaged ({first_line(error)}): the rows before were read")
-        return rows
 
     def count(self, table: str) -> int:
         try:
@@ -111,19 +112,12 @@ class Tables:
             return 0
         return int(found[0])
 
-    def columns(self, table: str, wanted: Sequence[str]) -> dict[str, Integers] | None:
-        """Whole-number columns; −1 where a row or the whole table lacks one. None: no such table, or no times in it."""
-        if not self.has(table, "start"):
-            return None
-        asked = [column for column in wanted if self.has(table, column)]
-        listed = ", ".join(f"coalesce({quoted(column)}, -1)" for column in asked)
-        pieces: list[Integers] = []
-        try:
-            cursor = self._connection.execute(f"SELECT {listed} FROM {quoted(table)}")
-            while piece := cursor.fetchmany(_ROWS_AT_ONCE):
-                pieces.append(self._numbers(piece, table))
-        except DAMAGE as error:
-            self.count_repair(f"{table} is damaged ({first_line(error)}): the rows before were read")
+    def columns(self, table: str, wanted: Sequence[str]) -> dict[str, Integers]:
+        """Whole-number columns; −1 where a row or the whole table lacks one. No rows: no such table, or no times in
+        it."""
+        asked = [column for column in wanted if self.has(table, column)] if self.has(table, "start") else []
+        listed = [f"coalesce({quoted(column)}, -1)" for column in asked]
+        pieces = [self._numbers(piece, table) for piece in self._pieces(table, listed)] if asked else []
         whole = np.concatenate(pieces) if pieces else np.empty((0, len(asked)), np.int64)
         found: dict[str, Integers] = {column: whole[:, place] for place, column in enumerate(asked)}
         for column in wanted:
@@ -342,8 +336,6 @@ class _Reader:
 
     def _calls(self, table: str, kind: int) -> Iterator[RowPart]:
         cells = self.tables.columns(table, ("start", "end", "globalTid", "correlationId", "nameId"))
-        if cells is None:
-            return
         thread = cells["globalTid"]
         rows = self.tables.spans(cells, table) | {
             "kind": np.full(len(thread), kind),
@@ -355,11 +347,9 @@ class _Reader:
     def _ranges(self) -> Iterator[RowPart]:
         table = "NVTX_EVENTS"
         cells = self.tables.columns(table, ("start", "end", "eventType", "globalTid", "textId"))
-        if cells is None:
-            return
         event = cells["eventType"] if self.tables.has(table, "eventType") else np.full(len(cells["start"]), 59)
         chosen = np.flatnonzero(np.isin(event, (*_RANGE_PUSHED, *_RANGE_FREE, _MARK)))
-        texts = self.tables.rows(table, "text") if self.tables.has(table, "text") else []
+        texts = self.tables.rows(table, "text")
         cells = {name: column[chosen] for name, column in cells.items()}
         mark, free = event[chosen] == _MARK, np.isin(event[chosen], _RANGE_FREE)
         without_end = cells["end"] == MISSING
@@ -394,14 +384,10 @@ class _Reader:
 
     # --- rows of devices -------------------------------------------------------------------------------------------
 
-    def _on_device(
-        self, table: str, kind: int, more: Sequence[str] = ()
-    ) -> tuple[dict[str, Integers], dict[str, Any]] | None:
+    def _on_device(self, table: str, kind: int, more: Sequence[str] = ()) -> tuple[dict[str, Integers], dict[str, Any]]:
         """The table's own columns, and those of the timeline that all such tables share."""
         usual = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId", "graphId")
         cells = self.tables.columns(table, (*usual, *more))
-        if cells is None:
-            return None
         rows = self.tables.spans(cells, table) | {
             "kind": np.full(len(cells["start"]), kind),
             "device": cells["deviceId"],
@@ -420,10 +406,7 @@ class _Reader:
         shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
         memory = ("staticSharedMemory", "dynamicSharedMemory")
         names = ("demangledName", "shortName", "mangledName")
-        found = self._on_device(table, KERNEL, (*shape, *memory, *names, "registersPerThread"))
-        if found is None:
-            return
-        cells, rows = found
+        cells, rows = self._on_device(table, KERNEL, (*shape, *memory, *names, "registersPerThread"))
         name = cells["demangledName"]
         for other in names[1:]:
             name = np.where(name < 0, cells[other], name)
@@ -453,19 +436,13 @@ class _Reader:
 
     def _graphs(self) -> Iterator[RowPart]:
         """Whole graphs, where the profiler was told not to look inside: one row keeps the device busy."""
-        found = self._on_device("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", KERNEL)
-        if found is None:
-            return
-        cells, rows = found
+        cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", KERNEL)
         rows["name"] = self._coded(cells["graphId"], lambda graph: f"CUDA graph {graph}")
         self.tables.count_repair("CUDA graphs recorded as a whole: the kernels inside are unknown", len(cells["start"]))
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _copies(self) -> Iterator[RowPart]:
-        found = self._on_device("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, ("bytes", "copyKind", "srcKind", "dstKind"))
-        if found is None:
-            return
-        cells, rows = found
+        cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, ("bytes", "copyKind", "srcKind", "dstKind"))
         memories = _MEMORIES | self.tables.labels("ENUM_CUDA_MEM_KIND", "label")
 
         def name_of(key: list[int]) -> str:
@@ -479,38 +456,26 @@ class _Reader:
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _sets(self) -> Iterator[RowPart]:
-        found = self._on_device("CUPTI_ACTIVITY_KIND_MEMSET", SET, ("bytes", "memKind"))
-        if found is None:
-            return
-        cells, rows = found
+        cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_MEMSET", SET, ("bytes", "memKind"))
         memories = _MEMORIES | self.tables.labels("ENUM_CUDA_MEM_KIND", "label")
         rows["name"] = self._coded(cells["memKind"], lambda kind: f"Memset ({memories.get(kind, 'Unknown')})")
         rows["bytes"] = cells["bytes"]
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _waits(self) -> Iterator[RowPart]:
-        records = self._on_device("CUPTI_ACTIVITY_KIND_CUDA_EVENT", SYNC, ("eventSyncId",))
-        if records is not None:
-            cells, rows = records
-            rows["name"] = rows["sync_kind"] = np.full(len(cells["start"]), self._code("Event Record"))
-            yield RowPart(rows, _process(cells["globalPid"]))
-        found = self._on_device("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", SYNC, ("syncType", "eventSyncId"))
-        if found is None:
-            return
-        cells, rows = found
+        recorded, rows = self._on_device("CUPTI_ACTIVITY_KIND_CUDA_EVENT", SYNC, ("eventSyncId",))
+        rows["name"] = rows["sync_kind"] = self._coded(recorded["start"] * 0, lambda _: "Event Record")
+        yield RowPart(rows, _process(recorded["globalPid"]))
+        cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", SYNC, ("syncType", "eventSyncId"))
         rows["name"] = rows["sync_kind"] = self._coded(cells["syncType"], lambda kind: _WAITS.get(kind, "Unknown"))
         rows["wait_stream"] = np.where(cells["syncType"] == _STREAM_SYNC, rows["stream"], MISSING)
-        if records is not None:
-            recorded = records[0]
-            rows["wait_correlation"] = look_up(cells["eventSyncId"], recorded["eventSyncId"], recorded["correlationId"])
+        rows["wait_correlation"] = look_up(cells["eventSyncId"], recorded["eventSyncId"], recorded["correlationId"])
         yield RowPart(rows, _process(cells["globalPid"]))
 
     def _memory(self) -> Iterator[RowPart]:
         table = "CUDA_GPU_MEMORY_USAGE_EVENTS"
         wanted = ("start", "deviceId", "globalPid", "address", "bytes", "memoryOperationType", "correlationId")
         cells = self.tables.columns(table, wanted)
-        if cells is None:
-            return
         freed = cells["memoryOperationType"] == _FREED
         rows = self.tables.spans(cells | {"end": cells["start"]}, table) | {
             "kind": np.full(len(freed), MEMORY),
@@ -565,9 +530,7 @@ class _Reader:
 
     def _describe(self, process: int, base_ns: int) -> dict[str, Any]:
         tables = self.tables
-        versions = (
-            tables.rows("META_DATA_EXPORT", "name", "value") if tables.has("META_DATA_EXPORT", "name", "value") else []
-        )
+        versions = tables.rows("META_DATA_EXPORT", "name", "value")
         names = tables.labels("PROCESSES", "name", "globalPid")
         unread = [] if self.system_calls else [table for table in ("OSRT_API",) if tables.has(table)]
         return {
@@ -593,14 +556,11 @@ class _Reader:
         }
         table = "TARGET_INFO_GPU"
         present = [column for column in spelled if self.tables.has(table, column)]
-        if not present:
-            return []
-        rows = self.tables.rows(table, *present)
+        rows = self.tables.rows(table, *present) if present else []
         return [{spelled[column]: cell for column, cell in zip(present, row, strict=True)} for row in rows]
 
     def _start_of_session(self) -> int:
-        table = "TARGET_INFO_SESSION_START_TIME"
-        rows = self.tables.rows(table, "utcEpochNs") if self.tables.has(table, "utcEpochNs") else []
+        rows = self.tables.rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
         value = rows[0][0] if rows else 0
         return value if isinstance(value, int) and 0 <= value < 1 << 61 else 0
 
