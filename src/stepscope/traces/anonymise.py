@@ -26,14 +26,12 @@ from stepscope.formats.readers.kineto.tolerant import COLUMN_OF_ARGUMENT
 from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
-    COPY,
     DEVICE_ANNOTATION,
     KERNEL,
     KINDS,
     MISSING,
     OPERATOR,
     RUNTIME,
-    SET,
     Array,
     Block,
     Thread,
@@ -263,19 +261,16 @@ class _Hider:
 
     def name(self, text: str, kind: int) -> str:
         """The name of an event of this kind."""
-        what = KINDS[kind]
         if kind == OPERATOR:
             return self._operator(text)
+        if kind == KERNEL:
+            return self._kernel(text)
+        if kind == RUNTIME:
+            return self._by_pattern(text, CALL_NAMES, "runtime")
         if kind in (ANNOTATION, DEVICE_ANNOTATION):
             # The same annotation on host and device stays the same text.
             return self._by_pattern(text, ANNOTATION_NAMES, "annotation")
-        if kind == RUNTIME:
-            return self._by_pattern(text, CALL_NAMES, "runtime")
-        if kind in (COPY, SET):
-            return self._by_pattern(text, PROFILER_NAMES, what)
-        if kind == KERNEL:
-            return self._kernel(text)
-        return self._by_pattern(text, PROFILER_NAMES, what)
+        return self._by_pattern(text, PROFILER_NAMES, KINDS[kind])
 
     def _operator(self, text: str) -> str:
         if text.startswith(EVALUATE):

@@ -19,7 +19,7 @@ from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.errors import BadInputError
 from stepscope.formats import classify as classes
 from stepscope.formats.readers import TraceFormat
-from stepscope.formats.readers.kineto.text import UNREADABLE, ChromeText, Piece, salvage
+from stepscope.formats.readers.kineto.text import UNREADABLE, ChromeText, decode_events
 from stepscope.formats.source import Source, ends_early, first_damage, identity_of
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -240,7 +240,7 @@ class _Collector:
     def read(self) -> None:
         text = ChromeText(Source(self.path))
         for piece in text.pieces():
-            for event in self._events(piece):
+            for event in decode_events(piece, _EVENTS, _decode_event, self._damage):
                 self._take(event)
         if text.cut_short:
             self.repairs[ends_early(text.cut_short)] += 1
@@ -254,12 +254,6 @@ class _Collector:
                 if self._first_damage is None
                 else f"{self.path}: the first damage is at byte {self._first_damage}",
             )
-
-    def _events(self, piece: Piece) -> list[_Event]:
-        try:
-            return _EVENTS.decode(b"[" + piece.text + b"]")
-        except UNREADABLE:
-            return list(salvage(piece, _decode_event, self._damage))
 
     def _damage(self, what: str, offset: int) -> None:
         self.repairs[what] += 1
@@ -318,7 +312,9 @@ class _Collector:
             (host if device is None else by_device[device]).append(row)
         by_device = {device: rows for device, rows in by_device.items() if rows}
         if not by_device:
-            return [self._host_only(host)]
+            builder = _DeviceBuilder(self, _Device("host", 0))
+            builder.add_host(host)
+            return [replace(builder.finish(0, True, True), rank=None)]
         made = []
         for place, (device, rows) in enumerate(by_device.items()):
             builder = _DeviceBuilder(self, device)
@@ -327,11 +323,6 @@ class _Collector:
                 builder.add_host(host)
             made.append(builder.finish(len(by_device), bool(host), place == 0))
         return made
-
-    def _host_only(self, host: list[_Row]) -> Timeline:
-        builder = _DeviceBuilder(self, _Device("host", 0))
-        builder.add_host(host)
-        return replace(builder.finish(0, True, True), rank=None)
 
 
 class _DeviceBuilder:

@@ -303,3 +303,16 @@ def salvage(
         place = again
     if text[place:].strip(_SEPARATORS):
         on_damage(INVALID_SECTIONS, offset + place)
+
+
+def decode_events(
+    piece: Piece,
+    decoder: msgspec.json.Decoder[list[Decoded]],
+    decode: Callable[[bytes], Decoded | None],
+    on_damage: Callable[[str, int], None],
+) -> list[Decoded]:
+    """All events of a piece at once; where that fails one by one, so that a bad record costs only itself."""
+    try:
+        return decoder.decode(b"[" + piece.text + b"]")
+    except UNREADABLE:
+        return list(salvage(piece, decode, on_damage))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.core.errors import BadInputError
-from stepscope.formats.readers.kineto.text import UNREADABLE, ChromeText, Piece, salvage
+from stepscope.formats.readers.kineto.text import UNREADABLE, ChromeText, Piece, decode_events
 from stepscope.formats.source import Source, ends_early, first_damage, identity_of, rank_in_name
 from stepscope.formats.timeline import (
     ANNOTATION,
@@ -175,12 +175,7 @@ class EventReader:
         self._first_damage: int | None = None
 
     def read_piece(self, piece: Piece) -> None:
-        try:
-            events = _EVENTS.decode(b"[" + piece.text + b"]")
-        except UNREADABLE:
-            # Record by record, so that one bad record costs only itself.
-            events = list(salvage(piece, self._read_record, self._damage))
-        for event in events:
+        for event in decode_events(piece, _EVENTS, self._read_record, self._damage):
             self.add(event)
 
     def _damage(self, what: str, offset: int) -> None:
