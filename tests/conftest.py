@@ -164,6 +164,11 @@ def warm_rank_servers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def warm_starter() -> WarmStarter:
+    return WARM_STARTER
+
+
+@pytest.fixture
 def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh processes load torch once per worker: for tests of what is done with their results."""
     monkeypatch.setattr("stepscope.run.processes.start_child", WARM_STARTER)

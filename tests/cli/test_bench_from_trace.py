@@ -49,7 +49,7 @@ def test_a_dry_run_lists_what_would_be_measured(here: Stepscope, trace: Path) ->
     answer = here("bench", "ops", "--from-trace", str(trace), "--dry-run")
     assert answer.code == 0
     assert "1.500 × aten::mm float32[8,4] float32[4,2]: 20.00 µs in the trace" in answer.out
-    assert "skipped: fbgemm::lookup, 10.00 µs a step: it belongs to fbgemm" in answer.out
+    assert "skipped: fbgemm::lookup, 10.00 µs per step: it belongs to fbgemm" in answer.out
     assert "1 case, about" in answer.out
 
 

@@ -147,6 +147,7 @@ def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
     assert "in no mean, unpaired: oscar/ootb/train/A" in text
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_until_decided_measures_as_many_processes_as_the_noise_asks_for(here: Stepscope, store: Path) -> None:
     bench = ("bench", "ops", "--op", "gemm", "--shape", "m=8,n=8,k=8", "--max-time", "50ms", "--json")
     baseline = Path(here(*bench, "--processes", "2").data["run"]).name

@@ -113,7 +113,7 @@ def _format(fit: CollectiveFit, output: Path | None) -> str:
     lines += [
         "# errors: median (worst) of |predicted − measured| / measured on sizes held out, for each form",
         "# beyond: worst error of the chosen form on the largest quarter of the sizes, fitted without them",
-        "# bandwidth: bytes of the message over its time, for a very large one; 1 GB/s = 10⁹ bytes a second",
+        "# bandwidth: bytes of the message over its time, for a very large one; 1 GB/s = 10⁹ bytes per second",
     ]
     lines += [f"# refused: {plain(one.label)} on {plain(one.system)}: {one.reason}" for one in fit.refused]
     curves = f"{len(fit.costs)} curve{'' if len(fit.costs) == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`stepscope doctor`: what this machine is and what would spoil a measurement."""
+"""`stepscope doctor`: what this machine is and its sources of noise."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _format_rank(rank: RankRecording) -> list[str]:
         if max(times) > (1 + NOTABLE_CHANGE) * min(times):
             change = format_share(max(times) / min(times) - 1, 0)
             meaning = (
-                "what the profiler costs is no surer than that"
+                "the estimate of the profiler's overhead is unreliable by as much"
                 if rank.device is None
                 else "once used, the profiler's library stays attached to the device; those before count"
             )

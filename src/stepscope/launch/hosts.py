@@ -104,7 +104,7 @@ def with_ranks_per_node(cluster: Cluster, ranks: int | None) -> Cluster:
     for host in cluster.hosts:
         if host.max_slots is not None and ranks > host.max_slots:
             raise UsageError(
-                f"{ranks} ranks a host are more than the max_slots={host.max_slots} of {host.name}",
+                f"{ranks} ranks per host are more than the max_slots={host.max_slots} of {host.name}",
                 hint="ask for fewer, or change the file",
                 where="--ranks-per-node",
             )

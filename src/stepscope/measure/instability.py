@@ -143,5 +143,5 @@ def _coarse_clock(sample_s: float, resolution_s: float, settings: MeasureSetting
     return Notice(
         kind="coarse_clock",
         message=f"the clock's step is {format_share(share)} of a sample of {format_duration(sample_s)}",
-        hint="measure more iterations a sample",
+        hint="measure more iterations per sample",
     )

@@ -135,7 +135,7 @@ def _format_skipped(calls: Sequence[ComparedCall]) -> list[str]:
     for reason, those in reasons.items():
         names = ", ".join(dict.fromkeys(call.operator for call in those))
         spent = sum((call.trace_s or 0.0) * call.calls_per_step for call in those)
-        time = f", {format_duration(spent)} a step" if spent else ""
+        time = f", {format_duration(spent)} per step" if spent else ""
         lines.append(f"skipped: {_short(names)}{time}: {reason}")
     return lines
 
@@ -150,7 +150,9 @@ def _format_sums(comparison: TraceComparison) -> list[str]:
             f"they are {format_share(comparison.covered_share)} of the work in a step of the trace, "
             f"{format_duration(comparison.busy_step_s)}"
         )
-    lines += [f"left out: {format_duration(seconds)} a step: {reason}" for reason, seconds in comparison.left_s.items()]
+    lines += [
+        f"left out: {format_duration(seconds)} per step: {reason}" for reason, seconds in comparison.left_s.items()
+    ]
     steps = [
         (comparison.unprofiled_step_s, "the step without profiler"),
         (comparison.profiled_step_s, "the profiled step"),

@@ -28,7 +28,7 @@ def make_arrivals(rate_per_s: float, count: int, *, seed: int = 0) -> list[float
     """Seconds after the start of Poisson arrivals; the first request comes one gap after it. Open loop: nothing the
     server does moves them."""
     if not rate_per_s > 0 or count < 1:
-        raise UsageError(f"{count} requests at {rate_per_s} a second", hint="both must be above 0")
+        raise UsageError(f"{count} requests at {rate_per_s} per second", hint="both must be above 0")
     source = random.Random(seed)
     return list(accumulate(source.expovariate(rate_per_s) for _ in range(count)))
 

@@ -193,11 +193,11 @@ _FUSED_UPDATE = Change(
     UpdatesEarly.early_change,
     "the backward kernel adds the SGD update to the tables' rows by atomic additions; no gradient of them is kept",
 )
-_WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once a step")
+_WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once per step")
 _COUNTED = Change(
     "lookups as a matmul",
     "all tables lie in one weight; a kernel counts how often each bag has each row, and a batched matmul of counts "
-    "and tables pools them; a row's learned weight is multiplied into it once a step; indices have 32 bits",
+    "and tables pools them; a row's learned weight is multiplied into it once per step; indices have 32 bits",
 )
 _COUNTED_HALVES = Change("tables rounded for the matmul", "the pooled rows are rounded to bfloat16; updates are not")
 _PACKED = Change(
