@@ -144,7 +144,7 @@ def check_report(trial: Trial, out: bytes, rank: int, *, killed: bool, in_case: 
     kind, message = error["kind"], error["message"]
     words = rf"rank {rank} died in .*: " if killed else rf"rank {rank} sent no heartbeat for \d+ s \(.*"
     if in_case:
-        expect(re.search(r"measuring of all_reduce.*size_bytes=\d+", message), f"no operation and size: {message}")
+        expect(re.search(r" of all_reduce.*size_bytes=\d+", message), f"no operation and size: {message}")
     expect(re.match(words, message), f"other words: {message}")
     expect(kind == ("rank_died" if killed else "rank_hung"), f"kind {kind}: {message}")
     if has_run:

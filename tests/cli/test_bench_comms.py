@@ -340,9 +340,10 @@ def test_options_that_do_not_belong_together_are_refused(here: Stepscope) -> Non
         ("--collective", "all_to_allv", "--splits", "/nowhere"),
         ("--collective", "all_to_allv", "--skew", "nan"),
         ("--collective", "all_to_allv", "--skew", "inf"),
+        ("--collective", "all_reduce", "--hang-timeout", "0"),
     ):
         answer = here("bench", "comms", *words, "--ranks", "2", "--json")
-        assert answer.code == 2
+        assert answer.code == 2, words
         assert answer.error["message"]
 
 

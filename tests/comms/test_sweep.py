@@ -51,7 +51,7 @@ def test_all_dtypes_reductions_and_roots_are_every_combination_that_exists() -> 
         assert {dtype for _, dtype, _, _ in own} == only.get(name, set(DTYPE_BYTES)), name
         assert {reduction for _, _, reduction, _ in own} == (set(REDUCTIONS) if name in REDUCING else {"sum"}), name
         assert {root for _, _, _, root in own} == (set(range(RANKS)) if name in ROOTED else {0}), name
-    assert made.left_out == ["truths have no average"]
+    assert made.left_out == ["bool has no average"]
     assert not any(dtype == "bool" and reduction == "avg" for _, dtype, reduction, _ in found)
 
 

@@ -1,11 +1,11 @@
-"""Trials, folding and clocks in one process, with a world that is only played."""
+"""Trials, folding and clocks in one process, with a fake process group."""
 
 from __future__ import annotations
 
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import UnsupportedCallError
 from stepscope.bench.comms.operations import operations
 from stepscope.bench.comms.producer import make_trial
-from stepscope.bench.comms.trial import BURST, CHECKS, Check, Facts, Room, Steps, WaitingDevice
+from stepscope.bench.comms.trial import BURST, Check, Facts, Room, Steps, WaitingDevice
 from stepscope.core.errors import RankHungError, UsageError
 from stepscope.core.units import format_share
 from stepscope.launch import Heartbeat
@@ -91,7 +91,7 @@ def test_a_right_result_scores_bus_bandwidth() -> None:
     assert samples[0].extra_s["arrival"] == [0.0] * len(samples[0].seconds())
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", get_args(Check))
 @pytest.mark.parametrize("place", [0, 7, 1023])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 def test_a_planted_corruption_is_found(check: Check, place: int, dtype: str) -> None:
@@ -164,7 +164,7 @@ def record_events(name: str, check: Check, mode: str = "blocking") -> list[str]:
     return world.events
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", get_args(Check))
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "broadcast", "send_recv"])
 def test_the_same_comes_before_a_timed_call_with_and_without_a_check(name: str, check: Check) -> None:
     events = record_events(name, check)

@@ -503,7 +503,7 @@ def test_a_rank_that_left_an_error_is_named(broken: Path) -> None:
     assert failure_path(broken / "ranks", 2).exists()
     found = evidence.complete_record()
     assert found is not None
-    assert found.failure.message == "rank 2 on b failed in joining: ValueError: nobody there"
+    assert found.failure.message == "rank 2 on b died in joining: ValueError: nobody there"
 
 
 def test_runs_of_others_are_left_alone(broken: Path, tmp_path: Path) -> None:

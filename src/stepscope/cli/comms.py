@@ -10,15 +10,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from stepscope.cli.options import (
-    FiniteRange,
-    json_option,
-    measure_options,
-    resume_option,
-    store_option,
-)
+from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
 from stepscope.cli.output import emit, narrate
-from stepscope.cli.ranks import Ranks, find_ranks, make_request, run_ranks, world_options
+from stepscope.cli.ranks import Ranks, find_ranks, list_cases, make_request, run_ranks, world_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
 from stepscope.run.plan import Job
@@ -38,11 +32,8 @@ MOST_IN_A_NAME = 4
               help="Reduction operator: sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
 @click.option("--root", "roots", multiple=True, default=["0"], show_default=True, metavar="MEMBER",
               help="Root rank within the group; a list, repeatable, or all.")  # fmt: skip
-@click.option(
-    "--placement",
-    type=click.Choice(PLACEMENTS),
-    help="Whether results replace the input [default: as usual for the operation].",
-)
+@click.option("--placement", type=click.Choice(PLACEMENTS),
+              help="Whether results replace the input [default: as usual for the operation].")  # fmt: skip
 @click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
               help="Whether pieces lie in one tensor or in a list of tensors.")  # fmt: skip
 @click.option(
@@ -51,16 +42,10 @@ MOST_IN_A_NAME = 4
 )
 @click.option("--src-ranks", metavar="RANKS", help="Sending ranks of send_recv, for example 0,2; with --dst-ranks.")
 @click.option("--dst-ranks", metavar="RANKS", help="Receiving ranks of send_recv, one for each of --src-ranks.")
-@click.option(
-    "--window",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Messages of send_recv that follow each other.",
-)
-@click.option(
-    "--skew", type=FiniteRange(0), help="Piece i of operations with uneven pieces is proportional to (i+1)^-SKEW."
-)
+@click.option("--window", type=click.IntRange(1), default=1, show_default=True,
+              help="Messages of send_recv that follow each other.")  # fmt: skip
+@click.option("--skew", type=FiniteRange(0),
+              help="Piece i of operations with uneven pieces is proportional to (i+1)^-SKEW.")  # fmt: skip
 @click.option("--splits", metavar="LIST|FILE",
               help="Proportions of uneven pieces: 3,1, or a matrix with one line per sender.")  # fmt: skip
 @click.option("--split-bytes", metavar="LIST|FILE",
@@ -74,12 +59,8 @@ MOST_IN_A_NAME = 4
     "--wire",
     help="Quantise float32 to fp16, bf16, fp8, int8, int4 or int2 on the wire; all_reduce, reduce, all_to_all.",
 )
-@click.option(
-    "--groups",
-    default="world",
-    show_default=True,
-    help="Groups of ranks that act together: world, split:N or colours:0,0,1,1.",
-)
+@click.option("--groups", default="world", show_default=True,
+              help="Groups of ranks that act together: world, split:N or colours:0,0,1,1.")  # fmt: skip
 @click.option("--mesh", help="Mesh of ranks with the sizes of its axes, for example dp=2,tp=4; with --axis.")
 @click.option("--axis", help="Axis of the mesh along which the groups lie.")
 @click.option("--in-turn", is_flag=True, help="Measure one group at a time, instead of all at once.")
@@ -140,13 +121,6 @@ def comms(
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
     return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
-
-
-def list_cases(cases: Sequence[Case], *, as_json: bool) -> int:
-    """What `--dry-run` shows."""
-    listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
-    emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
-    return ExitCode.DONE
 
 
 OF_COLLECTIVES = (

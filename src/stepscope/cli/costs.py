@@ -17,12 +17,7 @@ from stepscope.core.units import format_bandwidth, format_bytes, format_duration
 from stepscope.store import find_run
 
 if TYPE_CHECKING:
-    from stepscope.costs.collective import (
-        CollectiveCost,
-        CollectiveFit,
-        Measurement,
-        Refusal,
-    )
+    from stepscope.costs.collective import CollectiveCost, CollectiveFit, Measurement, Refusal
     from stepscope.costs.curves import HeldOut
 
 
@@ -95,11 +90,7 @@ def _as_data(fit: CollectiveFit) -> dict[str, Any]:
 
 def _describe(cost: CollectiveCost) -> dict[str, Any]:
     """The record, and what a reader would have to compute from it."""
-    derived = {
-        "model": cost.model,
-        "latency_s": cost.latency_s,
-        "bandwidth_bytes_per_s": cost.bandwidth_bytes_per_s,
-    }
+    derived = {"model": cost.model, "latency_s": cost.latency_s, "bandwidth_bytes_per_s": cost.bandwidth_bytes_per_s}
     return {**msgspec.to_builtins(cost), **derived}
 
 

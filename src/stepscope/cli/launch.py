@@ -7,8 +7,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 import msgspec
@@ -83,9 +84,16 @@ HOST_OPTIONS = (
 
 
 def host_options(function: F) -> F:
+    """The command gets the `cluster` that the options name, and the `folder` in which its ranks run."""
+
+    @wraps(function)
+    def run(*, workdir: Path | None, **rest: Any) -> Any:
+        cluster = read_hosts(*(rest.pop(name) for name in ("hostfile", "cluster_file", "ranks_per_node")))
+        return function(cluster=cluster, folder=workdir or Path.cwd(), **rest)
+
     for option in reversed(HOST_OPTIONS):
-        function = option(function)
-    return function
+        run = option(run)
+    return cast(F, run)
 
 
 @command.command("mpirun")
@@ -97,12 +105,10 @@ def host_options(function: F) -> F:
 def mpirun(
     *,
     arguments: tuple[str, ...],
-    hostfile: Path | None,
-    cluster_file: Path | None,
-    ranks_per_node: int | None,
+    cluster: Cluster,
+    folder: Path,
     port: int | None,
     python: str,
-    workdir: Path | None,
     program: str | None,
     extra: tuple[str, ...],
     dry_run: bool,
@@ -115,14 +121,13 @@ def mpirun(
     from stepscope.launch.evidence import Evidence
     from stepscope.launch.mpi import find_mpirun, plan_mpirun, run_mpirun
 
-    cluster = read_hosts(hostfile, cluster_file, ranks_per_node)
-    plan = plan_mpirun(cluster, arguments, find_mpirun(program), extra=extra, port=port, python=python, folder=workdir)
+    plan = plan_mpirun(cluster, arguments, find_mpirun(program), extra=extra, port=port, python=python, folder=folder)
     if dry_run:
         text = _format_command(plan.command, plan.environment, plan.folder)
         emit({"cluster": cluster, "commands": [plan]}, text, as_json=as_json)
         return ExitCode.DONE
     wants_json = as_json or "--json" in arguments
-    evidence = Evidence(arguments, cluster, Path(plan.folder))
+    evidence = Evidence(arguments, cluster, folder)
     end = run_mpirun(plan, only_json=wants_json, has_failed=evidence.has_failed)
     if end.code:
         error: StepscopeError = LaunchError(f"mpirun ended with exit code {end.code}", hint="its words are above")
@@ -135,19 +140,17 @@ def mpirun(
 @host_options
 @click.option("--rsh", metavar="TEMPLATE", help="How a host is entered, with {host} for its name "
               "[default: the cluster file's, else ssh].")  # fmt: skip
-@click.option("--join-timeout", type=Duration(), default="60s", show_default=True,
+@click.option("--join-timeout", type=Duration(above_zero=True), default="60s", show_default=True,
               help="End the launch when a host has not joined after so long.")  # fmt: skip
 @json_option
 @click.argument("arguments", nargs=-1, required=True, metavar="-- bench comms …")
 def torchrun(
     *,
     arguments: tuple[str, ...],
-    hostfile: Path | None,
-    cluster_file: Path | None,
-    ranks_per_node: int | None,
+    cluster: Cluster,
+    folder: Path,
     port: int | None,
     python: str,
-    workdir: Path | None,
     rsh: str | None,
     join_timeout: float,
     dry_run: bool,
@@ -160,8 +163,6 @@ def torchrun(
     from stepscope.launch.evidence import Evidence
     from stepscope.launch.remote import plan_torchrun, run_on_hosts
 
-    cluster = read_hosts(hostfile, cluster_file, ranks_per_node)
-    folder = workdir or Path.cwd()
     commands = plan_torchrun(
         cluster, arguments, rsh=rsh, port=port, python=python, folder=folder, join_limit_s=join_timeout
     )

@@ -106,8 +106,15 @@ class FiniteRange(click.FloatRange):
 class Duration(FloatParameter):
     name = "duration"
 
+    def __init__(self, *, above_zero: bool = False) -> None:
+        self._above_zero = above_zero
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        return value if isinstance(value, float) else parse_duration(str(value), where=param.opts[0] if param else None)
+        where = param.opts[0] if param else None
+        seconds = value if isinstance(value, float) else parse_duration(str(value), where=where)
+        if self._above_zero and not seconds > 0:
+            raise UsageError("no time at all would end every run", hint="write for example 60s", where=where)
+        return seconds
 
 
 class Share(FloatParameter):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from stepscope.cli.explain_comms import explain_overlaps, show_explained
 from stepscope.cli.options import json_option, measure_options, resume_option, store_option
-from stepscope.cli.output import emit
-from stepscope.cli.ranks import find_ranks, make_request, run_ranks, world_options
-from stepscope.core.errors import ExitCode, UsageError
+from stepscope.cli.ranks import find_ranks, list_cases, make_request, run_ranks, world_options
+from stepscope.core.errors import UsageError
 from stepscope.records.kinds import OverlapSpec
 from stepscope.run.plan import Job
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 
@@ -36,13 +32,11 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
               help="A further collective at the same time, on a communicator of its own; repeatable.")  # fmt: skip
 @click.option("--pair", "pairs", multiple=True, metavar="NAME:SIZE[:GROUPS]+KERNEL",
               help="One collective beside one kernel, in place of all combinations; repeatable.")  # fmt: skip
-@click.option(
-    "--groups", default="world", show_default=True, help="Groups of --collective: world, split:N or colours:0,0,1,1."
-)
+@click.option("--groups", default="world", show_default=True,
+              help="Groups of --collective: world, split:N or colours:0,0,1,1.")  # fmt: skip
 @click.option("--repeat", type=click.IntRange(1), help="Kernels per segment; needed to compare runs with each other.")
-@click.option(
-    "--balance", is_flag=True, help="Run as many kernels as take about as long as the collective (the default)."
-)
+@click.option("--balance", is_flag=True,
+              help="Run as many kernels as take about as long as the collective (the default).")  # fmt: skip
 @click.option("--show", metavar="RUN", help="Show the overlaps of a stored run, measure nothing.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
@@ -84,9 +78,7 @@ def overlap(
         )
     ]  # fmt: skip
     if dry_run:
-        listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
-        emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
-        return ExitCode.DONE
+        return list_cases(cases, as_json=as_json)
     named = list(dict.fromkeys(case.spec.collective for case in cases if isinstance(case.spec, OverlapSpec)))
     request = make_request(ranks, choices, collectives=named)
     job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,20 +13,12 @@ from stepscope.core.errors import UsageError
 from stepscope.records import BisectionRequest
 from stepscope.run.plan import Job
 
-if TYPE_CHECKING:
-    pass
-
 
 @click.command("pairs")
-@click.option(
-    "--sizes",
-    default="8,4M",
-    show_default=True,
-    help="Message sizes: a small one for latency, a large one for bandwidth.",
-)
-@click.option(
-    "--only", metavar="RANKS", help="Ranks to pair up, for example 0,8,16 for one rank per host [default: all]."
-)
+@click.option("--sizes", default="8,4M", show_default=True,
+              help="Message sizes: a small one for latency, a large one for bandwidth.")  # fmt: skip
+@click.option("--only", metavar="RANKS",
+              help="Ranks to pair up, for example 0,8,16 for one rank per host [default: all].")  # fmt: skip
 @world_options
 @measure_options
 @resume_option

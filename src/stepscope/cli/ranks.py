@@ -17,12 +17,8 @@ from msgspec.structs import replace
 
 from stepscope.cli.execute import add_nothing, open_job, run_stored, show_run
 from stepscope.cli.explain_comms import explain_run
-from stepscope.cli.options import (
-    Duration,
-    make_settings,
-    request_processes,
-)
-from stepscope.cli.output import LAST_WORD_S, print_error
+from stepscope.cli.options import Duration, make_settings, request_processes
+from stepscope.cli.output import LAST_WORD_S, emit, print_error
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case, CommunicationRequest
 from stepscope.run.plan import Job
@@ -53,8 +49,8 @@ def world_options(function: Any) -> Any:
         click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
                      help="Iterations whose results are compared, outside the timed region: every one; the 1st, 2nd, "
                      "4th, 8th … and one more; none."),
-        click.option("--hang-timeout", type=Duration(), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s", show_default=True,
-                     help="Abort if a rank sends no heartbeat for this long."),
+        click.option("--hang-timeout", type=Duration(above_zero=True), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s",
+                     show_default=True, help="Abort if a rank sends no heartbeat for this long."),
     ]  # fmt: skip
     for option in reversed(options):
         function = option(function)
@@ -82,33 +78,27 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
     outer = context.launcher in OUTER_LAUNCHERS
     here = context.local_world_size if outer else ranks or DEFAULT_RANKS
     backend = choices["backend"] or choose_backend(here, choices["device"])
-    if outer and (choices.get("processes", 1) > 1 or choices.get("until_decided")):
-        raise UsageError(
-            f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
-            hint="run the command several times, or use --ranks without the launcher",
-            where="--processes",
-        )
-    if outer and ranks not in {None, context.world_size}:
-        raise UsageError(
-            f"--ranks {ranks} disagrees with {context.launcher}, which started {context.world_size}",
-            hint="leave --ranks out under a launcher",
-            where="--ranks",
-        )
-    if backend == "mpi" and context.launcher != "mpirun" and ranks != 1:
-        raise UsageError(
-            "the mpi backend needs ranks that mpirun started",
-            hint="mpirun -n 2 python -m stepscope bench comms … --backend mpi",
-            where="--backend",
-        )
-    if backend == "fake" and outer:
-        raise UsageError(
-            f"the fake backend is one process, and {context.launcher} started {context.world_size}",
-            hint="leave the launcher out, and say --ranks N",
-            where="--backend",
-        )
     device = choices["device"] or device_of_backend(backend)
-    if choices["time_by"] == "device" and device == "cpu":
-        raise UsageError("a CPU has no clock of its own", hint="leave --time device out", where="--time")
+    repeats = choices.get("processes", 1) > 1 or bool(choices.get("until_decided"))
+    rules = [
+        (outer and repeats, "--processes",
+         f"--processes starts fresh ranks itself, which it cannot under {context.launcher}",
+         "run the command several times, or use --ranks without the launcher"),
+        (outer and ranks not in {None, context.world_size}, "--ranks",
+         f"--ranks {ranks} disagrees with {context.launcher}, which started {context.world_size}",
+         "leave --ranks out under a launcher"),
+        (backend == "mpi" and context.launcher != "mpirun" and ranks != 1, "--backend",
+         "the mpi backend needs ranks that mpirun started",
+         "mpirun -n 2 python -m stepscope bench comms … --backend mpi"),
+        (backend == "fake" and outer, "--backend",
+         f"the fake backend is one process, and {context.launcher} started {context.world_size}",
+         "leave the launcher out, and say --ranks N"),
+        (choices["time_by"] == "device" and device == "cpu", "--time",
+         "a CPU has no clock of its own", "leave --time device out"),
+    ]  # fmt: skip
+    for broken, where, message, hint in rules:
+        if broken:
+            raise UsageError(message, hint=hint, where=where)
     return Ranks(
         world_size=context.world_size if outer else ranks or DEFAULT_RANKS,
         launcher=context.launcher if outer else "inline" if backend == "fake" else "self",
@@ -150,14 +140,15 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
     )
 
 
+def list_cases(cases: Sequence[Case], *, as_json: bool) -> int:
+    """What `--dry-run` shows."""
+    listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
+    emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
+    return ExitCode.DONE
+
+
 def run_ranks(
-    job: Job | None,
-    ranks: Ranks,
-    *,
-    store: Path,
-    resume: str | None,
-    as_json: bool,
-    verb: str = "comms",
+    job: Job | None, ranks: Ranks, *, store: Path, resume: str | None, as_json: bool, verb: str = "comms"
 ) -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
     require_world(ranks.backend, ranks.device)
@@ -169,13 +160,7 @@ def run_ranks(
 
 
 def run_as_rank(
-    job: Job | None,
-    *,
-    store: Path,
-    resume: str | None,
-    hang_limit_s: float,
-    as_json: bool,
-    verb: str = "comms",
+    job: Job | None, *, store: Path, resume: str | None, hang_limit_s: float, as_json: bool, verb: str = "comms"
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and prints."""
     from stepscope.launch import detect_rank_context, rank_session

@@ -105,7 +105,7 @@ def workload_options(function: F) -> F:
 )
 @click.option(
     "--hang-timeout",
-    type=Duration(),
+    type=Duration(above_zero=True),
     default="300s",
     show_default=True,
     help="Abort if a rank sends no heartbeat for this long; a user model is bounded by it if it is given.",

@@ -151,10 +151,7 @@ def fit_square_root(points: Points) -> SquareRoot:
 def fit_piecewise(points: Points) -> Piecewise:
     """A knot at every size. Times that fall while sizes grow are levelled: curves are monotone."""
     times = rising([math.log(point.time_s) for point in points])
-    return Piecewise(
-        sizes_bytes=[point.size_bytes for point in points],
-        times_s=[math.exp(value) for value in times],
-    )
+    return Piecewise(sizes_bytes=[point.size_bytes for point in points], times_s=[math.exp(value) for value in times])
 
 
 FITS: dict[ModelName, Callable[[Points], Curve]] = {
@@ -271,10 +268,7 @@ def hold_out_largest(points: Points, fit: Fit) -> Extrapolation | None:
         return None
     curve = fit(kept)
     trials = [Trial(curve.predict(point.size_bytes), point.time_s) for point in points[-away:]]
-    return Extrapolation(
-        errors=summarize_trials(trials),
-        reach=points[-1].size_bytes / kept[-1].size_bytes,
-    )
+    return Extrapolation(errors=summarize_trials(trials), reach=points[-1].size_bytes / kept[-1].size_bytes)
 
 
 def summarize_trials(trials: Sequence[Trial]) -> HeldOut:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from stepscope.core.errors import UsageError
-from stepscope.launch.hostlist import expand_hostlist, parse_tasks_per_node
+from stepscope.launch.hostlist import first_host, parse_tasks_per_node
 from stepscope.launch.lookups import LOOPBACK, Lookups, MpiWorld
 
 Launcher = Literal["inline", "self", "torchrun", "mpirun", "slurm"]
@@ -115,21 +115,10 @@ class _Family(NamedTuple):
     """Must be there too, for names that others use as well."""
 
 
+_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RANK")
 _MPI_FAMILIES = (
-    _Family(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-    ),
-    _Family(
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-        "MV2_COMM_WORLD_RANK",
-    ),
+    _Family(*(f"OMPI_COMM_WORLD_{name}" for name in _NAMES)),
+    _Family(*(f"MV2_COMM_WORLD_{name}" for name in _NAMES)),
     # MPICH and Intel MPI. srun sets PMI_RANK as well, but never the local number.
     _Family("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
@@ -149,17 +138,13 @@ class _Place(NamedTuple):
         return self.local_world_size == self.world_size
 
 
-class _Meeting(NamedTuple):
-    address: str
-    port: int
-
-
 def _from_torchrun(environ: Mapping[str, str]) -> RankContext:
     self_launched = environ.get(SELF_LAUNCH_VARIABLE) == "1"
     run_id = environ.get("TORCHELASTIC_RUN_ID")
-    return _context(
-        _read_place(environ, _TORCH),
-        _Meeting(_required(environ, "MASTER_ADDR"), _read_port(environ)),
+    return RankContext(
+        **_read_place(environ, _TORCH)._asdict(),
+        master_addr=_required(environ, "MASTER_ADDR"),
+        master_port=_read_port(environ),
         launcher="self" if self_launched else "torchrun",
         # torchrun's own name for "no name was given"
         job=None if self_launched or run_id in ("", "none") else run_id,
@@ -171,22 +156,19 @@ def _from_plain_variables(environ: Mapping[str, str]) -> RankContext:
     """Variables set by hand or by a cluster manager, by the convention of `env://`."""
     if environ.get(_EXPORTED_VARIABLE) == "inline":
         return _inline(environ)
-    meeting = _Meeting(LOOPBACK, 0)
+    address, port = LOOPBACK, 0
     if _read_count(environ, "WORLD_SIZE") > 1 or "MASTER_PORT" in environ:
-        meeting = _Meeting(_required(environ, "MASTER_ADDR"), _read_port(environ))
+        address, port = _required(environ, "MASTER_ADDR"), _read_port(environ)
     # Ranks that meet on loopback share one host; otherwise the convention is one process a host.
     defaults: dict[str, str] = {}
-    if meeting.address in ("localhost", "::1") or meeting.address.startswith("127."):
+    if address in ("localhost", "::1") or address.startswith("127."):
         defaults = {"LOCAL_RANK": _required(environ, "RANK"), "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"]}
     elif "LOCAL_RANK" not in environ and "LOCAL_WORLD_SIZE" not in environ:
         defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    return _context(
-        _read_place({**defaults, **environ}, _TORCH),
-        meeting,
-        launcher="torchrun",
-        job=None,
-        source="RANK, WORLD_SIZE",
-    )
+    return RankContext(
+        **_read_place({**defaults, **environ}, _TORCH)._asdict(), master_addr=address, master_port=port,
+        launcher="torchrun", job=None, source="RANK, WORLD_SIZE",
+    )  # fmt: skip
 
 
 def _from_mpi(environ: Mapping[str, str], family: _Family, ask: Lookups) -> RankContext:
@@ -212,25 +194,22 @@ def _from_mpi(environ: Mapping[str, str], family: _Family, ask: Lookups) -> Rank
     if job is None and place.on_one_host:
         # Hydra has a proxy on each host, so this name is the same for all ranks on one host only.
         job = ask.hydra_proxy()
-    return _context(
-        place,
-        _mpi_meeting(environ, place, job, mpi_world),
-        launcher="mpirun",
-        job=job,
-        source=family.rank,
+    address, port = _mpi_meeting(environ, place, job, mpi_world)
+    return RankContext(
+        **place._asdict(), master_addr=address, master_port=port, launcher="mpirun", job=job, source=family.rank
     )
 
 
 def _mpi_meeting(
     environ: Mapping[str, str], place: _Place, job: str | None, mpi_world: Callable[[str], MpiWorld]
-) -> _Meeting:
+) -> tuple[str, int]:
     address, port = _given_meeting(environ)
     if address is None and place.on_one_host:
         address = LOOPBACK
     if address is None:
         # Address and port come from the same host, so both are taken from the answer unless they were given.
         answer = mpi_world("the ranks are on several hosts and MASTER_ADDR is not set")
-        return _Meeting(answer.address, answer.port if port is None else port)
+        return answer.address, answer.port if port is None else port
     if port is None:
         if job is None:
             port = mpi_world("nothing names this job, and MASTER_PORT is not set").port
@@ -238,7 +217,7 @@ def _mpi_meeting(
             # The namespace is made of host and process id, which two containers may share; the launcher's own
             # listening port they cannot share. Each host has another one, so it only helps on one host.
             port = _derive_port(job + environ.get("PMIX_SERVER_URI2", "") if place.on_one_host else job)
-    return _Meeting(address, port)
+    return address, port
 
 
 def _ask_mpi(environ: Mapping[str, str], family: _Family, ask: Lookups, why: str) -> MpiWorld:
@@ -290,22 +269,18 @@ def _from_slurm(environ: Mapping[str, str], ask: Lookups) -> RankContext:
     )
     job = f"{_required(environ, 'SLURM_JOB_ID')}.{environ['SLURM_STEP_ID']}"
     address, port = _given_meeting(environ)
-    return _context(
-        place,
-        _Meeting(
-            (LOOPBACK if place.on_one_host else _find_first_host(environ, ask)) if address is None else address,
-            _derive_port(job) if port is None else port,
-        ),
-        launcher="slurm",
-        job=job,
-        source="SLURM_STEP_ID, SLURM_PROCID",
-    )
+    if address is None:
+        address = LOOPBACK if place.on_one_host else _find_first_host(environ, ask)
+    return RankContext(
+        **place._asdict(), master_addr=address, master_port=_derive_port(job) if port is None else port,
+        launcher="slurm", job=job, source="SLURM_STEP_ID, SLURM_PROCID",
+    )  # fmt: skip
 
 
 def _find_first_host(environ: Mapping[str, str], ask: Lookups) -> str:
     """Rank 0 runs on the first node of the step; node names need not be names that a resolver knows."""
     nodes = environ.get("SLURM_STEP_NODELIST") or _required(environ, "SLURM_JOB_NODELIST")
-    first = expand_hostlist(nodes)[0]
+    first = first_host(nodes)
     if ask.name_resolves(first):
         return first
     address = ask.node_address(first)
@@ -327,20 +302,6 @@ def _inline(environ: Mapping[str, str]) -> RankContext:
     if slurm_job is None:
         return ALONE
     return msgspec.structs.replace(ALONE, source=f"no launcher (a shell of Slurm job {slurm_job})")
-
-
-def _context(place: _Place, meeting: _Meeting, *, launcher: Launcher, job: str | None, source: str) -> RankContext:
-    return RankContext(
-        rank=place.rank,
-        world_size=place.world_size,
-        local_rank=place.local_rank,
-        local_world_size=place.local_world_size,
-        launcher=launcher,
-        master_addr=meeting.address,
-        master_port=meeting.port,
-        job=job,
-        source=source,
-    )
 
 
 def _read_place(environ: Mapping[str, str], family: _Family) -> _Place:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from stepscope.core.errors import StepscopeError
 from stepscope.launch.hosts import Cluster
+from stepscope.launch.join import describe_ranks
 from stepscope.launch.watchdog import Beat, describe_activity, log_path, read_beat, read_rank_failure
 from stepscope.records import Failure
 from stepscope.store import RANKS_FOLDER, StoredRun, record_failure, resolve_store, run_folders
@@ -95,7 +96,7 @@ class Evidence:
             said = read_rank_failure(ranks_folder, rank)
             if said is not None:
                 who, activity = _name_ranks([rank], self._cluster), describe_activity(beat, stored)
-                message = f"{who} failed in {activity}: {said.message}"
+                message = f"{who} died in {activity}: {said.message}"
                 return Failure(kind="rank_died", message=message, rank=rank, case=beat.case, stack=said.stack)
         return None
 
@@ -128,8 +129,7 @@ def find_open_run(store: Path, ranks: int, since_s: float) -> StoredRun | None:
 
 
 def _name_ranks(ranks: Sequence[int], cluster: Cluster) -> str:
-    names = [f"{rank} on {cluster.host_of_rank(rank).name}" for rank in ranks]
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+    return describe_ranks([f"{rank} on {cluster.host_of_rank(rank).name}" for rank in ranks])[0]
 
 
 def _rung_alarm_s(log: Path, beat: Beat) -> float | None:

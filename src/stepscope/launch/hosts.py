@@ -215,11 +215,7 @@ def read_cluster_file(path: Path) -> Cluster:
     """A cluster file in TOML (`.toml`) or YAML (`.yaml`, `.yml`)."""
     import yaml
 
-    loaders: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".yaml": yaml.safe_load,
-        ".yml": yaml.safe_load,
-    }
+    loaders: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
     loader = loaders.get(path.suffix.lower())
     if loader is None:
         raise UsageError(

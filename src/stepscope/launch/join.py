@@ -190,7 +190,7 @@ def wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[
             return
         if time.monotonic() > deadline:
             raise never_joined(
-                missing, limit_s, hint="were they started, with the same command, and can they reach rank 0?"
+                missing, limit_s, hint="was every rank started, with the same command, and can each reach rank 0?"
             )
         on_wait()
         time.sleep(POLL_S)
@@ -204,7 +204,7 @@ def _wait_for_word(store: Any, context: RankContext, limit_s: float, on_wait: Ca
                 joined = [rank for rank in range(context.world_size) if store.check([f"joined/{rank}"])]
                 missing = [rank for rank in range(context.world_size) if rank not in joined]
                 kind = FirstRankMissingError if 0 in missing and context.rank == joined[0] else RankHungError
-                raise never_joined(missing, limit_s, hint="were they started, and do they run?", kind=kind)
+                raise never_joined(missing, limit_s, hint="was every rank started, and does each still run?", kind=kind)
             on_wait()
             time.sleep(POLL_S)
     except RuntimeError as error:  # the store is gone, and rank 0 with it

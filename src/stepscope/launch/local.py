@@ -10,17 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
-from stepscope.core.errors import (
-    InterruptedRunError,
-    LaunchError,
-    MissingDependencyError,
-)
+from stepscope.core.errors import InterruptedRunError, LaunchError, MissingDependencyError
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.server import RankEvent
 from stepscope.launch.watch import (
@@ -29,13 +27,14 @@ from stepscope.launch.watch import (
     RankWatch,
     as_error,
     clear_evidence,
+    describe_dead_rank,
     find_causes,
     last_lines,
     read_from,
 )
-from stepscope.launch.watchdog import describe_activity, log_path, read_beat, read_rank_failure, start_child
+from stepscope.launch.watchdog import log_path, start_child
 from stepscope.records import Failure
-from stepscope.store import RANKS_FOLDER, StoredRun, record_failure
+from stepscope.store import RANKS_FOLDER, record_failure
 
 POLL_S = 0.05
 BEATS_POLL_S = 0.5
@@ -47,12 +46,7 @@ LAUNCHER_LOG = "launcher.log"
 
 
 def launch_local(
-    *,
-    folder: Path,
-    target: str,
-    ranks: int,
-    hang_limit_s: float,
-    on_poll: Callable[[], None] = lambda: None,
+    *, folder: Path, target: str, ranks: int, hang_limit_s: float, on_poll: Callable[[], None] = lambda: None
 ) -> None:
     """Run `target` (module:function) on `ranks` local ranks of the run in `folder`; returns when all are done.
 
@@ -74,16 +68,17 @@ def launch_local(
         finally:
             supervisor.stop_all()
     if not supervisor.all_succeeded:
-        failure = supervisor.describe_death(read_from(ranks_folder / LAUNCHER_LOG, log_start))
+        output = read_from(ranks_folder / LAUNCHER_LOG, log_start)
+        failure = describe_death(folder, ranks, supervisor.exit_codes, supervisor.server.returncode, output)
         record_failure(folder, failure)
-        output = f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}"
-        hint = "; ".join(filter(None, [failure.hint, output, f"{KEPT} {folder.name}"]))
+        place = f"the end of its output is in {log_path(ranks_folder, failure.rank or 0)}"
+        hint = "; ".join(filter(None, [failure.hint, place, f"{KEPT} {folder.name}"]))
         where = str(ranks_folder / LAUNCHER_LOG) if failure.rank is None else None
-        raise as_error(msgspec.structs.replace(failure, hint=hint, where=where))
+        raise as_error(replace(failure, hint=hint, where=where))
 
 
 def _start(folder: Path, target: str, ranks: int, hang_limit_s: float, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    if not _torch_is_installed():
+    if find_spec("torch") is None:
         raise MissingDependencyError("starting ranks needs torch", hint="pip install 'stepscope[produce]'")
     threads = max(1, len(os.sched_getaffinity(0)) // ranks) if hasattr(os, "sched_getaffinity") else 1
     environment = {
@@ -110,12 +105,6 @@ def _start(folder: Path, target: str, ranks: int, hang_limit_s: float, log: IO[b
         raise LaunchError(f"cannot start the ranks: {error.strerror}", where=sys.executable) from error
 
 
-def _torch_is_installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("torch") is not None
-
-
 class _Supervisor:
     """Reads what the rank server says of its ranks, watches their heartbeats, and ends everything it started."""
 
@@ -128,24 +117,24 @@ class _Supervisor:
         on_poll: Callable[[], None],
     ) -> None:
         assert server.stdout is not None
-        self._server, self._events = server, server.stdout
+        self.server, self._events = server, server.stdout
         self._folder, self._ranks_folder = folder, folder / RANKS_FOLDER
         self._ranks = ranks
         self._hang_limit_s, self._watch = hang_limit_s, RankWatch(folder, hang_limit_s)
         self._on_poll = on_poll
         self._unread = b""
         self._pids: dict[int, int] = {}
-        self._exit_codes: dict[int, int] = {}
+        self.exit_codes: dict[int, int] = {}
         """By rank, in the order in which they ended."""
         self._started_s = self._looked_s = time.time()
 
     @property
     def all_succeeded(self) -> bool:
-        return list(self._exit_codes.values()) == [0] * self._ranks
+        return list(self.exit_codes.values()) == [0] * self._ranks
 
     def watch(self) -> None:
         """Returns when all ranks have ended, or when one has failed and it is known which one was the first."""
-        while self._read_events(POLL_S) and not any(self._exit_codes.values()):
+        while self._read_events(POLL_S) and not any(self.exit_codes.values()):
             self._on_poll()
             late = self._late_ranks()
             if late:
@@ -153,7 +142,7 @@ class _Supervisor:
                 record_failure(self._folder, failure)
                 raise as_error(failure)
         deadline_s = time.monotonic() + SETTLE_S
-        while not find_causes(self._ranks_folder, self._ranks, self._exit_codes)[0] and time.monotonic() < deadline_s:
+        while not find_causes(self._ranks_folder, self._ranks, self.exit_codes)[0] and time.monotonic() < deadline_s:
             if not self._read_events(POLL_S):
                 break
         self._on_poll()
@@ -170,7 +159,7 @@ class _Supervisor:
             if event.exit_code is None:
                 self._started_s = time.time()
             else:
-                self._exit_codes[event.rank] = event.exit_code
+                self.exit_codes[event.rank] = event.exit_code
         return bool(said)
 
     def _late_ranks(self) -> list[int]:
@@ -184,21 +173,18 @@ class _Supervisor:
                 hint="a slow file system looks like this; allow more with --hang-timeout",
                 where=str(self._ranks_folder / LAUNCHER_LOG),
             )
-        running = [rank for rank in self._pids if rank not in self._exit_codes]
+        running = [rank for rank in self._pids if rank not in self.exit_codes]
         return self._watch.find_late(running, self._started_s)
-
-    def describe_death(self, launcher_output: str) -> Failure:
-        return describe_death(self._folder, self._ranks, self._exit_codes, self._server.returncode, launcher_output)
 
     def stop_all(self) -> None:
         """The server leads a session of its own, and what its ranks start may have left that."""
         with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self._server.pid).children(recursive=True):
+            for process in psutil.Process(self.server.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
         with suppress(ProcessLookupError):
-            os.killpg(self._server.pid, signal.SIGKILL)
-        self._server.wait()
+            os.killpg(self.server.pid, signal.SIGKILL)
+        self.server.wait()
         self._events.close()
 
 
@@ -215,18 +201,8 @@ def describe_death(
             message=f"the process that starts the ranks ended: {_describe_exit(server_code)}",
             last_lines=launcher_output.splitlines()[-LAST_LINES:],
         )  # fmt: skip
-    code, error, beat = exit_codes.get(rank), read_rank_failure(ranks_folder, rank), read_beat(ranks_folder, rank)
-    activity = f" in {describe_activity(beat, StoredRun(folder))}" if beat else ""
-    return Failure(
-        kind="rank_died",
-        message=f"rank {rank} died{activity}: {error.message if error else _describe_exit(code)}",
-        rank=rank,
-        case=beat.case if beat else None,
-        exit_code=code,
-        last_lines=last_lines(log_path(ranks_folder, rank), LAST_LINES),
-        stack=error.stack if error else [],
-        hint=error.hint if error else None,
-    )
+    code, lines = exit_codes.get(rank), last_lines(log_path(ranks_folder, rank), LAST_LINES)
+    return replace(describe_dead_rank(folder, rank, _describe_exit(code)), exit_code=code, last_lines=lines)
 
 
 def _describe_exit(code: int | None) -> str:

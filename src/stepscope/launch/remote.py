@@ -163,12 +163,7 @@ def plan_torchrun(
             words = remote_command(template, host.name, words, variables, place)
         planned.append(
             HostCommand(
-                host=host.name,
-                ranks=host.slots,
-                command=words,
-                environment=variables,
-                folder=str(place),
-                remote=remote,
+                host=host.name, ranks=host.slots, command=words, environment=variables, folder=str(place), remote=remote
             )
         )
     return planned

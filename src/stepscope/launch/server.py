@@ -25,7 +25,7 @@ import msgspec
 
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.watchdog import die_with_parent, start_child
-from stepscope.launch.worker import leave_group_behind, load_worker, rank_session
+from stepscope.launch.worker import leave_group_behind, rank_session
 from stepscope.store import StoredRun
 
 LOOPBACK = "127.0.0.1"
@@ -134,7 +134,8 @@ def run_worker(folder: Path, target: str, hang_limit_s: float) -> int:
         with rank_session(
             folder, verb=plan.verb, request=plan.request, hang_limit_s=hang_limit_s, supervised=True
         ) as session:
-            load_worker(target)(session)
+            module, _, function = target.partition(":")
+            getattr(importlib.import_module(module), function)(session)
     except BaseException:  # noqa: BLE001 - the process border
         traceback.print_exc()
         leave_group_behind(1)

@@ -111,12 +111,7 @@ def format_sbatch(job: SlurmJob, arguments: Sequence[str], python: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def submit(
-    script: str,
-    *,
-    workdir: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> str:
+def submit(script: str, *, workdir: Path | None = None, environ: Mapping[str, str] | None = None) -> str:
     """Hands the script to sbatch and returns the job's id at once; the job may wait in the queue for long.
 
     The submission's environment travels with the job, less the variables of a launcher that this process may
@@ -142,8 +137,7 @@ def submit(
         )
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"sbatch did not answer within {_SUBMIT_LIMIT_S} s",
-            hint="check that the controller is up: scontrol ping",
+            f"sbatch did not answer within {_SUBMIT_LIMIT_S} s", hint="check that the controller is up: scontrol ping"
         ) from error
     except OSError as error:
         raise LaunchError(f"sbatch could not be started: {error}", where=str(workdir or sbatch)) from error

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from stepscope.core.errors import LostRankError, RankDiedError, RankHungError
 from stepscope.launch.join import describe_ranks, is_peer_disconnect
@@ -76,7 +77,9 @@ class RankWatch:
             before, dumps = dumps, {r: read_from(log_path(self._ranks_folder, r), sizes[r]) for r in here}
             if dumps == before and all(dumps.values()):
                 break
-        waiting = [rank for rank, dump in dumps.items() if "torch/distributed" in _find_main_thread(dump)]
+        # The main thread's stack comes last, behind those of the libraries' threads.
+        main = {rank: dump.rpartition("Current thread")[2] or dump for rank, dump in dumps.items()}
+        waiting = [rank for rank, stack in main.items() if "torch/distributed" in stack]
         return [rank for rank in here if rank not in waiting] or [r for r in late if r not in waiting] or list(late)
 
     def describe_hang(self, hung: Sequence[int]) -> Failure:
@@ -91,9 +94,9 @@ class RankWatch:
         return Failure(
             kind="rank_hung",
             message=f"{names} sent no heartbeat for {self._hang_limit_s:.0f} s ({activity})",
-            hint=f"its stack is in {log_path(self._ranks_folder, rank)}; {KEPT} {self.folder.name}, or allow more with "
-            "--hang-timeout",
-            where=f"rank {', '.join(map(str, hung))}",
+            hint=f"the stack of rank {rank} is in {log_path(self._ranks_folder, rank)}; {KEPT} {self.folder.name}, or "
+            "allow more with --hang-timeout",
+            where=describe_ranks(hung)[0],
             rank=rank,
             case=beat.case if beat else None,
             last_lines=lines[-LAST_LINES:],
@@ -142,22 +145,28 @@ def describe_lost_rank(folder: Path, ranks: int) -> Failure:
         original = find_causes(ranks_folder, ranks, {})[0]
         lost = [rank for rank in range(ranks) if _is_gone(ranks_folder, rank)]
     for rank in [*original, *lost]:
-        beat, error = read_beat(ranks_folder, rank), read_rank_failure(ranks_folder, rank)
-        activity = f" in {describe_activity(beat, StoredRun(folder))}" if beat else ""
-        return Failure(
-            kind="rank_died",
-            message=f"rank {rank} died{activity}: {error.message if error else 'it was killed, or left no error'}",
-            hint=(error.hint if error else None) or f"{KEPT} {folder.name}",
-            rank=rank,
-            case=beat.case if beat else None,
-            stack=error.stack if error else [],
-        )
+        failure = describe_dead_rank(folder, rank, "it was killed, or left no error")
+        return replace(failure, hint=failure.hint or f"{KEPT} {folder.name}")
     if all(read_rank_failure(ranks_folder, rank) is not None for rank in range(ranks)):
         return Failure(kind="interrupted", message="all ranks were ended by SIGTERM", hint=f"{KEPT} {folder.name}")
     return Failure(
         kind="rank_died",
         message="another rank ended without leaving an error",
         hint=f"look at what the ranks on other hosts printed; {KEPT} {folder.name}",
+    )
+
+
+def describe_dead_rank(folder: Path, rank: int, otherwise: str) -> Failure:
+    """By the error that it left; `otherwise` is said where it left none."""
+    beat, error = read_beat(folder / RANKS_FOLDER, rank), read_rank_failure(folder / RANKS_FOLDER, rank)
+    activity = f" in {describe_activity(beat, StoredRun(folder))}" if beat else ""
+    return Failure(
+        kind="rank_died",
+        message=f"rank {rank} died{activity}: {error.message if error else otherwise}",
+        hint=error.hint if error else None,
+        rank=rank,
+        case=beat.case if beat else None,
+        stack=error.stack if error else [],
     )
 
 
@@ -175,10 +184,6 @@ def _is_gone(ranks_folder: Path, rank: int) -> bool:
         return psutil.Process(beat.pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _find_main_thread(dump: str) -> str:
-    return dump.rpartition("Current thread")[2] or dump
 
 
 def _changed_s(path: Path) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -103,18 +102,9 @@ class RankSession(Session):
             failure_path(self.folder / RANKS_FOLDER, self.context.rank).unlink(missing_ok=True)
 
 
-Worker = Callable[[RankSession], None]
-
-
 @contextmanager
 def rank_session(
-    folder: Path | None,
-    *,
-    verb: str,
-    request: Request,
-    hang_limit_s: float,
-    supervised: bool = False,
-    cases: str = "",
+    folder: Path | None, *, verb: str, request: Request, hang_limit_s: float, supervised: bool = False, cases: str = ""
 ) -> Iterator[RankSession]:
     """Prepare this process to be a rank: rendezvous variables, stack dumps, signs of life, evidence of failure."""
     session = RankSession(verb=verb, request=request, hang_limit_s=hang_limit_s, supervised=supervised, cases=cases)
@@ -154,9 +144,3 @@ def leave_group_behind(code: int, *, after_s: float = 0.0) -> None:
             sys.stderr.flush()
         time.sleep(after_s)
         os._exit(code)
-
-
-def load_worker(target: str) -> Worker:
-    module, _, function = target.partition(":")
-    worker: Worker = getattr(importlib.import_module(module), function)
-    return worker

@@ -53,13 +53,9 @@ OBJECT_DTYPE = "uint8"
 
 def make_benchmark(model: str, backend: str, world_size: int, description: str) -> Benchmark:
     return Benchmark(
-        model=model,
-        implementation="micro",
-        mode=backend,
-        config=f"{world_size}ranks",
-        owner=COMMUNICATION_OWNER,
+        model=model, implementation="micro", mode=backend, config=f"{world_size}ranks", owner=COMMUNICATION_OWNER,
         description=description,
-    )
+    )  # fmt: skip
 
 
 def make_cases(
@@ -149,7 +145,7 @@ def require_sense(operation: Operation, options: CollectiveSpec, members: int) -
          f"{name} takes one row of splits, a number per rank"),
         (options.matrix is not None and options.skew is not None, "--splits", "--skew makes the splits itself"),
         (options.matrix is not None and options.groups != WORLD, "--splits", "a matrix is of the whole world"),
-        (options.reduction == "avg" and options.dtype == "bool", "--reduction", "truths have no average"),
+        (options.reduction == "avg" and options.dtype == "bool", "--reduction", "bool has no average"),
         (options.placement == "in_place" and not (operation.in_place or operation.both_placements), "--placement",
          f"{name} has no in-place form"),
         (options.placement == "in_place" and options.form == "list", "--placement", "list forms are out of place"),
@@ -161,13 +157,18 @@ def require_sense(operation: Operation, options: CollectiveSpec, members: int) -
         (options.mode == "graph" and options.device == "cpu", "--mode",
          "graphs are captured on a GPU only, and the device is cpu"),
     ]  # fmt: skip
-    for broken, where, message in rules:
-        if broken:
-            raise UsageError(message, hint="stepscope bench comms --list shows what each operation takes", where=where)
+    _refuse_broken(rules, hint="stepscope bench comms --list shows what each operation takes")
     if options.sources is not None or options.targets is not None:
         require_pairs(name, options, members)
     if options.wire is not None:
         require_wire_sense(name, options, options.wire)
+
+
+def _refuse_broken(rules: Iterable[tuple[bool, str, str]], *, hint: str) -> None:
+    """Each rule: whether it is broken, the option, and why."""
+    for broken, where, message in rules:
+        if broken:
+            raise UsageError(message, hint=hint, where=where)
 
 
 def require_wire_sense(operation: str, options: CollectiveSpec, wire: str) -> None:
@@ -182,9 +183,7 @@ def require_wire_sense(operation: str, options: CollectiveSpec, wire: str) -> No
         (options.placement == "in_place", "--placement", "the result of a quantised collective has its own place"),
         (options.form != "tensor", "--form", "quantised pieces travel as one tensor"),
     ]
-    for broken, where, message in rules:
-        if broken:
-            raise UsageError(message, hint="leave --wire or the other option out", where=where)
+    _refuse_broken(rules, hint="leave --wire or the other option out")
 
 
 def require_pairs(name: str, options: CollectiveSpec, members: int) -> None:
@@ -206,9 +205,7 @@ def require_pairs(name: str, options: CollectiveSpec, members: int) -> None:
         (options.pattern == "ring", "--pattern", "a ring has its own senders and receivers"),
         (options.pattern == "one_to_one" and len(sources) > 1, "--pattern", "one_to_one is one pair"),
     ]  # fmt: skip
-    for broken, where, message in rules:
-        if broken:
-            raise UsageError(message, hint="for example --src-ranks 0,2 --dst-ranks 1,3", where=where)
+    _refuse_broken(rules, hint="for example --src-ranks 0,2 --dst-ranks 1,3")
 
 
 ALL = "all"

@@ -59,9 +59,6 @@ class ObjectCall(NamedTuple):
     """What this member must get; a fake process group delivers it."""
 
 
-PING_PONG_WAITS = "a ping-pong waits for its answer: it has no non-blocking mode"
-
-
 class Bound(NamedTuple):
     """A call ready to be made as often as wanted."""
 
@@ -138,6 +135,34 @@ def bind_call(group: Any, call: Call, backend: str) -> Bound:
     parts = [bind_call(group, call._replace(operation=find_operation(step)), backend) for step in made_of]
     refusal = f"{name} is several steps, each of which waits: it has no non-blocking mode"
     return bind_in_turn(parts, ", then ".join(made_of), refusal=refusal)
+
+
+class BindingGroup:
+    """A group that binds an operation by its method of that name; what all libraries do alike."""
+
+    def __init__(self, ranks: tuple[int, ...], rank: int) -> None:
+        self.ranks = ranks
+        self.me = ranks.index(rank) if rank in ranks else None
+
+    def _messages(self, messages: Sequence[Message]) -> Bound:
+        """All at once."""
+        raise NotImplementedError
+
+    def _bind_turn(self, message: Message) -> Bound:
+        """One alone, waited for."""
+        return self._messages([message])
+
+    def _send_recv(self, call: Call) -> Bound:
+        """In a ping-pong the openers send first, and the others answer."""
+        assert self.me is not None
+        messages = list_messages(call, self.me)
+        if call.pattern != "ping_pong":
+            return self._messages(messages)
+        turns = sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers))
+        refusal = "a ping-pong waits for its answer: it has no non-blocking mode"
+        return bind_in_turn([self._bind_turn(message) for message in turns], refusal=refusal)
+
+    _incast = _multicast = _send_recv
 
 
 def before(action: Callable[[], Any], bound: Bound, composed: str | None = None) -> Bound:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.bench.comms.group import (
-    PING_PONG_WAITS,
+    BindingGroup,
     Bound,
     Call,
     Message,
@@ -18,9 +18,7 @@ from stepscope.bench.comms.group import (
     Waitable,
     before,
     bind_call,
-    bind_in_turn,
     bind_together,
-    list_messages,
 )
 from stepscope.core.errors import MissingDependencyError, UsageError
 
@@ -102,11 +100,10 @@ class MpiWorld:
         self._control.Barrier()
 
 
-class MpiGroup:
+class MpiGroup(BindingGroup):
     def __init__(self, mpi: Any, communicator: Any, ranks: tuple[int, ...], rank: int) -> None:
+        super().__init__(ranks, rank)
         self._mpi, self._comm = mpi, communicator
-        self.ranks = ranks
-        self.me = ranks.index(rank) if rank in ranks else None
 
     def bind(self, calls: Sequence[Call]) -> Bound:
         parts = [self._bind_one(call) for call in calls]
@@ -117,11 +114,10 @@ class MpiGroup:
             raise UnsupportedCallError("the mpi backend carries host memory only", hint="--device cpu")
         return bind_call(self, call, "the mpi backend")
 
-    def _pair(
-        self, blocking: Callable[..., Any], starting: Callable[..., Any], *arguments: Any, **options: Any
-    ) -> Bound:
-        going = partial(starting, *arguments, **options)
-        return Bound(partial(blocking, *arguments, **options), lambda: [_Request(going())])
+    def _pair(self, name: str, *arguments: Any, **options: Any) -> Bound:
+        """MPI's call of this name, and the one that returns at once: `Allreduce` and `Iallreduce`."""
+        going = partial(getattr(self._comm, f"I{name.lower()}"), *arguments, **options)
+        return Bound(partial(getattr(self._comm, name), *arguments, **options), lambda: [_Request(going())])
 
     def _operator(self, call: Call) -> Any:
         names = _BOOL_REDUCTIONS if str(call.output.dtype) == "torch.bool" else _REDUCTIONS
@@ -163,9 +159,7 @@ class MpiGroup:
 
     def _all_reduce(self, call: Call) -> Bound:
         given = self._mpi.IN_PLACE if _same(call) else self._buffer(call.input)
-        bound = self._pair(
-            self._comm.Allreduce, self._comm.Iallreduce, given, self._buffer(call.output), op=self._operator(call)
-        )
+        bound = self._pair("Allreduce", given, self._buffer(call.output), op=self._operator(call))
         return self._averaged(call, bound)
 
     def _reduce(self, call: Call) -> Bound:
@@ -173,39 +167,34 @@ class MpiGroup:
         given = self._mpi.IN_PLACE if at_root and _same(call) else self._buffer(call.input)
         into = self._buffer(call.output) if at_root else None
         operator = self._operator(call)
-        bound = self._pair(self._comm.Reduce, self._comm.Ireduce, given, into, op=operator, root=call.root)
+        bound = self._pair("Reduce", given, into, op=operator, root=call.root)
         return self._averaged(call, bound) if at_root else bound
 
     def _broadcast(self, call: Call) -> Bound:
-        bound = self._pair(self._comm.Bcast, self._comm.Ibcast, self._buffer(call.output), root=call.root)
+        bound = self._pair("Bcast", self._buffer(call.output), root=call.root)
         if self.me != call.root or _same(call):
             return bound
         return before(partial(call.output.copy_, call.input), bound, "a copy, then in place")
 
     def _all_gather(self, call: Call) -> Bound:
         given = self._mpi.IN_PLACE if _inside(call.input, call.output) else self._buffer(call.input)
-        return self._pair(self._comm.Allgather, self._comm.Iallgather, given, self._buffer(call.output))
+        return self._pair("Allgather", given, self._buffer(call.output))
 
     def _all_gatherv(self, call: Call) -> Bound:
         into = self._pieces(call.output, call.traffic.inputs)
-        return self._pair(self._comm.Allgatherv, self._comm.Iallgatherv, self._buffer(call.input), into)
+        return self._pair("Allgatherv", self._buffer(call.input), into)
 
     def _reduce_scatter(self, call: Call) -> Bound:
         if _inside(call.output, call.input):
             raise UnsupportedCallError("MPI leaves in-place results at the front, not in the rank's own piece")
         bound = self._pair(
-            self._comm.Reduce_scatter_block,
-            self._comm.Ireduce_scatter_block,
-            self._buffer(call.input),
-            self._buffer(call.output),
-            op=self._operator(call),
+            "Reduce_scatter_block", self._buffer(call.input), self._buffer(call.output), op=self._operator(call)
         )
         return self._averaged(call, bound)
 
     def _reduce_scatterv(self, call: Call) -> Bound:
         bound = self._pair(
-            self._comm.Reduce_scatter,
-            self._comm.Ireduce_scatter,
+            "Reduce_scatter",
             self._buffer(call.input),
             self._buffer(call.output),
             recvcounts=list(call.traffic.outputs),
@@ -214,26 +203,24 @@ class MpiGroup:
         return self._averaged(call, bound)
 
     def _all_to_all(self, call: Call) -> Bound:
-        return self._pair(
-            self._comm.Alltoall, self._comm.Ialltoall, self._buffer(call.input), self._buffer(call.output)
-        )
+        return self._pair("Alltoall", self._buffer(call.input), self._buffer(call.output))
 
     def _all_to_allv(self, call: Call) -> Bound:
         assert self.me is not None
         sent = self._pieces(call.input, call.traffic.pieces[self.me])
         received = self._pieces(call.output, [row[self.me] for row in call.traffic.pieces])
-        return self._pair(self._comm.Alltoallv, self._comm.Ialltoallv, sent, received)
+        return self._pair("Alltoallv", sent, received)
 
     def _gather(self, call: Call) -> Bound:
         into = self._buffer(call.output) if self.me == call.root else None
-        return self._pair(self._comm.Gather, self._comm.Igather, self._buffer(call.input), into, root=call.root)
+        return self._pair("Gather", self._buffer(call.input), into, root=call.root)
 
     def _scatter(self, call: Call) -> Bound:
         given = self._buffer(call.input) if self.me == call.root else None
-        return self._pair(self._comm.Scatter, self._comm.Iscatter, given, self._buffer(call.output), root=call.root)
+        return self._pair("Scatter", given, self._buffer(call.output), root=call.root)
 
     def _barrier(self, call: Call) -> Bound:
-        return self._pair(self._comm.Barrier, self._comm.Ibarrier)
+        return self._pair("Barrier")
 
     def _start(self, message: Message) -> Callable[[], Any]:
         buffer, tag = self._buffer(message.tensor), message.tag
@@ -241,11 +228,13 @@ class MpiGroup:
             return partial(self._comm.Isend, buffer, dest=message.member, tag=tag)
         return partial(self._comm.Irecv, buffer, source=message.member, tag=tag)
 
-    def _send_recv(self, call: Call) -> Bound:
-        assert self.me is not None
-        messages = list_messages(call, self.me)
-        if call.pattern == "ping_pong":
-            return self._ping_pong(call, messages)
+    def _bind_turn(self, message: Message) -> Bound:
+        buffer, tag = self._buffer(message.tensor), message.tag
+        if message.sends:
+            return Bound(partial(self._comm.Send, buffer, dest=message.member, tag=tag), list)
+        return Bound(partial(self._comm.Recv, buffer, source=message.member, tag=tag), list)
+
+    def _messages(self, messages: Sequence[Message]) -> Bound:
         starts = [self._start(message) for message in messages]
 
         def start() -> list[Waitable]:
@@ -255,18 +244,6 @@ class MpiGroup:
             self._mpi.Request.Waitall([begin() for begin in starts])
 
         return Bound(run, start)
-
-    _incast = _multicast = _send_recv
-
-    def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
-        """The openers send first, the others answer."""
-        turns: list[Bound] = []
-        for message in sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers)):
-            buffer, tag = self._buffer(message.tensor), message.tag
-            send = partial(self._comm.Send, buffer, dest=message.member, tag=tag)
-            receive = partial(self._comm.Recv, buffer, source=message.member, tag=tag)
-            turns.append(Bound(send if message.sends else receive, list))
-        return bind_in_turn(turns, refusal=PING_PONG_WAITS)
 
     def exchange_objects(self, call: ObjectCall) -> list[Any]:
         """mpi4py pickles too, by its methods with small letters."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stepscope.bench.comms.layouts import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
 from stepscope.core.collectives import bus_factor
@@ -16,6 +16,7 @@ from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.plugins import entry_points
 
 ENTRY_POINT_GROUP = "stepscope.collectives"
+T = TypeVar("T")
 
 
 class Segment(NamedTuple):
@@ -111,9 +112,13 @@ def plan_reduce(shape: Shape) -> Traffic:
     return _at_root(_all_alike(shape, bus=shape.elements), shape.root)
 
 
+def _by_root(shape: Shape, at_root: T, elsewhere: T) -> tuple[T, ...]:
+    return tuple(at_root if member == shape.root else elsewhere for member in range(shape.members))
+
+
 def plan_broadcast(shape: Shape) -> Traffic:
     elements = shape.elements
-    inputs = tuple(elements if member == shape.root else 0 for member in range(shape.members))
+    inputs = _by_root(shape, elements, 0)
     sources = ((Segment(shape.root, 0, elements),),) * shape.members
     return Traffic(inputs, (elements,) * shape.members, sources, elements, elements, elements)
 
@@ -142,31 +147,22 @@ def _scattered(chunks: tuple[int, ...]) -> Traffic:
     return Traffic((total,) * len(chunks), chunks, sources, total, max(chunks), total - min(chunks))
 
 
-def plan_all_gather(shape: Shape) -> Traffic:
-    return _gathered(_even_chunks(shape))
+def _even(plan: Callable[[tuple[int, ...]], Traffic]) -> Callable[[Shape], Traffic]:
+    return lambda shape: plan(_even_chunks(shape))
 
 
-def plan_all_gatherv(shape: Shape) -> Traffic:
-    return _gathered(_uneven_chunks(shape))
+def _uneven(plan: Callable[[tuple[int, ...]], Traffic]) -> Callable[[Shape], Traffic]:
+    return lambda shape: plan(_uneven_chunks(shape))
 
 
-def plan_reduce_scatter(shape: Shape) -> Traffic:
-    return _scattered(_even_chunks(shape))
-
-
-def plan_reduce_scatterv(shape: Shape) -> Traffic:
-    return _scattered(_uneven_chunks(shape))
-
-
-def plan_all_to_all(shape: Shape) -> Traffic:
-    chunks = _even_chunks(shape)
-    return exchange_pieces((chunks,) * shape.members)
+def _exchanged(chunks: tuple[int, ...]) -> Traffic:
+    return exchange_pieces((chunks,) * len(chunks))
 
 
 def plan_all_to_allv(shape: Shape) -> Traffic:
     if shape.matrix is not None and len(shape.matrix) == shape.members:
         return exchange_pieces(deal_matrix(shape.elements, shape.matrix))
-    return exchange_pieces((_uneven_chunks(shape),) * shape.members)
+    return _exchanged(_uneven_chunks(shape))
 
 
 def exchange_pieces(pieces: tuple[tuple[int, ...], ...]) -> Traffic:
@@ -191,7 +187,7 @@ def plan_gather(shape: Shape) -> Traffic:
 def plan_scatter(shape: Shape) -> Traffic:
     chunks = _even_chunks(shape)
     starts = [0, *accumulate(chunks)]
-    inputs = tuple(sum(chunks) if member == shape.root else 0 for member in range(shape.members))
+    inputs = _by_root(shape, sum(chunks), 0)
     sources = tuple((Segment(shape.root, starts[member], count),) for member, count in enumerate(chunks))
     return Traffic(inputs, chunks, sources, sum(chunks), chunks[0], sum(chunks) - chunks[0])
 
@@ -203,20 +199,16 @@ def plan_barrier(shape: Shape) -> Traffic:
 
 def plan_incast(shape: Shape) -> Traffic:
     chunk = max(1, shape.elements // max(1, shape.members - 1))
-    senders = [member for member in range(shape.members) if member != shape.root]
-    inputs = tuple(0 if member == shape.root else chunk for member in range(shape.members))
-    into_root = tuple(Segment(sender, 0, chunk) for sender in senders)
-    outputs = tuple(chunk * len(senders) if member == shape.root else 0 for member in range(shape.members))
-    sources = tuple(into_root if member == shape.root else () for member in range(shape.members))
-    total = chunk * len(senders)
-    return Traffic(inputs, outputs, sources, total, chunk, total)
+    into_root = tuple(Segment(sender, 0, chunk) for sender in range(shape.members) if sender != shape.root)
+    total = chunk * len(into_root)
+    outputs, sources = _by_root(shape, total, 0), _by_root(shape, into_root, ())
+    return Traffic(_by_root(shape, 0, chunk), outputs, sources, total, chunk, total)
 
 
 def plan_multicast(shape: Shape) -> Traffic:
     elements = shape.elements
-    inputs = tuple(elements if member == shape.root else 0 for member in range(shape.members))
-    outputs = tuple(0 if member == shape.root else elements for member in range(shape.members))
-    sources = tuple(() if not count else (Segment(shape.root, 0, elements),) for count in outputs)
+    inputs, outputs = _by_root(shape, elements, 0), _by_root(shape, 0, elements)
+    sources = _by_root(shape, (), (Segment(shape.root, 0, elements),))
     # The root's link carries one copy for each of the others.
     return Traffic(inputs, outputs, sources, elements, elements, elements * (shape.members - 1))
 
@@ -258,10 +250,6 @@ def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
     return tuple(found)
 
 
-def plan_send_recv(shape: Shape) -> Traffic:
-    return send_messages(_partners(shape), shape)
-
-
 def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shape) -> Traffic:
     """Each member sends to one and gets from one, or none. With a window, that many messages of the size follow each
     other, each with data of its own."""
@@ -273,9 +261,7 @@ def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shap
     )
     outputs = tuple(elements * len(segments) for segments in sources)
     openers = tuple(source for source, _ in shape.pairs) or (shape.root,)
-    return Traffic(
-        inputs, outputs, sources, elements, elements, elements, partners=tuple(partners), openers=openers
-    )  # fmt: skip
+    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=tuple(partners), openers=openers)
 
 
 def _root(shape: Shape) -> int:
@@ -301,25 +287,26 @@ _BUILT_IN = (
               in_place=True, both_placements=True, judge=_root),
     Operation("broadcast", "every rank ends with the root's tensor", plan_broadcast, rooted=True, in_place=True,
               both_placements=True, judge=_far_end),
-    Operation("all_gather", "every rank ends with all ranks' tensors, one behind the other", plan_all_gather, cut=True,
+    Operation("all_gather", "every rank ends with all ranks' tensors, one behind the other", _even(_gathered), cut=True,
               synchronises=True, both_placements=True),
-    Operation("all_gatherv", "the same with tensors of different lengths", plan_all_gatherv, cut=True, uneven=True),
-    Operation("reduce_scatter", "every rank ends with its piece of the sum", plan_reduce_scatter, reduces=True,
+    Operation("all_gatherv", "the same with tensors of different lengths", _uneven(_gathered), cut=True, uneven=True),
+    Operation("reduce_scatter", "every rank ends with its piece of the sum", _even(_scattered), reduces=True,
               synchronises=True, cut=True, both_placements=True),
-    Operation("reduce_scatterv", "the same with pieces of different lengths", plan_reduce_scatterv, reduces=True,
+    Operation("reduce_scatterv", "the same with pieces of different lengths", _uneven(_scattered), reduces=True,
               cut=True, uneven=True),
-    Operation("all_to_all", "every rank sends every rank a piece of its tensor", plan_all_to_all, cut=True,
+    Operation("all_to_all", "every rank sends every rank a piece of its tensor", _even(_exchanged), cut=True,
               synchronises=True),
     Operation("all_to_allv", "the same with pieces of different lengths", plan_all_to_allv, cut=True, uneven=True),
     Operation("gather", "the root ends with all ranks' tensors", plan_gather, rooted=True, judge=_root),
     Operation("scatter", "every rank ends with its piece of the root's tensor", plan_scatter, rooted=True,
               judge=_far_end),
     Operation("barrier", "no rank leaves before the last has come", plan_barrier, synchronises=True),
-    Operation("send_recv", "messages between single ranks, in a pattern", plan_send_recv, pairs=True, judge=_receiver),
+    Operation("send_recv", "messages between single ranks, in a pattern",
+              lambda shape: send_messages(_partners(shape), shape), pairs=True, judge=_receiver),
     Operation("incast", "all others send to the root at once", plan_incast, rooted=True, pairs=True, judge=_root),
     Operation("multicast", "the root sends to all others at once", plan_multicast, rooted=True, pairs=True,
               judge=_far_end),
-    Operation("all_gather_object", "every rank ends with all ranks' Python objects", plan_all_gather, objects=True),
+    Operation("all_gather_object", "every rank ends with all ranks' Python objects", _even(_gathered), objects=True),
     Operation("gather_object", "the root ends with all ranks' Python objects", plan_gather, rooted=True, objects=True,
               judge=_root),
     Operation("broadcast_object_list", "every rank ends with the root's Python object", plan_broadcast, rooted=True,

@@ -364,9 +364,12 @@ class OverlapTrial(Trial):
             self._run_all(place)
         if self._compute is not None and self.options.repeat is None:
             longest_s = max(self._time_alone(side.tasks[0]) for side in self._sides if side.traffic is not None)
+            most = MOST_QUEUED_KERNELS if self.room.device.has_events else MOST_KERNELS
             for _ in range(2):  # a first guess from one kernel, a second from many
                 wanted = self._compute.repeat * longest_s / max(self._time_alone(self._compute), SHORTEST_S)
-                self._compute.repeat = self._agree(max(1, min(round(wanted), self._most_kernels)))
+                kernels = max(1, min(round(wanted), most))
+                decides = self.room.world.rank == self.judge
+                self._compute.repeat = self.room.world.broadcast_value(kernels if decides else None, self.judge)
         self._stage.issue_s = 0.0
         for cycle in range(REHEARSALS):
             self.room.world.barrier()
@@ -377,10 +380,6 @@ class OverlapTrial(Trial):
         self.refresh()
         self.room.device.synchronize()
 
-    @property
-    def _most_kernels(self) -> int:
-        return MOST_QUEUED_KERNELS if self.room.device.has_events else MOST_KERNELS
-
     def _time_alone(self, task: Task) -> float:
         """The least of a few: other work on a machine only adds time."""
         times = []
@@ -388,10 +387,6 @@ class OverlapTrial(Trial):
             self.room.world.barrier()
             times += self._stage.run([task])
         return min(times)
-
-    def _agree(self, value: int) -> int:
-        mine = self.room.world.rank == self.judge
-        return self.room.world.broadcast_value(value if mine else None, self.judge)
 
     def refresh(self) -> None:
         for task in self._tasks:

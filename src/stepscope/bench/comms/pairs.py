@@ -13,10 +13,10 @@ from functools import partial
 from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange, PlacesTrial, make_seed
-from stepscope.bench.comms.operations import Operation, Shape, Traffic, send_messages
+from stepscope.bench.comms.operations import Shape, find_operation
 from stepscope.bench.comms.trial import BURST, Facts, Room, count_places
 from stepscope.records import Case, Score
-from stepscope.records.kinds import PairObserved, PairSpec
+from stepscope.records.kinds import POINT_TO_POINT, PairObserved, PairSpec
 
 MODEL = "pair"
 SUMMARY = "messages from one rank to another"
@@ -49,15 +49,6 @@ def make_pair_cases(
     ]
 
 
-def plan_pair(source: int, target: int, shape: Shape) -> Traffic:
-    """Traffic of the whole world, in which all but the two ranks are idle."""
-    there_and_back = shape.pattern == "ping_pong"
-    partners: list[tuple[int | None, int | None]] = [(None, None)] * shape.members
-    partners[source] = (target, target if there_and_back else None)
-    partners[target] = (source if there_and_back else None, source)
-    return send_messages(partners, shape)
-
-
 class PairTrial(PlacesTrial):
     """The case's time is that of one message one way: half a round trip, or a window divided by its messages."""
 
@@ -73,8 +64,9 @@ class PairTrial(PlacesTrial):
         self.judge = spec.target
         window, pattern = (1, "ping_pong") if ping_pong else (WINDOW, "one_to_one")
         elements = spec.size_bytes // DTYPE_BYTES[spec.dtype]
-        shape = Shape(room.world.size, elements, spec.source, pattern=pattern, window=window)
-        operation = Operation("send_recv", SUMMARY, partial(plan_pair, spec.source, spec.target), pairs=True)
+        pair = (spec.source, spec.target)
+        shape = Shape(room.world.size, elements, pattern=pattern, window=window, pairs=(pair,))
+        operation = find_operation(POINT_TO_POINT)
         group = room.group(range(room.world.size))
         make = partial(
             Exchange, operation, shape, group, device=room.device.name, dtype=spec.dtype, seed=make_seed(case, group)

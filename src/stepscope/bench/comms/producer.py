@@ -30,14 +30,7 @@ from stepscope.core.errors import UsageError, first_line
 from stepscope.core.units import format_bytes
 from stepscope.launch.join import is_peer_disconnect
 from stepscope.launch.worker import Session
-from stepscope.measure import (
-    Device,
-    Measurement,
-    MeasureSettings,
-    free_memory_bytes,
-    give_back_memory,
-    open_device,
-)
+from stepscope.measure import Device, Measurement, MeasureSettings, free_memory_bytes, give_back_memory, open_device
 from stepscope.records import Case, CommunicationRequest, Failure, describe_exception
 from stepscope.records.kinds import (
     CollectiveObserved,

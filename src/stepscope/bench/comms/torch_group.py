@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.bench.comms.group import (
-    PING_PONG_WAITS,
+    BindingGroup,
     Bound,
     Call,
     Message,
@@ -19,7 +19,6 @@ from stepscope.bench.comms.group import (
     bind_call,
     bind_in_turn,
     bind_together,
-    list_messages,
 )
 from stepscope.run.control import TorchControl
 from stepscope.system.collect import describe_torch_library
@@ -44,11 +43,10 @@ class TorchWorld(TorchControl):
         return describe_torch_library(self.backend)
 
 
-class TorchGroup:
+class TorchGroup(BindingGroup):
     def __init__(self, dist: Any, handle: Any, ranks: tuple[int, ...], rank: int, backend: str) -> None:
+        super().__init__(ranks, rank)
         self._dist, self._handle, self._backend = dist, handle, backend
-        self.ranks = ranks
-        self.me = ranks.index(rank) if rank in ranks else None
 
     def bind(self, calls: Sequence[Call]) -> Bound:
         parts = [bind_call(self, call, "torch.distributed") for call in calls]
@@ -185,18 +183,6 @@ class TorchGroup:
                 work.wait()
 
         return Bound(run, batch)
-
-    def _send_recv(self, call: Call) -> Bound:
-        assert self.me is not None
-        messages = list_messages(call, self.me)
-        return self._ping_pong(call, messages) if call.pattern == "ping_pong" else self._messages(messages)
-
-    _incast = _multicast = _send_recv
-
-    def _ping_pong(self, call: Call, messages: Sequence[Message]) -> Bound:
-        """The openers send first, the others answer."""
-        turns = sorted(messages, key=lambda message: message.sends != (self.me in call.traffic.openers))
-        return bind_in_turn([self._messages([message]) for message in turns], refusal=PING_PONG_WAITS)
 
     def exchange_objects(self, call: ObjectCall) -> list[Any]:
         size, root, dist, group = len(self.ranks), self.ranks[call.root], self._dist, self._handle

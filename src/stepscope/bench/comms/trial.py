@@ -18,9 +18,6 @@ from stepscope.records import Case, Check, Notice, Observed, Score
 from stepscope.records.kinds import WORLD
 
 T = TypeVar("T")
-CHECKS: tuple[Check, ...] = ("all", "sample", "off")
-
-
 BURST, LONGEST_BURST_S = 16, 0.25
 """Calls follow each other directly up to so many times, and for so long: a pause of some microseconds matters to a call
 of milliseconds too, when threads fall asleep in it, and no longer to one that takes a good part of the limit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -145,7 +145,7 @@ class WireTrial(Trial):
         assert self._group.me is not None
         given = make_normals(self._seed, self._group.me, 0, rows * count, device).view(rows, count)
         self._data = Data(given, torch.empty(rows if self._receives else 0, count, device=device), *self._expect())
-        self.body = self._make_reduction(self._data) if self._adds else self._make_all_to_all(self._data)
+        self.body = self._make_body(self._data)
 
     def _make_rows(self, rows: int) -> torch.Tensor:
         import torch
@@ -159,49 +159,35 @@ class WireTrial(Trial):
         call = Call(operation=operation, traffic=traffic, input=given.view(-1), output=got.view(-1), root=root)
         return self._group.bind([call]).run
 
-    def _make_all_to_all(self, data: Data) -> Callable[[], object]:
-        sent, received = self._make_rows(self._members), self._make_rows(self._members)
-        exchange, laps = self._bind("all_to_all", sent, received), self._laps
-        coder = Coder(self.encoding, self._members, self._chunk, self.device.name)
-
-        def body() -> None:
-            laps.begin()
-            coder.encode(data.input, sent)
-            laps.end(QUANTISE)
-            exchange()
-            laps.end(EXCHANGE)
-            coder.decode(received, data.result)
-            laps.end(DEQUANTISE)
-
-        return body
-
-    def _make_reduction(self, data: Data) -> Callable[[], object]:
+    def _make_body(self, data: Data) -> Callable[[], None]:
+        """Each action counts as the part it stands with. Scratch memory is taken here, and once."""
         import torch
 
-        device, rows, count, receives = self.device.name, self._members, self._chunk, self._receives
-        sent, received, gathered, packed = (self._make_rows(n) for n in (rows, rows, rows if receives else 0, 1))
-        pieces, total = torch.empty(rows, count, device=device), torch.empty(1, count, device=device)
-        collect = "gather" if self.operation.rooted else "all_gather"
-        scatter, gather = self._bind("all_to_all", sent, received), self._bind(collect, packed, gathered)
-        coder, sum_coder = Coder(self.encoding, rows, count, device), Coder(self.encoding, 1, count, device)
+        device, rows, count, encoding = self.device.name, self._members, self._chunk, self.encoding
+        sent, received, coder = self._make_rows(rows), self._make_rows(rows), Coder(encoding, rows, count, device)
+        actions: list[tuple[str, Callable[[], object]]] = [
+            (QUANTISE, partial(coder.encode, data.input, sent)),
+            (EXCHANGE, self._bind("all_to_all", sent, received)),
+        ]
+        if self._adds:
+            gathered, packed = self._make_rows(rows if self._receives else 0), self._make_rows(1)
+            pieces, total = torch.empty(rows, count, device=device), torch.empty(1, count, device=device)
+            actions += [
+                (DEQUANTISE, partial(coder.decode, received, pieces)),
+                (DEQUANTISE, partial(torch.sum, pieces, 0, keepdim=True, out=total)),
+                (QUANTISE, partial(Coder(encoding, 1, count, device).encode, total, packed)),
+                (EXCHANGE, self._bind("gather" if self.operation.rooted else "all_gather", packed, gathered)),
+            ]
+            received = gathered
+        if self._receives:
+            actions.append((DEQUANTISE, partial(coder.decode, received, data.result)))
         laps = self._laps
 
         def body() -> None:
             laps.begin()
-            coder.encode(data.input, sent)
-            laps.end(QUANTISE)
-            scatter()
-            laps.end(EXCHANGE)
-            coder.decode(received, pieces)
-            torch.sum(pieces, 0, keepdim=True, out=total)
-            laps.end(DEQUANTISE)
-            sum_coder.encode(total, packed)
-            laps.end(QUANTISE)
-            gather()
-            laps.end(EXCHANGE)
-            if receives:
-                coder.decode(gathered, data.result)
-            laps.end(DEQUANTISE)
+            for part, act in actions:
+                act()
+                laps.end(part)
 
         return body
 

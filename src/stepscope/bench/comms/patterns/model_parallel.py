@@ -50,76 +50,46 @@ class SequenceOptions(TensorOptions, frozen=True, kw_only=True, forbid_unknown_f
 
 def build_tp(options: TensorOptions, world_size: int) -> list[Step]:
     """An all_reduce behind each half of a layer, forward; one of its input's gradient, backward."""
-    layout, elements = _layout(options, world_size), _activation(options)
-    every = range(world_size)
-    steps: list[Step] = []
-    before: list[str] = []
-
-    def reduce(name: str, producer: str) -> Step:
-        return collective(name, "all_reduce", layout, elements, after=[producer], dtype=options.dtype)
-
-    for layer in range(options.layers):
-        for half in HALVES:
-            name = f"{half}.{layer}"
-            steps += [
-                compute(name, every, after=before, flops=options.flops),
-                reduce(f"{half}_reduce.{layer}", name),
-            ]
-            before = [f"{half}_reduce.{layer}"]
-    for layer in reversed(range(options.layers)):
-        for half in reversed(HALVES):
-            name = f"{half}_input_gradient.{layer}"
-            steps += [
-                compute(name, every, after=before, flops=options.flops),
-                reduce(f"{half}_gradient_reduce.{layer}", name),
-                # Nobody waits for the weights' gradient: it hides the all_reduce.
-                compute(f"{half}_weight_gradient.{layer}", every, after=[name], flops=options.flops),
-            ]
-            before = [f"{half}_gradient_reduce.{layer}"]
-    return steps
+    return _build_halves(options, _layout(options, world_size))
 
 
 def build_sp(options: SequenceOptions, world_size: int) -> list[Step]:
     """Between the halves each rank keeps its part of the sequence: all_gather before, reduce_scatter behind."""
-    layout, elements = _layout(options, world_size), _activation(options)
-    members = len(layout[0])
-    if elements // options.hidden % members:
+    layout = _layout(options, world_size)
+    if options.batch * options.sequence % len(layout[0]):
         raise UsageError(
-            f"{options.batch} × {options.sequence} tokens do not divide among {members} ranks",
+            f"{options.batch} × {options.sequence} tokens do not divide among {len(layout[0])} ranks",
             hint="choose a sequence that divides",
             where="--set sequence=…",
         )
-    every = range(world_size)
+    return _build_halves(options, layout, gathers=True, regathers=options.regather)
+
+
+def _build_halves(
+    options: TensorOptions, layout: Layout, *, gathers: bool = False, regathers: bool = False
+) -> list[Step]:
+    """All layers forward, then backward; `gathers`: the inputs of a half lie on all ranks, and its result is to."""
+    every, elements = sorted(rank for group in layout for rank in group), _activation(options)
+    operation, ending = ("reduce_scatter", "scatter") if gathers else ("all_reduce", "reduce")
+    halves = [(layer, half) for layer in range(options.layers) for half in HALVES]
     steps: list[Step] = []
     before: list[str] = []
-
-    def gather(name: str) -> Step:
-        return collective(name, "all_gather", layout, elements, after=before, dtype=options.dtype)
-
-    def scatter(name: str, producer: str) -> Step:
-        return collective(name, "reduce_scatter", layout, elements, after=[producer], dtype=options.dtype)
-
-    for layer in range(options.layers):
-        for half in HALVES:
-            name, gathered = f"{half}.{layer}", f"{half}_gather.{layer}"
+    for is_backward in (False, True):
+        for layer, half in reversed(halves) if is_backward else halves:
+            stem, name = (f"{half}_gradient", f"{half}_input_gradient") if is_backward else (half, half)
+            name, result = f"{name}.{layer}", f"{stem}_{ending}.{layer}"
+            gathered = [f"{stem}_gather.{layer}"] if gathers else []
+            again = [f"{half}_regather.{layer}"] if is_backward and regathers else []
             steps += [
-                gather(gathered),
-                compute(name, every, after=[gathered], flops=options.flops),
-                scatter(f"{half}_scatter.{layer}", name),
-            ]
-            before = [f"{half}_scatter.{layer}"]
-    for layer in reversed(range(options.layers)):
-        for half in reversed(HALVES):
-            name, gathered = f"{half}_input_gradient.{layer}", f"{half}_gradient_gather.{layer}"
-            again = [f"{half}_regather.{layer}"] if options.regather else []
-            steps += [
-                gather(gathered),
-                *(gather(one) for one in again),
-                compute(name, every, after=[gathered], flops=options.flops),
-                scatter(f"{half}_gradient_scatter.{layer}", name),
-                compute(f"{half}_weight_gradient.{layer}", every, after=[name, *again], flops=options.flops),
-            ]
-            before = [f"{half}_gradient_scatter.{layer}"]
+                *(collective(one, "all_gather", layout, elements, after=before, dtype=options.dtype)
+                  for one in (*gathered, *again)),
+                compute(name, every, after=gathered or before, flops=options.flops),
+                collective(result, operation, layout, elements, after=[name], dtype=options.dtype),
+            ]  # fmt: skip
+            if is_backward:  # nobody waits for the weights' gradient: it hides the communication
+                weights = f"{half}_weight_gradient.{layer}"
+                steps.append(compute(weights, every, after=[name, *again], flops=options.flops))
+            before = [result]
     return steps
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -126,12 +127,7 @@ class Step(NamedTuple):
 
 
 def compute(
-    name: str,
-    ranks: Iterable[int],
-    *,
-    after: Iterable[str] = (),
-    flops: float = 0.0,
-    lookups: Lookups | None = None,
+    name: str, ranks: Iterable[int], *, after: Iterable[str] = (), flops: float = 0.0, lookups: Lookups | None = None
 ) -> Step:
     """Every rank for itself."""
     return Step(name, tuple((rank,) for rank in ranks), tuple(after), flops=flops, lookups=lookups)
@@ -215,25 +211,22 @@ def _require(holds: bool, step: Step, rule: str) -> None:
 def order_steps(steps: Sequence[Step]) -> list[Step]:
     """As listed, but never before what a step comes after. Raises UsageError where steps wait for each other."""
     place = {step.name: number for number, step in enumerate(steps)}
-    waiting = [len(set(step.after)) for step in steps]
-    followers: list[list[int]] = [[] for _ in steps]
-    for number, step in enumerate(steps):
-        for name in set(step.after):
-            followers[place[name]].append(number)
-    ready = [number for number, count in enumerate(waiting) if not count]
-    ordered = []
-    while ready:
-        number = heapq.heappop(ready)
-        ordered.append(steps[number])
-        for follower in followers[number]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, follower)
-    if len(ordered) < len(steps):
-        stuck = [step.name for step, count in zip(steps, waiting, strict=True) if count]
+    sorter = TopologicalSorter({number: [place[name] for name in step.after] for number, step in enumerate(steps)})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        stuck = [steps[number].name for number in sorted(set(error.args[1]))]
         raise UsageError(
             f"steps wait for each other: {', '.join(stuck[:5])}", hint="correct the pattern's builder", where=stuck[0]
-        )
+        ) from None
+    ready: list[int] = []
+    ordered: list[Step] = []
+    while sorter.is_active():
+        for number in sorter.get_ready():
+            heapq.heappush(ready, number)
+        first = heapq.heappop(ready)
+        ordered.append(steps[first])
+        sorter.done(first)
     return ordered
 
 
