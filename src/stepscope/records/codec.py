@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -194,14 +194,7 @@ _REWRITES: dict[str, Callable[[dict[str, Scalar]], dict[str, Any]]] = {
     "workload": _rewrite_workload,
 }
 """Facts that one field holds together: taken out of those given, and returned by the field."""
-_OBSERVED: dict[str, Any] = {
-    str(struct.__struct_config__.tag): struct
-    for struct in (
-        kinds.OperatorObserved, kinds.CallObserved, kinds.CollectiveObserved, kinds.PointToPointObserved,
-        kinds.PairObserved, kinds.OverlapObserved, kinds.PatternObserved, kinds.ProcessGroupObserved,
-        kinds.WorkloadObserved, kinds.UserModelObserved, kinds.OtherObserved,
-    )
-}  # fmt: skip
+_OBSERVED: dict[str, Any] = {str(struct.__struct_config__.tag): struct for struct in get_args(Observed)}
 
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)

@@ -25,7 +25,7 @@ from stepscope.system.nvml import open_nvml
 from stepscope.system.probes import ChildRunner, DtypeCheck, TorchFacts, check_cpu_dtypes, probe_torch, run_python_child
 
 
-class Capability(msgspec.Struct, frozen=True, kw_only=True):
+class Capability(msgspec.Struct, frozen=True):
     name: str
     available: bool
     detail: str
@@ -97,24 +97,20 @@ def list_capabilities(
 
 def _torch(torch: TorchFacts | None, problem: str, version_of: FindVersion) -> Capability:
     if torch is not None:
-        return Capability(name="torch", available=True, detail=torch.version)
+        return Capability("torch", True, torch.version)
     installed = version_of("torch")
     if installed is None:
-        return Capability(name="torch", available=False, detail="not installed", command=PRODUCE)
+        return Capability("torch", False, "not installed", PRODUCE)
     if not problem:
-        return Capability(name="torch", available=True, detail=f"{installed} (installed, not tried)")
-    return Capability(
-        name="torch",
-        available=False,
-        detail=f"{installed} is installed but does not start: {problem}",
-        command="pip install --force-reinstall torch",
-    )
+        return Capability("torch", True, f"{installed} (installed, not tried)")
+    problem = f"{installed} is installed but does not start: {problem}"
+    return Capability("torch", False, problem, "pip install --force-reinstall torch")
 
 
 def _devices(torch: TorchFacts, dtypes: DtypeCheck | None) -> list[Capability]:
     cpu = f"{torch.threads} threads, kernels for {torch.cpu_capability}"
     return [
-        Capability(name="device cpu", available=True, detail=cpu),
+        Capability("device cpu", True, cpu),
         *([_cpu_dtypes(dtypes)] if dtypes is not None else []),
         _cuda(torch),
     ]
@@ -123,20 +119,20 @@ def _devices(torch: TorchFacts, dtypes: DtypeCheck | None) -> list[Capability]:
 def _cpu_dtypes(dtypes: DtypeCheck) -> Capability:
     working = ", ".join(dtypes.working) or "none"
     if dtypes.failing is None:
-        return Capability(name="dtypes on cpu", available=True, detail=working)
+        return Capability("dtypes on cpu", True, working)
     detail = f"{working}; {dtypes.failing} fails: {dtypes.reason}"
     command = "export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" if dtypes.remedy_works else None
-    return Capability(name="dtypes on cpu", available=False, detail=detail, command=command)
+    return Capability("dtypes on cpu", False, detail, command)
 
 
 def _cuda(torch: TorchFacts) -> Capability:
     if torch.gpus:
         build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}"
         detail = f"{build}, {len(torch.gpus)}× {torch.gpus[0]}, {', '.join(torch.gpu_dtypes)}"
-        return Capability(name="device cuda", available=True, detail=detail)
+        return Capability("device cuda", True, detail)
     if torch.cuda is None and torch.hip is None:
-        return Capability(name="device cuda", available=False, detail="this torch is built without CUDA and ROCm")
-    return Capability(name="device cuda", available=False, detail=torch.cuda_error or "no usable GPU is visible")
+        return Capability("device cuda", False, "this torch is built without CUDA and ROCm")
+    return Capability("device cuda", False, torch.cuda_error or "no usable GPU is visible")
 
 
 def _backends(torch: TorchFacts, version_of: FindVersion, program: FindProgram) -> list[Capability]:
@@ -144,7 +140,7 @@ def _backends(torch: TorchFacts, version_of: FindVersion, program: FindProgram) 
     for name in ("gloo", "nccl", "ucc"):
         built = name in torch.backends
         detail = f"built in torch {torch.version}" if built else "not built in this torch"
-        found.append(Capability(name=f"backend {name}", available=built, detail=detail))
+        found.append(Capability(f"backend {name}", built, detail))
     return [*found, _mpi_backend(version_of, program)]
 
 
@@ -152,7 +148,7 @@ def _mpi_backend(version_of: FindVersion, program: FindProgram) -> Capability:
     """`--backend mpi` goes through mpi4py: whether torch was built with MPI does not matter."""
     lacks = [name for name, there in (("mpi4py", version_of("mpi4py")), ("mpirun", program("mpirun"))) if not there]
     detail = f"needs {' and '.join(lacks)}" if lacks else f"mpi4py {version_of('mpi4py')}, ranks started by mpirun"
-    return Capability(name="backend mpi", available=not lacks, detail=detail)
+    return Capability("backend mpi", not lacks, detail)
 
 
 def _compiler(program: FindProgram) -> Capability:
@@ -161,7 +157,7 @@ def _compiler(program: FindProgram) -> Capability:
     found = next((path for name in wanted if (path := program(name))), None)
     detail = found or "no g++, clang++ or gcc: torch.compile cannot build its kernels"
     command = None if found else "apt-get install g++"
-    return Capability(name="compiler", available=found is not None, detail=detail, command=command)
+    return Capability("compiler", found is not None, detail, command)
 
 
 def _srun(program: FindProgram, ask: AskProgram) -> Capability:
@@ -169,35 +165,27 @@ def _srun(program: FindProgram, ask: AskProgram) -> Capability:
     found, scontrol = _program("srun", program, "apt-get install slurm-wlm munge"), program("scontrol")
     if not found.available or scontrol is None or "is UP" in ask([scontrol, "ping"]):
         return found
-    return Capability(name="srun", available=False, detail=f"{found.detail}, but no Slurm controller answers")
+    return Capability("srun", False, f"{found.detail}, but no Slurm controller answers")
 
 
 def _program(name: str, program: FindProgram, command: str) -> Capability:
     path = program(name)
-    if path is None:
-        return Capability(name=name, available=False, detail="not found", command=command)
-    return Capability(name=name, available=True, detail=path)
+    return Capability(name, True, path) if path else Capability(name, False, "not found", command)
 
 
 def _package(name: str, version_of: FindVersion, command: str) -> Capability:
     version = version_of(name)
-    if version is None:
-        return Capability(name=name, available=False, detail="not installed", command=command)
-    return Capability(name=name, available=True, detail=version)
+    return Capability(name, True, version) if version else Capability(name, False, "not installed", command)
 
 
 def _browser(version_of: FindVersion, program: FindProgram) -> Capability:
     """Only the tests of the pages need it."""
     path = next((found for name in _BROWSERS if (found := program(name))), None) or _find_playwright_chromium()
     if path is not None:
-        return Capability(name="chromium", available=True, detail=path)
+        return Capability("chromium", True, path)
     install = "" if version_of("playwright") else "pip install playwright && "
-    return Capability(
-        name="chromium",
-        available=False,
-        detail="not found (only the tests of the pages need it)",
-        command=f"{install}playwright install --with-deps chromium",
-    )
+    command = f"{install}playwright install --with-deps chromium"
+    return Capability("chromium", False, "not found (only the tests of the pages need it)", command)
 
 
 def _find_playwright_chromium() -> str | None:
