@@ -63,6 +63,10 @@ def test_one_file_adds_a_metric_everywhere(here: Stepscope, run: Path, own: Path
     assert "Noise" in text
     assert "80.0 %" in text
     assert "Noise" in here("report", "--format", "html", *given).out
+    for kind in ("text", "markdown", "html"):
+        said = here("report", "--format", kind, *given).out
+        assert "metric broken failed in 2 of 2 cases, for example gemm/" in said, kind
+        assert "ZeroDivisionError" in said, kind
     rows = list(csv.DictReader(io.StringIO(here("runs", "export", *given).out)))
     assert float(rows[0]["noise_fraction"]) == pytest.approx(0.8)
     assert rows[1]["noise_fraction"] == ""

@@ -156,7 +156,19 @@ def explain_fractions(cases: Sequence[CaseView]) -> list[str]:
 
 def explain(cases: Sequence[CaseView]) -> list[str]:
     """Sentences without a full stop, for below a table: what its columns mean and what its results rest on."""
-    return [*explain_fractions(cases), *explain_generation(cases), *disclose(cases)]
+    return [*explain_fractions(cases), *explain_generation(cases), *disclose(cases), *_name_failed_metrics(cases)]
+
+
+def _name_failed_metrics(cases: Sequence[CaseView]) -> list[str]:
+    """One sentence per metric and cause, without a full stop."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for case in cases:
+        for told in case.failed_metrics.items():
+            failed.setdefault(told, []).append(case.name)
+    return [
+        f"metric {name} failed in {len(names)} of {len(cases)} cases, for example {names[0]}: {cause}"
+        for (name, cause), names in failed.items()
+    ]
 
 
 def disclose(cases: Sequence[CaseView]) -> list[str]:
