@@ -299,6 +299,13 @@ def test_the_map_of_waiting_marks_who_came_last() -> None:
     assert 'class="plot heatmap' not in render(host_bound())
 
 
+def test_a_step_without_a_device_ends_with_no_device_work() -> None:
+    assert "to the end of its device work" in render(compute_bound())
+    page = render(on_cpu())
+    assert "to the end of its device work" not in page
+    assert "Without a device it runs through the program&#39;s own thread" in page
+
+
 def test_a_recording_shows_the_step_without_the_profiler_beside_the_profiled_one() -> None:
     timeline = host_bound().build()
     job = report_job([timeline])

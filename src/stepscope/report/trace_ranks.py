@@ -141,7 +141,9 @@ def draw_timelines(
         window = _launch_to_completion(view(timeline), step)
         overview = draw_overview(timeline, window, path, names, most=MOST_RECTANGLES if is_telling else share)
         reasons = [reason for reason in chosen[rank] if reason]
-        timelines.append(RankTimeline(rank, reasons, _say_where(rank, step), overview, draw_tracks(timeline, window)))
+        timelines.append(
+            RankTimeline(rank, reasons, _say_where(view(timeline), rank, step), overview, draw_tracks(timeline, window))
+        )
     used = used_names([one.overview for one in timelines])
     if len(used) > MOST_NAMES:
         timelines = [one._replace(overview=one.overview.with_fewer_names()) for one in timelines]
@@ -171,10 +173,11 @@ def _launch_to_completion(trace: TraceView, step: int | None) -> Window:
     return window if step is None else window._replace(start_ns=min(window.start_ns, trace.span(step).start_ns))
 
 
-def _say_where(rank: int, step: int | None) -> str:
+def _say_where(trace: TraceView, rank: int, step: int | None) -> str:
     if step is None:
         return f"rank {rank}, the whole trace"
-    return f"rank {rank}, step {step} from its start on the host to the end of its device work"
+    until = " from its start on the host to the end of its device work" if trace.works else ""
+    return f"rank {rank}, step {step}{until}"
 
 
 def _find_path(timeline: Timeline, step: int | None) -> CriticalPath | None:
