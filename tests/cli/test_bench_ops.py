@@ -58,7 +58,7 @@ def test_the_contract(measured: Answer, shared_store: Path) -> None:
     assert run.system is not None
     assert run.system.libraries["torch"]
     assert run.cases()[0].seconds() == case["samples_s"]
-    assert any(sample.warmup for sample in run.cases()[0].samples[0])
+    assert any(run.cases()[0].samples[0].warmup)
     assert "[1/1] gemm/micro/forward/custom" in measured.err
 
 

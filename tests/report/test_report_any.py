@@ -104,6 +104,25 @@ def report_runs(draw: st.DrawFn) -> ReportRun:
     )  # fmt: skip
 
 
+def test_times_and_scores_beyond_what_is_read_keep_the_width() -> None:
+    """A score of hardly any work beside a time below a picosecond, once wider than the terminal."""
+    bare = make_case("gemm/micro/forward/custom", values_s=[1.0], parameters={}, batch_size=1, score=None)
+    built = make_case(
+        "gemm/micro/forward/custom",
+        values_s=[1.0],
+        parameters={"": False},
+        score=Score(unit="TFLOP/s", work=9.106377006502199e-266),
+    )
+    for seconds in (2.220446049250313e-16, 1e-13, 2.3e5, 0.99999e-12):
+        samples = [
+            RankSamples(case=built.key, rank=rank, duration_s=[seconds], iterations=[23], warmup=[False])
+            for rank in range(2)
+        ]
+        report = build_report([make_run([bare, MeasuredCase(built.result, samples)], None, "")])
+        text = render_text(report, width=80)
+        assert all(text_width(line) <= 80 for line in text.splitlines() if not line.startswith("#")), text
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(report_runs(), max_size=3))
 def test_any_runs_render_in_every_format(runs: list[ReportRun]) -> None:

@@ -115,11 +115,11 @@ def parse_share(text: str, *, where: str | None = None) -> float:
 
 
 def format_significant(value: float, digits: int = 4) -> str:
-    """Fixed digits without an exponent in the range people read: 0.001234, 12.35, 5678; beyond it 1.510e+91."""
+    """Fixed digits without an exponent in the range people read: 0.001234, 12.35, 5678; beyond 11 places 1.510e+91."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    if abs(decimals) > 12:
+    if not -8 <= decimals <= 9:
         return f"{value:.{digits - 1}e}"
     return f"{round(value, decimals):.{max(decimals, 0)}f}"
 
