@@ -123,7 +123,10 @@ def test_tries_of_a_search_are_not_compared(here: Stepscope, store: Path) -> Non
 
 def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
     """A fast form that failed its check must not vanish from the means without a word."""
-    kinds = [("dlrm", "ootb"), ("dlrm", "optimized"), ("cvt", "ootb"), ("cvt", "optimized"), ("oscar", "ootb")]
+    kinds = [
+        *((model, kind) for model in ("dlrm", "cvt", "gpt2") for kind in ("ootb", "optimized")),
+        ("oscar", "ootb"),
+    ]
     cases = [
         case_of(Benchmark(model=model, implementation=kind, mode="train", config="A"), {}) for model, kind in kinds
     ]
@@ -134,16 +137,20 @@ def test_what_is_in_no_mean_is_said(here: Stepscope, store: Path) -> None:
         for case in cases:
             if case.benchmark.id == "cvt/optimized/train/A":
                 writer.append(make_result(case, failure=wrong), [])
+            elif case.benchmark.id == "gpt2/optimized/train/A":
+                writer.append(make_result(case), [make_samples(case, steady(0.1)[:2])])
             else:
                 writer.append(make_result(case), [make_samples(case, steady(0.1), process=p) for p in range(6)])
         writer.finish()
     data = here("compare", folder.name, "--view", "ootb-optimized", "--json").data
     assert data["gains"]["any_precision"]["benchmarks"] == 1
     assert data["without_score"] == ["cvt/ootb→optimized/train/A"]
+    assert data["not_enough_data"] == ["gpt2/ootb→optimized/train/A"]
     assert data["unpaired"] == ["oscar/ootb/train/A"]
     text = here("compare", folder.name, "--view", "ootb-optimized").out
     assert "# scale: one device; tells trends, and inference" in text
     assert "in no mean, without score: cvt/ootb→optimized/train/A" in text
+    assert "in no mean, not enough data: gpt2/ootb→optimized/train/A" in text
     assert "in no mean, unpaired: oscar/ootb/train/A" in text
 
 

@@ -84,13 +84,29 @@ def test_a_coarse_form_out_of_the_box_does_not_move_the_gain_in_any_precision(op
     assert after.any_precision.geometric_mean == pytest.approx(8)
     assert after.same_precision is not None
     assert after.same_precision.least == pytest.approx(1.5)
-    assert [row.label for row in after.comparison.rows if "→bf16" in row.label] == []
-    assert after.unpaired == after.without_score == []
+    assert [row.label.endswith("(fp32→bf16)") for row in after.comparison.rows].count(True) == 1
+    assert after.unpaired == after.without_score == after.undecided == []
 
 
 def test_the_fastest_form_may_be_in_the_finest_precision() -> None:
     _, any_one = gains_of([*both(0.8, 0.1), *both(0.4, 0.2, precision="bf16")])
     assert any_one.geometric_mean == pytest.approx(8)
+
+
+def test_what_lacks_data_is_in_no_mean_and_named() -> None:
+    """Two samples decide nothing, however large the gain that they seem to show."""
+    hasty = measured("optimized", 0.001, batch=16)
+    [samples, *_] = hasty.samples
+    hasty = MeasuredCase(hasty.result, [make_samples(hasty.result.case, samples.duration_s[:2])])
+    table = compare_implementations([*both(0.8, 0.2), measured("ootb", 0.8, batch=16), hasty])
+    assert sorted(row.verdict for row in table.comparison.rows) == ["better", "not enough data"]
+    for gains in (table.same_precision, table.any_precision):
+        assert gains is not None
+        assert (gains.benchmarks, gains.geometric_mean) == (1, pytest.approx(4))
+    assert len(table.undecided) == 1
+    assert table.without_score == table.unpaired == []
+    alone = compare_implementations([measured("ootb", 0.8, batch=16), hasty])
+    assert (alone.same_precision, alone.any_precision) == (None, None)
 
 
 def test_a_reference_that_failed_is_replaced_by_no_other_and_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -68,12 +68,24 @@ def test_who_comes_while_the_server_is_busy_waits_for_the_batch_to_end() -> None
     assert [(one.requests, one.left_waiting) for one in result.batches] == [(1, 0), (2, 1), (1, 0)]
     assert result.longest_queue == 3
     assert result.offered_per_s == pytest.approx(20)
-    assert result.achieved_per_s == pytest.approx(4 / 0.6)
+    assert result.achieved_per_s == pytest.approx(3 / 0.6)
     assert result.capacity_per_s == pytest.approx(10)
     assert result.busy_share == pytest.approx(1.0)
     assert result.percentiles()["latency_p50_s"] == pytest.approx(0.325)
     assert result.percentiles()["ttft_p50_s"] == pytest.approx(0.225)
     assert result.percentiles()["tpot_p99_s"] == pytest.approx(0.02)
+
+
+@given(
+    st.lists(st.floats(0, 50), min_size=1, max_size=30),
+    st.integers(1, 4),
+    st.integers(1, 5),
+)
+def test_no_server_answers_faster_than_it_is_asked(gaps: list[float], max_batch: int, new_tokens: int) -> None:
+    result = serve_scripted(list(accumulate(gaps)), max_batch=max_batch, new_tokens=new_tokens)
+    offered, achieved = result.offered_per_s, result.achieved_per_s
+    assert (offered is None) == (achieved is None)
+    assert offered is None or achieved is None or achieved <= offered
 
 
 def test_one_token_answers_have_no_time_per_token() -> None:

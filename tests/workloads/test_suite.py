@@ -49,8 +49,10 @@ def test_a_model_of_the_suite(model: str, tmp_path: Path, monkeypatch: pytest.Mo
             assert one.result.facts["check"] == "passed"
             assert one.result.facts["changes"]
     table = compare_implementations(found)
-    assert table.any_precision is not None
-    assert table.any_precision.benchmarks == 2
+    assert {row.benchmark for row in table.comparison.rows} == {
+        one.result.case.benchmark.id for one in found if one.result.case.benchmark.implementation == "ootb"
+    }
+    assert table.unpaired == table.without_score == []
 
 
 def with_precision(case: Case, precision: str) -> Case:

@@ -64,7 +64,9 @@ def command(
         table = api.compare_implementations(runs, level=level, resolution=resolution)
         comparison = table.comparison
         gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
-        left_out = {"without_score": table.without_score, "unpaired": table.unpaired}
+        left_out = {
+            "without_score": table.without_score, "not_enough_data": table.undecided, "unpaired": table.unpaired,
+        }  # fmt: skip
     else:
         comparison = api.compare(runs[0], runs[1], level=level, resolution=resolution)
     rendered = (

@@ -81,8 +81,8 @@ class Gains(msgspec.Struct, frozen=True, kw_only=True):
 class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
     """`optimized` (B) beside `ootb` (A) of the same model, mode, config and parameters; below 1 is a gain.
 
-    An optimized case in a precision that was not measured out of the box stands beside the out-of-the-box case of the
-    same benchmark in another one, and its label says so.
+    An optimized case also stands beside the out-of-the-box case of the same benchmark in the finest precision that was
+    measured, where that is another one, and its label says so. A mean is made of decided rows alone.
     """
 
     comparison: Comparison
@@ -95,6 +95,8 @@ class ImplementationTable(msgspec.Struct, frozen=True, kw_only=True):
     """Labels of ootb and optimized cases that have no counterpart, neither in a row nor in a mean."""
     without_score: list[str]
     """Labels of pairs that are in no mean, as one of them has no score: it failed, was skipped or was not checked."""
+    undecided: list[str]
+    """Labels of pairs that are in no mean, as their verdict is "not enough data"."""
 
 
 def compare_implementations(
@@ -105,15 +107,19 @@ def compare_implementations(
 ) -> ImplementationTable:
     """`cases` may come from one run or from several of the same system."""
     pairs, unpaired = pair_ootb_optimized(cases)
-    against_reference = _pair_with_reference(*_split_by_implementation(cases))
-    # Most pairs are in both lists, and what has no score is to be named once.
-    every_pair = {(pair.a.key, pair.b.key): pair for pair in (*pairs, *against_reference)}.values()
+    comparison = compare_pairs(pairs, level=level, resolution=resolution)
+    scored = [
+        (pair, row) for pair, row in zip(pairs, comparison.rows, strict=True) if pair.a.score() and pair.b.score()
+    ]
+    decided = [pair for pair, row in scored if row.verdict != "not enough data"]
+    finest = {case.key for case in _find_references(_split_by_implementation(cases)[0]).values()}
     return ImplementationTable(
-        comparison=compare_pairs(pairs, level=level, resolution=resolution),
-        same_precision=_find_gains([pair for pair in pairs if _precision(pair.a) == _precision(pair.b)]),
-        any_precision=_find_gains(against_reference, any_precision=True),
+        comparison=comparison,
+        same_precision=_find_gains([pair for pair in decided if _precision(pair.a) == _precision(pair.b)]),
+        any_precision=_find_gains([pair for pair in decided if pair.a.key in finest], any_precision=True),
         unpaired=unpaired,
-        without_score=sorted(pair.label for pair in every_pair if not (pair.a.score() and pair.b.score())),
+        without_score=[pair.label for pair in pairs if not (pair.a.score() and pair.b.score())],
+        undecided=[pair.label for pair, row in scored if row.verdict == "not enough data"],
     )
 
 
@@ -146,22 +152,30 @@ def _name_in_full(pair: Pair) -> str:
 
 
 def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list[str]]:
-    """Pairs that differ in nothing but the implementation, and the labels of cases left without a counterpart.
+    """Pairs of `ootb` and `optimized` by their labels, and the labels of cases left without a counterpart.
 
-    An optimized case in a precision that was not measured out of the box is paired with its benchmark's reference,
-    the out-of-the-box case in the finest precision. What an optimized case has as its reference is not left over.
+    An optimized case stands beside the out-of-the-box case that differs in nothing but the implementation, and beside
+    its benchmark's reference, the out-of-the-box case in the finest precision, where that is another one.
 
     Where a case was given more than once (several runs), the last one counts. Versions must agree: they are
     raised when what is computed changes, and the two implementations of a benchmark compute the same. Tries of a
     search are neither paired nor left over.
     """
     ootb, optimized = _split_by_implementation(cases)
-    against_reference = _pair_with_reference(ootb, optimized)
-    pairs = [_make_pair(plain, optimized[key]) for key, plain in ootb.items() if key in optimized]
-    pairs += [pair for pair in against_reference if _neutral_key(pair.b.result.case) not in ootb]
-    paired = {case.key for pair in (*pairs, *against_reference) for case in (pair.a, pair.b)}
+    references = _find_references(ootb)
+    pairs = [
+        _make_pair(plain, fast)
+        for key, fast in optimized.items()
+        for plain in _distinct(ootb.get(key), references.get(_neutral_key(fast.result.case, any_precision=True)))
+    ]
+    paired = {case.key for pair in pairs for case in (pair.a, pair.b)}
     left = [case for case in (*ootb.values(), *optimized.values()) if case.key not in paired]
-    return sorted(pairs, key=lambda pair: pair.label), sorted(case.result.case.label for case in left)
+    ordered = sorted(pairs, key=lambda pair: (pair.label, pair.a.key, pair.b.key))
+    return ordered, sorted(case.result.case.label for case in left)
+
+
+def _distinct(*cases: MeasuredCase | None) -> list[MeasuredCase]:
+    return list({case.key: case for case in cases if case is not None}.values())
 
 
 def _split_by_implementation(
@@ -176,8 +190,8 @@ def _split_by_implementation(
     return sides["ootb"], sides["optimized"]
 
 
-def _pair_with_reference(ootb: Mapping[str, MeasuredCase], optimized: Mapping[str, MeasuredCase]) -> list[Pair]:
-    """Each optimized case beside the out-of-the-box case of its benchmark in the finest precision that there is."""
+def _find_references(ootb: Mapping[str, MeasuredCase]) -> dict[str, MeasuredCase]:
+    """The out-of-the-box case of each benchmark in the finest precision that there is."""
 
     def coarseness(case: MeasuredCase) -> int:
         """Models of users have precisions that only they know."""
@@ -185,9 +199,7 @@ def _pair_with_reference(ootb: Mapping[str, MeasuredCase], optimized: Mapping[st
         return _FINEST.index(name) if name in _FINEST else len(_FINEST)
 
     coarse_first = sorted(ootb.values(), key=coarseness, reverse=True)
-    references = {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
-    found = ((references.get(_neutral_key(fast.result.case, any_precision=True)), fast) for fast in optimized.values())
-    return [_make_pair(plain, fast) for plain, fast in found if plain is not None]
+    return {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
 
 
 def _make_pair(plain: MeasuredCase, fast: MeasuredCase) -> Pair:

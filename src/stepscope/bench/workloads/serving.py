@@ -118,8 +118,9 @@ class ServingResult(NamedTuple):
         return self.batches[-1].end_s - self.requests[0].arrival_s
 
     @property
-    def achieved_per_s(self) -> float:
-        return len(self.requests) / self.span_s
+    def achieved_per_s(self) -> float | None:
+        """Requests after the first, as the offered rate counts them: it can reach that and never exceed it."""
+        return (len(self.requests) - 1) / self.span_s if self.offered_per_s is not None else None
 
     @property
     def capacity_per_s(self) -> float | None:
