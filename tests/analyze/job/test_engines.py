@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,15 @@ def test_workers_follow_memory_and_size(job: Path, monkeypatch: pytest.MonkeyPat
     assert choose_workers(large, None) == 2
 
 
+@pytest.fixture
+def own_variables() -> Iterator[None]:
+    """Engines set variables of this process that its children read on loading, and leave them behind."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 def test_an_unknown_engine_is_refused(job: Path) -> None:
     with pytest.raises(UsageError, match="no engine 'spark://x'"):
         encoded(job, engine="spark://x")
@@ -166,6 +176,7 @@ def test_an_unknown_engine_is_refused(job: Path) -> None:
 
 @pytest.mark.skipif(find_spec("distributed") is None, reason="the package distributed is not installed")
 @pytest.mark.ranks
+@pytest.mark.usefixtures("own_variables")
 @pytest.mark.filterwarnings("ignore")  # Dask warns of its own dashboard and ports
 def test_a_dask_cluster_gives_the_same_report(job: Path) -> None:
     from distributed import LocalCluster
@@ -179,6 +190,7 @@ def test_a_dask_cluster_gives_the_same_report(job: Path) -> None:
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="the package ray is not installed")
 @pytest.mark.ranks
+@pytest.mark.usefixtures("own_variables")
 @pytest.mark.filterwarnings("ignore")  # Ray warns of metrics and of the memory of small machines
 def test_a_ray_cluster_gives_the_same_report(job: Path) -> None:
     assert encoded(job, engine="ray://") == encoded(job)
