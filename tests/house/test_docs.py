@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cli_reference import format_cli_reference
 from stepscope.bench.ops.catalogue import format_operator_page
-from stepscope.cli.reference import format_cli_reference
 from stepscope.metrics import format_metrics_markdown
 from stepscope.metrics.sql import format_tables_markdown
 from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown

@@ -154,7 +154,7 @@ def test_exporting_all_runs_tells_which_are_not_whole(tmp_path: Path, capsys: py
             if folder == whole:
                 writer.finish()
     (damaged / "plan.json").write_text("{")
-    export_table([], "table", output, store, as_json=False)
+    export_table([], "table", output, store)
     told = capsys.readouterr().err
     assert f"interrupted: {stopped.name}, with 1 of its 2 cases" in told
     assert "left out: " in told
@@ -167,7 +167,7 @@ def test_exporting_all_runs_tells_which_are_not_whole(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(("kind", "name"), [("table", "t.parquet"), ("parquet", "t.csv")])
 def test_exports_look_at_the_name_first(tmp_path: Path, kind: str, name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        export_table([str(tmp_path / "absent.csv")], kind, tmp_path / name, tmp_path, as_json=False)
+        export_table([str(tmp_path / "absent.csv")], kind, tmp_path / name, tmp_path)
     assert caught.value.where == str(tmp_path / name)
 
 

@@ -25,10 +25,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 @click.command("ab")
 @click.argument("side_a", metavar='"CASE A"')
 @click.argument("side_b", metavar='"CASE B"')
-@click.option("--pairs", type=click.IntRange(2), default=8, show_default=True, help="Fresh processes of each side.")
-@click.option(
-    "--max-time", type=Duration(), default="1s", show_default=True, help="Sampling time per case and process."
-)
+@click.option("--pairs", type=click.IntRange(2), default=8, help="Fresh processes of each side.")
+@click.option("--max-time", type=Duration(), default="1s", help="Sampling time per case and process.")
 @level_option
 @resolution_option
 @resume_option
@@ -44,7 +42,6 @@ def command(
     resolution: float,
     resume: str | None,
     store: Path,
-    as_json: bool,
 ) -> int:
     """Measure two sides interleaved, in repeated fresh processes, and say which is faster.
 
@@ -67,9 +64,8 @@ def command(
     lines = [*map(describe, rows), describe_comparison(comparison)]
     failed = any("failed" in {row.status_a, row.status_b} for row in rows)
     data = {"a": str(a.folder), "b": str(b.folder), "pairs": pairs, "level": level, "rows": rows}
-    emit(data, "\n".join([*lines, f"A: {a.folder}", f"B: {b.folder}"]), as_json=as_json)
-    if not as_json:
-        suggest(f"stepscope report {a.id} {name_run(b.folder)} -o report.html")
+    emit(data, "\n".join([*lines, f"A: {a.folder}", f"B: {b.folder}"]))
+    suggest(f"stepscope report {a.id} {name_run(b.folder)} -o report.html")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 

@@ -16,13 +16,11 @@ from stepscope.store import StoredRun, find_newest, find_run
 @click.command("check")
 @click.argument("name", metavar="[RUN]", required=False)
 @click.option("--baseline", required=True, metavar="RUN", help="The run to compare with.")
-@click.option(
-    "--max-regression", type=Share(), default="5%", show_default=True, help="Largest allowed increase in time."
-)
+@click.option("--max-regression", type=Share(), default="5%", help="Largest allowed increase in time.")
 @level_option
 @store_option
 @json_option
-def command(*, name: str | None, baseline: str, max_regression: float, level: float, store: Path, as_json: bool) -> int:
+def command(*, name: str | None, baseline: str, max_regression: float, level: float, store: Path) -> int:
     """Compare RUN (by default the newest complete one) with a baseline, for CI.
 
     RUN is a folder, the beginning of an id, `latest`, or `latest~1` for the run before it. The exit code is 0 if every
@@ -42,7 +40,7 @@ def command(*, name: str | None, baseline: str, max_regression: float, level: fl
     lines.append(f"{result.outcome}: exit code {result.exit_code}")
     data = {"baseline": before.id, "candidate": after.id, "outcome": result.outcome, "exit_code": result.exit_code,
             "max_regression": max_regression, "rows": result.rows}  # fmt: skip
-    emit(data, "\n".join(lines), as_json=as_json)
+    emit(data, "\n".join(lines))
     return result.exit_code
 
 

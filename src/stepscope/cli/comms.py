@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
+from stepscope.cli.options import FiniteRange, run_options
 from stepscope.cli.output import emit, narrate
 from stepscope.cli.ranks import Ranks, find_ranks, list_cases, make_request, run_ranks, world_options
 from stepscope.core.errors import ExitCode, UsageError
@@ -25,16 +24,16 @@ MOST_IN_A_NAME = 4
 @click.command("comms")
 @click.option("--collective", "collectives", multiple=True, metavar="NAME",
               help="Operation, for example all_reduce; a list, repeatable, or all.")  # fmt: skip
-@click.option("--sizes", default="1K:1M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
-@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+@click.option("--sizes", default="1K:1M:x4", help="Message sizes: list, first:last:xF or :+STEP.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], metavar="DTYPE",
               help="Data type: float64 … float8_e4m3fn, integers, bool; a list, repeatable, or all.")  # fmt: skip
-@click.option("--reduction", "reductions", multiple=True, default=["sum"], show_default=True, metavar="NAME",
+@click.option("--reduction", "reductions", multiple=True, default=["sum"], metavar="NAME",
               help="Reduction operator: sum, avg, min, max or prod; a list, repeatable, or all.")  # fmt: skip
-@click.option("--root", "roots", multiple=True, default=["0"], show_default=True, metavar="MEMBER",
+@click.option("--root", "roots", multiple=True, default=["0"], metavar="MEMBER",
               help="Root rank within the group; a list, repeatable, or all.")  # fmt: skip
 @click.option("--placement", type=click.Choice(PLACEMENTS),
               help="Whether results replace the input [default: as usual for the operation].")  # fmt: skip
-@click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor", show_default=True,
+@click.option("--form", type=click.Choice(["tensor", "list"]), default="tensor",
               help="Whether pieces lie in one tensor or in a list of tensors.")  # fmt: skip
 @click.option(
     "--pattern",
@@ -42,25 +41,23 @@ MOST_IN_A_NAME = 4
 )
 @click.option("--src-ranks", metavar="RANKS", help="Sending ranks of send_recv, for example 0,2; with --dst-ranks.")
 @click.option("--dst-ranks", metavar="RANKS", help="Receiving ranks of send_recv, one for each of --src-ranks.")
-@click.option("--window", type=click.IntRange(1), default=1, show_default=True,
-              help="Messages of send_recv that follow each other.")  # fmt: skip
+@click.option("--window", type=click.IntRange(1), default=1, help="Messages of send_recv that follow each other.")
 @click.option("--skew", type=FiniteRange(0),
               help="Piece i of operations with uneven pieces is proportional to (i+1)^-SKEW.")  # fmt: skip
 @click.option("--splits", metavar="LIST|FILE",
               help="Proportions of uneven pieces: 3,1, or a matrix with one line per sender.")  # fmt: skip
 @click.option("--split-bytes", metavar="LIST|FILE",
               help="Exact sizes of uneven pieces, for example 64K,4K, in place of --sizes.")  # fmt: skip
-@click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking", show_default=True,
+@click.option("--mode", type=click.Choice(["blocking", "nonblocking", "graph"]), default="blocking",
               help="How calls are made: waited for, several outstanding, or replayed from a CUDA graph.")  # fmt: skip
 @click.option("--depth", type=click.IntRange(1), help="Outstanding calls with --mode nonblocking [default: 4].")
-@click.option("--coalesce", type=click.IntRange(1), default=1, show_default=True,
+@click.option("--coalesce", type=click.IntRange(1), default=1,
               help="Number of calls that each message is cut into; they are made as one.")  # fmt: skip
 @click.option(
     "--wire",
     help="Quantise float32 to fp16, bf16, fp8, int8, int4 or int2 on the wire; all_reduce, reduce, all_to_all.",
 )
-@click.option("--groups", default="world", show_default=True,
-              help="Groups of ranks that act together: world, split:N or colours:0,0,1,1.")  # fmt: skip
+@click.option("--groups", default="world", help="Groups of ranks that act together: world, split:N or colours:0,0,1,1.")
 @click.option("--mesh", help="Mesh of ranks with the sizes of its axes, for example dp=2,tp=4; with --axis.")
 @click.option("--axis", help="Axis of the mesh along which the groups lie.")
 @click.option("--in-turn", is_flag=True, help="Measure one group at a time, instead of all at once.")
@@ -72,21 +69,8 @@ MOST_IN_A_NAME = 4
 @click.option("--list", "listing", is_flag=True, help="List the operations.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
-@measure_options
-@resume_option
-@store_option
-@json_option
-def comms(
-    *,
-    collectives: tuple[str, ...],
-    sizes: str,
-    listing: bool,
-    dry_run: bool,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
-    **choices: Any,
-) -> int:
+@run_options
+def comms(*, collectives: tuple[str, ...], sizes: str, listing: bool, dry_run: bool, **choices: Any) -> int:
     """Measure collectives. The same command works by itself and under torchrun, mpirun and srun.
 
     Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
@@ -95,13 +79,13 @@ def comms(
     from stepscope.core.units import parse_range
 
     if listing:
-        return list_operations(as_json=as_json)
+        return list_operations()
     ranks = find_ranks(choices)
     if choices["init_only"]:
         forming = plan_process_groups(ranks, choices)
         if dry_run:
-            return list_cases(forming.cases, as_json=as_json)
-        return run_ranks(forming, ranks, store=store, resume=resume, as_json=as_json)
+            return list_cases(forming.cases)
+        return run_ranks(forming, ranks, choices)
     exact_splits = read_split_bytes(choices, ranks.world_size)
     points = [round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes")
     require_memory(min(points), ranks.device)
@@ -114,13 +98,13 @@ def comms(
     for reason in left_out:
         narrate(f"left out: {reason}")
     if dry_run:
-        return list_cases(cases, as_json=as_json)
+        return list_cases(cases)
     named = list(dict.fromkeys(case.benchmark.model for case in cases))
     request = make_request(ranks, choices, collectives=named, per_rank=choices["per_rank"],
                            trace=choose_traced(choices["traced"], cases))  # fmt: skip
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+    return run_ranks(job, ranks, choices)
 
 
 OF_COLLECTIVES = (
@@ -229,7 +213,7 @@ def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[floa
     return matrix
 
 
-def list_operations(*, as_json: bool) -> int:
+def list_operations() -> int:
     from stepscope.bench.comms import operations
     from stepscope.bench.comms.data import DTYPE_BYTES, REDUCTIONS
     from stepscope.bench.comms.operations import PATTERNS
@@ -248,5 +232,5 @@ def list_operations(*, as_json: bool) -> int:
         for one in operations().values()
     ]
     text = "\n".join(f"{one.name:16} {one.summary}" for one in operations().values())
-    emit({"operations": listed, "dtypes": list(DTYPE_BYTES)}, text, as_json=as_json)
+    emit({"operations": listed, "dtypes": list(DTYPE_BYTES)}, text)
     return ExitCode.DONE

@@ -11,7 +11,7 @@ import msgspec
 from stepscope.cli.options import json_option, level_option, resolution_option, store_option
 from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.report import unverified_lines
-from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.errors import UsageError
 from stepscope.store import StoredRun, find_run
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ VIEWS = ("cases", "ootb-optimized")
 @click.argument("name_b", metavar="B", required=False)
 @level_option
 @resolution_option
-@click.option("--view", type=click.Choice(VIEWS), default="cases", show_default=True,
+@click.option("--view", type=click.Choice(VIEWS), default="cases",
               help="What is compared: B with A, case by case; or, inside the runs, optimized with ootb.")  # fmt: skip
-@click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", show_default=True,
-              help="Output format.")  # fmt: skip
+@click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", help="Output format.")
 @store_option
 @json_option
 def command(
@@ -40,8 +39,7 @@ def command(
     view: str,
     kind: str,
     store: Path,
-    as_json: bool,
-) -> int:
+) -> None:
     """Compare two runs case by case: better, worse, no difference found, or not enough data.
 
     A and B are folders, beginnings of ids, `latest`, or `latest~1` for the run before it. The ratio is the time of B
@@ -87,8 +85,7 @@ def command(
             "systems": [run.system.name if run.system else None for run in runs],
             "differences": find_differences(runs[0], runs[-1]),
             **({"gains": msgspec.to_builtins(gains), **left_out} if gains else {})}  # fmt: skip
-    emit(data, text, as_json=as_json)
-    return ExitCode.DONE
+    emit(data, text)
 
 
 def _describe_gains(gains: dict[str, Gains | None]) -> list[str]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.options import json_option, store_option
+from stepscope.cli.options import FILE, json_option, store_option
 from stepscope.cli.output import emit, suggest_for_file, terminal_width
 from stepscope.cli.report import chosen_runs
-from stepscope.core.errors import ExitCode, MissingDependencyError, UsageError
+from stepscope.core.errors import MissingDependencyError, UsageError
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
 from stepscope.store import find_run
 
@@ -28,11 +28,10 @@ def command() -> None:
 
 @command.command("fit-collective")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.json",
-              help="Write the fitted costs to this file.")  # fmt: skip
+@click.option("--output", "-o", type=FILE, metavar="FILE.json", help="Write the fitted costs to this file.")
 @store_option
 @json_option
-def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path, as_json: bool) -> int:
+def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path) -> None:
     """Fit curves of time against message size to communication runs (all of the store where none is named).
 
     RUN may also be a table: a .csv with the columns system, nranks, bytes, time_us. Each operation, group size,
@@ -51,10 +50,9 @@ def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path, 
     if output is not None:
         write_collective_table(output, fit.costs)
     data = {**_as_data(fit), "output": str(output) if output else None}
-    emit(data, "" if as_json else _format(fit, output), as_json=as_json)
-    if output is not None and not as_json:
+    emit(data, lambda: _format(fit, output))
+    if output is not None:
         suggest_for_file(output)
-    return ExitCode.DONE
 
 
 def _require_numpy() -> None:

@@ -9,8 +9,8 @@ import msgspec
 
 from stepscope import api
 from stepscope.cli.execute import measure_stored, open_job
-from stepscope.cli.options import json_option, store_option
-from stepscope.cli.output import emit, narrate, suggest_for_file, terminal_width
+from stepscope.cli.options import FILE, json_option, store_option
+from stepscope.cli.output import emit, narrate, suggest_for_file, terminal_width, wants_json
 from stepscope.core.errors import ExitCode, StepscopeError
 from stepscope.measure import MeasureSettings
 from stepscope.records import Case
@@ -26,15 +26,10 @@ MOST_STEPS = 100
 
 
 @click.command("demo")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The page to write [default: in the store].",
-)
+@click.option("--output", "-o", type=FILE, help="The page to write [default: in the store].")
 @store_option
 @json_option
-def command(*, output: Path | None, store: Path, as_json: bool) -> int:
+def command(*, output: Path | None, store: Path) -> int:
     """Measure operators, a collective and a small model, then record and explain a training step.
 
     The last lines name two pages: a report of the runs, and one about the step.
@@ -66,10 +61,9 @@ def command(*, output: Path | None, store: Path, as_json: bool) -> int:
         f"report: {place}",
         f"the step: {explained['page']}",
     ]
-    emit(data, "\n".join(lines), as_json=as_json)
-    if not as_json:
-        suggest_for_file(page.resolve())
-    if failed and not as_json:
+    emit(data, "\n".join(lines))
+    suggest_for_file(page.resolve())
+    if failed and not wants_json():
         raise StepscopeError(f"failed: {', '.join(failed)}", hint=f"stepscope runs show {runs[0].id}")
     return ExitCode.FAILED if failed else ExitCode.DONE
 

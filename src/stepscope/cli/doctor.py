@@ -6,16 +6,14 @@ import click
 
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
-from stepscope.core.errors import ExitCode
 
 
 @click.command("doctor")
 @click.option("--no-probe", is_flag=True, help="Do not start child processes that try out torch.")
 @json_option
-def command(*, no_probe: bool, as_json: bool) -> int:
+def command(*, no_probe: bool) -> None:
     """Show what this machine is, what can run on it, what is missing, and sources of noise in measurements."""
     from stepscope.system import diagnose, format_diagnosis
 
     diagnosis = diagnose(probe=not no_probe)
-    emit(diagnosis, format_diagnosis(diagnosis), as_json=as_json)
-    return ExitCode.DONE
+    emit(diagnosis, format_diagnosis(diagnosis))

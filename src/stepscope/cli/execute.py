@@ -56,10 +56,10 @@ def add_nothing(run: StoredRun) -> Addition:
     return Addition({}, "")
 
 
-def run_stored(stored: StoredRun, *, as_json: bool, finish: Callable[[StoredRun], Addition] = add_nothing) -> int:
+def run_stored(stored: StoredRun, finish: Callable[[StoredRun], Addition] = add_nothing) -> int:
     """Measure what the run's plan still lacks, in the way its verb needs; `finish` with it, and show it."""
     measured = measure_stored(stored)
-    return show_run(measured.folder, as_json=as_json, addition=finish(measured))
+    return show_run(measured.folder, finish(measured))
 
 
 def measure_stored(stored: StoredRun) -> StoredRun:
@@ -71,16 +71,14 @@ def measure_stored(stored: StoredRun) -> StoredRun:
     return api.execute(stored, progress=open_progress(), tell=narrate)
 
 
-def show_run(folder: Path, *, as_json: bool, addition: Addition | None = None) -> int:
+def show_run(folder: Path, more: Addition) -> int:
     """Print the results; the exit code is 1 when a case failed, 0 with skips alone."""
     stored = StoredRun(folder)
     cases = stored.cases()
-    more = addition or add_nothing(stored)
-    text = "" if as_json else "\n".join(filter(None, [_format_run(stored), more.text]))
-    emit({"run": str(folder), "id": stored.id, **cases_to_dict(cases, folder), **more.data}, text, as_json=as_json)
+    data = {"run": str(folder), "id": stored.id, **cases_to_dict(cases, folder), **more.data}
+    emit(data, lambda: "\n".join(filter(None, [_format_run(stored), more.text])))
     _warn_of_nothing(cases)
-    if not as_json:
-        suggest(f"stepscope report {name_run(folder)} -o report.html")
+    suggest(f"stepscope report {name_run(folder)} -o report.html")
     failed = any(case.result.status == "failed" for case in cases)
     return ExitCode.FAILED if failed else ExitCode.DONE
 

@@ -113,14 +113,12 @@ def explain_parts(run: StoredRun) -> Addition:
     return Addition({"messages": [one._asdict() for one in figures]} if figures else {}, "\n".join(lines))
 
 
-def show_explained(
-    name: str, explain: Callable[[StoredRun], Addition], what: str, *, store: Path, as_json: bool
-) -> int:
+def show_explained(name: str, explain: Callable[[StoredRun], Addition], what: str, store: Path) -> int:
     """Print only what stands beside the table of a stored run; a run that has none of it is refused."""
     run = find_run(store, name)
     addition = explain(run)
     if not addition.text:
         hint = f"stepscope report {run.id} shows what it holds"
         raise UsageError(f"run {run.id} holds no {what}", hint=hint, where="--show")
-    emit({"run": str(run.folder), "id": run.id, **addition.data}, addition.text, as_json=as_json)
+    emit({"run": str(run.folder), "id": run.id, **addition.data}, addition.text)
     return ExitCode.DONE

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 import msgspec
 
-from stepscope.cli.options import Duration, json_option
-from stepscope.cli.output import emit, print_error, suggest
+from stepscope.cli.options import ANY_PATH, FILE, Duration, apply_options, json_option
+from stepscope.cli.output import emit, print_error, suggest, wants_json
 from stepscope.core.errors import ExitCode, LaunchError, StepscopeError, UsageError
 from stepscope.core.files import write_output
 
@@ -33,23 +33,23 @@ def command() -> None:
 
 
 @command.command("sbatch", context_settings={"ignore_unknown_options": False})
-@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--ranks-per-node", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--nodes", type=click.IntRange(1), default=1)
+@click.option("--ranks-per-node", type=click.IntRange(1), default=1)
 @click.option("--partition")
 @click.option("--time-limit", help="As Slurm writes it, for example 00:30:00.")
 @click.option("--gpus-per-node", type=click.IntRange(1))
 @click.option("--account")
-@click.option("--job-name", default="stepscope", show_default=True)
+@click.option("--job-name", default="stepscope")
 @click.option("--sbatch", "extra", multiple=True, metavar="OPTION", help="A further #SBATCH option; repeatable.")
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run first (module load …); repeatable.")
-@click.option("--python", default=sys.executable, help="Interpreter on the nodes [default: this one].")
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write the script to this file.")
+@click.option(
+    "--python", default=sys.executable, show_default=False, help="Interpreter on the nodes [default: this one]."
+)
+@click.option("--output", "-o", type=FILE, help="Write the script to this file.")
 @click.option("--submit", "submitting", is_flag=True, help="Submit it with sbatch.")
 @json_option
 @click.argument("arguments", nargs=-1, required=True, metavar="-- bench comms …")
-def sbatch(
-    *, arguments: tuple[str, ...], python: str, output: Path | None, submitting: bool, as_json: bool, **choices: Any
-) -> int:
+def sbatch(*, arguments: tuple[str, ...], python: str, output: Path | None, submitting: bool, **choices: Any) -> None:
     """Print a batch script that runs `stepscope bench comms …` on every rank of a Slurm job."""
     from stepscope.launch import SlurmJob, format_sbatch, submit
 
@@ -63,22 +63,22 @@ def sbatch(
         write_output(output, script.encode())
     job_id = submit(script) if submitting else None
     text = f"submitted job {job_id}" if job_id else str(output) if output else script
-    emit({"script": script, "output": str(output) if output else None, "job": job_id}, text, as_json=as_json)
-    if not as_json and (job_id or output):
+    emit({"script": script, "output": str(output) if output else None, "job": job_id}, text)
+    if job_id or output:
         suggest(f"squeue --job {job_id}" if job_id else f"sbatch {shlex.quote(str(output))}")
-    return ExitCode.DONE
 
 
 HOST_OPTIONS = (
-    click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE", help="Hosts and slots in MPI's form."),
-    click.option("--cluster", "cluster_file", type=click.Path(path_type=Path), metavar="FILE",
+    click.option("--hostfile", type=ANY_PATH, metavar="FILE", help="Hosts and slots in MPI's form."),
+    click.option("--cluster", "cluster_file", type=ANY_PATH, metavar="FILE",
                  help="Hosts with addresses, interfaces and variables, in TOML or YAML "
                  "[default: $STEPSCOPE_CLUSTER_FILE]."),
     click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks on each host [default: its slots]."),
     click.option("--master-port", "port", type=click.IntRange(1, 65535),
                  help="Where the ranks meet on the first host [default: any]."),
-    click.option("--python", default=sys.executable, help="Interpreter on the hosts [default: this one]."),
-    click.option("--workdir", type=click.Path(path_type=Path), help="Folder on the hosts [default: this one]."),
+    click.option("--python", default=sys.executable, show_default=False,
+                 help="Interpreter on the hosts [default: this one]."),
+    click.option("--workdir", type=ANY_PATH, help="Folder on the hosts [default: this one]."),
     click.option("--dry-run", is_flag=True, help="Print the commands and start nothing."),
 )  # fmt: skip
 
@@ -91,9 +91,7 @@ def host_options(function: F) -> F:
         cluster = read_hosts(*(rest.pop(name) for name in ("hostfile", "cluster_file", "ranks_per_node")))
         return function(cluster=cluster, folder=workdir or Path.cwd(), **rest)
 
-    for option in reversed(HOST_OPTIONS):
-        run = option(run)
-    return cast(F, run)
+    return cast(F, apply_options(HOST_OPTIONS)(run))
 
 
 @command.command("mpirun")
@@ -112,7 +110,6 @@ def mpirun(
     program: str | None,
     extra: tuple[str, ...],
     dry_run: bool,
-    as_json: bool,
 ) -> int:
     """Run `stepscope bench comms …` on the hosts of a file with one mpirun (Open MPI, MPICH, Intel MPI).
 
@@ -124,15 +121,15 @@ def mpirun(
     plan = plan_mpirun(cluster, arguments, find_mpirun(program), extra=extra, port=port, python=python, folder=folder)
     if dry_run:
         text = _format_command(plan.command, plan.environment, plan.folder)
-        emit({"cluster": cluster, "commands": [plan]}, text, as_json=as_json)
+        emit({"cluster": cluster, "commands": [plan]}, text)
         return ExitCode.DONE
-    wants_json = as_json or "--json" in arguments
+    as_json = wants_json() or "--json" in arguments
     evidence = Evidence(arguments, cluster, folder)
-    end = run_mpirun(plan, only_json=wants_json, has_failed=evidence.has_failed)
+    end = run_mpirun(plan, only_json=as_json, has_failed=evidence.has_failed)
     if end.code:
         error: StepscopeError = LaunchError(f"mpirun ended with exit code {end.code}", hint="its words are above")
         error = _complete(evidence) or error
-        print_error(error, as_json=wants_json and not end.has_answered)
+        print_error(error, as_json=as_json and not end.has_answered)
     return end.code
 
 
@@ -140,7 +137,7 @@ def mpirun(
 @host_options
 @click.option("--rsh", metavar="TEMPLATE", help="How a host is entered, with {host} for its name "
               "[default: the cluster file's, else ssh].")  # fmt: skip
-@click.option("--join-timeout", type=Duration(above_zero=True), default="60s", show_default=True,
+@click.option("--join-timeout", type=Duration(above_zero=True), default="60s",
               help="End the launch when a host has not joined after so long.")  # fmt: skip
 @json_option
 @click.argument("arguments", nargs=-1, required=True, metavar="-- bench comms …")
@@ -154,7 +151,6 @@ def torchrun(
     rsh: str | None,
     join_timeout: float,
     dry_run: bool,
-    as_json: bool,
 ) -> int:
     """Run `stepscope bench comms …` on the hosts of a file with one torchrun a host, started over ssh.
 
@@ -173,14 +169,14 @@ def torchrun(
             if not one.remote:
                 shown = _format_command(one.command, one.environment, one.folder)
             lines += [f"# {one.host}: {one.ranks} {'rank' if one.ranks == 1 else 'ranks'}", shown]
-        emit({"cluster": cluster, "commands": commands}, "\n".join(lines), as_json=as_json)
+        emit({"cluster": cluster, "commands": commands}, "\n".join(lines))
         return ExitCode.DONE
     evidence = Evidence(arguments, cluster, folder)
     end = run_on_hosts(commands, join_limit_s=join_timeout)
     if end.failed is not None:
         error = _complete(evidence) or _describe_host_end(end.failed)
         # One answer on standard output is enough: rank 0's own, where it could give one.
-        print_error(error, as_json=(as_json or "--json" in arguments) and not end.first_host_answered)
+        print_error(error, as_json=(wants_json() or "--json" in arguments) and not end.first_host_answered)
     return end.code
 
 
@@ -233,15 +229,13 @@ def _describe_host_end(end: HostEnd) -> LaunchError:
 
 
 @command.command("netlab", context_settings={"ignore_unknown_options": False})
-@click.option("--hosts", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--slots", type=click.IntRange(1), default=1, show_default=True, help="Ranks on each host.")
+@click.option("--hosts", type=click.IntRange(1), default=2)
+@click.option("--slots", type=click.IntRange(1), default=1, help="Ranks on each host.")
 @click.option("--rate", help="Of every link, in both directions: 1gbit, 100mbit … [default: no limit].")
 @click.option("--slow", multiple=True, metavar="HOST=RATE", help="Another rate for one host, as 2=100mbit; repeatable.")
 @json_option
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND…")
-def netlab(
-    *, words: tuple[str, ...], hosts: int, slots: int, rate: str | None, slow: tuple[str, ...], as_json: bool
-) -> int:
+def netlab(*, words: tuple[str, ...], hosts: int, slots: int, rate: str | None, slow: tuple[str, ...]) -> int:
     """Make a cluster of network namespaces in this machine and run COMMAND on its first host. Needs root.
 
     The command finds the hosts in $STEPSCOPE_CLUSTER_FILE (which launch mpirun and launch torchrun read by themselves)

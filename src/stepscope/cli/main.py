@@ -69,7 +69,10 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+)
 @click.version_option(__version__, prog_name="stepscope")
 def app() -> None:
     """How long does a training or inference step take, why, and how long would it take somewhere else?"""

@@ -12,16 +12,16 @@ import msgspec
 
 from stepscope.cli.execute import Addition, measure_stored, open_job, run_stored
 from stepscope.cli.options import (
+    ANY_PATH,
+    FILE,
     PROCESS_OPTIONS,
+    apply_options,
     device_option,
-    json_option,
     make_settings,
-    measure_options,
     request_processes,
-    resume_option,
-    store_option,
+    run_options,
 )
-from stepscope.cli.output import emit, name_run, narrate, suggest
+from stepscope.cli.output import emit, name_run, narrate, suggest, wants_json
 from stepscope.cli.resume import is_rehearsal
 from stepscope.core.errors import BadInputError, ExitCode, StoreWriteError, UsageError, unknown_name
 from stepscope.core.units import count_of, format_bytes, format_duration
@@ -34,27 +34,22 @@ SHOWN_CASES = 40
 """Cases that a dry run lists on a terminal; `--json` lists them all."""
 
 
-def ops_options(function: Any) -> Any:
-    """What `ops` and `suite` share: how a case is measured beyond the loop's limits."""
-    for option in reversed(
-        (
-            device_option,
-            click.option("--compile", "compiled", is_flag=True,
-                         help="Compile each case with torch.compile; compile time is recorded apart."),
-            click.option("--no-check", is_flag=True, help="Do not compare results with a float64 reference."),
-            click.option("--kernels", is_flag=True, help="Profile each case: its kernels, and their times."),
-            click.option("--graph", is_flag=True, help="Also time replays of CUDA graphs, which contain no launches."),
-            click.option("--measured-peaks", "--ceilings", "measured_peaks", is_flag=True,
-                         help="Measure this machine's matmul rate and bandwidths first: % of them, and a roofline."),
-            click.option(
-                "--table", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-                help="Write a kernel table (.csv or .csv.gz), one row per case.",
-            ),
-            click.option("--dry-run", is_flag=True, help="List the cases with estimates of time and memory only."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+ops_options = apply_options(
+    (
+        device_option,
+        click.option("--compile", "compiled", is_flag=True,
+                     help="Compile each case with torch.compile; compile time is recorded apart."),
+        click.option("--no-check", is_flag=True, help="Do not compare results with a float64 reference."),
+        click.option("--kernels", is_flag=True, help="Profile each case: its kernels, and their times."),
+        click.option("--graph", is_flag=True, help="Also time replays of CUDA graphs, which contain no launches."),
+        click.option("--measured-peaks", "--ceilings", "measured_peaks", is_flag=True,
+                     help="Measure this machine's matmul rate and bandwidths first: % of them, and a roofline."),
+        click.option("--table", type=FILE, metavar="FILE",
+                     help="Write a kernel table (.csv or .csv.gz), one row per case."),
+        click.option("--dry-run", is_flag=True, help="List the cases with estimates of time and memory only."),
+    )
+)  # fmt: skip
+"""What `ops` and `suite` share: how a case is measured beyond the loop's limits."""
 
 
 @click.command("ops")
@@ -62,14 +57,14 @@ def ops_options(function: Any) -> Any:
 @click.option("--shape", "shapes", multiple=True, metavar="a=1,b=2", help="Shape, or a grid, range or draw of shapes.")
 @click.option("--preset", "--set", "sets", multiple=True, metavar="NAME", help="Named shape set: tiny, A, llama3-8b, …")
 @click.option("--draws", type=click.IntRange(1), help="Number of shapes to draw at random from each --shape.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for --draws.")
-@click.option("--cases", "case_files", multiple=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--seed", type=int, default=0, help="Random seed for --draws.")
+@click.option("--cases", "case_files", multiple=True, type=FILE, metavar="FILE",
               help="Measure the cases of a TOML, YAML or JSON file; PARAM's operator files work too.")  # fmt: skip
 @click.option("--call", "target", metavar="TARGET", help="Any operator of torch: aten::NAME, a schema, or torch.NAME.")
 @click.option("--args", "arguments", metavar="TEXT", help="Arguments of --call: 'float32[128,64] float32[64,8] 2'.")
 @click.option("--build", "building", metavar="TEXT",
               help="Arguments that build the module of --call torch.nn.NAME, such as '64 32 bias=false'.")  # fmt: skip
-@click.option("--from-trace", "trace_path", type=click.Path(path_type=Path), metavar="PATH",
+@click.option("--from-trace", "trace_path", type=ANY_PATH, metavar="PATH",
               help="Measure the operators of a trace: timeline, execution trace, or a folder of both.")  # fmt: skip
 @click.option("--trace-rank", type=click.IntRange(0), help="Rank that --from-trace reads [default: the first].")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N most expensive operators of --from-trace.")
@@ -81,10 +76,7 @@ def ops_options(function: Any) -> Any:
               help="Whether inputs lie in the last-level cache [default: warm].")  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="List the operators, their parameters and presets.")
 @ops_options
-@measure_options
-@resume_option
-@store_option
-@json_option
+@run_options
 def ops(
     *,
     names: tuple[str, ...],
@@ -103,9 +95,6 @@ def ops(
     directions: tuple[str, ...],
     caches: tuple[str, ...],
     listing: bool,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
     **how: Any,
 ) -> int:
     """Measure operators: time, TFLOP/s or GB/s from their declared work, and % of this machine's measured peaks.
@@ -113,7 +102,7 @@ def ops(
     Example: stepscope bench ops --op gemm --shape m=512,n=512,k=512 --pass forward --pass backward
     """
     if listing:
-        return list_operators(as_json)
+        return list_operators()
     from stepscope.bench.ops import call_cases, cases_of_requests, make_cases, read_case_file
 
     if (arguments is not None or building is not None) and target is None:
@@ -145,9 +134,7 @@ def ops(
     elif trace_rank is not None or top is not None:
         raise UsageError("--trace-rank and --top belong to --from-trace", hint="name the trace: --from-trace PATH")
     parts = [*names, *(path.stem for path in case_files), *(["call"] if target else []), *(["trace"] if trace else [])]
-    return measure_cases(
-        cases, "-".join(dict.fromkeys(parts)), trace=trace, resume=resume, store=store, as_json=as_json, **how
-    )
+    return measure_cases(cases, "-".join(dict.fromkeys(parts)), trace=trace, **how)
 
 
 class TraceCases(NamedTuple):
@@ -187,29 +174,18 @@ def suite() -> None:
 
 
 @suite.command("micro")
-@click.option(
-    "--benchmark",
-    "wanted",
-    multiple=True,
-    metavar="ID",
-    help="Only this benchmark of the suite; --list shows them all.",
-)
-@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+@click.option("--benchmark", "wanted", multiple=True, metavar="ID",
+              help="Only this benchmark of the suite; --list shows them all.")  # fmt: skip
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], metavar="DTYPE",
               help="Element type; may be given several times.")  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="List the benchmarks of the suite.")
 @ops_options
-@measure_options
-@resume_option
-@store_option
-@json_option
+@run_options
 def micro(
     *,
     wanted: tuple[str, ...],
     dtypes: tuple[str, ...],
     listing: bool,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
     **how: Any,
 ) -> int:
     """Measure the linear and embedding rows of Proxy Workloads, one score per benchmark.
@@ -221,7 +197,7 @@ def micro(
     if listing:
         benchmarks = [{"id": row.id, "unit": row.unit, "description": row.description} for row in MICRO]
         text = "\n".join(f"{row.id}  {row.unit}: {row.description}" for row in MICRO)
-        emit({"suite": "micro", "benchmarks": benchmarks}, text, as_json=as_json)
+        emit({"suite": "micro", "benchmarks": benchmarks}, text)
         return ExitCode.DONE
     from stepscope.bench.ops import DTYPES
 
@@ -235,7 +211,7 @@ def micro(
         for dtype in dtypes
         for case in row.cases(dtype=dtype, device=how["device"], compiled=how["compiled"])
     ]
-    return measure_cases(cases, "suite-micro", resume=resume, store=store, as_json=as_json, **how)
+    return measure_cases(cases, "suite-micro", **how)
 
 
 def measure_cases(
@@ -245,7 +221,6 @@ def measure_cases(
     trace: TraceCases | None = None,
     resume: str | None,
     store: Path,
-    as_json: bool,
     device: str,
     no_check: bool,
     kernels: bool,
@@ -277,7 +252,7 @@ def measure_cases(
 
         listed = make_peak_cases([str(case.spec.dtype) for case in cases], device) + listed
     if dry_run:
-        return show_plan(listed, device=device, settings=settings, check=check, trace=trace, as_json=as_json)
+        return show_plan(listed, device=device, settings=settings, check=check, trace=trace)
     job = None
     if listed:
         job = api.plan(
@@ -286,10 +261,10 @@ def measure_cases(
             from_trace=trace.stored if trace is not None else None, **processes,
         )  # fmt: skip
     stored = open_job(job, store=store, resume=resume, verb="ops")
-    if find_stored_trace(stored) is not None and not as_json:
+    if find_stored_trace(stored) is not None and not wants_json():
         # A case's arguments may be lists of hundreds of tensors, which no table of cases has room for.
         return show_trace_run(measure_stored(stored), table)
-    return run_stored(stored, as_json=as_json, finish=lambda run: finish_run(run, table))
+    return run_stored(stored, lambda run: finish_run(run, table))
 
 
 def find_stored_trace(run: StoredRun) -> TracedCallsRecord | None:
@@ -302,7 +277,7 @@ def show_trace_run(run: StoredRun, table: Path | None) -> int:
     """A trace's own times beside what was measured; the exit code is 1 when a case failed."""
     results = [case.result for case in run.cases()]
     noticed = sum(1 for result in results if result.notices)
-    emit(None, f"{finish_run(run, table).text}\nrun: {run.folder}", as_json=False)
+    emit(None, f"{finish_run(run, table).text}\nrun: {run.folder}")
     if noticed:
         narrate(f"{noticed} of {count_of(len(results), 'case')} {'has' if noticed == 1 else 'have'} notices")
     suggest(f"stepscope report {name_run(run.folder)} -o report.html")
@@ -369,7 +344,7 @@ def _write_table(run: StoredRun, table: Path) -> int:
 
 
 def show_plan(
-    cases: Sequence[Case], *, device: str, settings: Any, check: bool, trace: TraceCases | None = None, as_json: bool
+    cases: Sequence[Case], *, device: str, settings: Any, check: bool, trace: TraceCases | None = None
 ) -> int:
     from stepscope.bench.ops.producer import estimate_cases
 
@@ -402,11 +377,11 @@ def show_plan(
     if trace is not None:
         content["trace"] = msgspec.to_builtins(trace.stored)
         lines = [trace.listing, lines[-1]]
-    emit(content, "\n".join(lines), as_json=as_json)
+    emit(content, "\n".join(lines))
     return ExitCode.DONE
 
 
-def list_operators(as_json: bool) -> int:
+def list_operators() -> int:
     from stepscope.bench.ops import operators, shape_sets
 
     listed = [
@@ -429,5 +404,5 @@ def list_operators(as_json: bool) -> int:
             f"    --shape {defaults}",
             f"    {', '.join(operator.dtypes)}; presets {', '.join(shape_sets(operator))}",
         ]
-    emit({"ops": listed}, "\n".join(lines), as_json=as_json)
+    emit({"ops": listed}, "\n".join(lines))
     return ExitCode.DONE

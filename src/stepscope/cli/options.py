@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from stepscope.cli.output import choose_json
 from stepscope.core.errors import UsageError
 from stepscope.core.units import parse_duration, parse_share
 
@@ -21,25 +22,26 @@ else:  # click before 8.4 has no type argument
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-def json_option(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout, errors too.")(
-        function
-    )
+ANY_PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-def metrics_option(function: F) -> F:
-    """Metrics of the files hold for this command."""
-    return click.option(
-        "--metrics",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        metavar="FILE",
-        multiple=True,
-        envvar="STEPSCOPE_METRICS",
-        expose_value=False,
-        callback=_load_metrics,
-        help="Python file that registers metrics, which is executed; repeatable [default: $STEPSCOPE_METRICS].",
-    )(function)
+def apply_options(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
+    """A decorator that gives a command these options, in their order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(list(options)):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, callback=choose_json,
+    help="Machine-readable output on stdout, errors too.",
+)  # fmt: skip
 
 
 def _load_metrics(context: click.Context, _option: click.Parameter, paths: tuple[Path, ...]) -> None:
@@ -50,47 +52,45 @@ def _load_metrics(context: click.Context, _option: click.Parameter, paths: tuple
         context.call_on_close(partial(forget_metrics, names))
 
 
+metrics_option = click.option(
+    "--metrics", type=EXISTING_FILE, metavar="FILE", multiple=True, envvar="STEPSCOPE_METRICS", expose_value=False,
+    callback=_load_metrics,
+    help="Python file that registers metrics, which is executed; repeatable [default: $STEPSCOPE_METRICS].",
+)  # fmt: skip
+"""Metrics of the files hold for this command."""
+
+
 def _find_store(_context: click.Context, _option: click.Parameter, value: Path | None) -> Path:
     from stepscope.store import resolve_store
 
     return resolve_store(value)
 
 
-def store_option(function: F) -> F:
-    return click.option(
-        "--store",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        callback=_find_store,
-        help="Folder of stored runs [default: $STEPSCOPE_STORE, else ./stepscope-runs].",
-    )(function)
+store_option = click.option(
+    "--store", type=ANY_PATH, metavar="DIR", callback=_find_store,
+    help="Folder of stored runs [default: $STEPSCOPE_STORE, else ./stepscope-runs].",
+)  # fmt: skip
 
 
 def resume_option(function: F) -> F:
     from stepscope.run.plan import NEWEST  # with it come records and the store, which other verbs do without
 
     return click.option(
-        "--resume",
-        is_flag=False,
-        flag_value=NEWEST,
-        default=None,
-        metavar="[RUN]",
+        "--resume", is_flag=False, flag_value=NEWEST, default=None, metavar="[RUN]",
         help="Continue an interrupted run; without RUN, the newest one with the same cases, or else start a new one.",
-    )(function)
+    )(function)  # fmt: skip
 
 
-def device_option(function: F) -> F:
-    return click.option(
-        "--device",
-        callback=lambda _context, _option, value: value or _best_device(),
-        help="Device to measure on: cpu, cuda or cuda:N [default: cuda where it works, else cpu].",
-    )(function)
-
-
-def _best_device() -> str:
+def _find_device(_context: click.Context, _option: click.Parameter, value: str | None) -> str:
     from stepscope.measure import best_device
 
-    return best_device()
+    return value or best_device()
+
+
+device_option = click.option(
+    "--device", callback=_find_device,
+    help="Device to measure on: cpu, cuda or cuda:N [default: cuda where it works, else cpu].",
+)  # fmt: skip
 
 
 class FiniteRange(click.FloatRange):
@@ -125,9 +125,9 @@ class Share(FloatParameter):
 
 
 def level_option(function: F) -> F:
-    return click.option(
-        "--level", type=Share(), default="1%", show_default=True, help="Chance of even one false alarm among all cases."
-    )(function)
+    return click.option("--level", type=Share(), default="1%", help="Chance of even one false alarm among all cases.")(
+        function
+    )
 
 
 def resolution_option(function: F) -> F:
@@ -135,66 +135,8 @@ def resolution_option(function: F) -> F:
         "--resolution",
         type=Share(),
         default="5%",
-        show_default=True,
         help='Smallest change that must be detectable; otherwise the verdict is "not enough data".',
     )(function)
-
-
-MEASURE_OPTIONS = (
-    click.option(
-        "--processes",
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        help="Measure each case in this many fresh processes, so that noise between processes shows.",
-    ),
-    click.option(
-        "--until-decided",
-        metavar="BASELINE",
-        help="Measure in as many fresh processes as a comparison with this baseline run needs.",
-    ),
-    click.option(
-        "--resolution",
-        type=Share(),
-        default="5%",
-        show_default=True,
-        help="Smallest change that --until-decided must be able to detect.",
-    ),
-    click.option(
-        "--max-processes",
-        type=click.IntRange(2),
-        default=30,
-        show_default=True,
-        help="Maximum number of fresh processes that --until-decided starts.",
-    ),
-    click.option("--quick", is_flag=True, help="Measure each case for a fraction of a second; intervals are wider."),
-    click.option(
-        "--target-width",
-        type=Share(),
-        help="Stop once the interval is within ± this fraction [default: 1%].",
-    ),
-    click.option("--min-time", type=Duration(), help="Sample each case for at least this long [default: 250ms]."),
-    click.option("--max-time", type=Duration(), help="Sample each case for at most this long [default: 3s]."),
-    click.option("--min-samples", type=click.IntRange(1), help="Minimum number of samples per case [default: 20]."),
-    click.option("--max-samples", type=click.IntRange(1), help="Maximum number of samples per case [default: 20000]."),
-    click.option("--warmup-max-time", type=Duration(), help="Warm up each case for at most this long [default: 2s]."),
-    click.option(
-        "--iterations",
-        type=click.IntRange(1),
-        help="Time exactly this many iterations per case, one sample each, in place of the stop rule.",
-    ),
-    click.option(
-        "--warmup",
-        type=click.IntRange(0),
-        help="Warm up for exactly this many iterations, not until times are stable.",
-    ),
-    click.option(
-        "--tag",
-        metavar="TEXT",
-        callback=lambda _context, _option, value: require_tag(value),
-        help="Label stored with the run; `stepscope runs list --tag` selects by it.",
-    ),
-)
 
 
 LONGEST_TAG = 60
@@ -211,10 +153,41 @@ def require_tag(tag: str | None) -> str | None:
     return tag
 
 
-def measure_options(function: F) -> F:
-    for option in reversed(MEASURE_OPTIONS):
-        function = option(function)
-    return function
+measure_options = apply_options(
+    (
+        click.option("--processes", type=click.IntRange(1), default=1,
+                     help="Measure each case in this many fresh processes, so that noise between processes shows."),
+        click.option("--until-decided", metavar="BASELINE",
+                     help="Measure in as many fresh processes as a comparison with this baseline run needs."),
+        click.option("--resolution", type=Share(), default="5%",
+                     help="Smallest change that --until-decided must be able to detect."),
+        click.option("--max-processes", type=click.IntRange(2), default=30,
+                     help="Maximum number of fresh processes that --until-decided starts."),
+        click.option("--quick", is_flag=True,
+                     help="Measure each case for a fraction of a second; intervals are wider."),
+        click.option("--target-width", type=Share(),
+                     help="Stop once the interval is within ± this fraction [default: 1%]."),
+        click.option("--min-time", type=Duration(), help="Sample each case for at least this long [default: 250ms]."),
+        click.option("--max-time", type=Duration(), help="Sample each case for at most this long [default: 3s]."),
+        click.option("--min-samples", type=click.IntRange(1),
+                     help="Minimum number of samples per case [default: 20]."),
+        click.option("--max-samples", type=click.IntRange(1),
+                     help="Maximum number of samples per case [default: 20000]."),
+        click.option("--warmup-max-time", type=Duration(),
+                     help="Warm up each case for at most this long [default: 2s]."),
+        click.option("--iterations", type=click.IntRange(1),
+                     help="Time exactly this many iterations per case, one sample each, in place of the stop rule."),
+        click.option("--warmup", type=click.IntRange(0),
+                     help="Warm up for exactly this many iterations, not until times are stable."),
+        click.option("--tag", metavar="TEXT", callback=lambda _context, _option, value: require_tag(value),
+                     help="Label stored with the run; `stepscope runs list --tag` selects by it."),
+    )
+)  # fmt: skip
+
+
+def run_options(function: F) -> F:
+    """What every command has that measures into a run: how, which run goes on, and where it is kept."""
+    return apply_options((measure_options, resume_option, store_option, json_option))(function)
 
 
 PROCESS_OPTIONS = ("processes", "until_decided", "resolution", "max_processes", "tag")

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -57,12 +58,25 @@ def answer_stream() -> TextIO:
     return _reserved[0] if _reserved is not None else sys.stdout
 
 
-def emit(data: Any, text: str, *, as_json: bool) -> None:
-    """`data` as the JSON envelope, or `text`; never both."""
-    if as_json:
+_JSON = "stepscope.json"
+
+
+def choose_json(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    context.meta[_JSON] = value
+
+
+def wants_json() -> bool:
+    """Whether the command that runs was given `--json`."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_JSON))
+
+
+def emit(data: Any, text: str | Callable[[], str]) -> None:
+    """`data` as the JSON envelope, or `text` (or what it returns); never both."""
+    if wants_json():
         _answer(msgspec.json.encode({"ok": True, "data": data}))
-    elif text:
-        show_text(text)
+    elif shown := text if isinstance(text, str) else text():
+        show_text(shown)
 
 
 def show_text(text: str) -> None:
@@ -80,8 +94,9 @@ def _fit(text: str, width: int | None) -> str:
 
 
 def suggest(command: str) -> None:
-    """The next command to type, on stderr, behind what a command made."""
-    click.echo(escape_controls(f"next: {command}"), err=True)  # on one line, to be copied
+    """The next command to type, on stderr, behind what a command made; programs need none."""
+    if not wants_json():
+        click.echo(escape_controls(f"next: {command}"), err=True)  # on one line, to be copied
 
 
 def suggest_for_file(path: Path) -> None:
@@ -103,13 +118,13 @@ def name_run(folder: Path) -> str:
     return folder.name if usual else f"{folder.name} --store {shlex.quote(str(folder.parent))}"
 
 
-def write_text(path: Path, content: str, about: dict[str, Any], *, as_json: bool) -> None:
+def write_text(path: Path, content: str, about: dict[str, Any]) -> None:
     """`content` as the file that the user named; then say where it is."""
     write_output(path, content.encode("utf-8", "backslashreplace"), hint="choose another file with --output")
-    if is_stdout(path) and not as_json:
+    if is_stdout(path) and not wants_json():
         return
-    emit({"output": str(path), **about}, str(path.resolve()), as_json=as_json)
-    if not as_json and path.is_file():
+    emit({"output": str(path), **about}, str(path.resolve()))
+    if path.is_file():
         suggest_for_file(path)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from stepscope.cli.explain_comms import explain_overlaps, show_explained
-from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.cli.options import run_options
 from stepscope.cli.ranks import find_ranks, list_cases, make_request, run_ranks, world_options
 from stepscope.core.errors import UsageError
 from stepscope.records.kinds import OverlapSpec
@@ -21,8 +20,8 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 @click.command("overlap")
 @click.option("--collective", "collectives", multiple=True, metavar="NAME",
               help="Collective, for example all_reduce, or device_copy (needs no other rank); repeatable.")  # fmt: skip
-@click.option("--sizes", default="64K:4M:x4", show_default=True, help="Message sizes: list, first:last:xF or :+STEP.")
-@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, metavar="DTYPE",
+@click.option("--sizes", default="64K:4M:x4", help="Message sizes: list, first:last:xF or :+STEP.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], metavar="DTYPE",
               help="Data type of the collectives; a list, repeatable, or all.")  # fmt: skip
 @click.option("--compute", "computes", multiple=True, metavar="KERNEL",
               help="gemm:m=,n=,k= / embedding:rows=,dim=,batch=,pooling= / copy:size= / add:size= / scale:size=, "
@@ -32,35 +31,21 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
               help="A further collective at the same time, on a communicator of its own; repeatable.")  # fmt: skip
 @click.option("--pair", "pairs", multiple=True, metavar="NAME:SIZE[:GROUPS]+KERNEL",
               help="One collective beside one kernel, in place of all combinations; repeatable.")  # fmt: skip
-@click.option("--groups", default="world", show_default=True,
-              help="Groups of --collective: world, split:N or colours:0,0,1,1.")  # fmt: skip
+@click.option("--groups", default="world", help="Groups of --collective: world, split:N or colours:0,0,1,1.")
 @click.option("--repeat", type=click.IntRange(1), help="Kernels per segment; needed to compare runs with each other.")
 @click.option("--balance", is_flag=True,
               help="Run as many kernels as take about as long as the collective (the default).")  # fmt: skip
 @click.option("--show", metavar="RUN", help="Show the overlaps of a stored run, measure nothing.")
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
-@measure_options
-@resume_option
-@store_option
-@json_option
-def overlap(
-    *,
-    collectives: tuple[str, ...],
-    sizes: str,
-    show: str | None,
-    dry_run: bool,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
-    **choices: Any,
-) -> int:
+@run_options
+def overlap(*, collectives: tuple[str, ...], sizes: str, show: str | None, dry_run: bool, **choices: Any) -> int:
     """Measure a kernel and a collective, each alone and both together: what is hidden, and what each side pays.
 
     Example: stepscope bench overlap --collective all_reduce --sizes 64K:4M:x4 --compute gemm:m=512 --ranks 2
     """
     if show is not None:
-        return show_explained(show, explain_overlaps, "overlaps", store=store, as_json=as_json)
+        return show_explained(show, explain_overlaps, "overlaps", choices["store"])
     from stepscope.bench.comms.cases import read_axis
     from stepscope.bench.comms.data import DTYPE_BYTES
     from stepscope.bench.comms.overlap import make_overlap_cases
@@ -78,11 +63,11 @@ def overlap(
         )
     ]  # fmt: skip
     if dry_run:
-        return list_cases(cases, as_json=as_json)
+        return list_cases(cases)
     named = list(dict.fromkeys(case.spec.collective for case in cases if isinstance(case.spec, OverlapSpec)))
     request = make_request(ranks, choices, collectives=named)
     job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+    return run_ranks(job, ranks, choices)
 
 
 def read_wanted(collectives: tuple[str, ...], sizes: str, choices: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from stepscope.cli.options import FiniteRange, json_option, measure_options, resume_option, store_option
+from stepscope.cli.options import FiniteRange, json_option, measure_options, run_options, store_option
 from stepscope.cli.ranks import Ranks, find_ranks, make_request, run_ranks, world_options
 from stepscope.core.errors import UsageError
 from stepscope.records import BisectionRequest
@@ -15,16 +14,12 @@ from stepscope.run.plan import Job
 
 
 @click.command("pairs")
-@click.option("--sizes", default="8,4M", show_default=True,
-              help="Message sizes: a small one for latency, a large one for bandwidth.")  # fmt: skip
+@click.option("--sizes", default="8,4M", help="Message sizes: a small one for latency, a large one for bandwidth.")
 @click.option("--only", metavar="RANKS",
               help="Ranks to pair up, for example 0,8,16 for one rank per host [default: all].")  # fmt: skip
 @world_options
-@measure_options
-@resume_option
-@store_option
-@json_option
-def pairs(*, sizes: str, only: str | None, resume: str | None, store: Path, as_json: bool, **choices: Any) -> int:
+@run_options
+def pairs(*, sizes: str, only: str | None, **choices: Any) -> int:
     """Measure messages between every two ranks, show the matrix, and name what is slow.
 
     Example: stepscope bench pairs --ranks 4 --quick
@@ -38,7 +33,7 @@ def pairs(*, sizes: str, only: str | None, resume: str | None, store: Path, as_j
         world_size=ranks.world_size, device=ranks.device,
     )  # fmt: skip
     job = Job("comms", "pairs", cases, make_request(ranks, choices), ranks.launcher, ranks.world_size)
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+    return run_ranks(job, ranks, choices)
 
 
 def find_real_ranks(choices: dict[str, Any]) -> Ranks:
@@ -63,15 +58,15 @@ def choose_ranks(text: str | None, world_size: int) -> list[int]:
 
 
 @click.command("bisect")
-@click.option("--collective", default="all_reduce", show_default=True, help="Collective that the subsets run.")
-@click.option("--size", default="1M", show_default=True, help="Message size.")
-@click.option("--threshold", type=FiniteRange(1.01), default=1.4, show_default=True,
+@click.option("--collective", default="all_reduce", help="Collective that the subsets run.")
+@click.option("--size", default="1M", help="Message size.")
+@click.option("--threshold", type=FiniteRange(1.01), default=1.4,
               help="Ratio to the fastest subset of the same size from which a subset counts as slow.")  # fmt: skip
 @world_options
 @measure_options
 @store_option
 @json_option
-def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json: bool, **choices: Any) -> int:
+def bisect(*, collective: str, size: str, threshold: float, **choices: Any) -> int:
     """Find a slow rank by collectives over ever smaller subsets of the ranks; far fewer measurements than all pairs.
 
     Example: stepscope bench bisect --ranks 4 --quick
@@ -86,4 +81,4 @@ def bisect(*, collective: str, size: str, threshold: float, store: Path, as_json
     request = make_request(ranks, choices, bisect=search)
     cases = next_round(search, [], backend=ranks.backend, device=ranks.device, world_size=ranks.world_size)
     job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
-    return run_ranks(job, ranks, store=store, resume=None, as_json=as_json)
+    return run_ranks(job, ranks, choices)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from stepscope.cli.explain_comms import explain_patterns, show_explained
-from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.cli.options import run_options
 from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.ranks import find_ranks, make_request, run_ranks, world_options
 from stepscope.core.errors import ExitCode, UsageError
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show the sequence of each pattern, measure nothing.")
 @click.option("--show", metavar="RUN", help="Show the patterns of a stored run, measure nothing.")
 @world_options
-@measure_options
-@resume_option
-@store_option
-@json_option
+@run_options
 def pattern(
     *,
     names: tuple[str, ...],
@@ -41,9 +37,6 @@ def pattern(
     listing: bool,
     dry_run: bool,
     show: str | None,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
     **choices: Any,
 ) -> int:
     """Measure the communication of one step of a job: dlrm, ddp, fsdp, tp, sp, pp, ep, ps.
@@ -53,10 +46,10 @@ def pattern(
     from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options, read_settings
 
     if listing:
-        return list_patterns(as_json=as_json)
+        return list_patterns()
     if show is not None:
-        return show_explained(show, explain_patterns, "patterns", store=store, as_json=as_json)
-    if not names and resume is None:
+        return show_explained(show, explain_patterns, "patterns", choices["store"])
+    if not names and choices["resume"] is None:
         raise UsageError("no pattern was named", hint="stepscope bench pattern --list", where="bench pattern")
     ranks = find_ranks(choices)
     wanted = [find_pattern(name) for name in dict.fromkeys(names)]
@@ -73,14 +66,14 @@ def pattern(
     ]  # fmt: skip
     if dry_run:
         parameters = {one.name: case.parameters for one, case in zip(wanted, cases, strict=True)}
-        return show_sequences(wanted, steps, parameters, as_json=as_json)
+        return show_sequences(wanted, steps, parameters)
     request = make_request(ranks, choices, patterns=[one.name for one in wanted])
     name = "-".join(["pattern", *(one.name for one in wanted)]) if len(wanted) < 4 else "patterns"
     job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json)
+    return run_ranks(job, ranks, choices)
 
 
-def list_patterns(*, as_json: bool) -> int:
+def list_patterns() -> int:
     from stepscope.bench.comms.patterns import PATTERNS
 
     listed, lines = [], []
@@ -92,7 +85,7 @@ def list_patterns(*, as_json: bool) -> int:
             choices = f" One of {', '.join(entry['choices'])}." if "choices" in entry else ""
             default = f"{entry['name']}={format_default(entry['default'])}"
             lines.append(f"{'':6} {default:28} {entry['meaning']}{choices}")
-    emit({"patterns": listed}, "\n".join(lines), as_json=as_json)
+    emit({"patterns": listed}, "\n".join(lines))
     return ExitCode.DONE
 
 
@@ -119,9 +112,7 @@ def format_default(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def show_sequences(
-    wanted: list[Pattern], steps: dict[str, list[Step]], parameters: dict[str, Any], *, as_json: bool
-) -> int:
+def show_sequences(wanted: list[Pattern], steps: dict[str, list[Step]], parameters: dict[str, Any]) -> int:
     """In the order that a run without overlap follows."""
     listed = [
         {
@@ -131,8 +122,7 @@ def show_sequences(
         }
         for one in wanted
     ]
-    text = "" if as_json else "\n".join(format_sequence(one, steps[one.name]) for one in wanted)
-    emit({"patterns": listed}, text, as_json=as_json)
+    emit({"patterns": listed}, lambda: "\n".join(format_sequence(one, steps[one.name]) for one in wanted))
     return ExitCode.DONE
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 from msgspec.structs import replace
 
-from stepscope.cli.execute import add_nothing, open_job, run_stored, show_run
+from stepscope.cli.execute import Addition, add_nothing, open_job, run_stored, show_run
 from stepscope.cli.explain_comms import explain_run
-from stepscope.cli.options import Duration, make_settings, request_processes
-from stepscope.cli.output import LAST_WORD_S, emit, print_error
+from stepscope.cli.options import Duration, apply_options, make_settings, request_processes
+from stepscope.cli.output import LAST_WORD_S, emit, print_error, wants_json
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case, CommunicationRequest
 from stepscope.run.plan import Job
@@ -33,9 +32,8 @@ LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_s
 """Choices that `make_settings` understands."""
 
 
-def world_options(function: Any) -> Any:
-    """Who takes part and how they are watched; the same for every verb that needs ranks."""
-    options = [
+world_options = apply_options(
+    [
         click.option("--backend",
                      help="Communication library: gloo, nccl, ucc or xccl as torch was built; mpi (under mpirun); "
                      "fake (one process, moves nothing) [default: nccl where each rank has a GPU of its own, else "
@@ -44,17 +42,16 @@ def world_options(function: Any) -> Any:
                      help="Number of ranks to start on this machine; not under torchrun, mpirun or srun."),
         click.option("--device",
                      help="Device of the buffers: cpu, or cuda (one per rank) [default: what the backend needs]."),
-        click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host", show_default=True,
+        click.option("--time", "time_by", type=click.Choice(["host", "device"]), default="host",
                      help="Clock that gives a case its time; both times are stored where the device has a clock."),
-        click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample", show_default=True,
+        click.option("--check", type=click.Choice(["all", "sample", "off"]), default="sample",
                      help="Iterations whose results are compared, outside the timed region: every one; the 1st, 2nd, "
                      "4th, 8th … and one more; none."),
         click.option("--hang-timeout", type=Duration(above_zero=True), default=f"{DEFAULT_HANG_TIMEOUT_S:.0f}s",
-                     show_default=True, help="Abort if a rank sends no heartbeat for this long."),
-    ]  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
+                     help="Abort if a rank sends no heartbeat for this long."),
+    ]
+)  # fmt: skip
+"""Who takes part and how they are watched; the same for every verb that needs ranks."""
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,27 +137,23 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
     )
 
 
-def list_cases(cases: Sequence[Case], *, as_json: bool) -> int:
+def list_cases(cases: Sequence[Case]) -> int:
     """What `--dry-run` shows."""
     listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
-    emit({"cases": listed}, "\n".join(case.label for case in cases), as_json=as_json)
+    emit({"cases": listed}, "\n".join(case.label for case in cases))
     return ExitCode.DONE
 
 
-def run_ranks(
-    job: Job | None, ranks: Ranks, *, store: Path, resume: str | None, as_json: bool, verb: str = "comms"
-) -> int:
+def run_ranks(job: Job | None, ranks: Ranks, choices: dict[str, Any], verb: str = "comms") -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
     require_world(ranks.backend, ranks.device)
-    if ranks.outer:
-        limit_s = ranks.hang_timeout_s
-        return run_as_rank(job, store=store, resume=resume, hang_limit_s=limit_s, as_json=as_json, verb=verb)
+    open_run = partial(open_job, job, store=choices["store"], resume=choices.get("resume"), verb=verb)
     finish = explain_run if verb == "comms" else add_nothing
-    return run_stored(open_job(job, store=store, resume=resume, verb=verb), as_json=as_json, finish=finish)
+    return run_as_rank(job, ranks, open_run, finish) if ranks.outer else run_stored(open_run(), finish)
 
 
 def run_as_rank(
-    job: Job | None, *, store: Path, resume: str | None, hang_limit_s: float, as_json: bool, verb: str = "comms"
+    job: Job | None, ranks: Ranks, open_run: Callable[[], StoredRun], finish: Callable[[StoredRun], Addition]
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and prints."""
     from stepscope.launch import detect_rank_context, rank_session
@@ -175,10 +168,10 @@ def run_as_rank(
         raise UsageError("under a launcher every rank needs the whole command", hint="name again what to measure")
     context = detect_rank_context()
     rank, ending = context.rank, Termination() if context.world_size > 1 else None
-    folder = open_job(job, store=store, resume=resume, verb=verb).folder if rank == 0 else None
+    folder, hang_limit_s = open_run().folder if rank == 0 else None, ranks.hang_timeout_s
     beside: AbstractContextManager[None] = nullcontext()
     if folder is not None and context.world_size > 1:
-        beside = companion(folder, context.world_size, hang_limit_s, partial(print_error, as_json=as_json))
+        beside = companion(folder, context.world_size, hang_limit_s, partial(print_error, as_json=wants_json()))
     with beside:
         try:
             load_before_watched(job.verb, uses_torch=job.request.backend not in BACKENDS_WITHOUT_TORCH)
@@ -198,8 +191,7 @@ def run_as_rank(
     if folder is None:
         return ExitCode.DONE
     release_run(folder)
-    addition = explain_run(StoredRun(folder)) if verb == "comms" else None
-    code = show_run(folder, as_json=as_json, addition=addition)
+    code = show_run(folder, finish(StoredRun(folder)))
     sys.stdout.flush()
     time.sleep(LAST_WORD_S)
     return code

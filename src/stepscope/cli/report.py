@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from stepscope.api import REPORT_KINDS, report, report_kind, tell_left_out
-from stepscope.cli.options import json_option, metrics_option, store_option
-from stepscope.cli.output import emit, narrate, show_text, terminal_width, write_text
-from stepscope.core.errors import ExitCode, RunNotFoundError
+from stepscope.cli.options import FILE, json_option, metrics_option, store_option
+from stepscope.cli.output import emit, narrate, terminal_width, wants_json, write_text
+from stepscope.core.errors import RunNotFoundError
 from stepscope.core.units import escape_line
 from stepscope.store import StoredRun, find_run, read_each, run_folders
 
@@ -43,17 +43,13 @@ def chosen_runs(names: Sequence[str], store: Path) -> list[StoredRun]:
 
 @click.command("report")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(REPORT_KINDS),
-    help="Output format [default: by the ending of --output, else text].",
-)
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
+@click.option("--format", "kind", type=click.Choice(REPORT_KINDS),
+              help="Output format [default: by the ending of --output, else text].")  # fmt: skip
+@click.option("--output", "-o", type=FILE, help="Write to this file.")
 @metrics_option
 @store_option
 @json_option
-def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, store: Path, as_json: bool) -> int:
+def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, store: Path) -> None:
     """Show stored runs, by default all: one table per system, then details of every case.
 
     RUN is a folder, the beginning of an id, `latest`, or `latest~1` for the run before it. `--format nccl` prints
@@ -62,12 +58,9 @@ def command(*, names: tuple[str, ...], kind: str | None, output: Path | None, st
     Example: stepscope report latest -o report.html
     """
     runs = chosen_runs(names, store)
-    chosen = "json" if as_json and output is None else kind or report_kind(output)
+    chosen = "json" if wants_json() and output is None else kind or report_kind(output)
     text = report(runs, kind=chosen, width=terminal_width(), tell=narrate)
     if output is not None:
-        write_text(output, text, {"format": chosen}, as_json=as_json)
-    elif as_json:
-        emit(msgspec.Raw(text.encode()), "", as_json=True)
+        write_text(output, text, {"format": chosen})
     else:
-        show_text(text)
-    return ExitCode.DONE
+        emit(msgspec.Raw(text.encode()), text)

@@ -14,12 +14,11 @@ import click
 
 from stepscope.api import describe_damage, report, tell_left_out
 from stepscope.cli.execute import Addition, cases_to_dict
-from stepscope.cli.options import json_option, metrics_option, store_option
+from stepscope.cli.options import ANY_PATH, FILE, json_option, metrics_option, store_option
 from stepscope.cli.output import (
     emit,
     name_run,
     narrate,
-    show_text,
     suggest,
     suggest_for_file,
     terminal_width,
@@ -83,15 +82,14 @@ def _describe(run: StoredRun) -> dict[str, Any]:
 @click.option("--tag", metavar="TEXT", help="Only runs that were measured with this --tag.")
 @store_option
 @json_option
-def list_command(*, tag: str | None, store: Path, as_json: bool) -> int:
+def list_command(*, tag: str | None, store: Path) -> None:
     """List the stored runs, oldest first, with their state."""
     described, damaged = read_each(run_folders(store), _describe)
     rows = [row for row in described if tag in {None, row["tag"]}]
     lines = format_runs(rows) if rows else []
     lines += [f"damaged: {describe_damage(error)}" for error in damaged]
     text = "\n".join(lines) or (f"no runs in {store}" if tag is None else f"no runs tagged {tag} in {store}")
-    emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text, as_json=as_json)
-    return ExitCode.DONE
+    emit({"runs": rows, "damaged": [error.as_dict() for error in damaged]}, text)
 
 
 def format_runs(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -115,7 +113,7 @@ def format_runs(rows: Sequence[dict[str, Any]]) -> list[str]:
 @metrics_option
 @store_option
 @json_option
-def show(*, name: str, store: Path, as_json: bool) -> int:
+def show(*, name: str, store: Path) -> None:
     """Show one run: its results, its system, and what failed."""
     run = find_run(store, name)
     data = {
@@ -124,9 +122,7 @@ def show(*, name: str, store: Path, as_json: bool) -> int:
         "system_record": run.system,
         "failures": run.failures,
     }
-    text = "" if as_json else _format_show(run)
-    emit(data, text, as_json=as_json)
-    return ExitCode.DONE
+    emit(data, lambda: _format_show(run))
 
 
 def _format_show(run: StoredRun) -> str:
@@ -149,29 +145,25 @@ def _format_show(run: StoredRun) -> str:
 @command.command("export")
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option("--format", "kind", type=click.Choice(["csv", "json", "markdown", "table", "parquet"]), default="csv",
-              show_default=True, help="Output format; table, parquet: the kernel table of operator runs.")  # fmt: skip
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
+              help="Output format; table, parquet: the kernel table of operator runs.")  # fmt: skip
+@click.option("--output", "-o", type=FILE, help="Write to this file.")
 @metrics_option
 @store_option
 @json_option
-def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
+def export(*, names: tuple[str, ...], kind: str, output: Path | None, store: Path) -> None:
     """Export stored runs, by default all, for other programs.
 
     For `parquet`, RUN may also be a kernel table (.csv, .csv.gz).
     """
     if kind in {"table", "parquet"}:
-        return export_table(names, kind, output, store, as_json)
+        return export_table(names, kind, output, store)
     content = report(chosen_runs(names, store), kind=kind, tell=narrate)
     if output is not None:
-        write_text(output, content, {"format": kind}, as_json=as_json)
-    elif as_json:
-        emit({"format": kind, "content": content}, "", as_json=True)
-    else:
-        show_text(content)
-    return ExitCode.DONE
+        return write_text(output, content, {"format": kind})
+    return emit({"format": kind, "content": content}, content)
 
 
-def export_table(names: Sequence[str], kind: str, output: Path | None, store: Path, as_json: bool) -> int:
+def export_table(names: Sequence[str], kind: str, output: Path | None, store: Path) -> None:
     """The operator runs' cases as one kernel table; a table that is already a file can be made Parquet too."""
     if output is None:
         raise UsageError(f"--format {kind} makes a file", hint="name it with --output", where="--output")
@@ -191,10 +183,9 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
         rows += [row for table in tables for row in table]
     count = (write_parquet if kind == "parquet" else write_kernel_table)(output, rows)
     data = {"output": str(output), "format": kind, "rows": count}
-    emit(data, f"{count} rows: {output.resolve()}", as_json=as_json)
-    if not as_json and output.is_file():
+    emit(data, f"{count} rows: {output.resolve()}")
+    if output.is_file():
         suggest_for_file(output)
-    return ExitCode.DONE
 
 
 def _table_rows(run: StoredRun) -> list[KernelRow]:
@@ -211,14 +202,14 @@ def operator_runs(store: Path) -> list[StoredRun]:
 
 
 @command.command("import")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=ANY_PATH)
 @click.option(
     "--operation", metavar="NAME", help="Collective that was measured, where the file does not say: all_gather, …"
 )
 @click.option("--partial", is_flag=True, help="Keep the complete rows of a test that was cut off.")
 @store_option
 @json_option
-def import_command(*, files: tuple[Path, ...], operation: str | None, partial: bool, store: Path, as_json: bool) -> int:
+def import_command(*, files: tuple[Path, ...], operation: str | None, partial: bool, store: Path) -> int:
     """Import output of nccl-tests or rccl-tests, printed or written with -J: one run per file.
 
     Nothing is written unless every file can be read. The exit code is 1 if a test found wrong elements.
@@ -229,9 +220,8 @@ def import_command(*, files: tuple[Path, ...], operation: str | None, partial: b
     runs = [write_import(one, store) for one in prepared]
     rows = [{**_describe(run), "file": str(path)} for run, path in zip(runs, files, strict=True)]
     lines = [_format_imported(run, path) for run, path in zip(runs, files, strict=True)]
-    emit({"runs": rows}, "\n".join(lines), as_json=as_json)
-    if not as_json:
-        suggest(f"stepscope report {name_run(runs[-1].folder)} --format nccl")
+    emit({"runs": rows}, "\n".join(lines))
+    suggest(f"stepscope report {name_run(runs[-1].folder)} --format nccl")
     failed = any(result.status == "failed" for run in runs for result in run.results)
     return ExitCode.FAILED if failed else ExitCode.DONE
 
@@ -250,7 +240,7 @@ def _format_imported(run: StoredRun, path: Path) -> str:
 @click.argument("names", nargs=-1, metavar="[RUN]...")
 @store_option
 @json_option
-def verify(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
+def verify(*, names: tuple[str, ...], store: Path) -> int:
     """Verify every file and every sample against the hashes taken when they were written."""
     folders = [find_run_folder(store, name) for name in names] if names else run_folders(store)
     if not folders:
@@ -261,7 +251,7 @@ def verify(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
         state = f"{len(row['damage'])} damaged" if row["damage"] else "intact" if row["verified"] else UNVERIFIED
         lines.append(f"{escape_line(row['id'])}: {state}")
         lines += [f"    {one.file}: {one.message}" for one in row["damage"]]
-    emit({"runs": rows}, "\n".join(lines), as_json=as_json)
+    emit({"runs": rows}, "\n".join(lines))
     return ExitCode.FAILED if any(row["damage"] for row in rows) else ExitCode.DONE
 
 
@@ -279,14 +269,13 @@ def _verify(folder: Path) -> dict[str, Any]:
 @click.argument("names", nargs=-1, required=True, metavar="RUN...")
 @store_option
 @json_option
-def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
+def remove(*, names: tuple[str, ...], store: Path) -> None:
     """Remove runs permanently."""
     folders = [find_run_folder(store, name) for name in names]
     lines = [f"removed {path.name}" + (", a link; the run is kept" if path.is_symlink() else "") for path in folders]
     for path in folders:
         remove_run(path)
-    emit({"removed": [path.name for path in folders]}, "\n".join(lines), as_json=as_json)
-    return ExitCode.DONE
+    emit({"removed": [path.name for path in folders]}, "\n".join(lines))
 
 
 @command.command("resume")
@@ -294,7 +283,7 @@ def remove(*, names: tuple[str, ...], store: Path, as_json: bool) -> int:
 @click.option("--trust", is_flag=True, help="Also run the Python file, or replace the table, that its command names.")
 @store_option
 @json_option
-def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
+def resume(*, name: str, trust: bool, store: Path) -> int:
     """Continue an interrupted run; finished cases are not measured again.
 
     The stored command is planned again and must give the same cases: a run folder is data, never code.
@@ -316,8 +305,7 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
         "ops": partial(finish_run, table=table),
         "comms": explain_run,
     }
-    finish = finishes.get(run.plan.verb, add_nothing)
-    return run_stored(run, as_json=as_json, finish=finish)
+    return run_stored(run, finishes.get(run.plan.verb, add_nothing))
 
 
 @command.command("sql")
@@ -326,7 +314,7 @@ def resume(*, name: str, trust: bool, store: Path, as_json: bool) -> int:
 @metrics_option
 @store_option
 @json_option
-def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
+def sql(*, query: str | None, tables: bool, store: Path) -> None:
     """Query the stored runs with SQL (DuckDB). Tables: runs, systems, cases, samples.
 
     Example: stepscope runs sql "SELECT benchmark, median_s FROM cases"
@@ -336,16 +324,14 @@ def sql(*, query: str | None, tables: bool, store: Path, as_json: bool) -> int:
     if tables or not query or not query.strip():
         listed = list_tables()
         lines = [f"{table}({', '.join(f'{n} {t}' for n, t in columns.items())})" for table, columns in listed.items()]
-        emit({"tables": listed}, "\n".join(lines), as_json=as_json)
-        return ExitCode.DONE
+        return emit({"tables": listed}, "\n".join(lines))
     runs, unread = list_runs(store)
     result = query_runs(runs, query)
     damaged = [*unread, *result.damaged]
     tell_left_out(damaged, narrate)
     data = {"columns": result.columns, "rows": [list(row) for row in result.rows],
             "damaged": [error.as_dict() for error in damaged]}  # fmt: skip
-    emit(data, "" if as_json else _format_rows(result.columns, result.rows), as_json=as_json)
-    return ExitCode.DONE
+    return emit(data, lambda: _format_rows(result.columns, result.rows))
 
 
 def _format_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.cli.execute import open_job, run_stored
-from stepscope.cli.options import json_option, measure_options, resume_option, store_option
+from stepscope.cli.options import json_option, run_options
 from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.workload import make_request, workload_options
-from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 from stepscope.run.plan import Job
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("list")
 @click.option("--model", "models", multiple=True, help="List only this model; may be repeated.")
 @json_option
-def list_benchmarks(*, models: tuple[str, ...], as_json: bool) -> int:
+def list_benchmarks(*, models: tuple[str, ...]) -> None:
     """List the workloads: what is measured, and by which rules."""
     from stepscope.bench.workloads import choose_workloads
 
@@ -33,8 +32,7 @@ def list_benchmarks(*, models: tuple[str, ...], as_json: bool) -> int:
             f"there is no model {', '.join(unknown)}", hint=f"there are {', '.join(sorted(known))}", where="--model"
         )
     found = choose_workloads(models=models)
-    emit({"benchmarks": [describe_workload(one) for one in found]}, format_list(found), as_json=as_json)
-    return ExitCode.DONE
+    emit({"benchmarks": [describe_workload(one) for one in found]}, lambda: format_list(found))
 
 
 def describe_workload(one: Workload) -> dict[str, Any]:
@@ -106,19 +104,13 @@ def format_list(found: list[Workload]) -> str:
     help="All models in all configurations for one device, instead of the first one of each mode.",
 )
 @workload_options
-@measure_options
-@resume_option
-@store_option
-@json_option
+@run_options
 def proxy(
     *,
     models: tuple[str, ...],
     modes: tuple[str, ...],
     implementations: tuple[str, ...],
     everything: bool,
-    resume: str | None,
-    store: Path,
-    as_json: bool,
     **how: Any,
 ) -> int:
     """Measure the workload suite: seven models, out of the box and optimized, training and inference.
@@ -133,4 +125,4 @@ def proxy(
     if left_out:
         click.echo(f"not measured, as they do not allow {how['precision']}: {', '.join(left_out)}", err=True)
     job = Job("suite", "suite-proxy", cases, make_request(how))
-    return run_stored(open_job(job, store=store, resume=resume, verb="suite"), as_json=as_json)
+    return run_stored(open_job(job, store=how["store"], resume=how["resume"], verb="suite"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.options import json_option
+from stepscope.cli.options import FILE, json_option
 from stepscope.cli.output import emit, narrate, suggest_for_file, terminal_width
 from stepscope.cli.trace_diff import diff
 from stepscope.cli.trace_files import convert, link
@@ -34,12 +34,12 @@ def command() -> None:
 @command.command("summary")
 @source_argument
 @step_options
-@click.option("--clocks", type=click.Choice(CLOCKS), default="auto", show_default=True,
+@click.option("--clocks", type=click.Choice(CLOCKS), default="auto",
               help="How ranks' times are compared; aligned takes off offsets found from collectives, auto does so "
               "where the clocks allow it.")  # fmt: skip
 @engine_options
 @json_option
-def summary(*, as_json: bool, **options: Any) -> int:
+def summary(**options: Any) -> None:
     """Say where a step of the traced job went: the answer first, then the evidence.
 
     PATH is a trace, a folder with one trace per rank, or a quoted pattern. Without --step the median step is explained.
@@ -48,27 +48,23 @@ def summary(*, as_json: bool, **options: Any) -> int:
 
     Example: stepscope trace summary traces/ --json
     """
-    for show in (show_sums, show_memory):
-        if (told := show(options["source"], as_json=as_json)) is not None:
-            return told
+    if show_sums(options["source"]) or show_memory(options["source"]):
+        return
     from stepscope.report.trace_text import WIDTH, format_job
 
     answer, job, _ = _explain(options)
-    shown = "" if as_json else format_job(job, answer, terminal_width() or WIDTH)
-    emit(_as_data(job, answer), shown, as_json=as_json)
-    return ExitCode.DONE
+    emit(_as_data(job, answer), lambda: format_job(job, answer, terminal_width() or WIDTH))
 
 
 @command.command("report")
 @source_argument
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), default=Path("trace-report.html"),
-              show_default=True, metavar="FILE.html", help="The page to write.")  # fmt: skip
+@click.option("--output", "-o", type=FILE, default=Path("trace-report.html"), metavar="FILE.html",
+              help="The page to write.")  # fmt: skip
 @step_options
-@click.option("--clocks", type=click.Choice(CLOCKS), default="auto", show_default=True,
-              help="How times of different ranks are compared.")  # fmt: skip
+@click.option("--clocks", type=click.Choice(CLOCKS), default="auto", help="How times of different ranks are compared.")
 @engine_options
 @json_option
-def report(*, output: Path, as_json: bool, **options: Any) -> int:
+def report(*, output: Path, **options: Any) -> None:
     """Write one HTML page about a step: timeline, breakdown, tables. It needs no network and opens anywhere.
 
     Example: stepscope trace report traces/ -o step.html
@@ -78,16 +74,14 @@ def report(*, output: Path, as_json: bool, **options: Any) -> int:
     size = explanation.write_page(output)
     data = {**_as_data(job, answer), "page": str(output), "page_bytes": size}
     said = [job.damage, answer.sentence] if job.damage is not None else [answer.sentence]
-    emit(data, "\n".join([*said, f"the page is in {output}"]), as_json=as_json)
-    if not as_json:
-        suggest_for_file(output)
-    return ExitCode.DONE
+    emit(data, "\n".join([*said, f"the page is in {output}"]))
+    suggest_for_file(output)
 
 
 @command.command("verify")
 @source_argument
 @json_option
-def verify(*, source: str, as_json: bool) -> int:
+def verify(*, source: str) -> int:
     """Check whether cached traces still belong to the content of their files.
 
     The cache is keyed by size and time of a file; this compares the hash of its content.
@@ -96,11 +90,7 @@ def verify(*, source: str, as_json: bool) -> int:
 
     checked = [(str(path), *verify_cache(path)) for path in dict.fromkeys(read_traces(source).paths)]
     data = [{"path": path, "outcome": outcome, "message": message} for path, outcome, message in checked]
-    emit(
-        {"files": data},
-        "\n".join(f"{outcome:7} {path}: {message}" for path, outcome, message in checked),
-        as_json=as_json,
-    )
+    emit({"files": data}, "\n".join(f"{outcome:7} {path}: {message}" for path, outcome, message in checked))
     return ExitCode.FAILED if any(outcome == "stale" for _, outcome, _ in checked) else ExitCode.DONE
 
 

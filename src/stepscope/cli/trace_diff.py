@@ -10,9 +10,8 @@ import msgspec
 
 from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
-from stepscope.cli.trace_options import Progress, format_signed, open_traces, parse_numbers
+from stepscope.cli.trace_options import Progress, format_signed, marker_options, open_traces, parse_numbers
 from stepscope.cli.trace_summaries import diff_two_sums
-from stepscope.core.errors import ExitCode
 from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
@@ -30,12 +29,9 @@ SHOWN_RANKS = 8
 @click.option("--rank", type=int, metavar="N", help="The rank to compare [default: the one whose step changed most].")
 @click.option("--steps-a", metavar="N,N…", help="Steps of A to look at [default: all complete ones].")
 @click.option("--steps-b", metavar="N,N…", help="Steps of B to look at [default: all complete ones].")
-@click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step.")
-@click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing.")
+@marker_options
 @json_option
-def diff(
-    *, a: str, b: str, rank: int | None, steps_a: str | None, steps_b: str | None, as_json: bool, **options: Any
-) -> int:
+def diff(*, a: str, b: str, rank: int | None, steps_a: str | None, steps_b: str | None, **options: Any) -> None:
     """Say what B's step does longer, shorter, more or less often than A's, and how much of the change each is.
 
     Steps are profiled ones, means over those of middle length. Renamed kernels are matched by operator and place.
@@ -47,8 +43,8 @@ def diff(
     from stepscope.analyze.diff.compare import diff_traces
 
     chosen_part = rank is not None or steps_a is not None or steps_b is not None
-    if (told := diff_two_sums(a, b, chosen=chosen_part, as_json=as_json)) is not None:
-        return told
+    if diff_two_sums(a, b, chosen=chosen_part):
+        return
     jobs = [open_traces({**options, "source": source}) for source in (a, b)]
     steps = parse_numbers(steps_a, "--steps-a"), parse_numbers(steps_b, "--steps-b")
     several = max(len(job) for job in jobs) > 1
@@ -57,8 +53,7 @@ def diff(
     found = diff_traces(jobs[0].timeline(first), jobs[1].timeline(second), *steps)
     if chosen is not None:
         found = msgspec.structs.replace(found, ranks=chosen.ranks, notes=[_say_choice(chosen), *found.notes])
-    emit(msgspec.to_builtins(found), "" if as_json else _format(found), as_json=as_json)
-    return ExitCode.DONE
+    emit(msgspec.to_builtins(found), lambda: _format(found))
 
 
 def _choose(a: TraceSet, b: TraceSet, steps: tuple[list[int] | None, list[int] | None]) -> ChosenRanks:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.options import FiniteRange, json_option
+from stepscope.cli.options import ANY_PATH, EXISTING_FILE, FILE, FiniteRange, json_option
 from stepscope.cli.output import emit, narrate, suggest, suggest_for_file
-from stepscope.cli.trace_options import open_traces, parse_numbers, require_numpy, step_options
-from stepscope.core.errors import ExitCode, StoreWriteError, UsageError
+from stepscope.cli.trace_options import marker_options, open_traces, parse_numbers, require_numpy, step_options
+from stepscope.core.errors import StoreWriteError, UsageError
 from stepscope.core.files import output_file
 from stepscope.core.units import format_bytes, format_duration, format_share, parse_size
 
@@ -31,7 +31,7 @@ LONGEST_S = 1e9
 
 @click.command("convert")
 @click.argument("source", metavar="IN")
-@click.argument("target", type=click.Path(path_type=Path), metavar="OUT")
+@click.argument("target", type=ANY_PATH, metavar="OUT")
 @click.option("--to", "form", type=click.Choice(list(FORMATS)), help="The format [default: by the name of OUT].")
 @click.option("--steps", metavar="N,N…", help="Only these steps.")
 @click.option(
@@ -41,19 +41,18 @@ LONGEST_S = 1e9
 @click.option(
     "--max-size", metavar="SIZE", help="Chrome only: no larger than this, such as 100M; the shortest events go first."
 )
-@click.option("--flows", type=click.Choice(["none", "launches", "all"]), default="launches", show_default=True,
+@click.option("--flows", type=click.Choice(["none", "launches", "all"]), default="launches",
               help="Chrome only: arrows from launch to kernel, and from forward to backward.")  # fmt: skip
 @click.option(
     "--anonymise", is_flag=True, help="Replace names that tell whose trace it is; kernels and operators stay."
 )
-@click.option("--et", "graph_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+@click.option("--et", "graph_path", type=EXISTING_FILE, metavar="FILE",
               help="Chakra only: the execution trace of the same step, for arguments and data.")  # fmt: skip
 @click.option("--keep-unlinked", is_flag=True,
               help="Chakra only: keep device events whose launch is not in the trace, however many there are, as "
               "independent nodes, which wait for their stream alone. Without it, a trace with more of them than half "
               "is refused.")  # fmt: skip
-@click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step.")
-@click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing.")
+@marker_options
 @json_option
 def convert(
     *,
@@ -67,9 +66,8 @@ def convert(
     anonymise: bool,
     graph_path: Path | None,
     keep_unlinked: bool,
-    as_json: bool,
     **options: Any,
-) -> int:
+) -> None:
     """Write traces in another form: Chrome/Perfetto (many ranks in one file), Parquet, CSV or Chakra.
 
     IN may also be a Chakra or execution-trace graph when OUT is a .et file. Chakra holds one rank a file: with several,
@@ -98,12 +96,11 @@ def convert(
             data = notes | _write_chakra(timelines, target, graph_path, keep_unlinked=keep_unlinked)
         else:
             data = notes | _write(form, timelines, target, max_size=max_size, flows=flows)
-    emit(data, f"{data['path']}: {format_bytes(data['size_bytes'])}, {data['events']} events", as_json=as_json)
-    if form in {"parquet", "csv"} and not as_json:
+    emit(data, f"{data['path']}: {format_bytes(data['size_bytes'])}, {data['events']} events")
+    if form in {"parquet", "csv"}:
         suggest_for_file(target)
-    elif not as_json and not _is_graph(options["source"]):
+    elif not _is_graph(options["source"]):
         suggest(f"stepscope trace summary {shlex.quote(str(target))}")
-    return ExitCode.DONE
 
 
 def _form_of(target: Path) -> str:
@@ -329,15 +326,14 @@ def read_graph(path: Path) -> Graph:
 
 
 @click.command("link")
-@click.argument("graph_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="ET")
+@click.argument("graph_path", type=EXISTING_FILE, metavar="ET")
 @click.argument("source", metavar="KINETO")
-@click.option("--minimum-share", type=FiniteRange(0, 1), default=0.5, show_default=True,
-              help="Fail where less than this was joined.")  # fmt: skip
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.jsonl",
+@click.option("--minimum-share", type=FiniteRange(0, 1), default=0.5, help="Fail where less than this was joined.")
+@click.option("--output", "-o", type=FILE, metavar="FILE.jsonl",
               help="Write one line a node: id, name, device events, durations.")  # fmt: skip
 @step_options
 @json_option
-def link(*, graph_path: Path, minimum_share: float, output: Path | None, as_json: bool, **options: Any) -> int:
+def link(*, graph_path: Path, minimum_share: float, output: Path | None, **options: Any) -> None:
     """Join an execution trace to the timeline of the same steps: each node with its kernels and durations.
 
     Says which generation of ids the files have, how much was joined, and why the rest was not.
@@ -370,10 +366,9 @@ def link(*, graph_path: Path, minimum_share: float, output: Path | None, as_json
         *(f"  {count} not joined: {reason}" for reason, count in said.reasons.items()),
         *(f"warning: {warning}" for warning in said.warnings),
     ]
-    emit(data, "\n".join(lines), as_json=as_json)
-    if output is not None and not as_json:
+    emit(data, "\n".join(lines))
+    if output is not None:
         suggest_for_file(output)
-    return ExitCode.DONE
 
 
 def _describe_row(timeline: Timeline, row: int) -> dict[str, Any]:

@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from stepscope.cli.options import apply_options
 from stepscope.core.errors import MissingDependencyError, UsageError
 from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
     from stepscope.traces.read import TraceSet
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _LONGEST_NUMBER = 18
 _FEWER = "name only those that the trace has; `stepscope trace summary` lists them"
 
 
-def source_argument(function: F) -> F:
-    return click.argument("source", metavar="PATH")(function)
-
-
-def step_options(function: F) -> F:
-    for option in (
-        click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing."),
+source_argument = click.argument("source", metavar="PATH")
+marker_options = apply_options(
+    (
         click.option("--step-marker", metavar="NAME", help="Each instance of this annotation is a step."),
-        click.option(
-            "--step",
-            type=int,
-            metavar="N",
-            help="The step to look at [default: the median step].",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def engine_options(function: F) -> F:
-    for option in (
+        click.option("--no-cache", is_flag=True, help="Read the files themselves and keep nothing."),
+    )
+)
+step_options = apply_options(
+    (
+        click.option("--step", type=int, metavar="N", help="The step to look at [default: the median step]."),
+        marker_options,
+    )
+)
+engine_options = apply_options(
+    (
+        click.option("--engine", metavar="ADDRESS",
+                     help="Analyse ranks on a cluster: ray://HOST:PORT or dask://HOST:PORT."),
         click.option("--workers", type=click.IntRange(1), metavar="N",
                      help="Processes on this machine [default: as cores and memory allow]."),
-        click.option("--engine", metavar="ADDRESS", help="Analyse ranks on a cluster: ray://HOST:PORT or dask://HOST:PORT."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    )
+)  # fmt: skip
 
 
 def open_traces(options: dict[str, Any]) -> TraceSet:

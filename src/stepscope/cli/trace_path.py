@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from stepscope.cli.options import json_option
+from stepscope.cli.options import FILE, json_option
 from stepscope.cli.output import emit
 from stepscope.cli.trace_options import open_traces, source_argument, step_options
-from stepscope.core.errors import ExitCode
 from stepscope.core.units import format_duration, format_share
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ SHOWN_NAMES = 12
 )
 @click.option("--what-if", "what_if_text", metavar="EDITS",
               help="For example 'kernels:*gemm*=0.5', 'launches=0', 'communication=0'; join with commas.")  # fmt: skip
-@click.option("--overlay", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.json",
+@click.option("--overlay", type=FILE, metavar="FILE.json",
               help="Write a trace with the path as a track of its own, for Perfetto.")  # fmt: skip
 @click.option("--clocks-as-recorded", is_flag=True, help="Do not put the ranks' times on one clock.")
 @click.option("--segments", is_flag=True, help="With --json: list every stretch of the path.")
@@ -41,9 +40,8 @@ def critical_path(
     overlay: Path | None,
     clocks_as_recorded: bool,
     segments: bool,
-    as_json: bool,
     **options: Any,
-) -> int:
+) -> None:
     """Find the chain of host work, launches, device work, waits and collectives that made the step as long as it was.
 
     Several ranks are one graph: where one waited for another in a collective, the path changes rank. --what-if runs the
@@ -74,8 +72,7 @@ def critical_path(
         "limits": msgspec.to_builtins(limits),
         "overlay": written.path if written else None,
     }
-    emit(data, "" if as_json else _format(path, changed, limits, overlay), as_json=as_json)
-    return ExitCode.DONE
+    emit(data, lambda: _format(path, changed, limits, overlay))
 
 
 def _format(path: CriticalPath, changed: WhatIf | None, limits: list[Limit], overlay: Path | None) -> str:

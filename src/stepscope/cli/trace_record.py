@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from stepscope.cli.options import json_option
-from stepscope.cli.output import emit, narrate, print_error, suggest
+from stepscope.cli.output import emit, narrate, print_error, suggest, wants_json
 from stepscope.core.errors import ExitCode
 from stepscope.core.units import format_bytes, format_duration, format_ratio, format_share
 
@@ -29,23 +29,23 @@ MARKERS = ("auto", "optimizer", "mark", "forward")
 @click.option("--out", "-o", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Folder of the recording [default: stepscope-recordings/TIME-SCRIPT].")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Put it in the place of a recording that is there.")
-@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="First steps, left alone.")
-@click.option("--unprofiled", type=click.IntRange(0), default=5, show_default=True,
+@click.option("--warmup", type=click.IntRange(0), default=2, help="First steps, left alone.")
+@click.option("--unprofiled", type=click.IntRange(0), default=5,
               help="Steps timed without profiler, before it starts and again after it ended.")  # fmt: skip
-@click.option("--profiler-warmup", type=click.IntRange(0), default=1, show_default=True,
+@click.option("--profiler-warmup", type=click.IntRange(0), default=1,
               help="Steps under the profiler that are thrown away.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps to record.")
-@click.option("--shapes/--no-shapes", default=True, show_default=True, help="Sizes and types of operators' inputs.")
-@click.option("--et/--no-et", default=True, show_default=True, help="The execution trace beside the timeline.")
+@click.option("--steps", type=click.IntRange(1), default=3, help="Steps to record.")
+@click.option("--shapes/--no-shapes", default=True, help="Sizes and types of operators' inputs.")
+@click.option("--et/--no-et", default=True, help="The execution trace beside the timeline.")
 @click.option("--stacks", is_flag=True, help="Python calls and their lines.")
 @click.option("--memory", is_flag=True, help="Every allocation.")
 @click.option("--ranges", is_flag=True, help="Smallest and largest value of whole-number inputs; slow.")
 @click.option("--lean", is_flag=True, help="Also record as many later steps with the timeline alone.")
 @click.option("--overheads", is_flag=True, help="Run other profiler settings too, and state what each costs.")
-@click.option("--step-marker", type=click.Choice(MARKERS), default="auto", show_default=True,
+@click.option("--step-marker", type=click.Choice(MARKERS), default="auto",
               help="What ends a step: the optimizer, stepscope.step(), or a call of the outermost module.")  # fmt: skip
 @click.option("--inference", is_flag=True, help="The same as --step-marker forward.")
-@click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="So many marks make one step.")
+@click.option("--every", type=click.IntRange(1), default=1, help="So many marks make one step.")
 @click.option("--stop", is_flag=True, help="End the program when everything is recorded.")
 @click.option("--no-link", is_flag=True, help="Do not join the execution trace to the timeline.")
 @json_option
@@ -58,7 +58,6 @@ def record(
     inference: bool,
     step_marker: str,
     no_link: bool,
-    as_json: bool,
     **chosen: Any,
 ) -> int:
     """Run COMMAND unchanged and record some of its steps: timeline and execution trace, one pair a rank.
@@ -73,15 +72,13 @@ def record(
 
     settings = make_settings(**chosen, step_marker="forward" if inference else step_marker)
     folder = out or name_folder(program)
-    done = record_program(program, settings, folder, overwrite=overwrite, link=not no_link, quiet=as_json)
+    done = record_program(program, settings, folder, overwrite=overwrite, link=not no_link, quiet=wants_json())
     if done.recording is None:
         assert done.lack is not None
-        print_error(done.lack, as_json=as_json)
+        print_error(done.lack, as_json=wants_json())
         return done.exit_code or done.lack.exit_code
-    text = "" if as_json else format_recording(done.recording, folder)
-    emit({"folder": str(folder), **describe(done.recording)}, text, as_json=as_json)
-    if not as_json:
-        suggest(f"stepscope trace summary {shlex.quote(str(folder))}")
+    emit({"folder": str(folder), **describe(done.recording)}, format_recording(done.recording, folder))
+    suggest(f"stepscope trace summary {shlex.quote(str(folder))}")
     if done.exit_code:
         narrate(f"the program ended with exit code {done.exit_code}; what was recorded by then is kept")
     return done.exit_code or ExitCode.DONE

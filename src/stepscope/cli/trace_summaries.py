@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.cli.output import emit, terminal_width
 from stepscope.cli.trace_options import format_signed, require_numpy
-from stepscope.core.errors import ExitCode, UsageError
+from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
 
 if TYPE_CHECKING:
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def show_sums(source: str, *, as_json: bool) -> int | None:
-    """None for anything that is no such table."""
+def show_sums(source: str) -> bool:
+    """False for anything that is no such table."""
     found = _read(source)
     if found is None:
-        return None
+        return False
     by_category = found.seconds_by_category()
     data = {**msgspec.to_builtins(found), "total_s": found.total_s, "by_category_s": by_category}
-    emit(data, "" if as_json else _format(found, by_category), as_json=as_json)
-    return ExitCode.DONE
+    emit(data, lambda: _format(found, by_category))
+    return True
 
 
-def show_memory(source: str, *, as_json: bool) -> int | None:
-    """None for anything that is no memory timeline and no snapshot."""
+def show_memory(source: str) -> bool:
+    """False for anything that is no memory timeline and no snapshot."""
     from stepscope.formats.memory import looks_like_memory, read_memory
     from stepscope.formats.source import read_head
 
     path = Path(source)
     if not path.is_file() or not looks_like_memory(head := read_head(path), path):
-        return None
+        return False
     require_numpy()
     from stepscope.analyze.memory_use import memory_section, memory_use
     from stepscope.report.trace_text import WIDTH, format_summary
 
     found = [memory_use(history) for history in read_memory(path, head)]
     width = terminal_width() or WIDTH
-    lines = [line for use in found for line in format_summary(memory_section(use), width=width)] if not as_json else []
-    emit({"memory": msgspec.to_builtins(found)}, "\n".join(lines), as_json=as_json)
-    return ExitCode.DONE
+    lines = (line for use in found for line in format_summary(memory_section(use), width=width))
+    emit({"memory": msgspec.to_builtins(found)}, lambda: "\n".join(lines))
+    return True
 
 
-def diff_two_sums(a: str, b: str, *, chosen: bool, as_json: bool) -> int | None:
-    """None where neither is such a table. `chosen`: ranks or steps were asked for, which sums do not have."""
+def diff_two_sums(a: str, b: str, *, chosen: bool) -> bool:
+    """False where neither is such a table. `chosen`: ranks or steps were asked for, which sums do not have."""
     from stepscope.analyze.diff.names import diff_sums
 
     sides = [_read(source) for source in (a, b)]
     if not any(sides):
-        return None
+        return False
     if sides[0] is None or sides[1] is None:
         with_sums, other = ("A", "B") if sides[0] else ("B", "A")
         raise UsageError(
@@ -66,8 +66,8 @@ def diff_two_sums(a: str, b: str, *, chosen: bool, as_json: bool) -> int | None:
     if chosen:
         raise UsageError("sums have no ranks and no steps", hint="leave out --rank, --steps-a and --steps-b")
     found = diff_sums(sides[0], sides[1])
-    emit(msgspec.to_builtins(found), "" if as_json else _format_diff(found), as_json=as_json)
-    return ExitCode.DONE
+    emit(msgspec.to_builtins(found), lambda: _format_diff(found))
+    return True
 
 
 def _read(source: str) -> KernelSummary | None:

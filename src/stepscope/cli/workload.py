@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.cli.execute import Addition, open_job, run_stored
 from stepscope.cli.options import (
+    EXISTING_FILE,
     Duration,
     FiniteRange,
+    apply_options,
     device_option,
-    json_option,
     make_settings,
-    measure_options,
     request_processes,
-    resume_option,
-    store_option,
+    run_options,
 )
 from stepscope.cli.ranks import LIMITS, Ranks, find_ranks, run_ranks
 from stepscope.core.errors import UsageError
@@ -31,38 +28,25 @@ if TYPE_CHECKING:
     from stepscope.records import Case
     from stepscope.store import StoredRun
 
-F = TypeVar("F", bound=Callable[..., Any])
 LONG_S = 60.0
 """A load of requests that lasts longer is announced before it begins."""
 
-_OPTIONS = (
-    device_option,
-    click.option(
-        "--scale", type=click.Choice(["full", "tiny"]), default="full", show_default=True,
-        help="`tiny` runs the same code with sizes for two CPU cores.",
-    ),
-    click.option("--precision", help="One of the precisions that the benchmark allows [default: its own]."),
-    click.option(
-        "--no-check", is_flag=True,
-        help="Do not compare optimized implementations with the out-of-the-box one; they then have no score.",
-    ),
-    click.option(
-        "--loader-workers", type=click.IntRange(0), default=2, show_default=True,
-        help="Worker processes of the data loader that feeds the second score.",
-    ),
-    click.option("--no-loader", is_flag=True, help="Only time batches that are already on the device."),
-    click.option("--trace", is_flag=True, help="Record a few steps after the timed ones."),
-    click.option(
-        "--compile-backend", default="inductor", show_default=True,
-        help="Backend of torch.compile, for implementations that compile.",
-    ),
+workload_options = apply_options(
+    (
+        device_option,
+        click.option("--scale", type=click.Choice(["full", "tiny"]), default="full",
+                     help="`tiny` runs the same code with sizes for two CPU cores."),
+        click.option("--precision", help="One of the precisions that the benchmark allows [default: its own]."),
+        click.option("--no-check", is_flag=True, help="Do not compare optimized implementations with the "
+                     "out-of-the-box one; they then have no score."),
+        click.option("--loader-workers", type=click.IntRange(0), default=2,
+                     help="Worker processes of the data loader that feeds the second score."),
+        click.option("--no-loader", is_flag=True, help="Only time batches that are already on the device."),
+        click.option("--trace", is_flag=True, help="Record a few steps after the timed ones."),
+        click.option("--compile-backend", default="inductor",
+                     help="Backend of torch.compile, for implementations that compile."),
+    )
 )  # fmt: skip
-
-
-def workload_options(function: F) -> F:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command("workload")
@@ -79,7 +63,6 @@ def workload_options(function: F) -> F:
     "--batch-resolution",
     type=FiniteRange(1e-9, 1),
     default=1 / 16,
-    show_default=True,
     help="How close to the best batch size --find-batch ends, as a fraction of it.",
 )
 @click.option(
@@ -91,9 +74,7 @@ def workload_options(function: F) -> F:
 @click.option(
     "--rate", type=FiniteRange(0, min_open=True), help="Decoders: requests per second, sent after the timed batches."
 )
-@click.option(
-    "--requests", type=click.IntRange(1), default=64, show_default=True, help="Number of requests sent with --rate."
-)
+@click.option("--requests", type=click.IntRange(1), default=64, help="Number of requests sent with --rate.")
 @click.option("--ranks", type=click.IntRange(1), help="Start this many ranks here; they share the batch.")
 @click.option(
     "--parallel",
@@ -107,20 +88,16 @@ def workload_options(function: F) -> F:
     "--hang-timeout",
     type=Duration(above_zero=True),
     default="300s",
-    show_default=True,
     help="Abort if a rank sends no heartbeat for this long; a user model is bounded by it if it is given.",
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="Your own examples: a list of batches written by torch.save, each a dict of tensors like the synthetic ones.",
 )
 @workload_options
-@measure_options
-@resume_option
-@store_option
-@json_option
-def workload(*, benchmark_id: str | None, resume: str | None, store: Path, as_json: bool, **how: Any) -> int:
+@run_options
+def workload(*, benchmark_id: str | None, **how: Any) -> int:
     """Measure a whole model. ID is model/implementation/mode/config, as `stepscope bench list` shows, or
     path/to/file.py:build for a user model: a function that builds one training or inference step.
 
@@ -140,9 +117,8 @@ def workload(*, benchmark_id: str | None, resume: str | None, store: Path, as_js
     elif benchmark_id:
         job = _make_job(find_workload(benchmark_id), how)
     if ranks is not None and (benchmark_id or ranks.outer):
-        return run_ranks(job, ranks, store=store, resume=resume, as_json=as_json, verb="workload")
-    stored = open_job(job, store=store, resume=resume, verb="workload")
-    return run_stored(stored, as_json=as_json, finish=_describe_search)
+        return run_ranks(job, ranks, how, verb="workload")
+    return run_stored(open_job(job, store=how["store"], resume=how["resume"], verb="workload"), _describe_search)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ Every verb takes `--json`: the same content on stdout as `{"ok": true, "data": â
 def format_cli_reference() -> str:
     shown = _with_own_help_option(app)
     parts = [HEADER, _section(shown, "stepscope", 2)]
-    root = click.Context(shown, info_name="stepscope")
+    root = click.Context(shown, info_name="stepscope", show_default=True)
     for verb in VERBS:
         command = app.get_command(root, verb)
         if command is not None:
