@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress
     from stepscope.records import Case, System
     from stepscope.records.request import Check
-    from stepscope.report import Report
+    from stepscope.report.view import Report
     from stepscope.run.plan import Job
     from stepscope.store import MeasuredCase
     from stepscope.traces import TraceSet
@@ -512,7 +512,7 @@ def report(
     >>> stepscope.report("latest", kind="csv").splitlines()[0].startswith("run_id,")
     True
     """
-    from stepscope.report import render_report
+    from stepscope.report.render import render_report
 
     found = _find_runs(runs, store)
     chosen = kind or report_kind(output)
@@ -538,7 +538,8 @@ def report_kind(output: str | Path | None) -> str:
 
 def _build_report(runs: Sequence[StoredRun], tell: Tell) -> Report:
     """What one run's values keep from being shown is left out and named, as long as others are left."""
-    from stepscope.report import build_report, read_report_runs
+    from stepscope.report.render import read_report_runs
+    from stepscope.report.view import build_report
 
     def build(run: StoredRun) -> StoredRun:
         build_report(read_report_runs([run]))
@@ -568,7 +569,8 @@ def tell_left_out(damaged: Sequence[StepscopeError], tell: Tell) -> None:
 
 def _collective_table(runs: Sequence[StoredRun], width: int | None, tell: Tell) -> str:
     """Runs without communication are left out and named."""
-    from stepscope.report import format_collective_table, has_collectives, read_report_runs
+    from stepscope.report.communication import format_collective_table, has_collectives
+    from stepscope.report.render import read_report_runs
 
     read = read_report_runs(runs)
     found = [run for run in read if has_collectives(run)]

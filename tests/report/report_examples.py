@@ -29,7 +29,7 @@ from stepscope.records import (
     System,
 )
 from stepscope.records.codec import make_observed
-from stepscope.report import ReportRun
+from stepscope.report.view import ReportRun
 from stepscope.store.view import MeasuredCase
 
 

@@ -25,10 +25,10 @@ from stepscope.records import (
     RankSamples,
     Score,
 )
-from stepscope.report import build_report, format_collective_table, has_collectives, render_csv, render_markdown
-from stepscope.report.communication import COLUMNS, fit_number
+from stepscope.report.communication import COLUMNS, fit_number, format_collective_table, has_collectives
 from stepscope.report.html import render_html
-from stepscope.report.render import render_text
+from stepscope.report.render import render_csv, render_markdown, render_text
+from stepscope.report.view import build_report
 from stepscope.store.view import MeasuredCase
 
 GOLDEN = """\

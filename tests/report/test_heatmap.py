@@ -14,8 +14,10 @@ from report_examples import make_case, make_comms, make_run, make_system
 
 from pair_clusters import SMALL, Cluster, make_pair_case
 from stepscope.records import Notice
-from stepscope.report import Report, build_report, render_csv, render_html, render_json, render_markdown, render_text
 from stepscope.report.heatmap import MAX_DRAWN_UNITS, draw_heatmap, make_heatmaps, view_pairs
+from stepscope.report.html import render_html
+from stepscope.report.render import render_csv, render_json, render_markdown, render_text
+from stepscope.report.view import Report, build_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

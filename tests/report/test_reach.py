@@ -8,8 +8,10 @@ import pytest
 
 from builders import case_of, make_folder, make_result, make_samples, make_system
 from stepscope.records import Benchmark, Case, Communication, RankPlace
-from stepscope.report import build_report, read_report_runs, render_html, render_json, render_markdown, render_text
+from stepscope.report.html import render_html
 from stepscope.report.labels import find_coverage
+from stepscope.report.render import read_report_runs, render_json, render_markdown, render_text
+from stepscope.report.view import build_report
 from stepscope.store import RunWriter, StoredRun
 
 

@@ -12,8 +12,10 @@ from page_structure import check
 from report_examples import make_case, make_run, make_system
 
 from stepscope.records import Failure, KernelUse, LatencyTarget, Notice, RankSamples, Reading, Score
-from stepscope.report import ReportRun, build_report, render_csv, render_html, render_json, render_markdown, render_text
+from stepscope.report.html import render_html
+from stepscope.report.render import render_csv, render_json, render_markdown, render_text
 from stepscope.report.table import text_width
+from stepscope.report.view import ReportRun, build_report
 from stepscope.store.view import MeasuredCase
 
 texts = st.text(max_size=12)

@@ -10,7 +10,8 @@ import pytest
 from page_browser import NEEDS_BROWSER, Opened, offline_page
 from report_examples import ops_runs, rich_runs
 
-from stepscope.report import build_report, render_html
+from stepscope.report.html import render_html
+from stepscope.report.view import build_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -21,8 +21,8 @@ from report_examples import (
 )
 
 from stepscope.records import Failure, KernelUse, Notice, Score
-from stepscope.report import ReportRun, build_report, render_html
-from stepscope.report.html import MAX_FULL_PLOTS
+from stepscope.report.html import MAX_FULL_PLOTS, render_html
+from stepscope.report.view import ReportRun, build_report
 
 
 @pytest.mark.parametrize("runs", [rich_runs, ops_runs])

@@ -13,16 +13,10 @@ from page_structure import check
 from report_examples import make_case, make_run, spread
 
 from stepscope.records import LatencyTarget, RankSamples, Score
-from stepscope.report import (
-    build_report,
-    render_csv,
-    render_html,
-    render_json,
-    render_markdown,
-    render_text,
-)
+from stepscope.report.html import render_html
 from stepscope.report.labels import format_fact, name_fact
-from stepscope.report.view import Report, SystemView
+from stepscope.report.render import render_csv, render_json, render_markdown, render_text
+from stepscope.report.view import Report, SystemView, build_report
 from stepscope.store.view import MeasuredCase
 
 RESNET = "resnet50/ootb/infer/1dev-fp32"

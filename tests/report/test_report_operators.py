@@ -15,12 +15,11 @@ from report_examples import make_case, make_ceilings, make_op, make_run, make_sy
 
 from stepscope.metrics import list_metrics
 from stepscope.records import Failure, KernelUse
-from stepscope.report import build_report, render_csv, render_html, render_json, render_markdown, render_text
-from stepscope.report.html import MAX_KERNELS, MAX_ROOFLINES
+from stepscope.report.html import MAX_KERNELS, MAX_ROOFLINES, render_html
 from stepscope.report.plots import RooflinePlot, assign_colours, draw_roofline
-from stepscope.report.render import CSV_COLUMNS
+from stepscope.report.render import CSV_COLUMNS, render_csv, render_json, render_markdown, render_text
 from stepscope.report.series import Roofline, RooflinePoint
-from stepscope.report.view import CaseView
+from stepscope.report.view import CaseView, build_report
 from stepscope.store import MeasuredCase
 
 FLOPS, MOVED = 2 * 1024 * 1024 * 1024, 3 * 2 * 1024 * 1024

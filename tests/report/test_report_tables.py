@@ -6,14 +6,15 @@ import csv
 import io
 import json
 import math
-from typing import NamedTuple
+from typing import Any
 
+import msgspec
 import pytest
 from report_examples import make_case, make_comms, make_run, make_system, rich_runs, small_runs
 
+from stepscope.compare.verdict import CaseComparison
 from stepscope.records import LatencyTarget, RankSamples, Score
-from stepscope.report import (
-    build_report,
+from stepscope.report.render import (
     render_comparison_markdown,
     render_comparison_text,
     render_csv,
@@ -21,6 +22,7 @@ from stepscope.report import (
     render_markdown,
     render_text,
 )
+from stepscope.report.view import build_report
 from stepscope.store.view import MeasuredCase
 
 FINGERPRINT = make_system().fingerprint
@@ -241,28 +243,21 @@ def test_a_run_that_still_runs_has_no_rows_yet() -> None:
     assert render_text(build_report([])) == "# stepscope 0.0.test\n# no runs\n"
 
 
-class Compared(NamedTuple):
-    key: str
-    label: str
-    ratio: float | None
-    ci_low: float | None
-    ci_high: float | None
-    n_a: int
-    n_b: int
-    verdict: str
-    reason: str | None
-    statistic: str | None
-    time_a_s: float | None
-    time_b_s: float | None
-    processes_a: int
-    processes_b: int
+def compared(label: str, **said: Any) -> CaseComparison:
+    return CaseComparison(**{"key": label, "label": label, "benchmark": "gemm", "reason": "", **said})
 
 
 COMPARED = [
-    Compared("k1", "gemm [m=1]", 1.25, 1.2, 1.3, 30, 31, "worse", None, "p10", 1e-3, 1.25e-3, 5, 6),
-    Compared("k2", "emb", None, None, None, 30, 0, "not enough data", "no samples in B", None, None, None, 5, 0),
-    Compared("k3", "wild", 2.0, 0.0, math.inf, 9, 9, "not enough data", None, "p95", 1e-3, 2e-3, 1, 1),
-]
+    compared(
+        "gemm [m=1]", verdict="worse", statistic="p10", ratio=1.25, ci_low=1.2, ci_high=1.3, time_a_s=1e-3,
+        time_b_s=1.25e-3, n_a=30, n_b=31, processes_a=5, processes_b=6,
+    ),
+    compared("emb", verdict="not enough data", reason="no samples in B", n_a=30, processes_a=5),
+    compared(
+        "wild", verdict="not enough data", statistic="p95", ratio=2.0, ci_low=0.0, ci_high=math.inf, time_a_s=1e-3,
+        time_b_s=2e-3, n_a=9, n_b=9, processes_a=1, processes_b=1,
+    ),
+]  # fmt: skip
 
 
 def test_comparison_text() -> None:
@@ -278,7 +273,7 @@ def test_comparison_text() -> None:
 
 def test_a_narrow_comparison_breaks_names_and_no_title() -> None:
     label = "dlrm/ootb/train/small.1dev-embed32-fp32[device=cpu,precision=fp32,scale=tiny]"
-    row = COMPARED[0]._replace(label=label, ci_low=0.261, ci_high=math.inf, verdict="not enough data")
+    row = msgspec.structs.replace(COMPARED[0], label=label, ci_low=0.261, ci_high=math.inf, verdict="not enough data")
     for width in (72, 80, 100):
         text = render_comparison_text([row], width=width)
         assert max(map(len, text.splitlines())) <= width

@@ -49,7 +49,7 @@ def command(
     """
     from stepscope import api
     from stepscope.compare.verdict import describe_comparison
-    from stepscope.report import render_comparison_markdown, render_comparison_text
+    from stepscope.report.render import render_comparison_markdown, render_comparison_text
 
     a = find_run(store, name_a)
     if name_b is None and view != "ootb-optimized":

@@ -7,7 +7,7 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -41,6 +41,9 @@ from stepscope.report.table import (
 from stepscope.report.view import CaseView, Report, ReportRun, RunView, SystemView
 from stepscope.stats import Summary
 from stepscope.store import TPOT, TTFT, StoredRun
+
+if TYPE_CHECKING:
+    from stepscope.compare.verdict import CaseComparison
 
 
 def read_report_runs(runs: Sequence[StoredRun]) -> list[ReportRun]:
@@ -232,48 +235,17 @@ def code(text: str) -> str:
 # Verdicts between two sides; what decides them is elsewhere
 
 
-class ComparedCase(Protocol):
-    """One case on both sides; None where a side has no value."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def ratio(self) -> float | None: ...
-    @property
-    def ci_low(self) -> float | None: ...
-    @property
-    def ci_high(self) -> float | None: ...
-    @property
-    def n_a(self) -> int: ...
-    @property
-    def n_b(self) -> int: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def statistic(self) -> str | None: ...
-    @property
-    def time_a_s(self) -> float | None: ...
-    @property
-    def time_b_s(self) -> float | None: ...
-    @property
-    def processes_a(self) -> int: ...
-    @property
-    def processes_b(self) -> int: ...
-
-
 def _optional(value: float | None, form: Callable[[float], str]) -> str:
     return form(value) if value is not None else NONE
 
 
-def _ratio_interval(row: ComparedCase) -> str:
+def _ratio_interval(row: CaseComparison) -> str:
     if row.ci_low is None or row.ci_high is None:
         return NONE
     return f"{format_ratio(row.ci_low)}–{format_ratio(row.ci_high)}"  # ∞ where load may explain any difference
 
 
-COMPARED: tuple[Column[ComparedCase], ...] = (
+COMPARED: tuple[Column[CaseComparison], ...] = (
     Column("Case", lambda row: row.label, role="case"),
     Column("Of", lambda row: row.statistic or NONE, role="setting"),
     Column("A", lambda row: _optional(row.time_a_s, format_duration), numeric=True, drop=1),
@@ -286,19 +258,19 @@ COMPARED: tuple[Column[ComparedCase], ...] = (
 )
 
 
-def render_comparison_text(rows: Sequence[ComparedCase], *, width: int | None = None) -> str:
+def render_comparison_text(rows: Sequence[CaseComparison], *, width: int | None = None) -> str:
     lines = format_table(COMPARED, rows, width=width)
     lines += [f"# {plain(row.label)}: {plain(row.reason)}" for row in rows if row.reason]
     return "\n".join([*lines, f"# {_closing_line(rows)}"]) + "\n"
 
 
-def render_comparison_markdown(rows: Sequence[ComparedCase]) -> str:
+def render_comparison_markdown(rows: Sequence[CaseComparison]) -> str:
     remarks = [f"- {escape(row.label)}: {escape(row.reason)}" for row in rows if row.reason]
     table = markdown_table(COMPARED, rows)
     return "\n".join([*table, "", *([*remarks, ""] if remarks else []), escape(_closing_line(rows))]) + "\n"
 
 
-def _closing_line(rows: Sequence[ComparedCase]) -> str:
+def _closing_line(rows: Sequence[CaseComparison]) -> str:
     counts = Counter(row.verdict for row in rows)
     verdicts = ", ".join(f"{number} {plain(verdict)}" for verdict, number in counts.most_common())
     return f"{len(rows)} case{'' if len(rows) == 1 else 's'}{': ' if verdicts else ''}{verdicts}"
