@@ -19,7 +19,7 @@ from stepscope._version import __version__
 from stepscope.core.collectives import FACTS
 from stepscope.core.units import format_bytes, format_duration, format_significant
 from stepscope.metrics import bandwidth_of
-from stepscope.records import CaseResult, ImportRequest, RankPlace, Request, System, WorkloadRequest
+from stepscope.records import CaseResult, ImportRequest, Request, System, WorkloadRequest
 from stepscope.records.kinds import (
     CollectiveObserved,
     CollectiveSpec,
@@ -32,7 +32,7 @@ from stepscope.records.kinds import (
     PointToPointSpec,
 )
 from stepscope.report.labels import format_fact, format_parameter, strip_unit
-from stepscope.report.table import NONE, Column, Row, format_notices, format_table, lay_out, plain
+from stepscope.report.table import NONE, Column, Row, format_notices, format_table, lay_out, plain, show
 from stepscope.report.view import ReportRun
 from stepscope.store import MeasuredCase
 
@@ -157,12 +157,8 @@ def _format_ranks(run: ReportRun) -> list[str]:
     if isinstance(run.request, ImportRequest) and run.request.ranks:
         return [_format_rank(msgspec.structs.asdict(rank)) for rank in run.request.ranks]
     if run.communication is not None and run.communication.ranks:
-        return [_format_rank(_as_entry(place)) for place in run.communication.ranks]
+        return [_format_rank(msgspec.structs.asdict(place)) for place in run.communication.ranks]
     return _format_hosts(run.system) if run.system is not None else ["#  not known"]
-
-
-def _as_entry(place: RankPlace) -> dict[str, Any]:
-    return {"rank": place.rank, "pid": place.pid, "host": place.host, "device": place.device, "name": place.name}
 
 
 def _format_rank(entry: Mapping[str, Any]) -> str:
@@ -282,7 +278,7 @@ def _find_rates(measured: MeasuredCase) -> tuple[float | None, float | None]:
 
 
 def _whole(value: float | None) -> str:
-    return str(int(value)) if value is not None else NONE
+    return show(value, lambda known: str(int(known)))
 
 
 def fit_number(value: float | None, scale: float, width: int) -> str:
@@ -400,8 +396,7 @@ def _read_figures(spec: PointToPointSpec, kinds: dict[str, MeasuredCase]) -> Mes
 
 def _figure(title: str, field: str, unit: str, factor: float, drop: int = 0) -> Column[MessageFigures]:
     def cell(one: MessageFigures) -> str:
-        value = getattr(one, field)
-        return NONE if value is None else format_significant(value * factor)
+        return show(getattr(one, field), lambda value: format_significant(value * factor))
 
     return Column(title, cell, numeric=True, unit=unit, drop=drop)
 
@@ -442,23 +437,20 @@ def format_rank_averages(cases: Sequence[MeasuredCase], *, width: int | None = N
     means = [(case, found) for case in cases if (found := case.rank_means_s())]
     if not means:
         return ""
+
+    def in_us(seconds: float) -> str:
+        return format_significant(seconds * 1e6)
+
     columns: list[Column[_RankMeans]] = [
         Column("operation", lambda one: one[0].result.case.benchmark.model, role="benchmark"),
-        Column("size", lambda one: _size(one[0].result.case.spec.size_bytes), True, role="case"),
+        Column("size", lambda one: show(one[0].result.case.spec.size_bytes, format_bytes), True, role="case"),
         Column("dtype", lambda one: one[0].result.case.spec.dtype or NONE, role="setting"),
-        *(_rank_column(rank) for rank in sorted({rank for _, found in means for rank in found})),
-        Column("all ranks", lambda one: format_significant(math.fsum(one[1].values()) / len(one[1]) * 1e6), True),
+        *(
+            Column(f"rank {rank}", lambda one, rank=rank: show(one[1].get(rank), in_us), True, drop=1)  # type: ignore[misc]
+            for rank in sorted({rank for _, found in means for rank in found})
+        ),
+        Column("all ranks", lambda one: in_us(math.fsum(one[1].values()) / len(one[1])), True),
         Column("total", lambda one: format_duration(math.fsum(one[0].seconds())), True),
     ]
     head = "# average time of one call per rank (us); total: all timed calls, by the slowest rank of each"
     return "\n".join([head, *_comment_table(columns, means, width)])
-
-
-def _rank_column(rank: int) -> Column[_RankMeans]:
-    return Column(
-        f"rank {rank}", lambda one: format_significant(one[1][rank] * 1e6) if rank in one[1] else NONE, True, drop=1
-    )
-
-
-def _size(size_bytes: float | None) -> str:
-    return format_bytes(size_bytes) if size_bytes is not None else NONE

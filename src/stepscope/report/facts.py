@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from stepscope.core.units import count_of, format_bytes, format_duration, format_share, format_significant
+from stepscope.core.units import (
+    count_of,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_share,
+    format_significant,
+)
 from stepscope.metrics import list_metrics
 from stepscope.records import Cpu, Gpu, Host, Load, Nic, System
 from stepscope.report.columns import describe_target, format_with_unit
 from stepscope.report.labels import (
-    format_byte_rate,
     format_fact,
     format_flop_rate,
     format_frequency,
@@ -18,6 +24,7 @@ from stepscope.report.labels import (
     name_fact,
 )
 from stepscope.report.series import Roofline
+from stepscope.report.table import show
 from stepscope.report.view import CaseView, RunView
 from stepscope.stats import Summary
 
@@ -60,16 +67,14 @@ def _facts(*pairs: tuple[str, str | None]) -> list[Fact]:
 
 def _describe_host(host: Host) -> list[FactGroup]:
     container = host.container
-    quota = f"{format_significant(container.cpu_quota)} cores" if container.cpu_quota is not None else None
-    limit = format_bytes(container.memory_limit_bytes) if container.memory_limit_bytes is not None else None
     machine = _facts(
         ("Name", host.name),
         ("System", host.os),
         ("Kernel", host.kernel),
         ("Virtualization", host.virtualization),
         ("Container", container.kind),
-        ("CPU quota", quota),
-        ("Memory limit", limit),
+        ("CPU quota", show(container.cpu_quota, lambda cores: f"{format_significant(cores)} cores", "")),
+        ("Memory limit", show(container.memory_limit_bytes, format_bytes, "")),
     )
     gpus = Counter(_describe_gpu(gpu) for gpu in host.gpus)
     links = Counter(_describe_link(link.kind, link.count, link.bytes_per_s) for link in host.links)
@@ -84,15 +89,14 @@ def _describe_host(host: Host) -> list[FactGroup]:
 
 
 def _describe_cpu(cpu: Cpu) -> list[Fact]:
-    cache = format_bytes(cpu.last_level_cache_bytes) if cpu.last_level_cache_bytes is not None else None
     return _facts(
         ("Model", cpu.model),
         ("Architecture", cpu.architecture),
-        ("Sockets", str(cpu.sockets) if cpu.sockets is not None else None),
-        ("Cores", str(cpu.cores) if cpu.cores is not None else None),
+        ("Sockets", show(cpu.sockets, str, "")),
+        ("Cores", show(cpu.cores, str, "")),
         ("Threads", f"{cpu.usable_threads} usable of {cpu.threads}"),
-        ("Highest clock", format_frequency(cpu.max_clock_hz) if cpu.max_clock_hz is not None else None),
-        ("Last-level cache", cache),
+        ("Highest clock", show(cpu.max_clock_hz, format_frequency, "")),
+        ("Last-level cache", show(cpu.last_level_cache_bytes, format_bytes, "")),
         ("Features", " ".join(cpu.features)),
     )
 
@@ -101,33 +105,35 @@ def _describe_memory(host: Host) -> list[Fact]:
     swap = host.memory.swap_total_bytes
     facts = _facts(("Total", format_bytes(host.memory.total_bytes)), ("Swap", format_bytes(swap) if swap else "none"))
     for node in host.numa:
-        size = f", {format_bytes(node.memory_bytes)}" if node.memory_bytes is not None else ""
-        facts.append(Fact(f"NUMA node {node.node}", f"CPUs {node.cpus}{size}"))
+        size = show(node.memory_bytes, format_bytes, "")
+        facts.append(Fact(f"NUMA node {node.node}", _list(f"CPUs {node.cpus}", size)))
     return facts
 
 
 def _describe_gpu(gpu: Gpu) -> str:
-    parts = (
+    return _list(
         gpu.name,
-        format_bytes(gpu.memory_bytes) if gpu.memory_bytes is not None else None,
-        f"compute capability {gpu.compute_capability}" if gpu.compute_capability else None,
-        f"{gpu.multiprocessors} multiprocessors" if gpu.multiprocessors is not None else None,
-        f"up to {format_frequency(gpu.max_clock_hz)}" if gpu.max_clock_hz is not None else None,
-        f"limit {format_significant(gpu.power_limit_w)} W" if gpu.power_limit_w is not None else None,
-        f"driver {gpu.driver}" if gpu.driver else None,
+        show(gpu.memory_bytes, format_bytes, ""),
+        f"compute capability {gpu.compute_capability}" if gpu.compute_capability else "",
+        show(gpu.multiprocessors, lambda count: f"{count} multiprocessors", ""),
+        show(gpu.max_clock_hz, lambda clock: f"up to {format_frequency(clock)}", ""),
+        show(gpu.power_limit_w, lambda power: f"limit {format_significant(power)} W", ""),
+        f"driver {gpu.driver}" if gpu.driver else "",
     )
-    return ", ".join(part for part in parts if part)
 
 
 def _describe_link(kind: str, count: int | None, bytes_per_s: float | None) -> str:
-    number = f" ×{count}" if count is not None else ""
-    rate = f", {format_significant(bytes_per_s / 1e9)} GB/s each way" if bytes_per_s is not None else ""
-    return f"{kind}{number}{rate}"
+    number = show(count, lambda known: f" ×{known}", "")
+    return _list(kind + number, show(bytes_per_s, lambda rate: f"{format_bandwidth(rate)} each way", ""))
 
 
 def _describe_nic(nic: Nic) -> str:
-    rate = f", {format_significant(nic.speed_bits_per_s / 1e9)} Gbit/s" if nic.speed_bits_per_s is not None else ""
-    return f"{nic.kind}{rate}{f', MTU {nic.mtu}' if nic.mtu is not None else ''}"
+    rate = show(nic.speed_bits_per_s, lambda bits: f"{format_significant(bits / 1e9)} Gbit/s", "")
+    return _list(nic.kind, rate, show(nic.mtu, lambda mtu: f"MTU {mtu}", ""))
+
+
+def _list(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def describe_run(run: RunView) -> list[Fact]:
@@ -140,13 +146,12 @@ def describe_run(run: RunView) -> list[Fact]:
 
 
 def _describe_load(load: Load) -> str:
-    parts = (
-        f"{format_significant(load.load_1m, 3)} runnable" if load.load_1m is not None else None,
-        f"CPU {format_share(load.cpu_busy_share)} busy" if load.cpu_busy_share is not None else None,
-        f"{format_bytes(load.memory_available_bytes)} free" if load.memory_available_bytes is not None else None,
-        f"{format_bytes(load.swap_used_bytes)} swapped" if load.swap_used_bytes else None,
+    return _list(
+        show(load.load_1m, lambda length: f"{format_significant(length, 3)} runnable", ""),
+        show(load.cpu_busy_share, lambda busy: f"CPU {format_share(busy)} busy", ""),
+        show(load.memory_available_bytes, lambda size: f"{format_bytes(size)} free", ""),
+        f"{format_bytes(load.swap_used_bytes)} swapped" if load.swap_used_bytes else "",
     )
-    return ", ".join(part for part in parts if part)
 
 
 def describe_timing(case: CaseView) -> list[Fact]:
@@ -160,7 +165,7 @@ def describe_timing(case: CaseView) -> list[Fact]:
             f"{format_duration(summary.ci_low_s)} – {format_duration(summary.ci_high_s)}",
         ),
         ("Mean", format_duration(summary.mean_s)),
-        ("Standard deviation", format_duration(summary.stdev_s) if summary.stdev_s is not None else None),
+        ("Standard deviation", show(summary.stdev_s, format_duration, "")),
         ("Range", f"{format_duration(summary.min_s)} – {format_duration(summary.max_s)}"),
         ("Samples", str(summary.n)),
         ("Outliers", str(summary.outliers)),
@@ -171,7 +176,7 @@ def describe_timing(case: CaseView) -> list[Fact]:
 def describe_peaks(roofline: Roofline) -> list[Fact]:
     """Every peak that was measured, also those without a roof."""
     rates = [Fact(f"{dtype} matmul", format_flop_rate(value)) for dtype, value in roofline.matrix_flops_per_s.items()]
-    return rates + [Fact(f"{name} bandwidth", format_byte_rate(value)) for name, value in roofline.bytes_per_s.items()]
+    return rates + [Fact(f"{name} bandwidth", format_bandwidth(value)) for name, value in roofline.bytes_per_s.items()]
 
 
 def describe_case(case: CaseView) -> list[Fact]:

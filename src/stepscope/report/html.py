@@ -5,7 +5,7 @@ The page's size is bounded: full plots for at most `MAX_FULL_PLOTS` cases, a spa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.core.units import format_duration, format_significant
@@ -34,7 +34,7 @@ from stepscope.report.plots import (
     draw_timeline,
 )
 from stepscope.report.series import Roofline, Sweep
-from stepscope.report.table import Column, Row, read_cell
+from stepscope.report.table import Column, Row, read_cell, show
 from stepscope.report.template import render_template
 from stepscope.report.view import PERCENTILES, CaseView, Report, SystemView, Timing
 
@@ -54,11 +54,11 @@ OPEN_CASES = 4
 READINGS: tuple[Column[Reading], ...] = (
     Column("Device", lambda one: one.device),
     Column("At", lambda one: one.at),
-    Column("Clock", lambda one: _optional(one.clock_hz, format_frequency)),
-    Column("Memory clock", lambda one: _optional(one.memory_clock_hz, format_frequency)),
-    Column("Power", lambda one: _optional(one.power_w, lambda value: f"{format_significant(value)} W")),
-    Column("Temperature", lambda one: _optional(one.temperature_c, lambda value: f"{format_significant(value, 3)} °C")),
-    Column("Load", lambda one: _optional(one.load_1m, lambda value: format_significant(value, 3))),
+    Column("Clock", lambda one: show(one.clock_hz, format_frequency, "")),
+    Column("Memory clock", lambda one: show(one.memory_clock_hz, format_frequency, "")),
+    Column("Power", lambda one: show(one.power_w, lambda value: f"{format_significant(value)} W", "")),
+    Column("Temperature", lambda one: show(one.temperature_c, lambda value: f"{format_significant(value, 3)} °C", "")),
+    Column("Load", lambda one: show(one.load_1m, lambda value: format_significant(value, 3), "")),
     Column("Throttled by", lambda one: ", ".join(one.throttle)),
 )
 KERNELS: tuple[Column[KernelUse], ...] = (
@@ -74,10 +74,6 @@ PERCENTILE_COLUMNS: tuple[Column[Timing], ...] = tuple(
 
 Page = dict[str, Any]
 """What the template takes; its names are those of the template."""
-
-
-def _optional(value: float | None, form: Callable[[float], str]) -> str:
-    return form(value) if value is not None else ""
 
 
 def _safe(markup: str | None) -> Markup | None:

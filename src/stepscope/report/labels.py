@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -183,24 +183,25 @@ def strip_unit(name: str) -> str:
     return name
 
 
+_DECIMAL = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
+
+def format_decimal(value: float, unit: str, prefixes: Sequence[str] = tuple(_DECIMAL), digits: int = 4) -> str:
+    """With the first of the prefixes that the value fills, else with the last: `2.147 GFLOP`."""
+    prefix = next((one for one in prefixes if abs(value) >= _DECIMAL[one]), prefixes[-1])
+    return f"{format_significant(value / _DECIMAL[prefix], digits)} {prefix}{unit}"
+
+
 def format_frequency(hertz: float) -> str:
-    return f"{format_significant(hertz / 1e9)} GHz" if hertz >= 1e9 else f"{format_significant(hertz / 1e6)} MHz"
+    return format_decimal(hertz, "Hz", "GM")
 
 
-def format_flops(flops: float, digits: int = 4) -> str:
-    """Powers of 1000: `2.147 GFLOP`."""
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(flops) >= scale:
-            return f"{format_significant(flops / scale, digits)} {prefix}FLOP"
-    return f"{format_significant(flops, digits)} FLOP"
+def format_flops(flops: float) -> str:
+    return format_decimal(flops, "FLOP")
 
 
-def format_flop_rate(flops_per_s: float, digits: int = 4) -> str:
-    return f"{format_flops(flops_per_s, digits)}/s"
-
-
-def format_byte_rate(bytes_per_s: float, digits: int = 4) -> str:
-    return f"{format_significant(bytes_per_s / 1e9, digits)} GB/s"
+def format_flop_rate(flops_per_s: float) -> str:
+    return format_decimal(flops_per_s, "FLOP/s")
 
 
 def format_percent(share: float) -> str:
@@ -215,10 +216,9 @@ def _is_number(value: Parameter) -> bool:
 # How much of a system a table of results covers, and what it can and cannot tell
 
 Scope = Literal["operators only", "one device", "one node", "cluster"]
-WIDER: tuple[Scope, ...] = ("operators only", "one device", "one node", "cluster")
 
 
-class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+class Coverage(msgspec.Struct, frozen=True):
     scope: Scope
     tells: str
     silent: str
@@ -228,32 +228,19 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scope}; tells {self.tells}, not {self.silent}"
 
 
-COVERAGES: dict[Scope, Coverage] = {
-    "operators only": Coverage(
-        scope="operators only",
-        tells="early what devices can do at best",
-        silent="how much of it a model uses",
-    ),
-    "one device": Coverage(
-        scope="one device",
-        tells="trends, and inference",
-        silent="communication or input from shared storage",
-    ),
-    "one node": Coverage(
-        scope="one node",
-        tells="inference as it is served, and the node's share of training",
-        silent="the network between nodes",
-    ),
-    "cluster": Coverage(
-        scope="cluster", tells="training as it is run", silent="more than one node does about inference"
-    ),
-}
+COVERAGES = (
+    Coverage("operators only", "early what devices can do at best", "how much of it a model uses"),
+    Coverage("one device", "trends, and inference", "communication or input from shared storage"),
+    Coverage("one node", "inference as it is served, and the node's share of training", "the network between nodes"),
+    Coverage("cluster", "training as it is run", "more than one node does about inference"),
+)
+"""From the narrowest to the widest."""
 
 
 def find_coverage(runs: Iterable[tuple[Iterable[CaseResult], Communication | None]]) -> Coverage | None:
     """By the widest case of a whole model that was measured, if there is one; None where nothing was."""
-    found = [_scope(one.case, carried) for results, carried in runs for one in results if one.status == "ok"]
-    return COVERAGES[max(found, key=WIDER.index)] if found else None
+    found = {_scope(one.case, carried) for results, carried in runs for one in results if one.status == "ok"}
+    return next((one for one in reversed(COVERAGES) if one.scope in found), None)
 
 
 def _scope(case: Case, communication: Communication | None) -> Scope:

@@ -31,7 +31,7 @@ from stepscope.records.kinds import (
     PatternSpec,
     PatternStep,
 )
-from stepscope.report.table import NONE, Column, format_table
+from stepscope.report.table import NONE, Column, format_table, show
 from stepscope.stats import DEFAULT_LEVEL, mean, median, median_interval, quantile_sorted
 from stepscope.store import MeasuredCase
 
@@ -182,19 +182,19 @@ def _kernels(row: _SideRow) -> str:
 
 OVERLAPS: tuple[Column[_SideRow], ...] = (
     Column("what", lambda row: row.side.what if row.side.name == COMM else f"+ {row.side.what}", role="case"),
-    Column("size", lambda row: _show(row.side.size_bytes, format_bytes), True, role="case"),
+    Column("size", lambda row: show(row.side.size_bytes, format_bytes), True, role="case"),
     Column("kernels", _kernels, numeric=True, drop=2),
     Column("alone", lambda row: format_duration(row.side.alone_s), numeric=True),
     Column("beside", lambda row: format_duration(row.side.beside_s), numeric=True, drop=1),
     Column("slow-down", lambda row: _value(row.side.slowdown, format_ratio), numeric=True, drop=1),
     Column("[low, high]", lambda row: _interval(row.side.slowdown, format_ratio), numeric=True, drop=1),
-    Column("bus alone", lambda row: _show(row.side.alone_busbw, format_bandwidth), numeric=True, drop=2),
+    Column("bus alone", lambda row: show(row.side.alone_busbw, format_bandwidth), numeric=True, drop=2),
     _joint_column("together", lambda view: format_duration(view.together_s), drop=1),
     _joint_column("efficiency", lambda view: _value(view.efficiency, format_share)),
     _joint_column("[low, high]", lambda view: _interval(view.efficiency, format_share)),
-    _joint_column("bus together", lambda view: _show(view.busbw_bytes_per_s, format_bandwidth), drop=2),
-    _joint_column("n", lambda view: str(view.efficiency.n) if view.efficiency is not None else NONE),
-    _joint_column("#wrong", lambda view: str(view.wrong) if view.wrong is not None else "N/A", drop=1),
+    _joint_column("bus together", lambda view: show(view.busbw_bytes_per_s, format_bandwidth), drop=2),
+    _joint_column("n", lambda view: show(view.efficiency, lambda found: str(found.n))),
+    _joint_column("#wrong", lambda view: show(view.wrong, str, "N/A"), drop=1),
 )
 _HEAD = (
     "efficiency = (sum of times alone − time together) / (sum − longest): 100 % all hidden, 0 % one after the other",
@@ -218,16 +218,12 @@ def format_overlap_table(cases: Sequence[MeasuredCase], *, width: int | None = N
     return "\n".join([*(f"# {line}" for line in _HEAD), covered, *format_table(OVERLAPS, rows, width=width)])
 
 
-def _show(value: float | None, form: Callable[[float], str]) -> str:
-    return form(value) if value is not None else NONE
-
-
 def _value(found: Estimate | None, form: Callable[[float], str]) -> str:
-    return form(found.value) if found is not None else NONE
+    return show(found, lambda one: form(one.value))
 
 
 def _interval(found: Estimate | None, form: Callable[[float], str]) -> str:
-    return f"[{form(found.low)}, {form(found.high)}]" if found is not None else NONE
+    return show(found, lambda one: f"[{form(one.low)}, {form(one.high)}]")
 
 
 # Patterns
@@ -362,7 +358,7 @@ PARTS: tuple[Column[_Part], ...] = (
     Column("median", lambda part: part.middle("median_s"), numeric=True),
     Column("p95", lambda part: format_duration(max(step.p95_s for step in part.steps)), numeric=True, drop=1),
     Column("quickest", lambda part: part.middle("quickest_s"), numeric=True, drop=2),
-    Column("busbw", lambda part: _show(_rate(part.total("bus_bytes"), part.total("median_s")), format_bandwidth),
+    Column("busbw", lambda part: show(_rate(part.total("bus_bytes"), part.total("median_s")), format_bandwidth),
            numeric=True, drop=1),
     Column("in flight", lambda part: format_share(part.total("share")), numeric=True),
     Column("waited", lambda part: format_share(part.total("waited_share")), numeric=True),
@@ -389,7 +385,7 @@ def _format_pattern(view: PatternView, width: int | None) -> list[str]:
         *(
             f"# {one.name}: {one.tables} tables of {one.rows:,} rows on the busiest rank, "
             f"{format_bytes(one.moved_bytes)} in {format_duration(one.median_s)}, "
-            f"{_show(one.bytes_per_s, format_bandwidth)}"
+            f"{show(one.bytes_per_s, format_bandwidth)}"
             for one in view.lookups
         ),
     ]

@@ -8,7 +8,7 @@ from html import escape
 from itertools import chain
 from typing import NamedTuple
 
-from stepscope.core.units import format_bytes, format_duration, format_significant
+from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_significant
 from stepscope.report.charts import (
     BOTTOM,
     HEIGHT,
@@ -31,7 +31,7 @@ from stepscope.report.charts import (
     time_ticks,
     wrap_svg,
 )
-from stepscope.report.labels import format_byte_rate, format_flop_rate, format_percent
+from stepscope.report.labels import format_decimal, format_flop_rate, format_percent
 from stepscope.report.series import (
     Histogram,
     Roofline,
@@ -182,10 +182,7 @@ LATENCY = SweepQuantity("Time", lambda point: point.median_s, format_duration)
 
 def _format_rate(bytes_per_s: float) -> str:
     """In the unit that it fills: an axis label has no room for `0.0005 GB/s`."""
-    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bytes_per_s >= scale:
-            return f"{format_significant(bytes_per_s / scale, 3)} {unit}"
-    return f"{format_significant(bytes_per_s, 3)} B/s"
+    return format_decimal(bytes_per_s, "B/s", ("G", "M", "k", ""), digits=3)
 
 
 BUS_BANDWIDTH = SweepQuantity("Bus bandwidth", lambda point: point.busbw_bytes_per_s, _format_rate)
@@ -301,7 +298,7 @@ def slanted_roofs(roofline: Roofline, x: Axis) -> list[Roof]:
     for name, slope in sorted(slopes.items(), key=lambda item: item[1]):
         last = max(matrix.values()) / slope if matrix else x.high
         start, end = Place(x.low, slope * x.low), Place(last, slope * last)
-        roofs.append(Roof(start, end, f"{name} {format_byte_rate(slope)}", f"memory {name}"))
+        roofs.append(Roof(start, end, f"{name} {format_bandwidth(slope)}", f"memory {name}"))
     return roofs
 
 
@@ -347,7 +344,7 @@ def _point(point: RooflinePoint, x: Axis, y: Axis, colour: str) -> str:
 def describe_point(point: RooflinePoint) -> str:
     facts = [
         format_flop_rate(point.flops_per_s),
-        format_byte_rate(point.bytes_per_s),
+        format_bandwidth(point.bytes_per_s),
         f"{format_significant(point.intensity, 3)} flop per byte",
         format_duration(point.median_s),
     ]

@@ -8,7 +8,7 @@ import msgspec
 
 from stepscope.core.units import format_duration
 from stepscope.records.kinds import LATER_PHASES, SETUP_PHASES, ProcessGroupObserved
-from stepscope.report.table import NONE, Column, format_table
+from stepscope.report.table import Column, format_table, show
 from stepscope.stats import median
 from stepscope.store import MeasuredCase
 
@@ -63,8 +63,8 @@ def format_process_groups(views: Sequence[ProcessGroupView], *, width: int | Non
         columns: list[Column[PhaseView]] = [
             Column("phase", lambda one: one.name.replace("_", " "), role="case"),
             Column("slowest", lambda one: format_duration(one.median_s), numeric=True),
-            Column("first time", lambda one: _show(one.cold_s), numeric=True),
-            *(_rank_column(rank) for rank in sorted({rank for one in view.phases for rank in one.rank_median_s})),
+            Column("first time", lambda one: show(one.cold_s, format_duration), numeric=True),
+            *map(_rank_column, sorted({rank for one in view.phases for rank in one.rank_median_s})),
         ]
         head = f"# {view.label}: median per phase; the first three are the case's time"
         blocks.append("\n".join([head, *format_table(columns, view.phases, width=width)]))
@@ -72,8 +72,4 @@ def format_process_groups(views: Sequence[ProcessGroupView], *, width: int | Non
 
 
 def _rank_column(rank: int) -> Column[PhaseView]:
-    return Column(f"rank {rank}", lambda one: _show(one.rank_median_s.get(rank)), numeric=True, drop=1)
-
-
-def _show(seconds: float | None) -> str:
-    return NONE if seconds is None else format_duration(seconds)
+    return Column(f"rank {rank}", lambda one: show(one.rank_median_s.get(rank), format_duration), numeric=True, drop=1)

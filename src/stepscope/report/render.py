@@ -35,6 +35,7 @@ from stepscope.report.table import (
     format_table,
     markdown_table,
     plain,
+    show,
     text_columns,
     text_width,
 )
@@ -235,10 +236,6 @@ def code(text: str) -> str:
 # Verdicts between two sides; what decides them is elsewhere
 
 
-def _optional(value: float | None, form: Callable[[float], str]) -> str:
-    return form(value) if value is not None else NONE
-
-
 def _ratio_interval(row: CaseComparison) -> str:
     if row.ci_low is None or row.ci_high is None:
         return NONE
@@ -248,9 +245,9 @@ def _ratio_interval(row: CaseComparison) -> str:
 COMPARED: tuple[Column[CaseComparison], ...] = (
     Column("Case", lambda row: row.label, role="case"),
     Column("Of", lambda row: row.statistic or NONE, role="setting"),
-    Column("A", lambda row: _optional(row.time_a_s, format_duration), numeric=True, drop=1),
-    Column("B", lambda row: _optional(row.time_b_s, format_duration), numeric=True, drop=1),
-    Column("B/A", lambda row: _optional(row.ratio, format_ratio), numeric=True),
+    Column("A", lambda row: show(row.time_a_s, format_duration), numeric=True, drop=1),
+    Column("B", lambda row: show(row.time_b_s, format_duration), numeric=True, drop=1),
+    Column("B/A", lambda row: show(row.ratio, format_ratio), numeric=True),
     Column("Interval", _ratio_interval, numeric=True),
     Column("n", lambda row: f"{row.n_a}/{row.n_b}", numeric=True),
     Column("Processes", lambda row: f"{row.processes_a}/{row.processes_b}", numeric=True, role="setting"),

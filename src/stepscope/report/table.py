@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stepscope.records import Notice
 
 Row = TypeVar("Row")
+T = TypeVar("T")
 
 NONE = "-"
 GAP = "  "
@@ -263,6 +264,11 @@ def _draw_line(columns: Sequence[_Drawn], texts: Sequence[str]) -> list[str]:
 def _pad(text: str, width: int, *, right: bool) -> str:
     padding = " " * (width - text_width(text))
     return padding + text if right else text + padding
+
+
+def show(value: T | None, form: Callable[[T], str], none: str = NONE) -> str:
+    """What `form` makes of a value; `none` where there is no value."""
+    return none if value is None else form(value)
 
 
 def align(rows: Sequence[Sequence[str]], numeric: Sequence[bool], *, width: int | None = None) -> list[str]:
