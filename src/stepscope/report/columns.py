@@ -23,16 +23,16 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
     """
     cases = system.cases
     columns: list[Column[CaseView]] = [
-        Column("Model", lambda case: _text(case.model), role="benchmark"),
-        Column("Implementation", lambda case: _text(case.implementation), role="benchmark"),
-        Column("Mode", lambda case: _text(case.mode), role="benchmark"),
-        Column("Config", lambda case: _text(case.config), role="benchmark"),
+        Column("Model", lambda case: _text(case.benchmark.model), role="benchmark"),
+        Column("Implementation", lambda case: _text(case.benchmark.implementation), role="benchmark"),
+        Column("Mode", lambda case: _text(case.benchmark.mode), role="benchmark"),
+        Column("Config", lambda case: _text(case.benchmark.config), role="benchmark"),
     ]
     if any(case.difference for case in cases):
         columns.append(Column("Case", lambda case: _text(case.difference or NONE), role="case"))
     if any(case.size_bytes is not None for case in cases):
         columns.append(Column("Size", lambda case: _number(case.size_bytes, format_bytes), True, role="case"))
-    columns.append(Column("Batch Size", lambda case: _number(case.batch_size, str), True, role="setting"))
+    columns.append(Column("Batch Size", lambda case: _number(case.result.case.batch_size, str), True, role="setting"))
     for one in list_metrics().values():
         if one.name == "score" or any(_is_tabled(one, case) for case in cases):
             columns.append(make_column(one, scale))
@@ -40,8 +40,10 @@ def choose_columns(system: SystemView, *, scale: TimeScale | None = None) -> lis
             columns.append(Column("Units", lambda case: _text(case.unit or NONE), role="setting"))
         elif one.name == "memory_share":  # what a score means stands before the times that it comes from
             columns += _time_columns(cases, scale)
-    if any(case.notices for case in cases):
-        columns.append(Column("Notices", lambda case: _number(len(case.notices), str), numeric=True, drop=DETAIL))
+    if any(case.result.notices for case in cases):
+        columns.append(
+            Column("Notices", lambda case: _number(len(case.result.notices), str), numeric=True, drop=DETAIL)
+        )
     if len(system.runs) > 1:
         endings = {run.id: run.id.rpartition("-")[2] for run in system.runs}
         brief = endings if len(set(endings.values())) == len(endings) else {}
@@ -61,8 +63,8 @@ def make_column(one: Metric, scale: TimeScale | None) -> Column[CaseView]:
     units = {"s": scale.unit if scale is not None else "", "B/s": "GB/s"}
 
     def cell(case: CaseView) -> Cell:
-        if one.name == "score" and case.status != "ok":
-            return Cell(case.status)
+        if one.name == "score" and case.result.status != "ok":
+            return Cell(case.result.status)
         if not _is_tabled(one, case):
             return Cell(NONE)
         value = case.metrics[one.name]
@@ -175,11 +177,11 @@ def disclose(cases: Sequence[CaseView]) -> list[str]:
     """What optimized implementations changed, and what had to be changed to run at all: part of the result."""
     lines: dict[str, None] = {}
     for case in cases:
-        found = case.found
+        found = case.result.observed
         told = {"changes": found.changes, "porting": found.porting} if isinstance(found, WorkloadObserved) else {}
         for kind, text in told.items():
             if text is not None:
-                lines[f"{kind} in {case.benchmark} ({case.spec.precision}): {text}"] = None
+                lines[f"{kind} in {case.benchmark.id} ({case.spec.precision}): {text}"] = None
     return list(lines)
 
 
@@ -194,7 +196,7 @@ def describe_target(case: CaseView) -> str | None:
 
 
 def _describe(case: CaseView, what: str) -> str | None:
-    target = case.latency_target
+    target = case.result.latency_target
     return f"p{target.percentile:g}{what} ≤ {format_duration(target.limit_s)}" if target is not None else None
 
 
@@ -221,7 +223,7 @@ def _group(
     found: dict[str, dict[str, None]] = {}
     for case in cases:
         if is_late(case):
-            found.setdefault(describe(case) or "its latency limit", {})[case.benchmark] = None
+            found.setdefault(describe(case) or "its latency limit", {})[case.benchmark.id] = None
     return [(limit, ", ".join(names)) for limit, names in found.items()]
 
 
@@ -237,7 +239,7 @@ def explain_generation(cases: Sequence[CaseView]) -> list[str]:
     if not any(generates(case) for case in cases):
         return []
     lines = ["TTFT: time to first token, on which the latency limit is; TPOT: each token after it"]
-    if any(generates(case) and case.latency_target is not None for case in cases):
+    if any(generates(case) and case.result.latency_target is not None for case in cases):
         lines.append("P95 and P99 of a model that generates: from the prompts to the last token")
     if any("serving_requests" in case.metrics for case in cases):
         lines.append("Served: requests that came at their own pace, after the timed batches; waiting is included")

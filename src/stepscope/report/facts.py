@@ -181,26 +181,26 @@ def describe_peaks(roofline: Roofline) -> list[Fact]:
 
 def describe_case(case: CaseView) -> list[Fact]:
     """What was asked for, and what was observed besides time."""
-    facts = [Fact(*format_parameter(name, value).split("=", 1)) for name, value in case.parameters.items()]
-    if case.world_size > 1:
-        facts.append(Fact("ranks", str(case.world_size)))
-    facts += [Fact(name_fact(name), format_fact(name, value)) for name, value in case.observed.items()]
+    facts = [Fact(*format_parameter(name, value).split("=", 1)) for name, value in case.result.case.parameters.items()]
+    if case.result.case.world_size > 1:
+        facts.append(Fact("ranks", str(case.result.case.world_size)))
+    facts += [Fact(name_fact(name), format_fact(name, value)) for name, value in case.result.facts.items()]
     facts += describe_metrics(case)
     missed = {True: " (missed)", False: " (kept)"}.get(case.metrics.get("missed_latency"), "")  # type: ignore[call-overload]
     target = describe_target(case)
     return facts + _facts(
         ("latency target", f"{target}{missed}" if target else None),
-        ("benchmark version", str(case.version)),
-        ("whole case took", format_duration(case.elapsed_s)),
+        ("benchmark version", str(case.benchmark.version)),
+        ("whole case took", format_duration(case.result.elapsed_s)),
         ("run", case.run_id),
-        ("key", case.key),
+        ("key", case.result.case.key),
     )
 
 
 def describe_metrics(case: CaseView) -> list[Fact]:
     """Every metric that the case has, but for what stands elsewhere beside it: statistics of its times, and facts."""
-    told = {*Summary.__struct_fields__, *case.observed, "score", "missed_latency", "size_bytes", "drift"}
-    if case.timing_kind == "device":  # the median of device times is the case's own
+    told = {*Summary.__struct_fields__, *case.result.facts, "score", "missed_latency", "size_bytes", "drift"}
+    if case.result.timing == "device":  # the median of device times is the case's own
         told.add("device_median_s")
     return [
         Fact(one.title, format_with_unit(one.unit, case.metrics[name]) + case.marks.get(name, ""))

@@ -108,24 +108,24 @@ def render_html(report: Report) -> str:
 def choose_plotted(cases: Sequence[CaseView]) -> frozenset[str]:
     """Anchors of the cases that get full plots."""
     measured = [case for case in cases if case.series.total]
-    measured.sort(key=lambda case: not (case.missed_latency or case.notices))
+    measured.sort(key=lambda case: not (case.missed_latency or case.result.notices))
     return frozenset(case.anchor for case in measured[:MAX_FULL_PLOTS])
 
 
 def _totals(cases: Sequence[CaseView]) -> dict[str, int]:
     return {
-        "measured": sum(case.status == "ok" for case in cases),
-        "failed": sum(case.status == "failed" for case in cases),
-        "skipped": sum(case.status == "skipped" for case in cases),
+        "measured": sum(case.result.status == "ok" for case in cases),
+        "failed": sum(case.result.status == "failed" for case in cases),
+        "skipped": sum(case.result.status == "skipped" for case in cases),
         "missed target": sum(bool(case.missed_latency) for case in cases),
-        "notices": sum(len(case.notices) for case in cases),
+        "notices": sum(len(case.result.notices) for case in cases),
     }
 
 
 def _page_system(system: SystemView, plotted: frozenset[str]) -> Page:
     single = without_pairs(system)
     columns = choose_columns(single)
-    listed = [case for case in system.cases if case.failure is not None or not is_in_matrix(case)]
+    listed = [case for case in system.cases if case.result.failure is not None or not is_in_matrix(case)]
     rooflines = [page for roofline in system.rooflines if (page := _page_roofline(roofline)) is not None]
     return {
         "view": system,
@@ -158,8 +158,8 @@ def _page_case(case: CaseView, *, full: bool) -> Page:
     if full and case.series.total:
         summary = timing.summary if timing is not None else None
         timeline = draw_timeline(case.series, summary, f"Samples over time of {name}")
-    longest = sorted(case.kernels, key=lambda use: -use.duration_s)[:MAX_KERNELS]
-    left_out = max(0, len(case.kernels) - MAX_KERNELS)
+    longest = sorted(case.result.kernels, key=lambda use: -use.duration_s)[:MAX_KERNELS]
+    left_out = max(0, len(case.result.kernels) - MAX_KERNELS)
     shown = f"; the {len(longest)} longest, {left_out} more are left out" if left_out else ""
     measured = [timing] if timing is not None else []
     return {
@@ -171,7 +171,7 @@ def _page_case(case: CaseView, *, full: bool) -> Page:
         "timeline": _safe(timeline),
         "tables": [
             _page_table("Percentiles of the samples", PERCENTILE_COLUMNS, measured),
-            _page_table("Readings of the devices", READINGS, case.readings),
+            _page_table("Readings of the devices", READINGS, case.result.readings),
             _page_table(f"What ran in one iteration, as the profiler saw it{shown}", KERNELS, longest, kind="kernels"),
         ],
     }

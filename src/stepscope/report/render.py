@@ -13,7 +13,7 @@ import msgspec
 
 from stepscope.core.errors import unknown_name
 from stepscope.core.units import escape_controls, escape_json, format_duration, format_ratio
-from stepscope.metrics import Value, list_metrics
+from stepscope.metrics import list_metrics
 from stepscope.report.charts import TimeScale, choose_time_scale
 from stepscope.report.columns import choose_columns, explain, explain_stars
 from stepscope.report.heatmap import (
@@ -126,11 +126,11 @@ def _table(system: SystemView, width: int | None) -> list[str]:
     lines += [f"# {plain(remark)}" for remark in explain(system.cases)]
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for case in system.cases:
-        if (failure := case.failure) is not None:
+        if (failure := case.result.failure) is not None:
             rank = f" (rank {failure.rank})" if failure.rank is not None else ""
             reason = f"{rank}: {plain(failure.kind)}: {plain(failure.message)}"
             hint = f"\n#   next: {plain(failure.hint)}" if failure.hint else ""
-            alike[case.status, reason + hint].append(plain(case.name))
+            alike[case.result.status, reason + hint].append(plain(case.name))
     for (status, reason), names in alike.items():
         some = f"{len(names)} cases, for example " if len(names) > 1 else ""
         lines += f"# {status}: {some}{names[0]}{reason}".split("\n")
@@ -163,7 +163,7 @@ def format_pairs(view: PairView, *, width: int | None = None) -> list[str]:
 
 def _describe_notices(cases: Sequence[CaseView]) -> list[str]:
     return format_notices(
-        [(notice, f"{case.name}: ") for case in cases for notice in case.notices], "{} cases, for example "
+        [(notice, f"{case.name}: ") for case in cases for notice in case.result.notices], "{} cases, for example "
     )
 
 
@@ -201,9 +201,9 @@ def _markdown_results(system: SystemView) -> list[str]:
         lines += [f"{escape(remark)}.", ""]
     remarks = []
     for case in system.cases:
-        told = [("notice", notice.message, notice.hint) for notice in case.notices]
-        if (failure := case.failure) is not None:
-            told.insert(0, (case.status, f"{failure.kind}: {failure.message}", failure.hint))
+        told = [("notice", notice.message, notice.hint) for notice in case.result.notices]
+        if (failure := case.result.failure) is not None:
+            told.insert(0, (case.result.status, f"{failure.kind}: {failure.message}", failure.hint))
         for kind, message, hint in told:
             step = f" Next: {escape(hint)}" if hint else ""
             remarks.append(f"- **{kind}** {escape(case.name)}: {escape(message)}{step}")
@@ -280,24 +280,38 @@ CsvValue = str | int | float | None
 
 def render_json(report: Report) -> str:
     """One line and a newline; sample series are thinned as the view says. Metrics stand among the fields of a case."""
-    content = msgspec.to_builtins(report)
+    bare = [msgspec.structs.replace(system, cases=[]) for system in report.systems]
+    content = msgspec.to_builtins(msgspec.structs.replace(report, systems=bare))
     for system, view in zip(content["systems"], report.systems, strict=True):
-        system["cases"] = [_json_case(fields, case) for fields, case in zip(system["cases"], view.cases, strict=True)]
+        system["cases"] = [{**_case_fields(case), **_json_metrics(case)} for case in view.cases]
     return msgspec.json.encode(content).decode() + "\n"
 
 
-def _json_case(fields: dict[str, Any], case: CaseView) -> dict[str, Any]:
+def _json_metrics(case: CaseView) -> dict[str, Any]:
     values = {name: case.metrics.get(name) for name in list_metrics() if name not in Summary.__struct_fields__}
-    kept = {name: value for name, value in fields.items() if name not in _VIEW_ONLY}
     tokens = {
         f"{name}_s": {point: case.value(f"{name}_{point}_s") for point in ("p50", "p95", "p99")}
         for name in (TTFT, TPOT)
         if f"{name}_p50_s" in case.metrics
     }
-    return {**kept, **values, "intensity": values["intensity_flops_per_byte"], **tokens}
+    return {**values, "intensity": values["intensity_flops_per_byte"], **tokens}
 
 
-_VIEW_ONLY = frozenset({"spec", "found", "metrics", "marks", "untabled"})
+def _case_fields(case: CaseView) -> dict[str, Any]:
+    """What is known of a case besides its metrics, by name."""
+    result, asked = case.result, case.result.case
+    alike = ("status", "latency_target", "started_at", "elapsed_s", "kernels", "readings", "notices", "failure")
+    return {
+        **{name: getattr(case, name) for name in ("anchor", "run_id", "difference", "unit", "timing", "series")},
+        **{name: getattr(asked, name) for name in ("key", "parameters", "batch_size", "world_size")},
+        **{name: getattr(asked.benchmark, name) for name in ("model", "implementation", "mode", "config", "version")},
+        **{name: getattr(result, name) for name in alike},
+        "benchmark": asked.benchmark.id,
+        "is_ceiling": asked.spec.is_measured_peak,
+        "timing_kind": result.timing,
+        "observed": result.facts,
+        "failed_metrics": case.failed_metrics,
+    }
 
 
 def render_csv(report: Report) -> str:
@@ -309,7 +323,7 @@ def render_csv(report: Report) -> str:
         {
             **{name: _as_cell(case.metrics.get(name)) for name in list_metrics()},
             **_run_fields(runs[case.run_id], system),
-            **_case_fields(case),
+            **_csv_case(case),
         }
         for system in report.systems
         for runs in [{run.id: run for run in system.runs}]
@@ -333,34 +347,23 @@ def _run_fields(run: RunView, system: SystemView) -> dict[str, CsvValue]:
     }
 
 
-def _case_fields(case: CaseView) -> dict[str, CsvValue]:
+def _csv_case(case: CaseView) -> dict[str, CsvValue]:
+    failure = case.result.failure
     return {
-        "benchmark": case.benchmark,
-        "benchmark_version": case.version,
-        "model": case.model,
-        "implementation": case.implementation,
-        "mode": case.mode,
-        "config": case.config,
-        "case_key": case.key,
-        "parameters": msgspec.json.encode(case.parameters).decode(),
-        "batch_size": case.batch_size,
-        "world_size": case.world_size,
-        "status": case.status,
-        "unit": case.unit,
-        "observed": msgspec.json.encode(case.observed).decode(),
-        "notices": len(case.notices),
-        "started_at": case.started_at,
-        "elapsed_s": case.elapsed_s,
-        "failure_kind": plain(case.failure.kind) if case.failure is not None else None,
-        "failure_message": plain(case.failure.message) if case.failure is not None else None,
-        "timing": case.timing_kind,
-        "is_ceiling": _as_cell(case.is_ceiling),
-        "kernels": msgspec.json.encode(case.kernels).decode(),
+        **{name: _as_cell(value) for name, value in _case_fields(case).items() if name in CSV_COLUMNS},
+        "benchmark_version": case.benchmark.version,
+        "case_key": case.result.case.key,
+        "notices": len(case.result.notices),
+        "failure_kind": plain(failure.kind) if failure is not None else None,
+        "failure_message": plain(failure.message) if failure is not None else None,
+        "timing": case.result.timing,
     }
 
 
-def _as_cell(value: Value | None) -> CsvValue:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
+def _as_cell(value: Any) -> CsvValue:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, CsvValue) else msgspec.json.encode(value).decode()
 
 
 CSV_COLUMNS = (

@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -74,12 +73,7 @@ def read_series(measured: MeasuredCase, limit: int = MAX_SERIES_POINTS) -> Sampl
 
 def _fold_ranks(ranks: list[RankSamples], timing: str) -> tuple[list[float], list[bool]]:
     columns = [
-        [
-            duration / number
-            for duration, number in zip(
-                _durations(rank, timing in {"device", "slowest_rank_device"}), rank.iterations, strict=True
-            )
-        ]
+        [seconds / number for seconds, number in zip(_durations(rank, timing), rank.iterations, strict=True)]
         for rank in ranks
     ]
     if not timing.startswith("slowest_rank"):
@@ -89,8 +83,8 @@ def _fold_ranks(ranks: list[RankSamples], timing: str) -> tuple[list[float], lis
     return rows, [any(row) for row in zip(*(rank.warmup for rank in ranks), strict=False)]
 
 
-def _durations(rank: RankSamples, on_device: bool) -> list[float]:
-    return rank.device_s if on_device and rank.device_s is not None else rank.duration_s
+def _durations(rank: RankSamples, timing: str) -> list[float]:
+    return rank.device_s if timing.endswith("device") and rank.device_s is not None else rank.duration_s
 
 
 def even_positions(total: int, limit: int) -> list[int]:
@@ -147,15 +141,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     series: list[SweepSeries]
 
 
-class SweepInput(NamedTuple):
-    benchmark: str
-    label: str
-    point: SweepPoint
-
-
-def find_sweeps(inputs: Iterable[SweepInput]) -> list[Sweep]:
-    """Lines of at least two sizes; a single point is already in the table. Sizes and times of zero have no place
-    on logarithmic axes and are left out."""
+def find_sweeps(inputs: Iterable[tuple[str, str, SweepPoint]]) -> list[Sweep]:
+    """`inputs`: benchmark, what sets the line apart, point. Lines of at least two sizes; a single point is already in
+    the table. Sizes and times of zero have no place on logarithmic axes and are left out."""
     grouped: dict[str, dict[str, list[SweepPoint]]] = {}
     for benchmark, label, point in inputs:
         if point.size_bytes > 0 and point.ci_low_s > 0:
@@ -210,17 +198,12 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     """Measured peaks are not among them: they are the roofs."""
 
 
-class RooflineInput(NamedTuple):
-    run: int
-    """Its place among the runs: two runs may bear one name."""
-    device: str
-    point: RooflinePoint
-
-
 def find_rooflines(
-    run_ids: Sequence[str], ceilings: Sequence[Mapping[str, Ceilings]], inputs: Iterable[RooflineInput]
+    run_ids: Sequence[str], ceilings: Sequence[Mapping[str, Ceilings]], inputs: Iterable[tuple[int, str, RooflinePoint]]
 ) -> list[Roofline]:
-    """One per run and device with measured peaks; `ceilings` in the order of the runs."""
+    """One per run and device with measured peaks; `ceilings` in the order of the runs.
+
+    `inputs`: the run's place, as two runs may bear one name; device, point."""
     points: dict[tuple[int, str], list[RooflinePoint]] = {}
     for run, device, point in inputs:
         if drawable(point.intensity) and drawable(point.flops_per_s):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -16,33 +16,16 @@ import msgspec
 from stepscope._version import __version__
 from stepscope.core.units import format_bytes
 from stepscope.metrics import CaseInput, Failed, Value, evaluate_case, list_metrics, read_value
-from stepscope.records import (
-    Communication,
-    Failure,
-    KernelUse,
-    LatencyTarget,
-    Load,
-    Notice,
-    Observed,
-    Parameter,
-    Reading,
-    Request,
-    Scalar,
-    Spec,
-    Status,
-    System,
-)
+from stepscope.records import Benchmark, CaseResult, Communication, Load, Request, Spec, System
 from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
 from stepscope.report.labels import Coverage, find_coverage, label_cases
 from stepscope.report.series import (
     Histogram,
     Roofline,
-    RooflineInput,
     RooflinePoint,
     SampleSeries,
     Sweep,
-    SweepInput,
     SweepPoint,
     count_bins,
     find_rooflines,
@@ -53,7 +36,6 @@ from stepscope.stats import Summary, drift, median, quantile_sorted
 from stepscope.store import Ceilings, MeasuredCase, find_ceilings
 
 RunStatus = Literal["complete", "interrupted", "running"]
-TimingKind = Literal["own", "slowest_rank", "device", "slowest_rank_device"]
 
 SIZE_COLUMN = frozenset({"size_bytes"})
 """The parameter that tables show in a column of its own."""
@@ -99,35 +81,13 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     anchor: str
     """Unique in the report."""
     run_id: str
-    key: str
-    benchmark: str
-    model: str
-    implementation: str
-    mode: str
-    config: str
-    version: int
+    result: CaseResult
     difference: str
     """What sets this case apart from the others of its benchmark in this table, or from what the benchmark usually is;
     empty where nothing does."""
-    parameters: dict[str, Parameter]
-    spec: Spec
-    """What was asked for, by its kind; the parameters are its names and values."""
-    batch_size: int | None
-    world_size: int
-    status: Status
-    unit: str | None
-    latency_target: LatencyTarget | None
-    started_at: str
-    elapsed_s: float
-    is_ceiling: bool
-    """Measured to know what the machine can do at best."""
-    timing_kind: TimingKind
-    """Whose times are the case's: those of the host's clock, of the slowest rank, of the device, or of the slowest
-    rank's device."""
     timing: Timing | None
     """None for a case that failed or was skipped."""
     series: SampleSeries
-    kernels: list[KernelUse]
     metrics: dict[str, Value]
     """Every metric that the case has, by name."""
     marks: dict[str, str] = {}
@@ -136,21 +96,23 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics that tables do not show for this case."""
     failed_metrics: dict[str, str] = {}
     """Metrics that could not be computed, with the cause."""
-    observed: dict[str, Scalar]
-    found: Observed | None
-    """What was observed, by its kind; the former are its names and values."""
-    readings: list[Reading]
-    notices: list[Notice]
-    failure: Failure | None
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return self.result.case.benchmark
+
+    @property
+    def spec(self) -> Spec:
+        return self.result.case.spec
+
+    @property
+    def unit(self) -> str | None:
+        return self.result.score.unit if self.result.score is not None else None
 
     def value(self, name: str) -> float | None:
         """The value of a metric that is a number; None where the case does not have it."""
         found = self.metrics.get(name)
         return None if found is None or isinstance(found, str) else found
-
-    @property
-    def score(self) -> float | None:
-        return self.value("score")
 
     @property
     def size_bytes(self) -> float | None:
@@ -164,9 +126,8 @@ class CaseView(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Benchmark, what sets the case apart, and its batch: enough to find its row."""
         size = f"size={format_bytes(self.size_bytes)}" if self.size_bytes is not None else ""
-        batch = f"batch={self.batch_size}" if self.batch_size is not None else ""
-        rest = " ".join(part for part in (self.difference, size, batch) if part)
-        return f"{self.benchmark} [{rest}]" if rest else self.benchmark
+        rest = " ".join(filter(None, (self.difference, size, _batch(self))))
+        return f"{self.benchmark.id} [{rest}]" if rest else self.benchmark.id
 
     @property
     def cache(self) -> str:
@@ -251,15 +212,22 @@ def _view_system(runs: Sequence[ReportRun], numbers: count[int]) -> SystemView:
         )
         for place, measured in pairs
     ]
-    places = [place for place, _ in pairs]
+    points = [
+        (place, case.spec.device or "", point)
+        for (place, _), case in zip(pairs, cases, strict=True)
+        if not case.spec.is_measured_peak and (point := _roofline_point(case)) is not None
+    ]
+    several = len(runs) > 1
     return SystemView(
         fingerprint=system.fingerprint if system is not None else None,
         name=system.name if system is not None else "unknown system",
         system=system,
         runs=[_view_run(run) for run in runs],
         cases=cases,
-        sweeps=find_sweeps(_sweep_inputs(cases, several_runs=len(runs) > 1)),
-        rooflines=find_rooflines([run.id for run in runs], ceilings, _roofline_inputs(places, cases)),
+        sweeps=find_sweeps(
+            _sweep_inputs(cases, lambda one: (one.difference, _batch(one), one.run_id if several else ""))
+        ),
+        rooflines=find_rooflines([run.id for run in runs], ceilings, points),
         pairs=find_pairs((run.id, run.cases) for run in runs),
         coverage=find_coverage(((one.result for one in run.cases), run.communication) for run in runs),
         shared=labels.shared,
@@ -280,44 +248,21 @@ def _order_cases(runs: Sequence[ReportRun]) -> list[tuple[int, MeasuredCase]]:
 def _view_case(
     run: ReportRun, measured: MeasuredCase, *, difference: str, anchor: str, ceilings: Ceilings | None
 ) -> CaseView:
-    result, given = measured.result, CaseInput(measured, ceilings)
-    case, benchmark, outcomes = result.case, result.case.benchmark, evaluate_case(given)
+    given = CaseInput(measured, ceilings)
+    outcomes = evaluate_case(given)
     values = {name: value for name, outcome in outcomes.items() if (value := read_value(outcome)) is not None}
     declared = [one for one in list_metrics().values() if one.name in values]
     return CaseView(
         anchor=anchor,
         run_id=run.id,
-        key=case.key,
-        benchmark=benchmark.id,
-        model=benchmark.model,
-        implementation=benchmark.implementation,
-        mode=benchmark.mode,
-        config=benchmark.config,
-        version=benchmark.version,
+        result=measured.result,
         difference=difference,
-        parameters=case.parameters,
-        spec=case.spec,
-        batch_size=case.batch_size,
-        world_size=case.world_size,
-        status=result.status,
-        unit=result.score.unit if result.score is not None else None,
-        latency_target=result.latency_target,
-        started_at=result.started_at,
-        elapsed_s=result.elapsed_s,
-        is_ceiling=case.spec.is_measured_peak,
-        timing_kind=result.timing,
         timing=_view_timing(given),
         series=read_series(measured),
-        kernels=result.kernels,
         metrics=values,
         marks={one.name: mark for one in declared if one.mark is not None and (mark := one.mark(given))},
         untabled=[one.name for one in declared if one.only_for is not None and not one.only_for(given)],
         failed_metrics={name: found.cause for name, found in outcomes.items() if isinstance(found, Failed)},
-        observed=result.facts,
-        found=result.observed,
-        readings=result.readings,
-        notices=result.notices,
-        failure=result.failure,
     )
 
 
@@ -351,12 +296,12 @@ def _view_run(run: ReportRun) -> RunView:
     )
 
 
-def _sweep_inputs(cases: Sequence[CaseView], *, several_runs: bool) -> list[SweepInput]:
-    return [
-        SweepInput(case.benchmark, _line_label(case, several_runs=several_runs), point)
-        for case in cases
-        if (point := _sweep_point(case)) is not None
-    ]
+def _sweep_inputs(
+    cases: Iterable[CaseView], label: Callable[[CaseView], Iterable[str]]
+) -> Iterator[tuple[str, str, SweepPoint]]:
+    for case in cases:
+        if (point := _sweep_point(case)) is not None:
+            yield case.benchmark.id, ", ".join(filter(None, label(case))), point
 
 
 def _sweeps_across(systems: Sequence[SystemView], runs: Sequence[ReportRun]) -> list[Sweep]:
@@ -364,27 +309,19 @@ def _sweeps_across(systems: Sequence[SystemView], runs: Sequence[ReportRun]) -> 
     shared = {name for name, count in places.items() if count > 1}
     if not shared:
         return []
-    labels = label_cases((case.result.case for run in runs for case in run.cases), hidden=SIZE_COLUMN)
+    labels = label_cases((case.result.case for run in runs for case in run.cases), hidden=SIZE_COLUMN).differences
     return find_sweeps(
-        SweepInput(
-            case.benchmark, _join_label(system.name, labels.differences[case.key], _batch(case), case.run_id), point
-        )
+        one
         for system in systems
-        for case in system.cases
-        if case.benchmark in shared and (point := _sweep_point(case)) is not None
+        for one in _sweep_inputs(
+            [case for case in system.cases if case.benchmark.id in shared],
+            lambda case, name=system.name: (name, labels[case.result.case.key], _batch(case), case.run_id),  # type: ignore[misc]
+        )
     )
 
 
-def _line_label(case: CaseView, *, several_runs: bool) -> str:
-    return _join_label(case.difference, _batch(case), case.run_id if several_runs else "")
-
-
 def _batch(case: CaseView) -> str:
-    return f"batch={case.batch_size}" if case.batch_size is not None else ""
-
-
-def _join_label(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
+    return f"batch={case.result.case.batch_size}" if case.result.case.batch_size is not None else ""
 
 
 def _sweep_point(case: CaseView) -> SweepPoint | None:
@@ -401,14 +338,6 @@ def _sweep_point(case: CaseView) -> SweepPoint | None:
     )
 
 
-def _roofline_inputs(places: Sequence[int], cases: Sequence[CaseView]) -> list[RooflineInput]:
-    return [
-        RooflineInput(place, case.spec.device or "", point)
-        for place, case in zip(places, cases, strict=True)
-        if not case.is_ceiling and (point := _roofline_point(case)) is not None
-    ]
-
-
 def _roofline_point(case: CaseView) -> RooflinePoint | None:
     intensity, flops, moved = map(case.value, ("intensity_flops_per_byte", "flops_per_s", "bytes_per_s"))
     if case.timing is None or intensity is None or flops is None or moved is None:
@@ -416,7 +345,7 @@ def _roofline_point(case: CaseView) -> RooflinePoint | None:
     return RooflinePoint(
         anchor=case.anchor,
         label=case.name,
-        operator=case.spec.op if isinstance(case.spec, OperatorSpec | CallSpec) else case.model,
+        operator=case.spec.op if isinstance(case.spec, OperatorSpec | CallSpec) else case.benchmark.model,
         dtype=case.spec.dtype or "",
         cache=case.cache,
         intensity=intensity,
