@@ -9,7 +9,7 @@ docs/decisions/2026-11-16-verdicts.md has the reasons, benchmarks/verdict_grid.p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -222,13 +222,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
     def half_width(self, level: float) -> float:
         """The distance that is strayed with the chance `level`: half the interval, as a logarithm."""
-        low, high = 0.0, self.log_se or 1e-9
-        while self.p_value(high) > level:
-            low, high = high, 2 * high
-        while high - low > max(1e-5 * high, 1e-12):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.p_value(middle) > level else (low, middle)
-        return high
+        return _find_fall(self.p_value, level, self.log_se or 1e-9, relative=1e-5, absolute=1e-12)
 
 
 class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,10 +312,9 @@ def compare_processes(
     *,
     quantile: float = 0.1,
     slow_chance: float = SLOW_PHASE_CHANCE,
-    explained_a: float = 0.0,
-    explained_b: float = 0.0,
+    explained: tuple[float, float] = (0.0, 0.0),
 ) -> RatioEstimate:
-    """Ratio B over A from one or more fresh processes per side (a list of seconds each).
+    """Ratio B over A from one or more fresh processes per side (a list of seconds each). `explained`: of A and of B.
 
     Welch's t on the logarithms of one quantile per process, plus an allowance for slow phases, which hold a whole
     process without a trace inside it: a side is misjudged when all its processes were in one. Where a side has
@@ -336,8 +329,8 @@ def compare_processes(
         noise=noise,
         between_sd=between,
         between_df=float(max(1, sum(counts) - 2)),
-        explained_a=explained_a,
-        explained_b=explained_b,
+        explained_a=explained[0],
+        explained_b=explained[1],
     )
 
 
@@ -467,12 +460,19 @@ def t_two_sided(t: float, df: float) -> float:
 
 def t_quantile(level: float, df: float) -> float:
     """The t that |T| reaches with the chance `level`."""
-    low, high = 0.0, 1.0
-    while t_two_sided(high, df) > level:
+    return _find_fall(lambda t: t_two_sided(t, df), level, 1.0, relative=1e-12)
+
+
+def _find_fall(
+    chance: Callable[[float], float], level: float, start: float, *, relative: float, absolute: float = 0.0
+) -> float:
+    """Where a chance that falls from 0 on comes down to the level, by doubling and halving."""
+    low, high = 0.0, start
+    while chance(high) > level:
         low, high = high, 2 * high
-    while high - low > 1e-12 * high:
+    while high - low > max(relative * high, absolute):
         middle = (low + high) / 2
-        low, high = (middle, high) if t_two_sided(middle, df) > level else (low, middle)
+        low, high = (middle, high) if chance(middle) > level else (low, middle)
     return high
 
 

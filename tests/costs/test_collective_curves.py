@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stepscope.costs.curves import (
     FITS,
-    MODEL_NAMES,
     AlphaBeta,
     Curve,
     Piecewise,
@@ -134,7 +133,7 @@ def test_curves_that_cannot_be_are_refused(broken: object) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(measured, st.lists(st.floats(0, 2**44), min_size=2, max_size=20), st.sampled_from(MODEL_NAMES))
+@given(measured, st.lists(st.floats(0, 2**44), min_size=2, max_size=20), st.sampled_from(sorted(FITS)))
 def test_every_fit_is_monotone_and_not_negative(points: list[Point], asked: list[float], name: str) -> None:
     curve: Curve = FITS[name](points)  # type: ignore[index]
     assert model_of(curve) == name

@@ -12,7 +12,8 @@ import msgspec
 from stepscope.cli.options import FILE, json_option, store_option
 from stepscope.cli.output import emit, suggest_for_file, terminal_width
 from stepscope.cli.report import chosen_runs
-from stepscope.core.errors import MissingDependencyError, UsageError
+from stepscope.cli.trace_options import require_numpy
+from stepscope.core.errors import UsageError
 from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
 from stepscope.store import find_run
 
@@ -41,7 +42,7 @@ def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path) 
     """
     from stepscope.costs.collective import fit_collectives, group_curves, require_table_name, write_collective_table
 
-    _require_numpy()
+    require_numpy("fitting")
     if output is not None:
         require_table_name(output)
     fit = fit_collectives(group_curves(_measurements(names, store)))
@@ -53,13 +54,6 @@ def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path) 
     emit(data, lambda: _format(fit, output))
     if output is not None:
         suggest_for_file(output)
-
-
-def _require_numpy() -> None:
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
-        raise MissingDependencyError("fitting needs numpy", hint="pip install 'stepscope[read]'") from None
 
 
 def _measurements(names: Sequence[str], store: Path) -> Iterator[Measurement]:
@@ -111,19 +105,17 @@ def _format(fit: CollectiveFit, output: Path | None) -> str:
 
 
 def _format_table(costs: Sequence[CollectiveCost]) -> list[str]:
-    from stepscope.costs.curves import MODEL_NAMES
+    from stepscope.costs.curves import FITS
     from stepscope.report.table import align
 
     titles = ["operation", "ranks", "backend", "dtype", "sizes", "from", "to", "form", "latency", "bandwidth"]
-    titles += [*MODEL_NAMES, "beyond"]
+    titles += [*FITS, "beyond"]
     numeric = [title not in {"operation", "backend", "dtype", "form"} for title in titles]
     head, *rows = align([titles, *(_cells(cost) for cost in costs)], numeric, width=terminal_width())
     return [f"# {head}", *(f"  {row}" for row in rows)]
 
 
 def _cells(cost: CollectiveCost) -> list[str]:
-    from stepscope.costs.curves import MODEL_NAMES
-
     bandwidth, beyond = cost.bandwidth_bytes_per_s, cost.candidates[cost.model].extrapolation
     return [
         cost.call,
@@ -136,7 +128,7 @@ def _cells(cost: CollectiveCost) -> list[str]:
         cost.model,
         format_duration(cost.latency_s),
         format_bandwidth(bandwidth) if bandwidth is not None else "–",
-        *(_format_errors(cost.candidates[name].held_out) for name in MODEL_NAMES),
+        *(_format_errors(one.held_out) for one in cost.candidates.values()),
         format_share(beyond.errors.worst) if beyond is not None else "–",
     ]
 

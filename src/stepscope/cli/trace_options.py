@@ -51,11 +51,11 @@ def open_traces(options: dict[str, Any]) -> TraceSet:
     )
 
 
-def require_numpy() -> None:
+def require_numpy(what: str = "reading traces") -> None:
     try:
         import numpy  # noqa: F401
     except ImportError:
-        raise MissingDependencyError("reading traces needs numpy", hint="pip install 'stepscope[read]'") from None
+        raise MissingDependencyError(f"{what} needs numpy", hint="pip install 'stepscope[read]'") from None
 
 
 def parse_numbers(text: str | None, option: str, most: int = 100_000) -> list[int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -264,12 +264,10 @@ def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseCo
 
 
 def _estimate_sides(a: Side, b: Side, slow_chance: float, *, paired: bool) -> list[Estimate]:
-    # Sides that take turns meet what happens around them alike; how much it varies shows between the pairs.
-    explained = {
-        statistic.name: (explain_slowness(a, b, statistic.quantile), explain_slowness(b, a, statistic.quantile))
-        for statistic in (() if paired else STATISTICS)
-    }
-    return estimate_ratios(a.seconds, b.seconds, slow_chance=slow_chance, paired=paired, explained=explained)
+    def explain(quantile: float) -> tuple[float, float]:
+        return explain_slowness(a, b, quantile), explain_slowness(b, a, quantile)
+
+    return estimate_ratios(a.seconds, b.seconds, slow_chance=slow_chance, paired=paired, explain=explain)
 
 
 def estimate_ratios(
@@ -278,26 +276,17 @@ def estimate_ratios(
     *,
     slow_chance: float = SLOW_PHASE_CHANCE,
     paired: bool = False,
-    explained: Mapping[str, tuple[float, float]] | None = None,
+    explain: Callable[[float], tuple[float, float]] = lambda quantile: (0.0, 0.0),
 ) -> list[Estimate]:
-    """Every statistic's ratio, B over A, from the samples of each process."""
-    found = []
-    for statistic in STATISTICS:
-        explained_a, explained_b = (explained or {}).get(statistic.name, (0.0, 0.0))
-        if paired:
-            pairs = list(zip(a, b, strict=True))
-            ratio = compare_paired(pairs, quantile=statistic.quantile, slow_chance=slow_chance)
-        else:
-            ratio = compare_processes(
-                a,
-                b,
-                quantile=statistic.quantile,
-                slow_chance=slow_chance,
-                explained_a=explained_a,
-                explained_b=explained_b,
-            )
-        found.append(Estimate(statistic, ratio))
-    return found
+    """Every statistic's ratio, B over A, from the samples of each process; `explain`: what circumstances may have added
+    to this quantile of A's and of B's."""
+
+    def compare(quantile: float) -> RatioEstimate:
+        if paired:  # sides that take turns meet what happens around them alike; how much it varies shows between pairs
+            return compare_paired(list(zip(a, b, strict=True)), quantile=quantile, slow_chance=slow_chance)
+        return compare_processes(a, b, quantile=quantile, slow_chance=slow_chance, explained=explain(quantile))
+
+    return [Estimate(statistic, compare(statistic.quantile)) for statistic in STATISTICS]
 
 
 def lead_estimate(estimates: Sequence[Estimate]) -> Estimate:

@@ -16,9 +16,6 @@ import msgspec
 from stepscope.stats import quantile_sorted
 
 ModelName = Literal["alpha_beta", "sqrt", "piecewise"]
-MODEL_NAMES: tuple[ModelName, ...] = ("alpha_beta", "sqrt", "piecewise")
-"""From the plainest to the most flexible."""
-
 END_SPAN = 4.0
 """An end slope is taken over sizes that differ by this factor: between close sizes it would be mostly noise."""
 
@@ -30,24 +27,23 @@ class AlphaBeta(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", ta
     s_per_byte: float
 
     def __post_init__(self) -> None:
-        _require_coefficients(self.latency_s, self.s_per_byte)
+        coefficients = msgspec.structs.astuple(self)
+        if not all(0 <= value < math.inf for value in coefficients):
+            raise ValueError("coefficients are numbers of 0 or more")
+        if not any(coefficients):
+            raise ValueError("a curve of nothing but zeros says that communication is free")
 
     def predict(self, size_bytes: float) -> float:
         return self.latency_s + self.s_per_byte * size_bytes
 
 
-class SquareRoot(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", tag="sqrt"):
+class SquareRoot(AlphaBeta, frozen=True, kw_only=True, tag_field="model", tag="sqrt"):
     """t = latency_s + s_per_sqrt_byte · √S + S · s_per_byte: what a pipeline with a well-chosen chunk size leaves."""
 
-    latency_s: float
     s_per_sqrt_byte: float
-    s_per_byte: float
-
-    def __post_init__(self) -> None:
-        _require_coefficients(self.latency_s, self.s_per_sqrt_byte, self.s_per_byte)
 
     def predict(self, size_bytes: float) -> float:
-        return self.latency_s + self.s_per_sqrt_byte * math.sqrt(size_bytes) + self.s_per_byte * size_bytes
+        return super().predict(size_bytes) + self.s_per_sqrt_byte * math.sqrt(size_bytes)
 
 
 class Piecewise(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", tag="piecewise"):
@@ -103,9 +99,8 @@ Curve = AlphaBeta | SquareRoot | Piecewise
 
 
 def model_of(curve: Curve) -> ModelName:
-    if isinstance(curve, AlphaBeta):
-        return "alpha_beta"
-    return "sqrt" if isinstance(curve, SquareRoot) else "piecewise"
+    model: ModelName = curve.__struct_config__.tag  # type: ignore[assignment]
+    return model
 
 
 def bandwidth_of(curve: Curve) -> float | None:
@@ -118,13 +113,6 @@ def steepness(curve: Curve, size_bytes: float) -> float:
     step = 1e-6
     rise = math.log(curve.predict(size_bytes * (1 + step)) / curve.predict(size_bytes))
     return min(1.0, max(0.0, rise / math.log1p(step)))
-
-
-def _require_coefficients(*values: float) -> None:
-    if not all(0 <= value < math.inf for value in values):
-        raise ValueError("coefficients are numbers of 0 or more")
-    if not any(values):
-        raise ValueError("a curve of nothing but zeros says that communication is free")
 
 
 class Point(NamedTuple):

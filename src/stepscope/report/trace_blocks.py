@@ -58,9 +58,7 @@ def clip(events: Events, window: Window) -> Events:
     start, end = np.maximum(events.start, window.start_ns), np.minimum(events.end, window.end_ns)
     kept = np.flatnonzero(end >= start)
     order = kept[np.lexsort((-end[kept], start[kept], events.lane[kept]))]
-    return Events(
-        events.lane[order], start[order], end[order], events.name[order], events.colour[order], events.row[order]
-    )
+    return Events(*(column[order] for column in events._replace(start=start, end=end)))
 
 
 def reduce_events(events: Events, window: Window, most: int) -> Blocks:

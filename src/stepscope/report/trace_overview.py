@@ -220,14 +220,6 @@ def used_names(overviews: Sequence[Overview]) -> list[int]:
     return found
 
 
-class _LaneEvents(NamedTuple):
-    rows: Integers
-    name: Any
-    colour: Any
-    start: Any
-    end: Any
-
-
 class _Lanes:
     """Lanes from top to bottom, their events, and which lane each row of the timeline went to."""
 
@@ -236,17 +228,16 @@ class _Lanes:
         self.parts: list[Events] = []
         self.of_row: Any = np.full(rows, MISSING, np.int32)
 
-    def add(self, lane: Lane, events: _LaneEvents) -> None:
-        self.of_row[events.rows] = len(self.listed)
-        place = np.full(len(events.rows), len(self.listed), np.int64)
+    def add(self, lane: Lane, events: Events) -> None:
+        self.of_row[events.row] = len(self.listed)
+        self.parts.append(events._replace(lane=np.full(len(events.row), len(self.listed), np.int64)))
         self.listed.append(lane)
-        self.parts.append(Events(place, events.start, events.end, events.name, events.colour, events.rows))
 
 
 # Host
 
 
-def _host_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tuple[Lane, _LaneEvents]]:
+def _host_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tuple[Lane, Events]]:
     inside = {thread: _inside(trace, stack.rows, window) for thread, stack in trace.stacks.items()}
     chosen = sorted(inside, key=lambda thread: (thread != trace.main_thread, -len(inside[thread])))[:MOST_THREADS]
     for thread in chosen:
@@ -263,10 +254,8 @@ def _host_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tupl
                 here = mine[level == number]
                 if len(here):
                     title = f"{label}: {_LEVEL_NAMES[kind]}" if number == 0 else ""
-                    yield (
-                        Lane(title, label),
-                        _take(trace, here, names.of_rows(trace, here, short=False), _OF_KIND[kind]),
-                    )
+                    colour = np.full(len(here), COLOURS.index(_OF_KIND[kind]), np.int64)
+                    yield Lane(title, label), _take(trace, here, names.of_rows(trace, here, short=False), colour)
 
 
 _LEVEL_NAMES = {ANNOTATION: "annotations", OPERATOR: "operators", RUNTIME: "runtime calls", PYTHON: "Python"}
@@ -289,9 +278,9 @@ def _levels(trace: TraceView, rows: Integers, kind: int) -> Any:
     return level
 
 
-def _take(trace: TraceView, rows: Integers, names: Any, colour: str) -> _LaneEvents:
-    colours = np.full(len(rows), COLOURS.index(colour), np.int64)
-    return _LaneEvents(rows, names, colours, trace.start[rows], trace.end[rows])
+def _take(trace: TraceView, rows: Integers, names: Any, colours: Any) -> Events:
+    """Rows of the timeline; the lane is set where it is added."""
+    return Events(None, trace.start[rows], trace.end[rows], names, colours, rows)
 
 
 def _name_thread(trace: TraceView, thread: int) -> str:
@@ -308,7 +297,7 @@ def _name_thread(trace: TraceView, thread: int) -> str:
 # Device
 
 
-def _device_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tuple[Lane, _LaneEvents]]:
+def _device_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tuple[Lane, Events]]:
     rows = _inside(trace, trace.rows(*DEVICE_KINDS), window)
     if not len(rows):
         return
@@ -321,36 +310,30 @@ def _device_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tu
     order = np.argsort(-busy, kind="stable").tolist()
     for one in order[:MOST_STREAMS]:
         number, queue = pairs[one].tolist()
-        label = f"stream {queue}" if queue != MISSING else "stream unknown"
-        yield (
-            Lane(f"device {number} {label}" if several else label, "device"),
-            _device(trace, rows[place == one], names),
-        )
+        label = f"device {number} " * several + (f"stream {queue}" if queue != MISSING else "stream unknown")
+        yield Lane(label, "device"), _device(trace, rows[place == one], names)
     if len(order) > MOST_STREAMS:
         rest = rows[np.isin(place, order[MOST_STREAMS:])]
         yield Lane(f"{len(order) - MOST_STREAMS} other streams", "device"), _device(trace, rest, names)
 
 
-def _device(trace: TraceView, rows: Integers, names: Names) -> _LaneEvents:
+def _device(trace: TraceView, rows: Integers, names: Names) -> Events:
     colour_of = np.array([COLOURS.index(_OF_CATEGORY.get(name, "compute")) for name in CATEGORIES], np.int64)
     category = trace.column("category")[rows].astype(np.int64)
     colours = np.where(category >= 0, colour_of[category], COLOURS.index("compute"))
-    return _LaneEvents(rows, names.of_rows(trace, rows, short=True), colours, trace.start[rows], trace.end[rows])
+    return _take(trace, rows, names.of_rows(trace, rows, short=True), colours)
 
 
 # Critical path
 
 
 def _path_events(path: CriticalPath, names: Names) -> Events:
-    segments = [one for one in path.segments if one.end_ns > one.start_ns]
-    return Events(
-        np.zeros(len(segments), np.int64),
-        np.array([one.start_ns for one in segments], np.int64),
-        np.array([one.end_ns for one in segments], np.int64),
-        np.array([names.code(_describe_segment(one.name, one.kind)) for one in segments], np.int64),
-        np.array([COLOURS.index(_OF_COST.get(one.kind, "delay")) for one in segments], np.int64),
-        np.full(len(segments), MISSING, np.int64),
-    )
+    rows = [
+        (0, one.start_ns, one.end_ns, names.code(_describe_segment(one.name, one.kind)),
+         COLOURS.index(_OF_COST.get(one.kind, "delay")), MISSING)
+        for one in path.segments if one.end_ns > one.start_ns
+    ]  # fmt: skip
+    return Events(*np.array(rows, np.int64).reshape(-1, len(Events._fields)).T)
 
 
 def _describe_segment(name: str, kind: str) -> str:
@@ -359,11 +342,9 @@ def _describe_segment(name: str, kind: str) -> str:
 
 def _path_marks(path: CriticalPath | None, lane_of_row: Any, trace: TraceView) -> Events:
     """The stretches of the path that belong to an event, in the lane of that event or of what encloses it."""
-    found = [one for one in (path.segments if path else []) if one.row is not None and one.end_ns > one.start_ns]
-    rows = np.array([one.row for one in found], np.int64)
+    segments = [one for one in (path.segments if path else []) if one.row is not None and one.end_ns > one.start_ns]
+    rows, start, end = np.array([(one.row, one.start_ns, one.end_ns) for one in segments], np.int64).reshape(-1, 3).T
     shown = trace.enclosing(rows, lane_of_row >= 0) if len(rows) else rows
     kept = np.flatnonzero(shown >= 0)
-    start = np.array([one.start_ns for one in found], np.int64)[kept]
-    end = np.array([one.end_ns for one in found], np.int64)[kept]
     zeros = np.zeros(len(kept), np.int64)
-    return Events(lane_of_row[shown[kept]].astype(np.int64), start, end, zeros, zeros, zeros)
+    return Events(lane_of_row[shown[kept]].astype(np.int64), start[kept], end[kept], zeros, zeros, zeros)

@@ -53,39 +53,12 @@ _COLOUR_WORDS = {
 }
 
 
-class PageColumn(NamedTuple):
-    title: str
-    numeric: bool
-    hint: str
-    wide: bool
-    """Its texts are so long that they may break into lines."""
-
-
 class Cell(NamedTuple):
     text: str
     sort: float | None = None
     """What a sortable table orders by; None goes last, or the text decides."""
     title: str = ""
     """Shown when the pointer rests on it."""
-
-
-class PageTable(NamedTuple):
-    title: str
-    caption: str
-    columns: list[PageColumn]
-    rows: list[list[Cell]]
-    left_out: int
-    id: str
-
-
-class PageSection(NamedTuple):
-    id: str
-    title: str
-    lead: str
-    figures: list[Figure]
-    facts: Sequence[tuple[str, str]]
-    open: list[PageTable]
-    folded: list[PageTable]
 
 
 def write_page(job: JobReport, answer: Answer, timeline_of: TimelineOf, path: Path) -> int:
@@ -139,32 +112,16 @@ def embed_json(data: object) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _lay_out(section: Section, linked: Collection[int]) -> PageSection:
-    """The first table is open where none asks for it."""
-    tables = [table for table in section.tables if table.rows]
-    is_open = [not table.is_folded for table in tables]
-    pages = [_fill(table) for table in tables]
-    return PageSection(
-        id=section.id,
-        title=section.title,
-        lead=section.lead,
-        figures=[figure for chart in section.charts if (figure := draw_chart(chart, linked)) is not None],
-        facts=section.facts,
-        open=[page for page, shown in zip(pages, is_open, strict=True) if shown],
-        folded=[page for page, shown in zip(pages, is_open, strict=True) if not shown],
-    )
+def _lay_out(section: Section, linked: Collection[int]) -> tuple[Section, list[Figure], list[tuple[Table, list[bool]]]]:
+    """With its figures, and its tables with what stands in their cells and which columns have long texts."""
+    figures = [figure for chart in section.charts if (figure := draw_chart(chart, linked)) is not None]
+    return section, figures, [_fill(table) for table in section.tables if table.rows]
 
 
-def _fill(table: Table) -> PageTable:
+def _fill(table: Table) -> tuple[Table, list[bool]]:
     rows = [[_cell(value, column) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
-    columns = [
-        PageColumn(
-            column.title, column.is_numeric, column.hint,
-            wide=not column.is_numeric and max(len(row[place].text) for row in rows) > LONG_TEXT,
-        )
-        for place, column in enumerate(table.columns)
-    ]  # fmt: skip
-    return PageTable(table.title, table.caption, columns, rows, table.left_out, table.id)
+    longest = [max(len(cell.text) for cell in cells) for cells in zip(*rows, strict=True)]
+    return table._replace(rows=rows), [length > LONG_TEXT for length in longest]
 
 
 def _cell(value: Any, column: Column) -> Cell:

@@ -57,9 +57,6 @@ class Track(NamedTuple):
     points: list[int]
     """Time since the point before and value, one after the other; a value holds until the next point."""
 
-    def to_data(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 class RankTimeline(NamedTuple):
     rank: int
@@ -158,7 +155,7 @@ def draw_timelines(
                 "rank": one.rank,
                 "caption": one.caption,
                 **one.overview.to_data(used),
-                "tracks": [track.to_data() for track in one.tracks],
+                "tracks": [track._asdict() for track in one.tracks],
             }
             for one in timelines
         ],
@@ -193,14 +190,13 @@ def _find_path(timeline: Timeline, step: int | None) -> CriticalPath | None:
 
 def draw_tracks(timeline: Timeline, window: Window) -> list[Track]:
     """Those that have anything to show."""
-    return [track for track in _make_tracks(timeline, window) if track.peak > 0]
-
-
-def _make_tracks(timeline: Timeline, window: Window) -> Iterator[Track]:
-    yield sample("queue length", "activities", queue_length(timeline), window)
-    yield sample("host copies", "B/s", copy_bandwidth(timeline, with_host=True), window)
-    yield sample("device copies", "B/s", copy_bandwidth(timeline, with_host=False), window)
-    yield sample("collectives, algbw", "B/s", collective_bandwidth(timeline), window)
+    tracks = (
+        sample("queue length", "activities", queue_length(timeline), window),
+        sample("host copies", "B/s", copy_bandwidth(timeline, with_host=True), window),
+        sample("device copies", "B/s", copy_bandwidth(timeline, with_host=False), window),
+        sample("collectives, algbw", "B/s", collective_bandwidth(timeline), window),
+    )
+    return [track for track in tracks if track.peak > 0]
 
 
 def sample(label: str, unit: str, function: StepFunction, window: Window) -> Track:
