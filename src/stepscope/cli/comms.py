@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from stepscope.cli.options import FiniteRange, run_options
+from stepscope.cli.options import FiniteRange, run_options, was_given
 from stepscope.cli.output import emit, narrate
-from stepscope.cli.ranks import Ranks, find_ranks, list_cases, make_request, run_ranks, world_options
+from stepscope.cli.ranks import Ranks, find_ranks, measure_cases, world_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
-from stepscope.run.plan import Job
 
 PLACEMENTS = ("in_place", "out_of_place")
 MOST_IN_A_NAME = 4
@@ -70,7 +68,7 @@ MOST_IN_A_NAME = 4
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
 @run_options
-def comms(*, collectives: tuple[str, ...], sizes: str, listing: bool, dry_run: bool, **choices: Any) -> int:
+def comms(*, collectives: tuple[str, ...], sizes: str, listing: bool, **choices: Any) -> int:
     """Measure collectives. The same command works by itself and under torchrun, mpirun and srun.
 
     Example: stepscope bench comms --collective all_reduce --sizes 1K:1M:x4 --ranks 2
@@ -82,10 +80,7 @@ def comms(*, collectives: tuple[str, ...], sizes: str, listing: bool, dry_run: b
         return list_operations()
     ranks = find_ranks(choices)
     if choices["init_only"]:
-        forming = plan_process_groups(ranks, choices)
-        if dry_run:
-            return list_cases(forming.cases)
-        return run_ranks(forming, ranks, choices)
+        return measure_forming(ranks, choices)
     exact_splits = read_split_bytes(choices, ranks.world_size)
     points = [round(max(map(sum, exact_splits)))] if exact_splits else parse_range(sizes, where="--sizes")
     require_memory(min(points), ranks.device)
@@ -97,14 +92,10 @@ def comms(*, collectives: tuple[str, ...], sizes: str, listing: bool, dry_run: b
     )  # fmt: skip
     for reason in left_out:
         narrate(f"left out: {reason}")
-    if dry_run:
-        return list_cases(cases)
     named = list(dict.fromkeys(case.benchmark.model for case in cases))
-    request = make_request(ranks, choices, collectives=named, per_rank=choices["per_rank"],
-                           trace=choose_traced(choices["traced"], cases))  # fmt: skip
     name = "-".join(named) if len(named) <= MOST_IN_A_NAME else f"{len(named)}-collectives"
-    job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, choices)
+    traced = choose_traced(choices["traced"], cases)
+    return measure_cases(name, cases, ranks, choices, collectives=named, per_rank=choices["per_rank"], trace=traced)
 
 
 OF_COLLECTIVES = (
@@ -115,21 +106,21 @@ OF_COLLECTIVES = (
 """Options that say what to do with a group once it is there."""
 
 
-def plan_process_groups(ranks: Ranks, choices: dict[str, Any]) -> Job:
+def measure_forming(ranks: Ranks, choices: dict[str, Any]) -> int:
+    """What it takes the ranks to become a process group."""
     from stepscope.bench.comms.process_group import make_process_group_cases
 
-    context = click.get_current_context()
-    named = [name for name in OF_COLLECTIVES if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    named = [name for name in OF_COLLECTIVES if was_given(name)]
     if named:
-        (option,) = [one.opts[0] for one in context.command.params if one.name == named[0]]
+        params = click.get_current_context().command.params
+        (option,) = [one.opts[0] for one in params if one.name == named[0]]
         raise UsageError(f"--init-only measures no collective: {option} has no meaning", where=option)
     if ranks.backend == "mpi":
         raise UsageError(
             "MPI is initialised once in the life of a process", hint="use --backend gloo or nccl", where="--init-only"
         )
     cases = make_process_group_cases(backend=ranks.backend, world_size=ranks.world_size, device=ranks.device)
-    request = make_request(ranks, choices, init_only=True, per_rank=choices["per_rank"])
-    return Job("comms", "process-group", cases, request, ranks.launcher, ranks.world_size)
+    return measure_cases("process-group", cases, ranks, choices, init_only=True, per_rank=choices["per_rank"])
 
 
 def require_memory(size: int, device: str) -> None:
@@ -204,7 +195,7 @@ def read_split_bytes(choices: dict[str, Any], world_size: int) -> list[list[floa
     given = choices["split_bytes"]
     if given is None:
         return None
-    if choices["splits"] or click.get_current_context().get_parameter_source("sizes") is not ParameterSource.DEFAULT:
+    if choices["splits"] or was_given("sizes"):
         other = "--splits" if choices["splits"] else "--sizes"
         raise UsageError(f"--split-bytes says what {other} says", hint="give one of them", where="--split-bytes")
     matrix = read_matrix(given, world_size, where="--split-bytes", in_bytes=True)

@@ -12,6 +12,7 @@ import click
 from stepscope.cli.output import emit, name_run, narrate, reserve_stdout, suggest, terminal_width
 from stepscope.cli.resume import RehearsedError, is_rehearsal, plan_again
 from stepscope.core.errors import ExitCode, UsageError
+from stepscope.records import Case
 from stepscope.records.kinds import CollectiveSpec, UserModelSpec
 from stepscope.run.plan import Job
 from stepscope.store import MeasuredCase, StoredRun, find_ceilings
@@ -100,6 +101,11 @@ def _format_run(stored: StoredRun) -> str:
     kind = "nccl" if plain and stored.results else "text"
     text = api.report(stored, kind=kind, width=terminal_width(), tell=narrate)
     return f"{text.rstrip()}\nrun: {stored.folder}"
+
+
+def name_case(case: Case) -> dict[str, Any]:
+    """A case that is not measured yet, as programs see it."""
+    return {"key": case.key, "label": case.label, "parameters": case.parameters}
 
 
 def cases_to_dict(cases: Sequence[MeasuredCase], folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from stepscope.cli.execute import Addition, measure_stored, open_job, run_stored
+from stepscope.cli.execute import Addition, measure_stored, name_case, open_job, run_stored
 from stepscope.cli.options import (
     ANY_PATH,
     FILE,
@@ -361,19 +361,11 @@ def show_plan(
         lines.append(f"… and {len(planned) - SHOWN_CASES} more (--json lists them all)")
     about = f"about {format_duration(total_s)} in all"
     lines.append(f"{count_of(len(planned), 'case')}, {about}; estimates, nothing was measured")
-    data = [
-        {
-            "key": one.case.key,
-            "label": one.case.label,
-            "parameters": one.case.parameters,
-            "iteration_s": one.iteration_s,
-            "case_s": one.case_s,
-            "memory_bytes": one.memory_bytes,
-            "skip": one.skip,
-        }
+    listed = [
+        {**name_case(one.case), **{name: value for name, value in one._asdict().items() if name != "case"}}
         for one in planned
     ]
-    content: dict[str, Any] = {"cases": data, "total_s": total_s}
+    content: dict[str, Any] = {"cases": listed, "total_s": total_s}
     if trace is not None:
         content["trace"] = msgspec.to_builtins(trace.stored)
         lines = [trace.listing, lines[-1]]

@@ -93,6 +93,12 @@ device_option = click.option(
 )  # fmt: skip
 
 
+def was_given(name: str) -> bool:
+    """On the command line, not by default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in {None, click.core.ParameterSource.DEFAULT}
+
+
 class FiniteRange(click.FloatRange):
     """A number between bounds. NaN is between any two, and infinity above any: neither is one."""
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from stepscope.cli.explain_comms import explain_overlaps, show_explained
-from stepscope.cli.options import run_options
-from stepscope.cli.ranks import find_ranks, list_cases, make_request, run_ranks, world_options
+from stepscope.cli.options import run_options, was_given
+from stepscope.cli.ranks import find_ranks, measure_cases, world_options
 from stepscope.core.errors import UsageError
 from stepscope.records.kinds import OverlapSpec
-from stepscope.run.plan import Job
 
 DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 
@@ -39,7 +37,7 @@ DEFAULT_COMPUTE = "gemm:m=512,n=512,k=512"
 @click.option("--dry-run", is_flag=True, help="List the cases, measure nothing.")
 @world_options
 @run_options
-def overlap(*, collectives: tuple[str, ...], sizes: str, show: str | None, dry_run: bool, **choices: Any) -> int:
+def overlap(*, collectives: tuple[str, ...], sizes: str, show: str | None, **choices: Any) -> int:
     """Measure a kernel and a collective, each alone and both together: what is hidden, and what each side pays.
 
     Example: stepscope bench overlap --collective all_reduce --sizes 64K:4M:x4 --compute gemm:m=512 --ranks 2
@@ -62,12 +60,8 @@ def overlap(*, collectives: tuple[str, ...], sizes: str, show: str | None, dry_r
             repeat=choices["repeat"], beside=choices["beside"],
         )
     ]  # fmt: skip
-    if dry_run:
-        return list_cases(cases)
     named = list(dict.fromkeys(case.spec.collective for case in cases if isinstance(case.spec, OverlapSpec)))
-    request = make_request(ranks, choices, collectives=named)
-    job = Job("comms", "overlap", cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, choices)
+    return measure_cases("overlap", cases, ranks, choices, collectives=named)
 
 
 def read_wanted(collectives: tuple[str, ...], sizes: str, choices: dict[str, Any]) -> list[dict[str, Any]]:
@@ -87,8 +81,7 @@ def read_wanted(collectives: tuple[str, ...], sizes: str, choices: dict[str, Any
                 "groups": choices["groups"],
             }
         ]
-    sources = {name: click.get_current_context().get_parameter_source(name) for name in ("sizes", "groups")}
-    named = [f"--{name}" for name, source in sources.items() if source is not ParameterSource.DEFAULT]
+    named = [f"--{name}" for name in ("sizes", "groups") if was_given(name)]
     named += ["--collective"] * bool(collectives) + ["--compute"] * bool(choices["computes"])
     if named:
         raise UsageError(f"--pair says what {named[0]} says", hint="give one of them", where="--pair")

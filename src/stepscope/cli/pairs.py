@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from stepscope.cli.options import FiniteRange, json_option, measure_options, run_options, store_option
-from stepscope.cli.ranks import Ranks, find_ranks, make_request, run_ranks, world_options
+from stepscope.cli.ranks import Ranks, find_ranks, measure_cases, world_options
+from stepscope.cli.trace_options import parse_numbers
 from stepscope.core.errors import UsageError
 from stepscope.records import BisectionRequest
-from stepscope.run.plan import Job
 
 
 @click.command("pairs")
@@ -32,8 +32,7 @@ def pairs(*, sizes: str, only: str | None, **choices: Any) -> int:
         ranks=choose_ranks(only, ranks.world_size), sizes=parse_range(sizes, where="--sizes"), backend=ranks.backend,
         world_size=ranks.world_size, device=ranks.device,
     )  # fmt: skip
-    job = Job("comms", "pairs", cases, make_request(ranks, choices), ranks.launcher, ranks.world_size)
-    return run_ranks(job, ranks, choices)
+    return measure_cases("pairs", cases, ranks, choices)
 
 
 def find_real_ranks(choices: dict[str, Any]) -> Ranks:
@@ -47,14 +46,14 @@ def find_real_ranks(choices: dict[str, Any]) -> Ranks:
 
 
 def choose_ranks(text: str | None, world_size: int) -> list[int]:
-    if text is None:
+    chosen = parse_numbers(text, "--only")
+    if chosen is None:
         return list(range(world_size))
-    chosen = [int(word) for word in text.split(",") if word.strip().isdigit()]
-    if len(chosen) != len(text.split(",")) or len(set(chosen)) < 2 or max(chosen) >= world_size:
+    if len(chosen) < 2 or max(chosen) >= world_size:
         raise UsageError(
             f"{text!r} are not two or more of {world_size} ranks", hint="for example --only 0,4,8", where="--only"
         )
-    return list(dict.fromkeys(chosen))
+    return chosen
 
 
 @click.command("bisect")
@@ -78,7 +77,5 @@ def bisect(*, collective: str, size: str, threshold: float, **choices: Any) -> i
     if choices["processes"] > 1:
         raise UsageError("a search decides as it goes: it has one process a rank", where="--processes")
     search = BisectionRequest(collective=collective, size_bytes=parse_size(size, where="--size"), threshold=threshold)
-    request = make_request(ranks, choices, bisect=search)
     cases = next_round(search, [], backend=ranks.backend, device=ranks.device, world_size=ranks.world_size)
-    job = Job("comms", "bisect", cases, request, ranks.launcher, ranks.world_size)
-    return run_ranks(job, ranks, choices)
+    return measure_cases("bisect", cases, ranks, choices, bisect=search)

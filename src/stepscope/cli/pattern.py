@@ -10,10 +10,9 @@ import msgspec
 from stepscope.cli.explain_comms import explain_patterns, show_explained
 from stepscope.cli.options import run_options
 from stepscope.cli.output import emit, terminal_width
-from stepscope.cli.ranks import find_ranks, make_request, run_ranks, world_options
+from stepscope.cli.ranks import find_ranks, measure_cases, world_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.core.units import format_bytes
-from stepscope.run.plan import Job
 
 if TYPE_CHECKING:
     from stepscope.bench.comms.patterns import Pattern, Step
@@ -67,10 +66,8 @@ def pattern(
     if dry_run:
         parameters = {one.name: case.parameters for one, case in zip(wanted, cases, strict=True)}
         return show_sequences(wanted, steps, parameters)
-    request = make_request(ranks, choices, patterns=[one.name for one in wanted])
     name = "-".join(["pattern", *(one.name for one in wanted)]) if len(wanted) < 4 else "patterns"
-    job = Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None
-    return run_ranks(job, ranks, choices)
+    return measure_cases(name, cases, ranks, choices, patterns=[one.name for one in wanted])
 
 
 def list_patterns() -> int:

@@ -14,7 +14,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stepscope.cli.execute import Addition, add_nothing, open_job, run_stored, show_run
+from stepscope.cli.execute import Addition, add_nothing, name_case, open_job, run_stored, show_run
 from stepscope.cli.explain_comms import explain_run
 from stepscope.cli.options import Duration, apply_options, make_settings, request_processes
 from stepscope.cli.output import LAST_WORD_S, emit, print_error, wants_json
@@ -139,9 +139,18 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
 
 def list_cases(cases: Sequence[Case]) -> int:
     """What `--dry-run` shows."""
-    listed = [{"key": case.key, "label": case.label, "parameters": case.parameters} for case in cases]
-    emit({"cases": listed}, "\n".join(case.label for case in cases))
+    emit({"cases": [name_case(case) for case in cases]}, "\n".join(case.label for case in cases))
     return ExitCode.DONE
+
+
+def measure_cases(name: str, cases: list[Case], ranks: Ranks, choices: dict[str, Any], **further: Any) -> int:
+    """Measure the cases of a communication run, or only list them; `further`: fields of its request."""
+    if choices.get("dry_run"):
+        return list_cases(cases)
+    request = make_request(ranks, choices, **further)
+    return run_ranks(
+        Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None, ranks, choices
+    )
 
 
 def run_ranks(job: Job | None, ranks: Ranks, choices: dict[str, Any], verb: str = "comms") -> int:

@@ -37,27 +37,16 @@ def list_benchmarks(*, models: tuple[str, ...]) -> None:
 
 def describe_workload(one: Workload) -> dict[str, Any]:
     declared, benchmark = one.declared, one.benchmark
+    of_benchmark = ("id", "model", "implementation", "mode", "config", "version", "description")
+    of_declared = ("source", "precision", "batch_size", "max_batch_size", "latency_limit_s", "limit_reason", "devices",
+                   "parameters", "accumulate")  # fmt: skip
     return {
-        "id": benchmark.id,
-        "model": benchmark.model,
-        "implementation": benchmark.implementation,
-        "mode": benchmark.mode,
+        **{name: getattr(benchmark, name) for name in of_benchmark},
+        **{name: getattr(declared, name) for name in of_declared},
         "modes": sorted({other.mode for other in one.model.benchmark}),
-        "config": benchmark.config,
-        "version": benchmark.version,
         "domain": one.model.domain,
-        "description": benchmark.description,
-        "source": declared.source,
-        "precision": declared.precision,
         "precisions": one.precisions,
-        "batch_size": declared.batch_size,
-        "max_batch_size": declared.max_batch_size,
-        "latency_limit_s": declared.latency_limit_s,
         "latency_percentile": declared.latency_percentile if declared.latency_limit_s is not None else None,
-        "limit_reason": declared.limit_reason,
-        "devices": declared.devices,
-        "parameters": declared.parameters,
-        "accumulate": declared.accumulate,
     }
 
 

@@ -16,6 +16,7 @@ from stepscope.cli.options import (
     make_settings,
     request_processes,
     run_options,
+    was_given,
 )
 from stepscope.cli.ranks import LIMITS, Ranks, find_ranks, run_ranks
 from stepscope.core.errors import UsageError
@@ -169,7 +170,7 @@ def _make_user_job(place: str, how: dict[str, Any]) -> Job:
     if how["find_batch"]:
         given["find_batch"] = _make_search(how, how["largest_batch"])
     launcher = "inline"
-    if _was_given("hang_timeout"):
+    if was_given("hang_timeout"):
         given["hang_timeout_s"], launcher = how["hang_timeout"], "self"
     return Job("workload", cases[0].benchmark.model, cases, make_request(how, **given), launcher)
 
@@ -222,7 +223,7 @@ def _find_ranks(how: dict[str, Any]) -> Ranks | None:
         raise UsageError(
             "workloads cannot run on the fake backend", hint="use --backend gloo or nccl", where="--backend"
         )
-    if how["group_backend"] and not _was_given("device") and device_of_backend(how["group_backend"]) == "cpu":
+    if how["group_backend"] and not was_given("device") and device_of_backend(how["group_backend"]) == "cpu":
         how["device"] = "cpu"  # the best device is for the backend that fits it
     backend = how["group_backend"] or ("nccl" if how["device"].startswith("cuda") else "gloo")
     return find_ranks({**how, "backend": backend, "time_by": "host"})
@@ -280,12 +281,6 @@ _NEEDS = {
 """Options that only mean something beside another one."""
 
 
-def _was_given(name: str) -> bool:
-    """On the command line, not by default."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source not in {None, click.core.ParameterSource.DEFAULT}
-
-
 def _refuse_without_effect(
     benchmark_id: str, how: dict[str, Any], ranks: Ranks | None, *, with_user_model: bool
 ) -> None:
@@ -302,7 +297,7 @@ def _refuse_without_effect(
     if "/ootb/" in benchmark_id:
         unchecked = ("ootb implementations are neither checked nor compiled", "leave it out")
         reasons |= dict.fromkeys(("no_check", "compile_backend"), unchecked)
-    if _was_given("no_loader"):
+    if was_given("no_loader"):
         reasons["loader_workers"] = ("--no-loader has no workers", "leave one of the two out")
     if with_user_model and ranks is not None and ranks.outer:
         raise UsageError("a user model is measured in one process", hint="start it without the launcher")
@@ -318,7 +313,7 @@ def _refuse_without_effect(
             reasons["find_batch"] = limit
         reasons.pop("hang_timeout", None)
     for name, (reason, hint) in reasons.items():
-        if _was_given(name):
+        if was_given(name):
             raise UsageError(reason, hint=hint, where="--" + name.removeprefix("group_").replace("_", "-"))
 
 

@@ -11,6 +11,7 @@ from stepscope.report.charts import TimeScale, choose_time_scale, format_interva
 from stepscope.report.labels import format_flop_rate, format_percent
 from stepscope.report.table import NONE, Cell, Column
 from stepscope.report.view import CaseView, SystemView
+from stepscope.stats import Summary
 
 DETAIL, METRIC = 2, 1
 """What is left out first where there is no room, and what is left out then."""
@@ -107,13 +108,25 @@ def _time_columns(cases: Sequence[CaseView], scale: TimeScale | None) -> list[Co
     if all(case.timing is None for case in cases):
         return []
     unit = scale.unit if scale is not None else ""
+
+    def column(title: str, read: Callable[[Summary], Cell], hint: str, unit: str = unit) -> Column[CaseView]:
+        return Column(
+            title, lambda case: Cell(NONE) if case.timing is None else read(case.timing.summary), True, unit, hint=hint
+        )
+
+    def median(summary: Summary) -> Cell:
+        return Cell((scale.format if scale is not None else format_duration)(summary.median_s), summary.median_s)
+
+    def interval(summary: Summary) -> Cell:
+        row_scale = scale or choose_time_scale(summary.median_s)
+        text = format_interval(summary.ci_low_s, summary.ci_high_s, row_scale)
+        return Cell(text if scale is not None else f"{text} {row_scale.unit}", summary.relative_half_width)
+
     return [
-        Column("Median", lambda case: _median(case, scale), True, unit,
-               hint="Time of one iteration: half of the samples took longer"),
-        Column("Interval", lambda case: _interval(case, scale), True, unit,
-               hint="Where the true median lies, with at least 95 % confidence where n allows"),
-        Column("n", _sample_count, True, hint="Samples measured, warm-ups not counted"),
-    ]  # fmt: skip
+        column("Median", median, "Time of one iteration: half of the samples took longer"),
+        column("Interval", interval, "Where the true median lies, with at least 95 % confidence where n allows"),
+        column("n", lambda summary: _number(summary.n, str), "Samples measured, warm-ups not counted", unit=""),
+    ]
 
 
 def _text(text: str) -> Cell:
@@ -122,26 +135,6 @@ def _text(text: str) -> Cell:
 
 def _number(value: float | None, format_value: Callable[[float], str]) -> Cell:
     return Cell(NONE) if value is None else Cell(format_value(value), value)
-
-
-def _median(case: CaseView, scale: TimeScale | None) -> Cell:
-    if case.timing is None:
-        return Cell(NONE)
-    median_s = case.timing.summary.median_s
-    return Cell(scale.format(median_s) if scale is not None else format_duration(median_s), median_s)
-
-
-def _interval(case: CaseView, scale: TimeScale | None) -> Cell:
-    if case.timing is None:
-        return Cell(NONE)
-    summary = case.timing.summary
-    row_scale = scale or choose_time_scale(summary.median_s)
-    text = format_interval(summary.ci_low_s, summary.ci_high_s, row_scale)
-    return Cell(text if scale is not None else f"{text} {row_scale.unit}", summary.relative_half_width)
-
-
-def _sample_count(case: CaseView) -> Cell:
-    return _number(case.timing.summary.n if case.timing is not None else None, str)
 
 
 def explain_fractions(cases: Sequence[CaseView]) -> list[str]:

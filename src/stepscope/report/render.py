@@ -39,7 +39,7 @@ from stepscope.report.table import (
     text_columns,
     text_width,
 )
-from stepscope.report.view import CaseView, Report, ReportRun, RunView, SystemView
+from stepscope.report.view import CaseView, Report, ReportRun, SystemView
 from stepscope.stats import Summary
 from stepscope.store import TPOT, TTFT, StoredRun
 
@@ -319,32 +319,24 @@ def render_csv(report: Report) -> str:
 
     `parameters`, `observed` and `kernels` are JSON.
     """
-    rows = [
-        {
-            **{name: _as_cell(case.metrics.get(name)) for name in list_metrics()},
-            **_run_fields(runs[case.run_id], system),
-            **_csv_case(case),
-        }
-        for system in report.systems
-        for runs in [{run.id: run for run in system.runs}]
-        for case in system.cases
-    ]
+    rows = []
+    for system in report.systems:
+        of_run = {
+            run.id: {
+                "run_id": plain(run.id), "run_created_at": plain(run.created_at), "run_status": plain(run.status),
+                "system_fingerprint": system.fingerprint, "system_name": plain(system.name),
+            }
+            for run in system.runs
+        }  # fmt: skip
+        for case in system.cases:
+            metrics = {name: _as_cell(case.metrics.get(name)) for name in list_metrics()}
+            rows.append({**metrics, **of_run[case.run_id], **_csv_case(case)})
     out = io.StringIO()
     added = [name for name in list_metrics() if name not in CSV_COLUMNS]
     writer = csv.DictWriter(out, fieldnames=[*CSV_COLUMNS, *added], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-def _run_fields(run: RunView, system: SystemView) -> dict[str, CsvValue]:
-    return {
-        "run_id": plain(run.id),
-        "run_created_at": plain(run.created_at),
-        "run_status": plain(run.status),
-        "system_fingerprint": system.fingerprint,
-        "system_name": plain(system.name),
-    }
 
 
 def _csv_case(case: CaseView) -> dict[str, CsvValue]:
