@@ -124,17 +124,9 @@ def show_sequences(wanted: list[Pattern], steps: dict[str, list[Step]], paramete
 
 
 def step_to_dict(step: Step) -> dict[str, Any]:
-    return {
-        "name": step.name,
-        "part": step.part,
-        "operation": step.operation or "compute",
-        "dtype": step.dtype if step.communicates else None,
-        "size_bytes": step.size_bytes,
-        "bus_bytes": step.bus_bytes,
-        "flops": step.flops,
-        "groups": step.groups,
-        "after": step.after,
-    }
+    names = ("name", "part", "size_bytes", "bus_bytes", "flops", "groups", "after")
+    told = {"operation": step.operation or "compute", "dtype": step.dtype if step.communicates else None}
+    return {**{name: getattr(step, name) for name in names}, **told}
 
 
 def format_sequence(one: Pattern, steps: list[Step]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.compare.sides import Process, Side, choose_processes, explain_slowness, read_processes, slow_phase_chance
 from stepscope.core.units import format_ratio, format_share
@@ -189,7 +190,7 @@ def compare_cases(
     comparison = compare_pairs(
         pairs, level=level, min_effect=min_effect, resolution=resolution, same_system=same_system
     )
-    return msgspec.structs.replace(
+    return replace(
         comparison,
         only_a=sorted(case.result.case.label for key, case in by_key_a.items() if key not in by_key_b),
         only_b=sorted(case.result.case.label for key, case in by_key_b.items() if key not in by_key_a),
@@ -249,17 +250,17 @@ def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseCo
         if case.result.status != "ok":
             cause = f": {case.result.failure.message}" if case.result.failure else ""
             told = "was skipped" if case.result.status == "skipped" else "failed"
-            return msgspec.structs.replace(row, reason=f"the case {told} in {name}{cause}")
+            return replace(row, reason=f"the case {told} in {name}{cause}")
         count = sum(len(process.seconds) for process in processes)
         if count < MIN_SAMPLES:
-            return msgspec.structs.replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
+            return replace(row, reason=f"{name} has {count} samples and {MIN_SAMPLES} are needed")
         if any(not (value > 0 and math.isfinite(value)) for process in processes for value in process.seconds):
-            return msgspec.structs.replace(row, reason=f"{name} holds a sample that is not a time above zero")
+            return replace(row, reason=f"{name} holds a sample that is not a time above zero")
     a, b = choose_processes(*read, same_system=same_system, paired=paired)
     if paired and len(a.processes) < 2:
-        return msgspec.structs.replace(row, reason="one pair of processes shows no noise; at least two are needed")
+        return replace(row, reason="one pair of processes shows no noise; at least two are needed")
     chance = slow_phase_chance(a, b, same_system=same_system)
-    row = msgspec.structs.replace(row, disturbed_a=a.disturbed, disturbed_b=b.disturbed)
+    row = replace(row, disturbed_a=a.disturbed, disturbed_b=b.disturbed)
     return _Tested(row, _estimate_sides(a, b, chance, paired=paired), a, b, chance, paired)
 
 
@@ -325,7 +326,7 @@ def _decide(
     called = [row for row in statistics if row.significant and abs(math.log(row.ratio)) >= math.log1p(min_effect)]
     lead_name = lead_estimate(item.estimates).statistic.name
     shown = next((row for row in called if row.name == lead_name), called[0] if called else statistics[0])
-    row = msgspec.structs.replace(
+    row = replace(
         item.row,
         statistic=shown.name,
         time_a_s=shown.time_a_s,
@@ -347,7 +348,7 @@ def _decide(
         reason += "".join(
             f"; but the {one.name} times differ the other way, by {format_ratio(one.ratio)}" for one in against
         )
-        return msgspec.structs.replace(row, verdict=verdict, reason=reason)
+        return replace(row, verdict=verdict, reason=reason)
     return _decide_uncalled(item, row, own_level, min_effect=min_effect, resolution=resolution)
 
 
@@ -360,7 +361,7 @@ def _decide_uncalled(
     explained = max(fast_end.explained_a, fast_end.explained_b)
     limit = f"a change below {format_share(math.expm1(seen), 0 if seen > 0.1 else 1)} would not have been seen"
     if explained > math.log1p(resolution):
-        return msgspec.structs.replace(row, reason=_tell_disturbance(item, explained))
+        return replace(row, reason=_tell_disturbance(item, explained))
     needed: int | None = FIRST_LOOK
     if not item.has_single:
         chance, size = item.slow_chance, math.log1p(resolution)
@@ -369,10 +370,10 @@ def _decide_uncalled(
         )
     if seen > math.log1p(resolution):
         reason = f"{limit}; {_tell_needed(needed, item, resolution)}"
-        return msgspec.structs.replace(row, reason=reason, processes_needed=needed)
+        return replace(row, reason=reason, processes_needed=needed)
     small = any(one.significant for one in row.statistics)
     reason = f"the difference is smaller than {format_share(min_effect)}" if small else "the interval includes 1"
-    return msgspec.structs.replace(
+    return replace(
         row,
         verdict="no difference found",
         reason=f"{reason}; {limit}",

@@ -7,9 +7,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.core.files import write_output
@@ -245,9 +246,25 @@ def spread_of(trials: Sequence[Trial], level: float = LEVEL) -> tuple[float, flo
     return ordered[rank - 1], rank / (count + 1)
 
 
+class TableRow(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"members": "nranks", "hosts": "nnodes", "size": "bytes"}
+):
+    """One row of a published table; what it may leave out has a default."""
+
+    system: str
+    members: Annotated[int, Meta(ge=1)]
+    size: Annotated[int, Meta(ge=0)]
+    time_us: Annotated[float, Meta(gt=0, le=1e18)]
+    hosts: Annotated[int, Meta(ge=1)] | None = None
+    operation: str = "all_reduce"
+    backend: str = "nccl"
+    dtype: str = "float32"
+    device: str = "cuda"
+    source: str = ""
+
+
 TABLE_COLUMNS = ("system", "nranks", "bytes", "time_us")
-"""A published table has at least these; also read are `nnodes`, `operation`, `backend`, `dtype`, `device`, `source`."""
-TABLE_DEFAULTS = {"operation": "all_reduce", "backend": "nccl", "dtype": "float32", "device": "cuda"}
+"""A published table has at least these."""
 COMMUNICATION_VERBS = frozenset({"comms", "import"})
 """Verbs of runs that may hold collectives: measured here, or read from what nccl-tests printed."""
 _NOT_VARIANTS = frozenset({"size_bytes", "dtype", "device"})
@@ -324,35 +341,16 @@ def read_published_table(path: Path) -> list[Measurement]:
 
 
 def _parse_row(row: Mapping[str, str | None], where: str) -> Measurement:
-    cells = {name: (text or "").strip() for name, text in row.items() if isinstance(name, str)}
-    said = {name: cells.get(name) or default for name, default in TABLE_DEFAULTS.items()}
+    cells = {name: text.strip() for name, text in row.items() if isinstance(text, str) and text.strip()}
     try:
-        setting = CollectiveSetting(
-            operation=said["operation"],
-            backend=said["backend"],
-            dtype=said["dtype"],
-            device=said["device"],
-            members=_whole(cells, "nranks", least=1),
-            hosts=_whole(cells, "nnodes", least=1) if cells.get("nnodes") else None,
-            timing="published",
-            system=cells["system"] or "unknown system",
-        )
-        time_us = float(cells["time_us"])
-        if not 0 < time_us < math.inf:
-            raise ValueError(f"time_us {cells['time_us']} is not above 0")
-        source = cells.get("source") or where.rpartition(":")[0]
-        return Measurement(setting, _whole(cells, "bytes", least=0), time_us * 1e-6, source)
-    except ValueError as error:
+        said = msgspec.convert({"system": "unknown system", **cells}, TableRow, strict=False)
+    except msgspec.ValidationError as error:
         raise BadInputError(
             f"this is not a row of a collective's table: {error}", hint="fix or remove the line", where=where
         ) from error
-
-
-def _whole(cells: Mapping[str, str], name: str, *, least: int) -> int:
-    value = int(cells[name])
-    if value < least:
-        raise ValueError(f"{name} {value} is below {least}")
-    return value
+    names = ("system", "members", "hosts", "operation", "backend", "dtype", "device")
+    setting = CollectiveSetting(timing="published", **{name: getattr(said, name) for name in names})
+    return Measurement(setting, said.size, said.time_us * 1e-6, said.source or where.rpartition(":")[0])
 
 
 def group_curves(measurements: Iterable[Measurement]) -> list[CollectiveCurve]:

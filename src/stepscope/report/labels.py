@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.core.units import format_bytes, format_duration, format_share, format_significant
+from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share, format_significant
 from stepscope.records import Case, CaseResult, Communication, Parameter, Scalar
 from stepscope.records.kinds import CallSpec, OperatorSpec, WorkloadSpec
 
@@ -135,14 +135,28 @@ def _format(case: Case, name: str, value: Parameter) -> str:
     return format_parameter(name, value) + (f" (declared for {declared})" if declared is not None else "")
 
 
+_UNITS: dict[str, Callable[[float], str]] = {
+    "_bytes_per_s": lambda rate: f"{format_bytes(rate)}/s" if abs(rate) < 1e6 else format_bandwidth(rate),
+    "_bytes": format_bytes,
+    "_per_s": lambda rate: f"{format_significant(rate)}/s",
+    "_s": format_duration,
+}
+"""How a value is written whose name ends so."""
+
+
+def _find_unit(name: str) -> str:
+    return next((ending for ending in _UNITS if name.endswith(ending)), "")
+
+
+def strip_unit(name: str) -> str:
+    return name.removesuffix(_find_unit(name))
+
+
 def format_parameter(name: str, value: Parameter) -> str:
     """`size=1 MiB`, `shape=1024x512`, `dtype=float16`: a unit in the name moves to the value."""
-    for suffix, format_value in (("_bytes", format_bytes), ("_s", format_duration)):
-        if name.endswith(suffix) and _is_number(value):
-            return f"{name.removesuffix(suffix)}={format_value(float(value))}"  # type: ignore[arg-type]
     if isinstance(value, list):
         return f"{name}={'x'.join(format_scalar(item) for item in value)}"
-    return f"{name}={format_scalar(value)}"
+    return f"{strip_unit(name) if _is_number(value) else name}={format_fact(name, value)}"
 
 
 def format_scalar(value: Scalar) -> str:
@@ -153,19 +167,8 @@ def format_scalar(value: Scalar) -> str:
 
 def format_fact(name: str, value: Scalar) -> str:
     """An observed fact's value in the unit that its name carries."""
-    if _is_number(value):
-        number = float(value)
-        if name == "flops":
-            return format_flops(number)
-        if name.endswith("_bytes_per_s"):
-            return f"{format_bytes(number)}/s" if abs(number) < 1e6 else f"{format_significant(number / 1e9)} GB/s"
-        if name.endswith("_bytes"):
-            return format_bytes(number)
-        if name.endswith("_per_s"):
-            return f"{format_significant(number)}/s"
-        if name.endswith("_s"):
-            return format_duration(number)
-    return format_scalar(value)
+    form = format_flops if name == "flops" else _UNITS.get(_find_unit(name))
+    return form(float(value)) if form is not None and _is_number(value) else format_scalar(value)
 
 
 _FACT_NAMES = {"flops": "work", "moved_bytes": "compulsory bytes", "compile_s": "compile time"}
@@ -174,13 +177,6 @@ _FACT_NAMES = {"flops": "work", "moved_bytes": "compulsory bytes", "compile_s": 
 def name_fact(name: str) -> str:
     """`peak_memory_bytes` → `peak memory`, beside a value that shows its unit."""
     return _FACT_NAMES.get(name) or strip_unit(name).replace("_", " ")
-
-
-def strip_unit(name: str) -> str:
-    for suffix in ("_bytes_per_s", "_bytes", "_per_s", "_s"):
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
 
 
 _DECIMAL = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}

@@ -228,11 +228,8 @@ _RIDGE_ROOM = (1 / 16, 8)
 """How far the axis reaches beyond the ridges, so that slanted and level roofs are seen, and room is for their names."""
 
 
-class Place(NamedTuple):
-    """In the plot's values."""
-
-    intensity: float
-    flops_per_s: float
+Place = tuple[float, float]
+"""Intensity and flops per second."""
 
 
 class Roof(NamedTuple):
@@ -297,8 +294,9 @@ def slanted_roofs(roofline: Roofline, x: Axis) -> list[Roof]:
     roofs = []
     for name, slope in sorted(slopes.items(), key=lambda item: item[1]):
         last = max(matrix.values()) / slope if matrix else x.high
-        start, end = Place(x.low, slope * x.low), Place(last, slope * last)
-        roofs.append(Roof(start, end, f"{name} {format_bandwidth(slope)}", f"memory {name}"))
+        roofs.append(
+            Roof((x.low, slope * x.low), (last, slope * last), f"{name} {format_bandwidth(slope)}", f"memory {name}")
+        )
     return roofs
 
 
@@ -309,7 +307,7 @@ def level_roofs(roofline: Roofline, x: Axis, colours: dict[str, str]) -> list[Ro
     for dtype, peak in sorted(matrix.items(), key=lambda item: item[1]):
         first = peak / max(slopes.values()) if slopes else x.low
         label = f"{dtype} {format_flop_rate(peak)}"
-        roofs.append(Roof(Place(first, peak), Place(x.high, peak), label, colours[dtype]))
+        roofs.append(Roof((first, peak), (x.high, peak), label, colours[dtype]))
     return roofs
 
 
@@ -327,7 +325,7 @@ def _axes(x: Axis, y: Axis) -> str:
 
 
 def _line(roof: Roof, x: Axis, y: Axis) -> str:
-    (x1, y1), (x2, y2) = ((x.place(at.intensity), y.place(at.flops_per_s)) for at in (roof.start, roof.end))
+    (x1, y1), (x2, y2) = ((x.place(intensity), y.place(rate)) for intensity, rate in roof[:2])
     return f'<path class="roof {roof.kind}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
 
 
@@ -359,7 +357,7 @@ def _name_slanted(roofs: Sequence[Roof], x: Axis, y: Axis) -> str:
     """Along the lines: above the upper one, below the lower."""
     parts = []
     for number, roof in enumerate(roofs):
-        (x1, y1), (x2, y2) = ((x.place(at.intensity), y.place(at.flops_per_s)) for at in (roof.start, roof.end))
+        (x1, y1), (x2, y2) = ((x.place(intensity), y.place(rate)) for intensity, rate in roof[:2])
         turn = math.degrees(math.atan2(y2 - y1, x2 - x1))
         away = -5.0 if number == len(roofs) - 1 else 13.0
         across, down = math.sin(math.radians(turn)), math.cos(math.radians(turn))
@@ -374,5 +372,5 @@ def _stack_names(roofs: Sequence[Roof], y: Axis) -> list[float]:
     heights: list[float] = []
     for roof in roofs:
         last = heights[-1] if heights else math.inf
-        heights.append(min(y.place(roof.end.flops_per_s) - 4, last - _LINE_HEIGHT))
+        heights.append(min(y.place(roof.end[1]) - 4, last - _LINE_HEIGHT))
     return heights

@@ -99,13 +99,19 @@ def render_text(report: Report, *, width: int | None = None) -> str:
 def _head(system: SystemView, number: int, of: int) -> list[str]:
     place = f" {number} of {of}" if of > 1 else ""
     lines = [f"# system{place}: {plain(system.name)} ({system.fingerprint or 'no record of it'})"]
+    return lines + [f"# {fact}" for fact in _list_facts(system, plain, plain)]
+
+
+def _list_facts(system: SystemView, shown: Callable[[str], str], quoted: Callable[[str], str]) -> list[str]:
+    """What was loaded, which runs there are, and what their cases can tell."""
+    lines = []
     if system.system is not None:
         libraries = {"python": system.system.python, **system.system.libraries}
-        lines.append(f"# libraries: {', '.join(f'{plain(k)} {plain(v)}' for k, v in libraries.items())}")
+        lines.append(f"libraries: {', '.join(f'{shown(name)} {shown(value)}' for name, value in libraries.items())}")
     for run in system.runs:
-        status = "" if run.status == "complete" else f", {plain(run.status)}"
-        lines.append(f"# run {plain(run.id)} ({plain(run.created_at)}{status}): {plain(run.command)}")
-    return lines + ([f"# scale: {system.coverage.describe()}"] if system.coverage is not None else [])
+        status = "" if run.status == "complete" else f", {shown(run.status)}"
+        lines.append(f"run {quoted(run.id)} ({shown(run.created_at)}{status}): {quoted(run.command)}")
+    return lines + ([f"scale: {shown(system.coverage.describe())}"] if system.coverage is not None else [])
 
 
 def _body(system: SystemView, width: int | None) -> list[str]:
@@ -173,7 +179,9 @@ def _describe_notices(cases: Sequence[CaseView]) -> list[str]:
 def render_markdown(report: Report) -> str:
     lines = ["# Results", ""]
     for system in report.systems:
-        lines += [f"## {escape(system.name)}", "", *_markdown_facts(system), ""]
+        about = [f"system: {code(system.fingerprint) if system.fingerprint else 'no record of it'}"]
+        about += _list_facts(system, escape, code)
+        lines += [f"## {escape(system.name)}", "", *(f"- {fact[:1].upper()}{fact[1:]}" for fact in about), ""]
         single = without_pairs(system)
         lines += [] if system.cases else ["No finished cases.", ""]
         lines += _markdown_results(single) if single.cases else []
@@ -181,17 +189,6 @@ def render_markdown(report: Report) -> str:
     if not report.systems:
         lines += ["No runs.", ""]
     return "\n".join([*lines, f"Made by stepscope {report.tool_version}."]) + "\n"
-
-
-def _markdown_facts(system: SystemView) -> list[str]:
-    lines = [f"- System: {code(system.fingerprint) if system.fingerprint else 'no record of it'}"]
-    if system.system is not None:
-        libraries = {"python": system.system.python, **system.system.libraries}
-        lines.append(f"- Libraries: {', '.join(f'{escape(k)} {escape(v)}' for k, v in libraries.items())}")
-    for run in system.runs:
-        status = "" if run.status == "complete" else f", {escape(run.status)}"
-        lines.append(f"- Run {code(run.id)} ({escape(run.created_at)}{status}): {code(run.command)}")
-    return lines + ([f"- Scale: {escape(system.coverage.describe())}"] if system.coverage is not None else [])
 
 
 def _markdown_results(system: SystemView) -> list[str]:
