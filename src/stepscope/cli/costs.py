@@ -18,8 +18,7 @@ from stepscope.core.units import format_bandwidth, format_bytes, format_duration
 from stepscope.store import find_run
 
 if TYPE_CHECKING:
-    from stepscope.costs.collective import CollectiveCost, CollectiveFit, Measurement, Refusal
-    from stepscope.costs.curves import HeldOut
+    from stepscope.costs.collective import CollectiveCost, CollectiveFit, Measurement
 
 
 @click.group("costs")
@@ -47,10 +46,15 @@ def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path) 
         require_table_name(output)
     fit = fit_collectives(group_curves(_measurements(names, store)))
     if not fit.costs:
-        raise _nothing_fitted(fit.refused)
+        reasons = "; ".join(f"{one.label}: {one.reason}" for one in fit.refused)
+        raise UsageError(
+            f"no curve could be fitted: {reasons or 'the runs have no measured collective'}",
+            hint="measure more sizes: stepscope bench comms --collective all_reduce --sizes 1K:64M:x4 --ranks 2",
+        )
     if output is not None:
         write_collective_table(output, fit.costs)
-    data = {**_as_data(fit), "output": str(output) if output else None}
+    costs = [_describe(cost) for cost in fit.costs]
+    data = {"costs": costs, "refused": fit.refused, "output": str(output) if output else None}
     emit(data, lambda: _format(fit, output))
     if output is not None:
         suggest_for_file(output)
@@ -66,18 +70,6 @@ def _measurements(names: Sequence[str], store: Path) -> Iterator[Measurement]:
     for name in names:
         is_table = name.endswith(".csv")
         yield from read_published_table(Path(name)) if is_table else measurements_of_run(find_run(store, name))
-
-
-def _nothing_fitted(refused: Sequence[Refusal]) -> UsageError:
-    reasons = "; ".join(f"{one.label}: {one.reason}" for one in refused)
-    return UsageError(
-        f"no curve could be fitted: {reasons or 'the runs have no measured collective'}",
-        hint="measure more sizes: stepscope bench comms --collective all_reduce --sizes 1K:64M:x4 --ranks 2",
-    )
-
-
-def _as_data(fit: CollectiveFit) -> dict[str, Any]:
-    return {"costs": [_describe(cost) for cost in fit.costs], "refused": fit.refused}
 
 
 def _describe(cost: CollectiveCost) -> dict[str, Any]:
@@ -116,7 +108,10 @@ def _format_table(costs: Sequence[CollectiveCost]) -> list[str]:
 
 
 def _cells(cost: CollectiveCost) -> list[str]:
+    from stepscope.report.table import show
+
     bandwidth, beyond = cost.bandwidth_bytes_per_s, cost.candidates[cost.model].extrapolation
+    errors = [one.held_out for one in cost.candidates.values()]
     return [
         cost.call,
         str(cost.members),
@@ -127,11 +122,7 @@ def _cells(cost: CollectiveCost) -> list[str]:
         format_bytes(cost.largest_bytes),
         cost.model,
         format_duration(cost.latency_s),
-        format_bandwidth(bandwidth) if bandwidth is not None else "–",
-        *(_format_errors(one.held_out) for one in cost.candidates.values()),
-        format_share(beyond.errors.worst) if beyond is not None else "–",
+        show(bandwidth, format_bandwidth, "–"),
+        *(f"{format_share(held.median)} ({format_share(held.worst)})" for held in errors),
+        show(beyond, lambda found: format_share(found.errors.worst), "–"),
     ]
-
-
-def _format_errors(errors: HeldOut) -> str:
-    return f"{format_share(errors.median)} ({format_share(errors.worst)})"

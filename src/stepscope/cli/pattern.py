@@ -80,7 +80,9 @@ def list_patterns() -> int:
         lines.append(f"{one.name:6} {one.summary}")
         for entry in parameters:
             choices = f" One of {', '.join(entry['choices'])}." if "choices" in entry else ""
-            default = f"{entry['name']}={format_default(entry['default'])}"
+            usual = entry["default"]  # as --set takes it; nothing where it is open
+            value = "-".join(map(str, usual)) if isinstance(usual, list) else "" if usual is None else usual
+            default = f"{entry['name']}={value}"
             lines.append(f"{'':6} {default:28} {entry['meaning']}{choices}")
     emit({"patterns": listed}, "\n".join(lines))
     return ExitCode.DONE
@@ -100,13 +102,6 @@ def list_parameters(one: Pattern) -> list[dict[str, Any]]:
         }
         for name in [*own, "flops"]
     ]
-
-
-def format_default(value: Any) -> str:
-    """As `--set` takes it; nothing where it is open."""
-    if isinstance(value, list):
-        return "-".join(map(str, value))
-    return "" if value is None else str(value)
 
 
 def show_sequences(wanted: list[Pattern], steps: dict[str, list[Step]], parameters: dict[str, Any]) -> int:

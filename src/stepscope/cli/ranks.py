@@ -137,16 +137,11 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
     )
 
 
-def list_cases(cases: Sequence[Case]) -> int:
-    """What `--dry-run` shows."""
-    emit({"cases": [name_case(case) for case in cases]}, "\n".join(case.label for case in cases))
-    return ExitCode.DONE
-
-
 def measure_cases(name: str, cases: list[Case], ranks: Ranks, choices: dict[str, Any], **further: Any) -> int:
     """Measure the cases of a communication run, or only list them; `further`: fields of its request."""
     if choices.get("dry_run"):
-        return list_cases(cases)
+        emit({"cases": [name_case(case) for case in cases]}, "\n".join(case.label for case in cases))
+        return ExitCode.DONE
     request = make_request(ranks, choices, **further)
     return run_ranks(
         Job("comms", name, cases, request, ranks.launcher, ranks.world_size) if cases else None, ranks, choices

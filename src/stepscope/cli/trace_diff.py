@@ -12,11 +12,12 @@ from stepscope.cli.options import json_option
 from stepscope.cli.output import emit
 from stepscope.cli.trace_options import Progress, format_signed, marker_options, open_traces, parse_numbers
 from stepscope.cli.trace_summaries import diff_two_sums
+from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 
 if TYPE_CHECKING:
     from stepscope.analyze.diff.compare import ChosenRanks
-    from stepscope.analyze.diff.records import NameChange, RankSteps, TraceDiff
+    from stepscope.analyze.diff.records import RankSteps, TraceDiff
     from stepscope.traces.read import TraceSet
 
 SHOWN = 12
@@ -40,7 +41,7 @@ def diff(*, a: str, b: str, rank: int | None, steps_a: str | None, steps_b: str 
 
     Example: stepscope trace diff before.json.gz after.json.gz
     """
-    from stepscope.analyze.diff.compare import diff_traces
+    from stepscope.analyze.diff.compare import choose_ranks, diff_traces
 
     chosen_part = rank is not None or steps_a is not None or steps_b is not None
     if diff_two_sums(a, b, chosen=chosen_part):
@@ -48,7 +49,7 @@ def diff(*, a: str, b: str, rank: int | None, steps_a: str | None, steps_b: str 
     jobs = [open_traces({**options, "source": source}) for source in (a, b)]
     steps = parse_numbers(steps_a, "--steps-a"), parse_numbers(steps_b, "--steps-b")
     several = max(len(job) for job in jobs) > 1
-    chosen = _choose(jobs[0], jobs[1], steps) if several and rank is None else None
+    chosen = choose_ranks(*map(_step_times, jobs, steps)) if several and rank is None else None
     first, second = (rank, rank) if chosen is None else (chosen.rank_a, chosen.rank_b)
     found = diff_traces(jobs[0].timeline(first), jobs[1].timeline(second), *steps)
     if chosen is not None:
@@ -56,16 +57,9 @@ def diff(*, a: str, b: str, rank: int | None, steps_a: str | None, steps_b: str 
     emit(msgspec.to_builtins(found), lambda: _format(found))
 
 
-def _choose(a: TraceSet, b: TraceSet, steps: tuple[list[int] | None, list[int] | None]) -> ChosenRanks:
-    from stepscope.analyze.diff.compare import choose_ranks
-
-    return choose_ranks(_step_times(a, steps[0]), _step_times(b, steps[1]))
-
-
 def _step_times(traces: TraceSet, steps: list[int] | None) -> dict[int, float]:
     """Rank → its profiled step. A rank that cannot be compared is left out, unless none can."""
     from stepscope.analyze.diff.compare import step_time_s
-    from stepscope.core.errors import UsageError
 
     times: dict[int, float] = {}
     refused: UsageError | None = None
@@ -89,7 +83,7 @@ def _say_choice(chosen: ChosenRanks) -> str:
 
 def _format(found: TraceDiff) -> str:
     a, b = (
-        f"{side}{_of_rank(rank)} {format_duration(step_s)}"
+        f"{side}{'' if rank is None else f' (rank {rank})'} {format_duration(step_s)}"
         for side, rank, step_s in (("A", found.rank_a, found.step_a_s), ("B", found.rank_b, found.step_b_s))
     )
     lines = [
@@ -104,16 +98,13 @@ def _format(found: TraceDiff) -> str:
     ]
     lines += _list_ranks(found.ranks)
     for title, changes in (("kernels", found.kernels), ("operators", found.operators)):
-        told = [change for change in changes if _is_told(change)][:SHOWN]
-        if told:
-            lines.append(f"{title}:")
-            lines += [_format_change(change) for change in told]
+        told = [one for one in changes if one.status != "same" or one.verdict in ("faster", "slower")]
+        lines += [f"{title}:"] if told else []
+        for one in told[:SHOWN]:
+            word = one.verdict if one.status == "same" else one.status
+            lines.append(f"  {format_signed(one.change_s):>11}  {word:9} {one.name[:80]}")
     lines += [f"note: {note}" for note in found.notes]
     return "\n".join([*lines, found.sentence])
-
-
-def _of_rank(rank: int | None) -> str:
-    return "" if rank is None else f" (rank {rank})"
 
 
 def _list_ranks(ranks: Sequence[RankSteps]) -> list[str]:
@@ -129,12 +120,3 @@ def _list_ranks(ranks: Sequence[RankSteps]) -> list[str]:
     if len(ordered) > SHOWN_RANKS:
         lines.append(f"  and {len(ordered) - SHOWN_RANKS} more ranks")
     return lines
-
-
-def _is_told(change: NameChange) -> bool:
-    return change.status != "same" or change.verdict in ("faster", "slower")
-
-
-def _format_change(change: NameChange) -> str:
-    word = change.status if change.status != "same" else change.verdict
-    return f"  {format_signed(change.change_s):>11}  {word:9} {change.name[:80]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -186,7 +185,7 @@ def _parse_time(text: str, timelines: Sequence[Timeline]) -> tuple[int | None, i
         bounds = [float(part) if part.strip() else None for part in (first, last)]
     except ValueError:
         bounds = []
-    if not colon or not bounds or any(bound is not None and not _is_time(bound) for bound in bounds):
+    if not colon or not bounds or any(bound is not None and not abs(bound) < LONGEST_S for bound in bounds):
         raise UsageError(
             f"{text[:80]!r} is no time", hint="write FROM:TO in seconds, such as 0.5:1.2 or :0.1", where="--time"
         )
@@ -197,10 +196,6 @@ def _parse_time(text: str, timelines: Sequence[Timeline]) -> tuple[int | None, i
         )
     start_ns, end_ns = (None if bound is None else begin + round(bound * 1e9) for bound in bounds)
     return start_ns, end_ns
-
-
-def _is_time(seconds: float) -> bool:
-    return math.isfinite(seconds) and abs(seconds) < LONGEST_S
 
 
 def _anonymise(timelines: Sequence[Timeline]) -> tuple[list[Timeline], dict[str, Any]]:

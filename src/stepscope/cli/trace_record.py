@@ -17,7 +17,6 @@ from stepscope.core.units import format_bytes, format_duration, format_ratio, fo
 if TYPE_CHECKING:
     from stepscope.formats.timeline import LinkSummary
     from stepscope.traces.recording import RankRecording, Recording
-    from stepscope.traces.recording.evidence import RecordedFile
 
 SHOWN_RANKS = 8
 NOTABLE_CHANGE = 0.1
@@ -112,7 +111,7 @@ def format_recording(recording: Recording, folder: Path) -> str:
 def _format_rank(rank: RankRecording) -> list[str]:
     numbers = rank.recorded_steps
     steps = f"steps {numbers[0]} to {numbers[-1]}" if numbers else "no whole step"
-    files = ", ".join(_format_file(one) for one in (rank.kineto, rank.et, rank.lean) if one)
+    files = ", ".join(f"{one.path} {format_bytes(one.size_bytes)}" for one in (rank.kineto, rank.et, rank.lean) if one)
     lines = [f"rank {rank.rank}: {steps} ({rank.status}, ended by {rank.step_marker}); {files}"]
     unprofiled = [one for one in rank.times if one.profiler is None]
     if unprofiled:
@@ -143,7 +142,3 @@ def _format_link(linked: LinkSummary) -> str:
     if linked.device_share is not None:
         text += f", {linked.device_events_linked} of {linked.device_events} device events"
     return f"{text} ({format_share(linked.linked_share)}, by {linked.generation})"
-
-
-def _format_file(file: RecordedFile) -> str:
-    return f"{file.path} {format_bytes(file.size_bytes)}"

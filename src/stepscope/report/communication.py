@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -142,14 +142,15 @@ def _format_request(request: Request | None) -> list[str]:
     hidden = _TOLD_ELSEWHERE | (ours if isinstance(request, ImportRequest) else set())
     told = {name: value for name, value in asked.items() if name not in hidden}
     lines = [("asked for", told), *((name, value) for name, value in told.items() if isinstance(value, Mapping))]
-    formatted = [(name, ", ".join(_format_values(values))) for name, values in lines]
-    return [f"# {plain(name.replace('_', ' '))}: {text}" for name, text in formatted if text]
-
-
-def _format_values(values: Mapping[str, Any]) -> Iterable[str]:
-    for name, value in values.items():
-        if isinstance(value, bool | int | float | str):
-            yield plain(f"{strip_unit(name)}={format_fact(name, value)}")
+    formatted = {
+        title: [
+            plain(f"{strip_unit(name)}={format_fact(name, value)}")
+            for name, value in values.items()
+            if isinstance(value, bool | int | float | str)
+        ]
+        for title, values in lines
+    }
+    return [f"# {plain(title.replace('_', ' '))}: {', '.join(texts)}" for title, texts in formatted.items() if texts]
 
 
 def _format_ranks(run: ReportRun) -> list[str]:

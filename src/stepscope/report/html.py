@@ -131,7 +131,11 @@ def _page_system(system: SystemView, plotted: frozenset[str]) -> Page:
         "view": system,
         "columns": columns,
         "rows": [
-            {"case": case, "cells": [read_cell(column, case) for column in columns], "spark": _spark(case)}
+            {
+                "case": case,
+                "cells": [read_cell(column, case) for column in columns],
+                "spark": _safe(draw_sparkline(case.timing.histogram, case.timing.summary) if case.timing else None),
+            }
             for case in single.cases
         ],
         "cases": [_page_case(case, full=case.anchor in plotted) for case in listed],
@@ -144,10 +148,6 @@ def _page_system(system: SystemView, plotted: frozenset[str]) -> Page:
         "groups": describe_system(system.system) if system.system is not None else [],
         "runs": [{"run": run, "facts": describe_run(run)} for run in system.runs],
     }
-
-
-def _spark(case: CaseView) -> Markup | None:
-    return _safe(draw_sparkline(case.timing.histogram, case.timing.summary)) if case.timing is not None else None
 
 
 def _page_case(case: CaseView, *, full: bool) -> Page:

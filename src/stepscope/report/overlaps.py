@@ -168,12 +168,9 @@ class _SideRow(NamedTuple):
     side: SideView
     is_first: bool
 
-    def joint(self, text: Callable[[OverlapView], str]) -> str:
-        return text(self.view) if self.is_first else ""
-
 
 def _joint_column(title: str, text: Callable[[OverlapView], str], *, drop: int = 0) -> Column[_SideRow]:
-    return Column(title, lambda row: row.joint(text), numeric=True, drop=drop)
+    return Column(title, lambda row: text(row.view) if row.is_first else "", numeric=True, drop=drop)
 
 
 def _kernels(row: _SideRow) -> str:

@@ -121,7 +121,8 @@ def _body(system: SystemView, width: int | None) -> list[str]:
     lines = _table(single, width) if single.cases else []
     for view in system.pairs:
         lines += [*(["#"] if lines else []), *format_pairs(view, width=width)]
-    return lines + _describe_notices(system.cases)
+    notices = [(notice, f"{case.name}: ") for case in system.cases for notice in case.result.notices]
+    return lines + format_notices(notices, "{} cases, for example ")
 
 
 def _table(system: SystemView, width: int | None) -> list[str]:
@@ -165,12 +166,6 @@ def format_pairs(view: PairView, *, width: int | None = None) -> list[str]:
         lines.append(f"# {plain(sentence)}")
         lines += [f"#   next: {plain(step)}"] if step else []
     return lines
-
-
-def _describe_notices(cases: Sequence[CaseView]) -> list[str]:
-    return format_notices(
-        [(notice, f"{case.name}: ") for case in cases for notice in case.result.notices], "{} cases, for example "
-    )
 
 
 # Markdown, as GitHub shows it

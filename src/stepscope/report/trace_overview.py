@@ -329,15 +329,11 @@ def _device(trace: TraceView, rows: Integers, names: Names) -> Events:
 
 def _path_events(path: CriticalPath, names: Names) -> Events:
     rows = [
-        (0, one.start_ns, one.end_ns, names.code(_describe_segment(one.name, one.kind)),
+        (0, one.start_ns, one.end_ns, names.code(f"{short_on_path(one.name, one.kind)} ({spell_path_kind(one.kind)})"),
          COLOURS.index(_OF_COST.get(one.kind, "delay")), MISSING)
         for one in path.segments if one.end_ns > one.start_ns
     ]  # fmt: skip
     return Events(*np.array(rows, np.int64).reshape(-1, len(Events._fields)).T)
-
-
-def _describe_segment(name: str, kind: str) -> str:
-    return f"{short_on_path(name, kind)} ({spell_path_kind(kind)})"
 
 
 def _path_marks(path: CriticalPath | None, lane_of_row: Any, trace: TraceView) -> Events:
