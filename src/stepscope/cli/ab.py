@@ -7,8 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -32,17 +31,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 @resume_option
 @store_option
 @json_option
-def command(
-    *,
-    side_a: str,
-    side_b: str,
-    pairs: int,
-    max_time: float,
-    level: float,
-    resolution: float,
-    resume: str | None,
-    store: Path,
-) -> int:
+def command(*, side_a: str, side_b: str, max_time: float, resume: str | None, **how: Any) -> int:
     """Measure two sides interleaved, in repeated fresh processes, and say which is faster.
 
     A CASE is what follows `stepscope bench`, with variables in front where the sides differ in them:
@@ -57,13 +46,12 @@ def command(
 
     sides = [plan_side(parse_side(side), max_time) for side in (side_a, side_b)]
     a, b, comparison = api.ab(
-        *sides, pairs=pairs, level=level, resolution=resolution, store=store, resume=resumed(resume),
-        command=command_line(), progress=open_progress(), tell=narrate,
-    )  # fmt: skip
+        *sides, resume=resumed(resume), command=command_line(), progress=open_progress(), tell=narrate, **how
+    )
     rows = comparison.rows
     lines = [*map(describe, rows), describe_comparison(comparison)]
     failed = any("failed" in {row.status_a, row.status_b} for row in rows)
-    data = {"a": str(a.folder), "b": str(b.folder), "pairs": pairs, "level": level, "rows": rows}
+    data = {"a": str(a.folder), "b": str(b.folder), "pairs": how["pairs"], "level": how["level"], "rows": rows}
     emit(data, "\n".join([*lines, f"A: {a.folder}", f"B: {b.folder}"]))
     suggest(f"stepscope report {a.id} {name_run(b.folder)} -o report.html")
     return ExitCode.FAILED if failed else ExitCode.DONE

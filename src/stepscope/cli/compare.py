@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -30,16 +30,7 @@ VIEWS = ("cases", "ootb-optimized")
 @click.option("--format", "kind", type=click.Choice(["text", "markdown"]), default="text", help="Output format.")
 @store_option
 @json_option
-def command(
-    *,
-    name_a: str,
-    name_b: str | None,
-    level: float,
-    resolution: float,
-    view: str,
-    kind: str,
-    store: Path,
-) -> None:
+def command(*, name_a: str, name_b: str | None, view: str, kind: str, store: Path, **how: Any) -> None:
     """Compare two runs case by case: better, worse, no difference found, or not enough data.
 
     A and B are folders, beginnings of ids, `latest`, or `latest~1` for the run before it. The ratio is the time of B
@@ -59,14 +50,14 @@ def command(
     gains: dict[str, Gains | None] = {}
     left_out: dict[str, list[str]] = {}
     if view == "ootb-optimized":
-        table = api.compare_implementations(runs, level=level, resolution=resolution)
+        table = api.compare_implementations(runs, **how)
         comparison = table.comparison
         gains = {"same_precision": table.same_precision, "any_precision": table.any_precision}
         left_out = {
             "without_score": table.without_score, "not_enough_data": table.undecided, "unpaired": table.unpaired,
         }  # fmt: skip
     else:
-        comparison = api.compare(runs[0], runs[1], level=level, resolution=resolution)
+        comparison = api.compare(runs[0], runs[1], **how)
     rendered = (
         render_comparison_markdown(comparison.rows)
         if kind == "markdown"
@@ -99,19 +90,14 @@ def _describe_gains(gains: dict[str, Gains | None]) -> list[str]:
     ]
 
 
-def _coverage(run: StoredRun) -> str:
-    """What a table of this scale can and cannot tell."""
+def _heading(runs: list[StoredRun]) -> list[str]:
     from stepscope.report.labels import find_coverage
 
-    found = find_coverage([(run.results, run.communication)])
-    return found.describe() if found is not None else ""
-
-
-def _heading(runs: list[StoredRun]) -> list[str]:
     names = [run.system.name if run.system else "unknown system" for run in runs]
     lines = [f"# {letter}: {run.id} on {name}" for letter, run, name in zip("AB", runs, names, strict=False)]
     lines += unverified_lines(runs)
-    lines += [f"# scale: {told}" for told in dict.fromkeys(_coverage(run) for run in runs) if told]
+    coverages = dict.fromkeys(find_coverage([(run.results, run.communication)]) for run in runs)
+    lines += [f"# scale: {coverage.describe()}" for coverage in coverages if coverage is not None]
     if len(runs) == 2 and len({run.system.place if run.system else None for run in runs}) == 2:
         lines.append("# the ratio is between two systems, which differ in")
         lines += [f"#   {difference}" for difference in find_differences(runs[0], runs[1])]

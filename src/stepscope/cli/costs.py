@@ -14,7 +14,7 @@ from stepscope.cli.output import emit, suggest_for_file, terminal_width
 from stepscope.cli.report import chosen_runs
 from stepscope.cli.trace_options import require_numpy
 from stepscope.core.errors import UsageError
-from stepscope.core.units import format_bandwidth, format_bytes, format_duration, format_share
+from stepscope.core.units import count_of, format_bandwidth, format_bytes, format_duration, format_share
 from stepscope.store import find_run
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _format(fit: CollectiveFit, output: Path | None) -> str:
         "# bandwidth: bytes of the message over its time, for a very large one; 1 GB/s = 10⁹ bytes per second",
     ]
     lines += [f"# refused: {plain(one.label)} on {plain(one.system)}: {one.reason}" for one in fit.refused]
-    curves = f"{len(fit.costs)} curve{'' if len(fit.costs) == 1 else 's'}"
+    curves = count_of(len(fit.costs), "curve")
     lines.append(f"# {curves}: {output.resolve()}" if output else f"# {curves}; --output FILE.json keeps them")
     return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from stepscope.cli.options import ANY_PATH, FILE, Duration, apply_options, json_
 from stepscope.cli.output import emit, print_error, suggest, wants_json
 from stepscope.core.errors import ExitCode, LaunchError, StepscopeError, UsageError
 from stepscope.core.files import write_output
+from stepscope.core.units import count_of
 
 if TYPE_CHECKING:
     from stepscope.launch.evidence import Evidence
@@ -101,15 +102,7 @@ def host_options(function: F) -> F:
 @json_option
 @click.argument("arguments", nargs=-1, required=True, metavar="-- bench comms …")
 def mpirun(
-    *,
-    arguments: tuple[str, ...],
-    cluster: Cluster,
-    folder: Path,
-    port: int | None,
-    python: str,
-    program: str | None,
-    extra: tuple[str, ...],
-    dry_run: bool,
+    *, arguments: tuple[str, ...], cluster: Cluster, folder: Path, program: str | None, dry_run: bool, **how: Any
 ) -> int:
     """Run `stepscope bench comms …` on the hosts of a file with one mpirun (Open MPI, MPICH, Intel MPI).
 
@@ -118,7 +111,7 @@ def mpirun(
     from stepscope.launch.evidence import Evidence
     from stepscope.launch.mpi import find_mpirun, plan_mpirun, run_mpirun
 
-    plan = plan_mpirun(cluster, arguments, find_mpirun(program), extra=extra, port=port, python=python, folder=folder)
+    plan = plan_mpirun(cluster, arguments, find_mpirun(program), folder=folder, **how)
     if dry_run:
         text = _format_command(plan.command, plan.environment, plan.folder)
         emit({"cluster": cluster, "commands": [plan]}, text)
@@ -127,9 +120,8 @@ def mpirun(
     evidence = Evidence(arguments, cluster, folder)
     end = run_mpirun(plan, only_json=as_json, has_failed=evidence.has_failed)
     if end.code:
-        error: StepscopeError = LaunchError(f"mpirun ended with exit code {end.code}", hint="its words are above")
-        error = _complete(evidence) or error
-        print_error(error, as_json=as_json and not end.has_answered)
+        error = LaunchError(f"mpirun ended with exit code {end.code}", hint="its words are above")
+        print_error(_complete(evidence) or error, as_json=as_json and not end.has_answered)
     return end.code
 
 
@@ -142,15 +134,7 @@ def mpirun(
 @json_option
 @click.argument("arguments", nargs=-1, required=True, metavar="-- bench comms …")
 def torchrun(
-    *,
-    arguments: tuple[str, ...],
-    cluster: Cluster,
-    folder: Path,
-    port: int | None,
-    python: str,
-    rsh: str | None,
-    join_timeout: float,
-    dry_run: bool,
+    *, arguments: tuple[str, ...], cluster: Cluster, folder: Path, join_timeout: float, dry_run: bool, **how: Any
 ) -> int:
     """Run `stepscope bench comms …` on the hosts of a file with one torchrun a host, started over ssh.
 
@@ -159,16 +143,12 @@ def torchrun(
     from stepscope.launch.evidence import Evidence
     from stepscope.launch.remote import plan_torchrun, run_on_hosts
 
-    commands = plan_torchrun(
-        cluster, arguments, rsh=rsh, port=port, python=python, folder=folder, join_limit_s=join_timeout
-    )
+    commands = plan_torchrun(cluster, arguments, folder=folder, join_limit_s=join_timeout, **how)
     if dry_run:
         lines = []
         for one in commands:
-            shown = shlex.join(one.command)
-            if not one.remote:
-                shown = _format_command(one.command, one.environment, one.folder)
-            lines += [f"# {one.host}: {one.ranks} {'rank' if one.ranks == 1 else 'ranks'}", shown]
+            here = _format_command(one.command, one.environment, one.folder)
+            lines += [f"# {one.host}: {count_of(one.ranks, 'rank')}", shlex.join(one.command) if one.remote else here]
         emit({"cluster": cluster, "commands": commands}, "\n".join(lines))
         return ExitCode.DONE
     evidence = Evidence(arguments, cluster, folder)
@@ -212,8 +192,7 @@ def _complete(evidence: Evidence) -> StepscopeError | None:
     if found is None:
         return None
     stored, failure = found
-    count = len(stored.results)
-    kept = f"{count} finished {'case is' if count == 1 else 'cases are'} kept"
+    kept = f"{count_of(len(stored.results), 'finished case is', 'finished cases are')} kept"
     hint = "; ".join(filter(None, [failure.hint, f"{kept}: continue with --resume {stored.id}"]))
     return as_error(msgspec.structs.replace(failure, hint=hint))
 

@@ -181,13 +181,7 @@ def suite() -> None:
 @click.option("--list", "listing", is_flag=True, help="List the benchmarks of the suite.")
 @ops_options
 @run_options
-def micro(
-    *,
-    wanted: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    listing: bool,
-    **how: Any,
-) -> int:
+def micro(*, wanted: tuple[str, ...], dtypes: tuple[str, ...], listing: bool, **how: Any) -> int:
     """Measure the linear and embedding rows of Proxy Workloads, one score per benchmark.
 
     Example: stepscope bench suite micro --benchmark dlrm/micro/linear/linear_small.1dev
@@ -234,9 +228,8 @@ def measure_cases(
     from stepscope import api
     from stepscope.measure import device_kind, require_device
 
-    limits.pop("compiled")
     processes = request_processes(limits)
-    limits = {name: value for name, value in limits.items() if name not in PROCESS_OPTIONS}
+    limits = {name: value for name, value in limits.items() if name not in {*PROCESS_OPTIONS, "compiled"}}
     require_device(device)
     if graph and device_kind(device) != "cuda":
         raise UsageError("a CPU has no graphs to replay", hint="leave --graph out, or name a GPU: --device cuda",

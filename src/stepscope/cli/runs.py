@@ -26,7 +26,7 @@ from stepscope.cli.output import (
 )
 from stepscope.cli.report import UNVERIFIED, chosen_runs
 from stepscope.core.errors import ExitCode, RunNotFoundError, UsageError
-from stepscope.core.units import escape_line
+from stepscope.core.units import count_of, escape_line
 from stepscope.records import ImportRequest
 from stepscope.store import (
     Damage,
@@ -231,7 +231,7 @@ def _format_imported(run: StoredRun, path: Path) -> str:
     failed = sum(result.status == "failed" for result in results)
     wrong = f", {failed} with wrong elements" if failed else ""
     remarks = dict.fromkeys(n.message for result in results for n in result.notices if n.kind == "partial")
-    ranks = f"{run.plan.world_size} rank{'' if run.plan.world_size == 1 else 's'}"
+    ranks = count_of(run.plan.world_size, "rank")
     about = f"{run.plan.cases[0].benchmark.model}, {ranks}, {len(results)} cases{wrong}"
     return "\n".join([f"{path.name}: {about}: {run.folder}", *(f"    {remark}" for remark in remarks)])
 

@@ -95,12 +95,7 @@ def format_list(found: list[Workload]) -> str:
 @workload_options
 @run_options
 def proxy(
-    *,
-    models: tuple[str, ...],
-    modes: tuple[str, ...],
-    implementations: tuple[str, ...],
-    everything: bool,
-    **how: Any,
+    *, models: tuple[str, ...], modes: tuple[str, ...], implementations: tuple[str, ...], everything: bool, **how: Any
 ) -> int:
     """Measure the workload suite: seven models, out of the box and optimized, training and inference.
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.compare.sides import Process, Side, choose_processes, explain_slowness, read_processes, slow_phase_chance
-from stepscope.core.units import format_ratio, format_share
+from stepscope.core.units import count_of, format_ratio, format_share
 from stepscope.stats import (
     SLOW_PHASE_CHANCE,
     RatioEstimate,
@@ -433,7 +433,7 @@ ORDER: tuple[Verdict, ...] = ("worse", "better", "no difference found", "not eno
 
 def describe(row: CaseComparison, name_a: str = "A", name_b: str = "B") -> str:
     """One sentence with factor, interval and n; the faster side is the subject."""
-    count = f"n = {row.n_a} and {row.n_b} in {row.processes_a} and {_plural(row.processes_b, 'process', 'processes')}"
+    count = f"n = {row.n_a} and {row.n_b} in {row.processes_a} and {count_of(row.processes_b, 'process', 'processes')}"
     if row.ratio is None or row.ci_low is None or row.ci_high is None:
         return f"{row.label}: not enough data: {row.reason}."
     if row.verdict in ("better", "worse"):
@@ -457,12 +457,8 @@ def describe_comparison(comparison: Comparison) -> str:
         return "The two runs share no case, so nothing was compared."
     counts = Counter(row.verdict for row in comparison.rows)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
-    cases = _plural(len(comparison.rows), "case", "cases")
+    cases = count_of(len(comparison.rows), "case", "cases")
     alone = len(comparison.only_a) + len(comparison.only_b)
-    missing = f"; {_plural(alone, 'case is', 'cases are')} on one side only" if alone else ""
+    missing = f"; {count_of(alone, 'case is', 'cases are')} on one side only" if alone else ""
     chance = f"the chance of even one false alarm among them is at most {format_share(comparison.level)}"
     return f"Of {cases}: {told}; {chance}{missing}."
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

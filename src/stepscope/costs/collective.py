@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.core.files import write_output
+from stepscope.core.units import count_of
 from stepscope.costs.curves import (
     FEWEST_SIZES,
     FITS,
@@ -201,7 +202,7 @@ def find_refusal(curve: CollectiveCurve) -> str | None:
     if count == 0:
         return "none of its messages has a size, so there is no curve over sizes"
     if count < FEWEST_SIZES:
-        return f"{count} size{'' if count == 1 else 's'} measured, and a curve needs at least {FEWEST_SIZES}"
+        return f"{count_of(count, 'size')} measured, and a curve needs at least {FEWEST_SIZES}"
     return None
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope._version import __version__
 from stepscope.core.collectives import FACTS
-from stepscope.core.units import format_bytes, format_duration, format_significant
+from stepscope.core.units import count_of, format_bytes, format_duration, format_significant
 from stepscope.metrics import bandwidth_of
 from stepscope.records import CaseResult, ImportRequest, Request, System, WorkloadRequest
 from stepscope.records.kinds import (
@@ -196,7 +196,7 @@ def _name_section(measured: MeasuredCase) -> str:
     benchmark = case.benchmark
     version = f" (version {benchmark.version})" if benchmark.version > 1 else ""
     more = [plain(format_parameter(n, value)) for n, value in case.parameters.items() if n not in IN_COLUMNS]
-    ranks = f"{case.world_size} rank{'' if case.world_size == 1 else 's'}"
+    ranks = count_of(case.world_size, "rank")
     observed = measured.result.observed
     composed = observed.composed if isinstance(observed, CollectiveObserved | PatternObserved) else None
     more += [f"composed of {plain(str(composed))}"] if composed else []
@@ -319,7 +319,7 @@ def _format_foot(run: ReportRun, cases: Sequence[MeasuredCase]) -> list[str]:
         *_format_straggler(cases),
     ]
     others = len(run.cases) - len(cases)
-    told = "1 case that is" if others == 1 else f"{others} cases that are"
+    told = count_of(others, "case that is", "cases that are")
     lines += [f"# left out: {told} no communication"] if others else []
     notices = [(notice, "") for measured in cases for notice in measured.result.notices]
     return lines + format_notices(notices, "{} rows, for example: ")

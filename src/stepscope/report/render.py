@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.core.errors import unknown_name
-from stepscope.core.units import escape_controls, escape_json, format_duration, format_ratio
+from stepscope.core.units import count_of, escape_controls, escape_json, format_duration, format_ratio
 from stepscope.metrics import list_metrics
 from stepscope.report.charts import TimeScale, choose_time_scale
 from stepscope.report.columns import choose_columns, explain, explain_stars
@@ -262,7 +262,7 @@ def render_comparison_markdown(rows: Sequence[CaseComparison]) -> str:
 def _closing_line(rows: Sequence[CaseComparison]) -> str:
     counts = Counter(row.verdict for row in rows)
     verdicts = ", ".join(f"{number} {plain(verdict)}" for verdict, number in counts.most_common())
-    return f"{len(rows)} case{'' if len(rows) == 1 else 's'}{': ' if verdicts else ''}{verdicts}"
+    return f"{count_of(len(rows), 'case')}{': ' if verdicts else ''}{verdicts}"
 
 
 # For programs: CSV with one row per case, and the whole view model as JSON
