@@ -43,7 +43,7 @@ def test_rates_and_shares_are_those_of_the_ceilings() -> None:
     assert case.value("compute_share") == pytest.approx(2 * 1024**3 / 10e-6 / 8e14)
     assert case.value("memory_share") == pytest.approx(6 * 1024**2 / 10e-6 / 4e12)
     assert case.value("intensity_flops_per_byte") == pytest.approx(1024 / 3)
-    assert not case.is_ceiling
+    assert not case.spec.is_measured_peak
 
 
 def test_a_share_of_the_matrix_rate_needs_the_same_dtype_and_an_operator_that_computes() -> None:
@@ -61,9 +61,9 @@ def test_device_times_are_the_cases_own_and_wall_times_stand_beside_them() -> No
     assert case.timing.summary.median_s == 5.0
     assert case.series.seconds == [4.0, 5.0, 6.0]
     assert (case.value("wall_median_s"), case.value("graph_median_s"), case.value("kernel_median_s")) == (9.0, 3.0, 1.5)
-    assert (case.timing_kind, case.value("flops_per_s"), case.value("bytes_per_s")) == ("device", 10 / 5.0, 5 / 5.0)
+    assert (case.result.timing, case.value("flops_per_s"), case.value("bytes_per_s")) == ("device", 10 / 5.0, 5 / 5.0)
     own = view(make_op(seconds=5.0, flops=10, moved=5))
-    assert (own.timing_kind, *map(own.value, ("wall_median_s", "graph_median_s", "kernel_median_s"))) == (
+    assert (own.result.timing, *map(own.value, ("wall_median_s", "graph_median_s", "kernel_median_s"))) == (
         "own",
         None,
         None,
@@ -99,7 +99,9 @@ def test_ceilings_of_one_run_are_never_used_for_another() -> None:
     ]
     view = build_report(runs).systems[0]
     shares = {
-        one.run_id: (one.value("compute_share"), one.value("memory_share")) for one in view.cases if not one.is_ceiling
+        one.run_id: (one.value("compute_share"), one.value("memory_share"))
+        for one in view.cases
+        if not one.spec.is_measured_peak
     }
     assert shares["slow"] == (pytest.approx(1e12 / 2e12), pytest.approx(1e12 / 2e12))
     assert shares["fast"] == (pytest.approx(1e12 / 8e12), pytest.approx(1e12 / 4e12))
@@ -116,7 +118,10 @@ def test_two_runs_of_one_name_are_still_two() -> None:
     case = make_op(seconds=1e-3, flops=1e9, moved=1e9)
     runs = [make_run([*make_ceilings(copy=1e12), case], make_system(), "same"), make_run([case], make_system(), "same")]
     view = build_report(runs).systems[0]
-    assert [one.value("memory_share") for one in view.cases if not one.is_ceiling] == [pytest.approx(1.0), None]
+    assert [one.value("memory_share") for one in view.cases if not one.spec.is_measured_peak] == [
+        pytest.approx(1.0),
+        None,
+    ]
     assert [len(one.points) for one in view.rooflines] == [1]
 
 
@@ -147,10 +152,12 @@ def test_a_ceiling_that_failed_is_none() -> None:
 
 def test_ceilings_are_rows_but_not_points() -> None:
     system = build_report(ops_runs()).systems[0]
-    ceilings = [case for case in system.cases if case.is_ceiling]
+    ceilings = [case for case in system.cases if case.spec.is_measured_peak]
     assert len(ceilings) == 6
-    assert {case.config for case in ceilings} == {"ceiling"}
-    assert [case.value("compute_share") for case in ceilings if case.model == "gemm"] == [pytest.approx(1.0)] * 4
+    assert {case.benchmark.config for case in ceilings} == {"ceiling"}
+    assert [case.value("compute_share") for case in ceilings if case.benchmark.model == "gemm"] == [
+        pytest.approx(1.0)
+    ] * 4
     anchors = {point.anchor for point in system.rooflines[0].points}
     assert len(anchors) == len(system.cases) - 6
     assert not anchors & {case.anchor for case in ceilings}

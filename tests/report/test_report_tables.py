@@ -123,7 +123,7 @@ def test_one_case_of_two_runs_gives_two_neighbouring_rows_with_their_run() -> No
     system = make_system()
     cases = [make_case(values_s=[1.0]), make_case("gemm/micro/forward/custom", values_s=[2.0])]
     report = build_report([make_run(cases, system, "first"), make_run(cases, system, "second")])
-    rows = [(case.model, case.run_id) for case in report.systems[0].cases]
+    rows = [(case.benchmark.model, case.run_id) for case in report.systems[0].cases]
     assert rows == [("dlrm", "first"), ("dlrm", "second"), ("gemm", "first"), ("gemm", "second")]
     data = [line.split() for line in render_text(report).splitlines() if line.startswith("  ")]
     assert [row[-1] for row in data] == ["first", "second", "first", "second"]
