@@ -38,10 +38,14 @@ DEFAULT_RESOLUTION = 0.05
 FIRST_LOOK = 5
 """Processes per side with which to find out how much they differ."""
 
+SINGLE = (
+    "the noise between processes is unknown there, and only large differences are called; "
+    f"measure with --processes {FIRST_LOOK}"
+)
+
 PASS_LEVEL = 0.05
 """Chance that a gate passes a case that is exactly at its limit."""
 
-SINGLE = "a single process on a side: the noise between processes is unknown, and only large differences are called"
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
 
@@ -235,9 +239,7 @@ def compare_pairs(
         level=level,
         min_effect=min_effect,
         resolution=resolution,
-        notes=[f"{single} of {len(tested)} cases have {SINGLE}; measure with --processes {FIRST_LOOK}"]
-        if single
-        else [],
+        notes=[f"cases with a single process on a side: {single} of {len(tested)}; {SINGLE}"] if single else [],
     )
 
 

@@ -117,7 +117,7 @@ def _outliers(times: Sequence[float]) -> Notice | None:
         return None
     return Notice(
         kind="outliers",
-        message=f"{len(found)} of {summary.n} samples are outliers, the slowest {slowest:.1f} times "
+        message=f"outliers are {len(found)} of {summary.n} samples, the slowest {slowest:.1f} times "
         "the median; all are kept",
         hint="look for periodic work on this machine (other processes, swap, power management)",
     )
