@@ -331,11 +331,7 @@ def _decide(
     row = replace(
         item.row,
         statistic=shown.name,
-        time_a_s=shown.time_a_s,
-        time_b_s=shown.time_b_s,
-        ratio=shown.ratio,
-        ci_low=shown.ci_low,
-        ci_high=shown.ci_high,
+        **{name: getattr(shown, name) for name in ("time_a_s", "time_b_s", "ratio", "ci_low", "ci_high")},
         upper_bound=fast_end.interval_at(2 * PASS_LEVEL)[1],
         p_adjusted=adjusted,
         between_sd=fast_end.between_sd,

@@ -43,7 +43,7 @@ class SquareRoot(AlphaBeta, frozen=True, kw_only=True, tag_field="model", tag="s
     s_per_sqrt_byte: float
 
     def predict(self, size_bytes: float) -> float:
-        return super().predict(size_bytes) + self.s_per_sqrt_byte * math.sqrt(size_bytes)
+        return self.latency_s + self.s_per_sqrt_byte * math.sqrt(size_bytes) + self.s_per_byte * size_bytes
 
 
 class Piecewise(msgspec.Struct, frozen=True, kw_only=True, tag_field="model", tag="piecewise"):

@@ -127,21 +127,17 @@ def draw_timeline(series: SampleSeries, summary: Summary | None, name: str) -> s
     """Samples in the order taken, warm-ups in another colour; far values stand at the upper edge, hollow."""
     y = _timeline_axis(series)
     x = linear_axis(0, max(series.total - 1, 1), LEFT + 4, WIDTH - RIGHT - 4, margin=0)
-    inside: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    above: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    dots: dict[str, list[tuple[float, float]]] = {"dot": [], "dot warm": [], "dot far": [], "dot warm far": []}
     for i in even_positions(len(series.positions), MAX_DRAWN_POINTS):
-        value, mark, place = series.seconds[i], series.warmup[i], x.place(series.positions[i])
-        if value > y.high:
-            above[mark].append((place, TOP - 4))
-        else:
-            inside[mark].append((place, y.place(value)))
+        is_far = series.seconds[i] > y.high
+        height = TOP - 4 if is_far else y.place(series.seconds[i])
+        dots["dot" + " warm" * series.warmup[i] + " far" * is_far].append((x.place(series.positions[i]), height))
     ticks, scale = time_ticks(y, wanted=4)
     edges = Axis(0, 1, LEFT, WIDTH - RIGHT)
     parts = [draw_axis_left(edges, y, ticks, scale.unit), _process_borders(series, x)]
     if summary is not None:
         parts.append(f'<path class="median" d="M{LEFT} {y.place(summary.median_s):.1f}H{WIDTH - RIGHT}"/>')
-    parts += [_dots(inside[False], "dot"), _dots(inside[True], "dot warm")]
-    parts += [_dots(above[False], "dot far"), _dots(above[True], "dot warm far")]
+    parts += [_dots(points, kind) for kind, points in dots.items()]
     parts.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     parts.append(draw_text(LEFT, HEIGHT - 8, "first sample", "", "start"))
     parts.append(draw_text(WIDTH - RIGHT, HEIGHT - 8, f"sample {series.total:,}", "", "end"))
