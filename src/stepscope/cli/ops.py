@@ -14,7 +14,6 @@ from stepscope.cli.execute import Addition, measure_stored, name_case, open_job,
 from stepscope.cli.options import (
     ANY_PATH,
     FILE,
-    PROCESS_OPTIONS,
     apply_options,
     device_option,
     make_settings,
@@ -229,14 +228,13 @@ def measure_cases(
     from stepscope.measure import device_kind, require_device
 
     processes = request_processes(limits)
-    limits = {name: value for name, value in limits.items() if name not in {*PROCESS_OPTIONS, "compiled"}}
     require_device(device)
     if graph and device_kind(device) != "cuda":
         raise UsageError("a CPU has no graphs to replay", hint="leave --graph out, or name a GPU: --device cuda",
                          where="--graph")  # fmt: skip
     if table is not None:
         require_table_path(table)
-    settings = make_settings(**limits)
+    settings = make_settings(limits)
     # Calls that a trace names are given random numbers: their sums cancel, and float64 then says nothing about them.
     check = not no_check and trace is None
     listed = list(cases)

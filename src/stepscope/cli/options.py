@@ -215,11 +215,12 @@ def request_processes(chosen: dict[str, Any]) -> dict[str, Any]:
     return {"processes": max(processes, FIRST_PROCESSES), "until_decided": until, "tag": tag}
 
 
-def make_settings(**chosen: Any) -> Any:
-    """MeasureSettings from what was given; raises UsageError for what cannot be."""
+def make_settings(choices: dict[str, Any]) -> Any:
+    """MeasureSettings from the options of a command; raises UsageError for what cannot be."""
     from stepscope.measure import QUICK, MeasureSettings
 
-    base = QUICK if chosen.pop("quick") else MeasureSettings()
+    chosen = {name: choices[name] for name in (*STOP_RULE, "warmup_max_time", "iterations", "warmup")}
+    base = QUICK if choices["quick"] else MeasureSettings()
     exact = _exact_counts(chosen)
     names = {"min_time": "min_time_s", "max_time": "max_time_s", "warmup_max_time": "warmup_max_time_s"}
     changes = {names.get(name, name): value for name, value in chosen.items() if value is not None}

@@ -27,9 +27,6 @@ DEFAULT_HANG_TIMEOUT_S = 60.0
 DEFAULT_RANKS = 2
 BACKENDS_WITHOUT_TORCH = ("mpi", "fake")
 OUTER_LAUNCHERS = ("torchrun", "mpirun", "slurm")
-LIMITS = ("quick", "target_width", "min_time", "max_time", "min_samples", "max_samples", "warmup_max_time",
-          "iterations", "warmup")  # fmt: skip
-"""Choices that `make_settings` understands."""
 
 
 world_options = apply_options(
@@ -121,7 +118,6 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
     """What the plan keeps of how to measure."""
     from stepscope.launch.hosts import read_cluster_from_environment
 
-    limits = {name: choices[name] for name in LIMITS if name in choices}
     cluster = read_cluster_from_environment()
     return CommunicationRequest(
         backend=ranks.backend,
@@ -130,7 +126,7 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
         check=choices["check"],
         device_time=choices["time_by"] == "device",
         # One iteration per sample: what a rank waits for must not be averaged away.
-        settings=replace(make_settings(**limits), iterations=1),
+        settings=replace(make_settings(choices), iterations=1),
         cluster=cluster,
         **request_processes(choices),
         **further,

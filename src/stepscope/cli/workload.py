@@ -18,7 +18,7 @@ from stepscope.cli.options import (
     run_options,
     was_given,
 )
-from stepscope.cli.ranks import LIMITS, Ranks, find_ranks, run_ranks
+from stepscope.cli.ranks import Ranks, find_ranks, run_ranks
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 from stepscope.records import BatchSearch, WorkloadRequest
@@ -320,7 +320,7 @@ def _refuse_without_effect(
 def make_request(how: dict[str, Any], **further: Any) -> WorkloadRequest:
     return WorkloadRequest(
         device=how["device"],
-        settings=make_settings(**{name: how[name] for name in LIMITS}),
+        settings=make_settings(how),
         check=not how["no_check"],
         loader_workers=None if how["no_loader"] else how["loader_workers"],
         trace=how["trace"],
