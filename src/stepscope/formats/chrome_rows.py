@@ -201,9 +201,6 @@ _DRIVER_CALL = re.compile(r"cu[A-Z]")
 _NOT_ARGUMENTS = ("start_ns", "end_ns", "kind", "name", "category", "thread", "parent", "step", "arguments")
 """Fields of the event itself, and what is found anew on reading."""
 
-ARGUMENT_OF_COLUMN = {column: argument for argument, column in reversed(COLUMN_OF_ARGUMENT.items())}
-"""The first spelling of each."""
-ARGUMENT_OF_COLUMN["peer"] = "Dst Rank"
 _IN_MEMORY_EVENTS = {"device": "Device Id", "bytes": "Bytes"}
 
 _AS_JSON = ("shapes", "types", "strides", "values", "grid", "block")
@@ -365,7 +362,7 @@ def _make_template(key: int) -> Template:
     arguments: list[str] = []
     for place, column in enumerate(ARGUMENT_COLUMNS):
         if bits >> place & 1:
-            argument = ARGUMENT_OF_COLUMN[column]
+            argument = COLUMN[column].arguments[0]
             if kind == MEMORY:
                 argument = _IN_MEMORY_EVENTS.get(column, argument)
             form = COLUMN[column].form

@@ -48,7 +48,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 _HERE = Path(__file__).parent
 _SOURCES = [
     *sorted((_HERE / "readers" / "kineto").glob("*.py")),
-    *(_HERE / name for name in ("timeline.py", "nesting.py")),
+    *(_HERE / name for name in ("columns.csv", "timeline.py", "nesting.py")),
 ]
 
 

@@ -16,7 +16,7 @@ from stepscope.core.files import output_file
 from stepscope.formats.chrome import packed
 from stepscope.formats.chrome_rows import PIECE_ROWS
 from stepscope.formats.classify import CATEGORIES
-from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Array, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Array, Timeline, has_value
 
 if TYPE_CHECKING:
     import polars as pl
@@ -86,8 +86,7 @@ def _has(timeline: Timeline, name: str) -> bool:
     block = timeline.blocks.get(spec.block)
     if block is None or name not in block.columns:
         return False
-    values: Any = block.columns[name]
-    return bool((~np.isnan(values) if spec.form == "float" else values != MISSING).any())
+    return bool(has_value(name, block.columns[name]).any())
 
 
 def _pieces(ranks: Sequence[Timeline], columns: Sequence[str]) -> Iterator[bytes]:

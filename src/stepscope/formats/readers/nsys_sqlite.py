@@ -24,7 +24,6 @@ from stepscope.formats.source import open_trace, rank_in_name
 from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
-    COLUMNS,
     COPY,
     DEVICE_KINDS,
     INSTANT,
@@ -36,11 +35,10 @@ from stepscope.formats.timeline import (
     RUNTIME,
     SET,
     SYNC,
-    Array,
-    Block,
     Integers,
     Thread,
     Timeline,
+    make_timeline,
 )
 
 DAMAGE = (sqlite3.Error, UnicodeDecodeError)
@@ -158,23 +156,14 @@ class RowPart(NamedTuple):
     """Any number that tells threads apart; None: rows of a device."""
 
 
-def join_parts(parts: Sequence[RowPart], process: int, texts: Sequence[str]) -> tuple[Timeline, list[int]]:
-    """The rows of one process, in the order of the parts; and the numbers of its threads, in the order of `threads`."""
+def join_parts(parts: Sequence[RowPart], process: int) -> tuple[dict[str, Any], list[int]]:
+    """Columns of the rows of one process, in the order of the parts; and the numbers of its threads, in the order of
+    the column `thread`."""
     mine: list[tuple[RowPart, Integers]] = [(part, np.flatnonzero(part.process == process)) for part in parts]
     chosen = [(part, rows) for part, rows in mine if len(rows)]
-    names = {name for part, _ in chosen for name in part.cells}
-    columns = {name: _joined(name, chosen) for name in names}
+    columns = {name: _joined(name, chosen) for name in {name for part, _ in chosen for name in part.cells}}
     columns["thread"], numbers = _thread_indices(chosen)
-    count = len(columns["thread"])
-    timeline = Timeline(
-        rank=None,
-        world_size=None,
-        core={spec.name: _core(spec.name, columns, count) for spec in COLUMNS if spec.block is None},
-        blocks=_blocks(columns, count),
-        texts=texts,
-        threads=[Thread("", str(number)) for number in numbers],
-    )
-    return timeline, numbers
+    return columns, numbers
 
 
 def _joined(name: str, chosen: list[tuple[RowPart, Integers]]) -> Any:
@@ -190,30 +179,6 @@ def _thread_indices(chosen: list[tuple[RowPart, Integers]]) -> tuple[Integers, l
     index = np.full(len(host), MISSING, np.int64)
     index[host] = inverse
     return index, used.tolist()
-
-
-def _core(name: str, columns: dict[str, Any], count: int) -> Array:
-    if name not in columns:
-        return np.full(count, MISSING, np.int64)
-    cells: Array = columns[name].astype(np.uint8 if name == "kind" else np.int64)
-    return cells
-
-
-def _blocks(columns: dict[str, Any], count: int) -> dict[str, Block]:
-    found: dict[str, dict[str, Any]] = {}
-    for name, cells in columns.items():
-        block = COLUMN[name].block
-        if block is not None:
-            found.setdefault(block, {})[name] = cells
-    blocks: dict[str, Block] = {}
-    for block, named in found.items():
-        has = np.zeros(count, bool)
-        for name, cells in named.items():
-            has |= ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
-        rows = np.flatnonzero(has)
-        if len(rows):
-            blocks[block] = Block(rows=rows, columns={name: cells[rows] for name, cells in named.items()})
-    return blocks
 
 
 MAGIC = b"SQLite format 3\0"
@@ -503,13 +468,14 @@ class _Reader:
         return settled, sorted(busy) or known or [first]
 
     def _timeline(self, parts: list[RowPart], process: int, base_ns: int) -> Timeline:
-        timeline, numbers = join_parts(parts, process, list(self.codes))
-        core = dict(timeline.core)
+        columns, numbers = join_parts(parts, process)
         for name in ("start_ns", "end_ns"):
-            core[name] = core[name] + base_ns
-        return replace(
-            timeline,
-            core=core,
+            columns[name] = columns[name] + base_ns
+        return make_timeline(
+            columns,
+            rank=None,
+            world_size=None,
+            texts=list(self.codes),
             threads=self._threads(process, numbers),
             metadata=self._describe(process, base_ns),
             repairs=dict(self.tables.repairs),

@@ -24,7 +24,7 @@ from stepscope.formats.readers.kineto.tolerant import (
     finish_kineto,
 )
 from stepscope.formats.source import PIECE_BYTES, Source
-from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline, make_blocks
 
 
 class Field(IntEnum):
@@ -411,23 +411,12 @@ class _Scanner:
         rows = int(self._work[Field.ROWS])
         self._work[Field.ROWS] = 0
         table, floats = self._table[:rows], self._floats[:rows]
-        present: dict[str, dict[str, Array]] = {}
-        for number, name in enumerate(self._whole):
-            block = COLUMN[name].block
-            if block is None:
-                self._columns[name].extend(table[:, number])
-            elif (table[:, number] != MISSING).any():
-                present.setdefault(block, {})[name] = table[:, number]
-        for number, name in enumerate(self._real):
-            if not np.isnan(floats[:, number]).all():
-                present.setdefault(COLUMN[name].block or "", {})[name] = floats[:, number]
-        for block, cells_by_name in present.items():
-            has = np.zeros(rows, bool)
-            for name, cells in cells_by_name.items():
-                has |= ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
-            chosen = np.flatnonzero(has)
-            kept = {name: cells[chosen] for name, cells in cells_by_name.items()}
-            self._blocks.setdefault(block, GrowingBlock(self._folder)).extend(chosen + self._row, kept)
+        columns: dict[str, Array] = {name: table[:, number] for number, name in enumerate(self._whole)}
+        columns |= {name: floats[:, number] for number, name in enumerate(self._real)}
+        for name, column in self._columns.items():
+            column.extend(columns[name])
+        for name, block in make_blocks(columns).items():
+            self._blocks.setdefault(name, GrowingBlock(self._folder)).extend(block.rows + self._row, block.columns)
         self._row += rows
 
     def finish(self, text: ChromeText) -> Timeline:
