@@ -84,7 +84,9 @@ _SKIPPED_FLOWS = ("s", "t", "f")
 _ABSENT = msgspec.Raw()
 
 
-class _Event(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, gc=False):
+    """A record as it stands in the file; fields that are not there keep their defaults."""
+
     ph: str = "X"
     cat: str | None = None
     name: str | None = None
@@ -95,24 +97,21 @@ class _Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = _ABSENT
 
 
-_EVENTS = msgspec.json.Decoder(list[_Event])
-_ONE_EVENT = msgspec.json.Decoder(_Event)
+_EVENTS = msgspec.json.Decoder(list[Event])
+_ONE_EVENT = msgspec.json.Decoder(Event)
 _RAW_ARGUMENTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_kineto(path: Path) -> Timeline:
     """The whole file as an unfinished timeline (see `finish`)."""
-    text = ChromeText(Source(path))
     reader = EventReader(path)
-    for piece in text.pieces():
-        reader.read_piece(piece)
-    return reader.finish(text)
+    return reader.finish(reader.read())
 
 
 class _Begun(NamedTuple):
     """A begin whose end was not seen yet."""
 
-    event: _Event
+    event: Event
     start_ns: int
     values: dict[str, Any]
 
@@ -124,7 +123,14 @@ class EventReader:
         self.path = path
         self.builder = TimelineBuilder()
         self._open: dict[tuple[str, str], list[_Begun]] = {}
-        self._first_damage: int | None = None
+        self.first_damage: int | None = None
+
+    def read(self) -> ChromeText:
+        """The whole file."""
+        text = ChromeText(Source(self.path))
+        for piece in text.pieces():
+            self.read_piece(piece)
+        return text
 
     def read_piece(self, piece: Piece) -> None:
         for event in decode_events(piece, _EVENTS, self._read_record, self._damage):
@@ -132,10 +138,17 @@ class EventReader:
 
     def _damage(self, what: str, offset: int) -> None:
         self.builder.count_repair(what)
-        if self._first_damage is None:
-            self._first_damage = offset
+        if self.first_damage is None:
+            self.first_damage = offset
 
-    def _read_record(self, text: bytes) -> _Event | None:
+    def count_damage(self, text: ChromeText) -> None:
+        """What is missing of the file, and where it is damaged first."""
+        if text.cut_short:
+            self.builder.count_repair(ends_early(text.cut_short))
+        if self.first_damage is not None:
+            self.builder.count_repair(first_damage(self.first_damage))
+
+    def _read_record(self, text: bytes) -> Event | None:
         try:
             return _ONE_EVENT.decode(text)
         except UNREADABLE:
@@ -146,7 +159,7 @@ class EventReader:
             return None
         return self._loosen(loose) if isinstance(loose, dict) else None
 
-    def _loosen(self, loose: dict[str, Any]) -> _Event:
+    def _loosen(self, loose: dict[str, Any]) -> Event:
         """An event with fields of wrong types or broken text: what is usable of it."""
         self.builder.count_repair("events with fields of a wrong type or invalid text were read as far as possible")
 
@@ -162,7 +175,7 @@ class EventReader:
             value = loose.get(key)
             return value if isinstance(value, int | str | float) else None if value is None else str(value)
 
-        return _Event(
+        return Event(
             ph=text("ph") or "X",
             cat=text("cat"),
             name=text("name"),
@@ -173,7 +186,7 @@ class EventReader:
             args=raw("args"),
         )
 
-    def add(self, event: _Event) -> None:
+    def add(self, event: Event) -> None:
         phase = event.ph
         if phase == "X":
             self._add_complete(event)
@@ -190,7 +203,7 @@ class EventReader:
         else:
             self.builder.count_repair(f"events of the unknown phase {phase[:8]!r} were left out")
 
-    def _start(self, event: _Event) -> int | None:
+    def _start(self, event: Event) -> int | None:
         start_ns = self._time(event.ts)
         if start_ns is None:
             self.builder.count_repair("events without a usable time were left out")
@@ -206,7 +219,7 @@ class EventReader:
             return None
         return time_ns if abs(time_ns) < TIME_LIMIT_NS else None
 
-    def _add_complete(self, event: _Event) -> None:
+    def _add_complete(self, event: Event) -> None:
         start_ns = self._start(event)
         if start_ns is None:
             return
@@ -219,7 +232,7 @@ class EventReader:
             duration_ns = 0
         self._add(event, start_ns, start_ns + duration_ns, self._arguments(event))
 
-    def _add(self, event: _Event, start_ns: int, end_ns: int, values: dict[str, Any]) -> None:
+    def _add(self, event: Event, start_ns: int, end_ns: int, values: dict[str, Any]) -> None:
         category = (event.cat or "").lower()
         kind = KIND_OF_CATEGORY.get(category)
         if kind is None:
@@ -242,7 +255,7 @@ class EventReader:
         thread = None if on_device else (identity_of(event.pid), identity_of(event.tid))
         self.builder.add(kind, name, start_ns, end_ns, thread=thread, **values)
 
-    def _place_on_device(self, event: _Event, kind: int, values: dict[str, Any]) -> None:
+    def _place_on_device(self, event: Event, kind: int, values: dict[str, Any]) -> None:
         device, stream = values.get("device"), values.get("stream")
         if (device is None or device == MISSING) and isinstance(event.pid, int):
             values["device"] = event.pid if 0 <= event.pid < 1 << 16 else None
@@ -257,7 +270,7 @@ class EventReader:
         if values.get("wait_stream") == NO_STREAM:
             values["wait_stream"] = None
 
-    def _arguments(self, event: _Event) -> dict[str, Any]:
+    def _arguments(self, event: Event) -> dict[str, Any]:
         text = bytes(event.args)
         if text in (b"", b"{}", b"null"):
             return {}
@@ -307,7 +320,7 @@ class EventReader:
                 self.builder.count_repair("arguments that should be numbers were left out")
             return None
 
-    def _add_instant(self, event: _Event) -> None:
+    def _add_instant(self, event: Event) -> None:
         start_ns = self._start(event)
         if start_ns is None:
             return
@@ -326,7 +339,7 @@ class EventReader:
             **values,
         )
 
-    def _add_counters(self, event: _Event) -> None:
+    def _add_counters(self, event: Event) -> None:
         start_ns = self._start(event)
         if start_ns is None:
             return
@@ -345,7 +358,7 @@ class EventReader:
             thread = (identity_of(event.pid), identity_of(event.tid))
             self.builder.add(COUNTER, name[:NAME_LIMIT], start_ns, start_ns, thread=thread, value=number)
 
-    def _add_half(self, event: _Event) -> None:
+    def _add_half(self, event: Event) -> None:
         """Begin and end written apart: an end closes the latest open begin of its thread."""
         start_ns = self._start(event)
         if start_ns is None:
@@ -363,7 +376,7 @@ class EventReader:
         else:
             self.builder.count_repair("ends without a begin were left out")
 
-    def _read_naming(self, event: _Event) -> None:
+    def _read_naming(self, event: Event) -> None:
         if event.name == "thread_name":
             try:
                 given = msgspec.json.decode(bytes(event.args)).get("name")
@@ -381,10 +394,7 @@ class EventReader:
         for opened in self._open.values():
             if opened:
                 self.builder.count_repair("begins without an end were left out", len(opened))
-        if text.cut_short:
-            self.builder.count_repair(ends_early(text.cut_short))
-        if self._first_damage is not None:
-            self.builder.count_repair(first_damage(self._first_damage))
+        self.count_damage(text)
         return self.builder.build(metadata={"thread_names": self.builder.thread_names()})
 
 
