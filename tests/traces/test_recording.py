@@ -237,10 +237,10 @@ def test_the_last_optimizer_ends_a_step() -> None:
 def test_own_marks_silence_the_optimizer() -> None:
     ended: list[str] = []
     marks = Marks("auto", ended.append)
-    marks.optimizer()
-    marks.explicit()
-    marks.optimizer()
-    marks.explicit()
+    marks.end("optimizer")
+    marks.end("mark")
+    marks.end("optimizer")
+    marks.end("mark")
     assert ended == ["optimizer", "mark", "mark"]
 
 
