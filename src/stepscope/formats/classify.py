@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -23,23 +23,18 @@ PLAIN, DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC, EVENT_RECORD, STREAM_WAIT, BLOCKING
 """What a call does: nothing that others wait for; wait for a device, a stream, an event; mark or await a place in a
 stream; copy and return when the copy has ended; take or give back memory, which may wait for everything."""
 
-_RULES = (
-    (STREAM_WAIT, re.compile(r"StreamWaitEvent|EventsWaitWithBarrier|AppendWaitOnEvents", re.IGNORECASE)),
-    (EVENT_RECORD, re.compile(r"EventRecord|RecordEvent|AppendSignalEvent", re.IGNORECASE)),
-    (EVENT_SYNC, re.compile(r"Event(Host)?Synchronize|SynchronizeEvent|urEventWait|piEventsWait", re.IGNORECASE)),
-    (
-        STREAM_SYNC,
-        re.compile(r"(Stream|Queue|List|Fence)(Host)?Synchronize|SynchronizeStream|QueueFinish", re.IGNORECASE),
-    ),
-    (DEVICE_SYNC, re.compile(r"Synchroni[sz]e", re.IGNORECASE)),
-    (PLAIN, re.compile(r"Async|Peer", re.IGNORECASE)),
-    (BLOCKING_COPY, re.compile(r"^(cuda|cu|hip|musa|mu)Memcpy", re.IGNORECASE)),
-    (
-        ALLOCATION,
-        re.compile(
-            r"^(cuda|cu|hip|musa|mu)(Malloc|Free|Mem(Alloc|Free)|HostAlloc|HostRegister|HostUnregister)", re.IGNORECASE
-        ),
-    ),
+_RULES = tuple(
+    (role, re.compile(pattern, re.IGNORECASE))
+    for role, pattern in (
+        (STREAM_WAIT, r"StreamWaitEvent|EventsWaitWithBarrier|AppendWaitOnEvents"),
+        (EVENT_RECORD, r"EventRecord|RecordEvent|AppendSignalEvent"),
+        (EVENT_SYNC, r"Event(Host)?Synchronize|SynchronizeEvent|urEventWait|piEventsWait"),
+        (STREAM_SYNC, r"(Stream|Queue|List|Fence)(Host)?Synchronize|SynchronizeStream|QueueFinish"),
+        (DEVICE_SYNC, r"Synchroni[sz]e"),
+        (PLAIN, r"Async|Peer"),
+        (BLOCKING_COPY, r"^(cuda|cu|hip|musa|mu)Memcpy"),
+        (ALLOCATION, r"^(cuda|cu|hip|musa|mu)(Malloc|Free|Mem(Alloc|Free)|HostAlloc|HostRegister|HostUnregister)"),
+    )
 )
 """The first that fits decides. A name that only says Synchronize waits for the device."""
 
@@ -102,7 +97,6 @@ _MANGLED_NOISE = re.compile(r"S[0-9A-Z]*_|T\d*_|L[a-z]n?\d+E|En?\d+E")
 _NOT_CODE = re.compile(r"\[?(?:CUDA )?mem(?:cpy|set)\b", re.IGNORECASE)
 """`Memcpy HtoD (Pageable -> Device)`, `[CUDA memset]`: words of a profiler, no signature."""
 
-_OPEN = "<({["
 _CLOSE = ">)}]"
 _HIDDEN_NAMESPACES = re.compile(r"^(?:at::native::|at::|c10::|std::)+|\(anonymous namespace\)::")
 
@@ -172,59 +166,37 @@ def is_wrapper(name: str) -> bool:
     return bool(_WRAPPERS.search(base_name(name)))
 
 
+def _outside(text: str, brackets: str = "<({[") -> Iterator[tuple[int, str]]:
+    """Place and letter of all that stands outside brackets, the opening ones included; an anonymous namespace is one
+    letter."""
+    closing = _CLOSE[: len(brackets)]
+    depth = place = 0
+    while place < len(text):
+        letter = text[place]
+        if letter == "(" and not depth and text.startswith(_ANONYMOUS, place):
+            letter = _ANONYMOUS
+        if letter in closing:
+            depth = max(0, depth - (text[place - 1 : place] != "-"))
+        else:
+            if not depth:
+                yield place, letter
+            depth += letter in brackets
+        place += len(letter)
+
+
 def _without_parameters(text: str) -> str:
     """Cuts the parameter list: the first top-level parenthesis after which nothing is qualified further."""
-    depth = 0
-    start = -1
-    for place, letter in enumerate(text):
-        if letter in _OPEN:
-            if letter == "(" and depth == 0 and not text.startswith(_ANONYMOUS, place):
-                start = place
-                break
-            depth += 1
-        elif letter in _CLOSE and not (letter == ">" and place and text[place - 1] == "-"):
-            depth = max(0, depth - 1)
+    start = next((place for place, letter in _outside(text) if letter == "("), -1)
     return text[:start].strip() if start > 0 else text
 
 
 def _without_return_type(text: str) -> str:
     """Cuts what stands before the last top-level space: `void`, `std::enable_if<…>::type`, `static`."""
-    depth = 0
-    cut = 0
-    place = 0
-    while place < len(text):
-        if depth == 0 and text.startswith(_ANONYMOUS, place):
-            place += len(_ANONYMOUS)
-            continue
-        letter = text[place]
-        if letter in _OPEN:
-            depth += 1
-        elif letter in _CLOSE:
-            depth = max(0, depth - 1)
-        elif letter == " " and depth == 0:
-            cut = place + 1
-        place += 1
-    return text[cut:] or text
+    return text[max((place + 1 for place, letter in _outside(text) if letter == " "), default=0) :] or text
 
 
 def _outside_brackets(text: str) -> str:
-    parts: list[str] = []
-    depth = 0
-    place = 0
-    while place < len(text):
-        if depth == 0 and text.startswith(_ANONYMOUS, place):
-            parts.append(_ANONYMOUS)
-            place += len(_ANONYMOUS)
-            continue
-        letter = text[place]
-        if letter in "<({":
-            depth += 1
-        elif letter in ">)}":
-            depth = max(0, depth - 1)
-        elif depth == 0:
-            parts.append(letter)
-        place += 1
-    return "".join(parts).strip() or text
+    return "".join(letter for _, letter in _outside(text, "<({") if letter not in "<({").strip() or text
 
 
 def _readable(mangled: str) -> str:
@@ -266,7 +238,6 @@ CLASSIFIER_VERSION = 2
 
 CLASSIFIER_VARIABLE = "STEPSCOPE_CLASSIFIER"
 _RULE_KEYS = frozenset({"category", "pattern", "whole", "also", "reason"})
-_CACHE_SIZE = 1 << 16
 _NUMBERED = re.compile(r"%?[a-z][a-z0-9_-]*(?:\.\d+)+")
 
 
