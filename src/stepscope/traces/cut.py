@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.formats.nesting import nearest
 from stepscope.formats.timeline import (
     COLUMN,
     DEVICE_KINDS,
@@ -165,10 +166,7 @@ def _kept_ancestors(timeline: Timeline, rows: Integers, place: Integers) -> Inte
     parent: Any = timeline.core["parent"]
     above: Any = parent[rows].astype(np.int64)
     above[np.isin(timeline.core["kind"][rows], DEVICE_KINDS) & (place[above] < 0)] = MISSING
-    while len(lost := np.flatnonzero((above >= 0) & (place[above] < 0))):
-        above[lost] = parent[above[lost]]
-    found: Integers = above
-    return found
+    return nearest(above, parent, place[:-1] >= 0)
 
 
 def _take_block(block: Block, place: Integers) -> Block | None:

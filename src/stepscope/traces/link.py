@@ -87,38 +87,24 @@ class Link:
         return np.flatnonzero(np.isin(self.timeline.core["kind"], DEVICE_KINDS))
 
     @cached_property
-    def _subtree(self) -> tuple[Integers, Integers, Integers]:
-        """Place of each node in pre-order, the end of its subtree there, and the pre-order itself."""
-        graph = self.graph
-        order = graph.preorder
-        size = [1] * len(order)
-        parents = graph.parent_places
-        for here in reversed(order):
-            if parents[here] >= 0:
-                size[parents[here]] += size[here]
-        preorder = np.array(order, np.int64)
-        position = np.empty(len(order), np.int64)
-        position[preorder] = np.arange(len(order))
-        return position, position + np.array(size, np.int64), preorder
-
-    @cached_property
     def _rows_by_preorder(self) -> tuple[Integers, Integers]:
         """Linked device rows ordered by the pre-order position of their node, and those positions."""
         rows = self._device_rows[self.node_of_row[self._device_rows] >= 0]
-        position = self._subtree[0][self.node_of_row[rows]]
+        position = self.graph.position[self.node_of_row[rows]]
         order = np.argsort(position, kind="stable")
         return rows[order], position[order]
 
     def rows_of(self, node: Node | int) -> Integers:
         """Device rows that the call itself launched, not those of calls inside it. Takes a node or its place."""
-        position = self._subtree[0][self._place(node)]
+        position = self.graph.position[self._place(node)]
         rows, positions = self._rows_by_preorder
         return rows[np.searchsorted(positions, position) : np.searchsorted(positions, position, side="right")]
 
     def rows_under(self, node: Node | int) -> Integers:
         """Device rows that the call, and all calls inside it, launched."""
         place = self._place(node)
-        begin, end = self._subtree[0][place], self._subtree[1][place]
+        begin = self.graph.position[place]
+        end = begin + self.graph.nesting.size[place]
         rows, positions = self._rows_by_preorder
         return rows[np.searchsorted(positions, begin) : np.searchsorted(positions, end)]
 
@@ -146,12 +132,12 @@ class Link:
         spent = (core["end_ns"][rows] - core["start_ns"][rows]).astype(np.int64)
         own = np.zeros(len(self.graph) + 1, np.int64)
         np.add.at(own, positions, spent)
-        begin, end, _ = self._subtree
+        begin = self.graph.position
         if not inclusive:
             only: Integers = own[begin]
             return only
         total = np.concatenate([[0], np.cumsum(own[:-1])])
-        inside: Integers = total[end] - total[begin]
+        inside: Integers = total[begin + self.graph.nesting.size] - total[begin]
         return inside
 
     def _place(self, node: Node | int) -> int:
