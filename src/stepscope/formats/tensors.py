@@ -269,23 +269,11 @@ def flatten_tensors(values: Sequence[Value] | Iterator[Value]) -> Iterator[Tenso
 def _tensor(kind: ValueType, value: Any, shape: Any, strides: Any) -> Value:
     if isinstance(value, list) and len(value) >= 5:
         number, storage, offset, elements, itemsize, *more = value
-        if (
-            isinstance(storage, int)
-            and isinstance(offset, int)
-            and isinstance(elements, int)
-            and isinstance(itemsize, int)
-        ):
-            return Tensor(
-                number,
-                storage,
-                offset,
-                elements,
-                itemsize,
-                more[0] if more else "",
-                kind.dtype or "",
-                tuple(shape) if isinstance(shape, list) else (),
-                tuple(strides) if isinstance(strides, list) else None,
-            )
+        if all(isinstance(one, int) for one in value[1:5]):
+            sizes = tuple(shape) if isinstance(shape, list) else ()
+            steps = tuple(strides) if isinstance(strides, list) else None
+            device = more[0] if more else ""
+            return Tensor(number, storage, offset, elements, itemsize, device, kind.dtype or "", sizes, steps)
     if isinstance(value, str) and value.startswith("<"):
         return None if value == "<None>" else Opaque(value.strip("<>"))
     raise ValueError(

@@ -217,16 +217,13 @@ def describe_report(report: AnonymiseReport) -> str:
 
 
 def _notes(*, kernels: bool, operators: bool, shapes: bool, keep_times: bool) -> list[str]:
-    notes = []
-    if not kernels:
-        notes.append("Names of kernels stay: those a program has compiled for itself may say what it computes.")
-    if not operators:
-        notes.append("Names of public operators stay.")
-    if not shapes:
-        notes.append("Sizes of tensors stay: together they can tell which model ran.")
-    if keep_times:
-        notes.append("Times stay: they tell when it ran.")
-    return notes
+    notes = {
+        "Names of kernels stay: those a program has compiled for itself may say what it computes.": not kernels,
+        "Names of public operators stay.": not operators,
+        "Sizes of tensors stay: together they can tell which model ran.": not shapes,
+        "Times stay: they tell when it ran.": keep_times,
+    }
+    return [note for note, is_true in notes.items() if is_true]
 
 
 class _Hider:

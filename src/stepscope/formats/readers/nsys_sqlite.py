@@ -254,17 +254,17 @@ class _Reader:
         return self._number_ranks([self._timeline(parts, process, base_ns) for process in processes], processes)
 
     def _parts(self) -> Iterator[RowPart]:
-        yield from self._calls("CUPTI_ACTIVITY_KIND_RUNTIME", RUNTIME)
-        yield from self._calls("CUPTI_ACTIVITY_KIND_DRIVER", RUNTIME)
+        yield self._calls("CUPTI_ACTIVITY_KIND_RUNTIME", RUNTIME)
+        yield self._calls("CUPTI_ACTIVITY_KIND_DRIVER", RUNTIME)
         if self.system_calls:
-            yield from self._calls("OSRT_API", OTHER)
-        yield from self._kernels()
-        yield from self._graphs()
-        yield from self._copies()
-        yield from self._sets()
+            yield self._calls("OSRT_API", OTHER)
+        yield self._kernels()
+        yield self._graphs()
+        yield self._copies()
+        yield self._sets()
         yield from self._waits()
-        yield from self._memory()
-        yield from self._ranges()
+        yield self._memory()
+        yield self._ranges()
 
     # --- texts -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class _Reader:
 
     # --- rows of the host ------------------------------------------------------------------------------------------
 
-    def _calls(self, table: str, kind: int) -> Iterator[RowPart]:
+    def _calls(self, table: str, kind: int) -> RowPart:
         cells = self.tables.columns(table, ("start", "end", "globalTid", "correlationId", "nameId"))
         thread = cells["globalTid"]
         rows = self.tables.spans(cells, table) | {
@@ -307,9 +307,9 @@ class _Reader:
             "name": self._name_codes(cells["nameId"], api=kind == RUNTIME),
             "correlation": cells["correlationId"] if kind == RUNTIME else np.full(len(thread), MISSING),
         }
-        yield RowPart(rows, _process(thread), thread)
+        return RowPart(rows, _process(thread), thread)
 
-    def _ranges(self) -> Iterator[RowPart]:
+    def _ranges(self) -> RowPart:
         table = "NVTX_EVENTS"
         cells = self.tables.columns(table, ("start", "end", "eventType", "globalTid", "textId"))
         event = cells["eventType"] if self.tables.has(table, "eventType") else np.full(len(cells["start"]), 59)
@@ -324,7 +324,7 @@ class _Reader:
         own = [texts[row][0] if row < len(texts) else None for row in chosen.tolist()]
         rows |= self._read_texts(own, cells["textId"].tolist(), rows["kind"])
         # Ranges that need not nest get a thread of their own, so that nothing seems to lie inside them by chance.
-        yield RowPart(rows, _process(cells["globalTid"]), np.where(free, _FREE_RANGES, cells["globalTid"]))
+        return RowPart(rows, _process(cells["globalTid"]), np.where(free, _FREE_RANGES, cells["globalTid"]))
 
     def _read_texts(self, own: list[Any], ids: list[int], kinds: Integers) -> dict[str, Any]:
         """Names of ranges; those that PyTorch wrote for its operators become operators with their shapes."""
@@ -366,7 +366,7 @@ class _Reader:
             rows["graph_node"] = np.where(node > 0, node, MISSING)
         return cells, rows
 
-    def _kernels(self) -> Iterator[RowPart]:
+    def _kernels(self) -> RowPart:
         table = "CUPTI_ACTIVITY_KIND_KERNEL"
         shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
         memory = ("staticSharedMemory", "dynamicSharedMemory")
@@ -382,7 +382,7 @@ class _Reader:
             rows["registers"] = cells["registersPerThread"]
             rows["shared_memory"] = sum(np.maximum(cells[column], 0) for column in memory)
             rows |= self._coverage(cells["deviceId"], sizes)
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
     def _coverage(self, device: Integers, sizes: Integers) -> dict[str, Any]:
         labels = self.tables.labels("TARGET_INFO_GPU", "smCount")
@@ -399,14 +399,14 @@ class _Reader:
         blocks = counts[:, :3].prod(axis=1) / units
         return {"blocks_per_sm": blocks, "warps_per_sm": blocks * np.ceil(counts[:, 3:].prod(axis=1) / 32)}
 
-    def _graphs(self) -> Iterator[RowPart]:
+    def _graphs(self) -> RowPart:
         """Whole graphs, where the profiler was told not to look inside: one row keeps the device busy."""
         cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", KERNEL)
         rows["name"] = self._coded(cells["graphId"], lambda graph: f"CUDA graph {graph}")
         self.tables.count_repair("CUDA graphs recorded as a whole: the kernels inside are unknown", len(cells["start"]))
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
-    def _copies(self) -> Iterator[RowPart]:
+    def _copies(self) -> RowPart:
         cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, ("bytes", "copyKind", "srcKind", "dstKind"))
         memories = _MEMORIES | self.tables.labels("ENUM_CUDA_MEM_KIND", "label")
 
@@ -418,14 +418,14 @@ class _Reader:
 
         rows["name"] = self._coded(np.stack([cells[c] for c in ("copyKind", "srcKind", "dstKind")], axis=1), name_of)
         rows["bytes"] = cells["bytes"]
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
-    def _sets(self) -> Iterator[RowPart]:
+    def _sets(self) -> RowPart:
         cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_MEMSET", SET, ("bytes", "memKind"))
         memories = _MEMORIES | self.tables.labels("ENUM_CUDA_MEM_KIND", "label")
         rows["name"] = self._coded(cells["memKind"], lambda kind: f"Memset ({memories.get(kind, 'Unknown')})")
         rows["bytes"] = cells["bytes"]
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
     def _waits(self) -> Iterator[RowPart]:
         recorded, rows = self._on_device("CUPTI_ACTIVITY_KIND_CUDA_EVENT", SYNC, ("eventSyncId",))
@@ -437,7 +437,7 @@ class _Reader:
         rows["wait_correlation"] = look_up(cells["eventSyncId"], recorded["eventSyncId"], recorded["correlationId"])
         yield RowPart(rows, _process(cells["globalPid"]))
 
-    def _memory(self) -> Iterator[RowPart]:
+    def _memory(self) -> RowPart:
         table = "CUDA_GPU_MEMORY_USAGE_EVENTS"
         wanted = ("start", "deviceId", "globalPid", "address", "bytes", "memoryOperationType", "correlationId")
         cells = self.tables.columns(table, wanted)
@@ -450,7 +450,7 @@ class _Reader:
             "address": cells["address"],
             "bytes": np.where(freed, -cells["bytes"], cells["bytes"]),
         }
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
     # --- timelines -------------------------------------------------------------------------------------------------
 
