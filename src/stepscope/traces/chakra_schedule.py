@@ -7,7 +7,7 @@ out and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -113,19 +113,16 @@ class Sources:
     edges: RowEdges | None
 
 
+HEAD, GAP, REST, DEVICE, DELAY, ROOT = range(6)
+FORMS = ("call", "host gap", "after wait", "device", "delay", "begin")
+
+
 @dataclass(frozen=True)
 class ScheduledNodes:
     """Nodes in an order of execution."""
 
-    HEAD: ClassVar[int] = 0
-    GAP: ClassVar[int] = 1
-    REST: ClassVar[int] = 2
-    DEVICE: ClassVar[int] = 3
-    DELAY: ClassVar[int] = 4
-    ROOT: ClassVar[int] = 5
-    NAMES: ClassVar[tuple[str, ...]] = ("call", "host gap", "after wait", "device", "delay", "begin")
-
     form: Integers
+    """Index into FORMS."""
     row: Integers
     """Row of the timeline: the call, the device event, or the call whose time a gap is; −1."""
     start_ns: Integers
@@ -406,8 +403,7 @@ class _Table:
         self.places = places
         cut = places.cut_ns > segments.start_ns
         head_cut = np.flatnonzero(cut & segments.is_head)
-        form = ScheduledNodes
-        segment_form = np.where(segments.is_head, form.HEAD, form.GAP)
+        segment_form = np.where(segments.is_head, HEAD, GAP)
         segment_start = np.where(segments.is_head, segments.start_ns, places.cut_ns)
         segment_end = segments.end_ns.copy()
         segment_end[head_cut] = segments.start_ns[head_cut]
@@ -416,9 +412,7 @@ class _Table:
         self.last_part = np.arange(places.segment_count)
         # The time after a wait is a node of its own, so that the call keeps its beginning.
         self.last_part[head_cut] = count + np.arange(len(head_cut))
-        self.form = np.concatenate(
-            [segment_form, np.full(len(devices), form.DEVICE), np.full(len(head_cut), form.REST)]
-        )
+        self.form = np.concatenate([segment_form, np.full(len(devices), DEVICE), np.full(len(head_cut), REST)])
         self.row = np.concatenate([segments.owner, devices, segments.owner[head_cut]])
         self.start = np.concatenate([segment_start, places.start[devices], places.cut_ns[head_cut]])
         self.end = np.concatenate([segment_end, places.end[devices], segments.end_ns[head_cut]])
@@ -487,11 +481,10 @@ class _Table:
         copied = delay_of[after] >= 0
         self.before = [before, before[copied], delay_of[late]]
         self.after = [after, delay_of[after[copied]], late]
-        form = ScheduledNodes
-        gap = np.where(self.form[late] == form.DEVICE, form.DELAY, form.GAP)
-        self.form = np.concatenate([self.form, [form.ROOT], gap])
+        gap = np.where(self.form[late] == DEVICE, DELAY, GAP)
+        self.form = np.concatenate([self.form, [ROOT], gap])
         # A delay belongs to the event it holds up; the gap before a thread's first call to nobody.
-        self.row = np.concatenate([self.row, [-1], np.where(gap == form.DELAY, self.row[late], -1)])
+        self.row = np.concatenate([self.row, [-1], np.where(gap == DELAY, self.row[late], -1)])
         self.start = np.concatenate([self.start, [origin], ready[late]])
         self.end = np.concatenate([self.end, [origin], self.start[late]])
         self.thread = np.concatenate([self.thread, [-1], self.thread[late]])
@@ -500,7 +493,7 @@ class _Table:
         """Nodes by start, short before long; dependencies that do not point forward are left out."""
         count = len(self.form)
         # The beginning of all stands first; of equal times, the order of making decides, which is that of each thread.
-        is_root = self.form == ScheduledNodes.ROOT
+        is_root = self.form == ROOT
         order = np.lexsort((self.end, self.start))
         order = np.concatenate([np.flatnonzero(is_root), order[~is_root[order]]])
         rank = np.empty(count, np.int64)
@@ -526,7 +519,7 @@ class _Table:
         form, row = self.form[order], self.row[order]
         above = np.full(len(order), -1, np.int64)
         has_row = row >= 0
-        is_head, is_device = form == ScheduledNodes.HEAD, np.isin(form, (ScheduledNodes.DEVICE, ScheduledNodes.DELAY))
+        is_head, is_device = form == HEAD, np.isin(form, (DEVICE, DELAY))
         above[is_head] = places.segments.parent[row[is_head]]
         inner = has_row & ~is_head & ~is_device
         above[inner] = row[inner]

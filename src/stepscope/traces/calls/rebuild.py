@@ -49,13 +49,9 @@ def _number(name: str) -> Bound:
     return lambda named: named[name] if isinstance(named.get(name), int) else None
 
 
-def _plane(name: str) -> Bound:
-    """Places of a picture: its last two dimensions."""
-    return lambda named: math.prod(named[name].size[-2:]) if isinstance(named.get(name), TracedTensor) else None
-
-
-def _elements(name: str) -> Bound:
-    return lambda named: math.prod(named[name].size) if isinstance(named.get(name), TracedTensor) else None
+def _elements(name: str, last: int = 0) -> Bound:
+    """Of a tensor, or of its last dimensions: two of them are the places of a picture."""
+    return lambda named: math.prod(named[name].size[-last:]) if isinstance(named.get(name), TracedTensor) else None
 
 
 def _each_dimension(named: Named) -> list[int | None]:
@@ -126,7 +122,7 @@ _INDEXED: dict[str, dict[str, Bound]] = {
         "cross_entropy_loss",
         {"target": _size("self", 1)},
     ),
-    "max_pool2d_with_indices_backward": {"indices": _plane("self")},
+    "max_pool2d_with_indices_backward": {"indices": _elements("self", 2)},
 }
 """Operator → input that holds indices → how many there are."""
 
