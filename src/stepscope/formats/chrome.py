@@ -7,6 +7,7 @@ all their nanoseconds, counted from `baseTimeNanoseconds`; reading the file of o
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from stepscope._version import __version__
 from stepscope.core.errors import UsageError
 from stepscope.core.files import output_file
 from stepscope.core.units import format_bytes
-from stepscope.formats.chrome_rows import PIECE_ROWS, Places, RowText, plan_places
+from stepscope.formats.chrome_rows import PIECE_ROWS, Places, RowText, label, plan_places
 from stepscope.formats.timeline import (
     COUNTER,
     DEVICE_ANNOTATION,
@@ -299,19 +300,18 @@ class _Plan:
 
     def write(self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
         """One try, beside the file."""
-        counts = [0, 0, 0]
+        counts = Counter[str]()
         left_out = count_left_out(self.ranks, kept)
         with self.part.open("wb") as file, packed(file, self.path) as stream:
             for piece in self._document(extra, kept, left_out, counts):
                 stream.write(piece)
-        rows = sum(len(rank) if kept is None else int(np.count_nonzero(kept[i])) for i, rank in enumerate(self.ranks))
         return WrittenTrace(
             path=str(self.path),
             size_bytes=self.part.stat().st_size,
             ranks=[timeline.rank for timeline in self.ranks],
-            events=rows,
-            arrows=counts[1],
-            extra=counts[2],
+            events=counts["events"],
+            arrows=counts["arrows"],
+            extra=counts["extra"],
             left_out=left_out,
             base_ns=self.base_ns,
         )
@@ -321,7 +321,7 @@ class _Plan:
         extra: Iterable[Mapping[str, Any]],
         kept: Sequence[Integers] | None,
         left_out: dict[str, int],
-        counts: list[int],
+        counts: Counter[str],
     ) -> Iterator[bytes]:
         yield _header(self.ranks, self.places, self.base_ns, left_out)
         separator = b"\n  "
@@ -331,12 +331,11 @@ class _Plan:
         yield b"\n]}\n"
 
     def _pieces(
-        self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None, counts: list[int]
+        self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None, counts: Counter[str]
     ) -> Iterator[bytes]:
         """Events, already separated by commas inside a piece."""
         for places in self.places:
-            for event in _naming(places):
-                yield _encode(event)
+            yield from map(_encode, places.labels)
         writers = [
             RowText(timeline, places, self.base_ns) for timeline, places in zip(self.ranks, self.places, strict=True)
         ]
@@ -346,27 +345,27 @@ class _Plan:
             for first in range(0, len(timeline), PIECE_ROWS):
                 last = min(first + PIECE_ROWS, len(timeline))
                 lines = writer.lines(first, last, chosen)
-                counts[0] += len(lines)
+                counts["events"] += len(lines)
                 if lines:
                     yield _joined(lines)
             for category in self.flows:
                 for lines, count in flow_lines(timeline, writer, category, chosen, next_id):
                     next_id += count
-                    counts[1] += count
+                    counts["arrows"] += count
                     yield _joined(lines)
         for lines in arrow_lines(writers, self.arrows, kept, next_id):
-            counts[1] += len(lines) // 2
+            counts["arrows"] += len(lines) // 2
             yield _joined(lines)
         yield from self._extra_lines(extra, counts)
 
-    def _extra_lines(self, extra: Iterable[Mapping[str, Any]], counts: list[int]) -> Iterator[bytes]:
+    def _extra_lines(self, extra: Iterable[Mapping[str, Any]], counts: Counter[str]) -> Iterator[bytes]:
         named = False
         for event in extra:
             if "pid" not in event and not named:
                 named = True
-                yield _encode(_label("process_name", EXTRA_PROCESS, 0, "name", "added by stepscope"))
-                yield _encode(_label("process_sort_index", EXTRA_PROCESS, 0, "sort_index", -1))
-            counts[2] += 1
+                yield _encode(label("process_name", EXTRA_PROCESS, 0, "name", "added by stepscope"))
+                yield _encode(label("process_sort_index", EXTRA_PROCESS, 0, "sort_index", -1))
+            counts["extra"] += 1
             yield _encode(_placed(event, self.base_ns))
 
 
@@ -448,20 +447,6 @@ def _describe_rank(timeline: Timeline, places: Places) -> dict[str, Any]:
         "devices": [[number, device] for device, number in places.devices.items()],
         **_distributed(timeline),
     }
-
-
-def _naming(places: Places) -> Iterator[dict[str, Any]]:
-    for process in places.processes:
-        for name, value in (("name", process.name), ("labels", process.label), ("sort_index", process.order)):
-            yield _label(f"process_{name}", process.number, 0, name, value)
-    for pid, tid, name, order in places.tracks:
-        if name:
-            yield _label("thread_name", pid, tid, "name", name)
-        yield _label("thread_sort_index", pid, tid, "sort_index", order)
-
-
-def _label(what: str, pid: int | str, tid: int | str, key: str, value: int | str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
 
 
 def _placed(event: Mapping[str, Any], base_ns: int) -> dict[str, Any]:

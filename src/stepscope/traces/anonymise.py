@@ -145,6 +145,11 @@ _PATTERNS = {
     "sync_kind": PROFILER_NAMES,
 }
 """What may stand in a text column."""
+_NAMES_OF_KIND = {
+    RUNTIME: (CALL_NAMES, "runtime"),
+    # The same annotation on host and device stays the same text.
+    **dict.fromkeys((ANNOTATION, DEVICE_ANNOTATION), (ANNOTATION_NAMES, "annotation")),
+}
 _SHAPE_COLUMNS = ("shapes", "types", "strides", "values")
 
 _REPORTED_AS = {"values": "scalar inputs", "types": "input types", "arguments": "other arguments"}
@@ -262,12 +267,7 @@ class _Hider:
             return self._operator(text)
         if kind == KERNEL:
             return self._kernel(text)
-        if kind == RUNTIME:
-            return self._by_pattern(text, CALL_NAMES, "runtime")
-        if kind in (ANNOTATION, DEVICE_ANNOTATION):
-            # The same annotation on host and device stays the same text.
-            return self._by_pattern(text, ANNOTATION_NAMES, "annotation")
-        return self._by_pattern(text, PROFILER_NAMES, KINDS[kind])
+        return self._by_pattern(text, *_NAMES_OF_KIND.get(kind, (PROFILER_NAMES, KINDS[kind])))
 
     def _operator(self, text: str) -> str:
         if text.startswith(EVALUATE):

@@ -358,9 +358,7 @@ class Recorder:
         """What there is so far."""
         place = self._place or find_place()
         return RankRecording(
-            rank=place.rank,
-            world_size=place.world_size,
-            local_rank=place.local_rank,
+            **place._asdict(),
             host=socket.gethostname(),
             pid=os.getpid(),
             device=_name_device(),

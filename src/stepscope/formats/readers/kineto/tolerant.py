@@ -25,13 +25,10 @@ from stepscope.formats.timeline import (
     DEVICE_KINDS,
     INSTANT,
     KERNEL,
+    KINDS,
     MEMORY,
     MISSING,
-    OPERATOR,
     OTHER,
-    OVERHEAD,
-    PYTHON,
-    RUNTIME,
     SET,
     SYNC,
     TIME_LIMIT_NS,
@@ -39,24 +36,28 @@ from stepscope.formats.timeline import (
     TimelineBuilder,
 )
 
-_CATEGORIES_OF_KIND = {
-    OPERATOR: "cpu_op operator",
-    RUNTIME: "cuda_runtime cuda_driver runtime hip_runtime hip_driver gpu_runtime xpu_runtime xpu_driver "
+CATEGORIES_OF_KIND = {
+    "operator": "cpu_op operator",
+    "runtime": "cuda_runtime cuda_driver runtime hip_runtime hip_driver gpu_runtime xpu_runtime xpu_driver "
     "mtia_runtime hpu_runtime glow_runtime privateuse1_runtime privateuse1_driver",
-    KERNEL: "kernel mtia_ccp_events hpu_op",
-    OTHER: "mtia_workloadd trace",
-    COPY: "gpu_memcpy memcpy",
-    SET: "gpu_memset memset",
-    SYNC: "cuda_sync cuda_event",
-    ANNOTATION: "user_annotation",
-    DEVICE_ANNOTATION: "gpu_user_annotation",
-    PYTHON: "python_function",
-    INSTANT: "cpu_instant_event",
-    OVERHEAD: "overhead",
-    COUNTER: "cuda_profiler_range",
+    "kernel": "kernel mtia_ccp_events hpu_op",
+    "other": "Trace mtia_workloadd",
+    "copy": "gpu_memcpy memcpy",
+    "set": "gpu_memset memset",
+    "sync": "cuda_sync cuda_event",
+    "annotation": "user_annotation",
+    "device_annotation": "gpu_user_annotation",
+    "python": "python_function",
+    "memory": "cpu_instant_event",
+    "instant": "cpu_instant_event",
+    "overhead": "overhead",
+    "counter": "cuda_profiler_range",
 }
-KIND_OF_CATEGORY = {name: kind for kind, names in _CATEGORIES_OF_KIND.items() for name in names.split()}
-"""Lower-cased categories of Kineto and of its older and other-vendor writers."""
+"""Categories of Kineto and of its older and other-vendor writers, the one in use first. What records an allocation is
+told from other instants by its name."""
+KIND_OF_CATEGORY = {
+    name.lower(): KINDS.index(kind) for kind, names in CATEGORIES_OF_KIND.items() for name in names.split()
+}
 
 MEMORY_EVENT = "[memory]"
 """Name of the instants that record an allocation or a release."""
@@ -157,34 +158,19 @@ class EventReader:
             loose = msgspec.json.decode(text.decode("utf-8", errors="replace"))
         except UNREADABLE:
             return None
-        return self._loosen(loose) if isinstance(loose, dict) else None
+        return self.loosen(loose) if isinstance(loose, dict) else None
 
-    def _loosen(self, loose: dict[str, Any]) -> Event:
+    def loosen(self, loose: dict[str, Any]) -> Event | None:
         """An event with fields of wrong types or broken text: what is usable of it."""
         self.builder.count_repair("events with fields of a wrong type or invalid text were read as far as possible")
 
-        def text(key: str) -> str | None:
-            value = loose.get(key)
-            return value if isinstance(value, str) else None if value is None else str(value)
-
-        def raw(key: str) -> msgspec.Raw:
-            value = loose.get(key)
-            return _ABSENT if value is None else msgspec.Raw(msgspec.json.encode(value))
-
-        def identity(key: str) -> int | str | float | None:
-            value = loose.get(key)
-            return value if isinstance(value, int | str | float) else None if value is None else str(value)
-
-        return Event(
-            ph=text("ph") or "X",
-            cat=text("cat"),
-            name=text("name"),
-            pid=identity("pid"),
-            tid=identity("tid"),
-            ts=raw("ts"),
-            dur=raw("dur"),
-            args=raw("args"),
-        )
+        fields = {key: value for key in Event.__struct_fields__ if (value := loose.get(key)) is not None}
+        for key, value in fields.items():
+            if key in ("ts", "dur", "args"):
+                fields[key] = msgspec.Raw(msgspec.json.encode(value))
+            elif not isinstance(value, int | float | str if key in ("pid", "tid") else str):
+                fields[key] = str(value)
+        return Event(**fields | {"ph": fields.get("ph") or "X"})
 
     def add(self, event: Event) -> None:
         phase = event.ph
