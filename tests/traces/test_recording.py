@@ -17,21 +17,19 @@ import pytest
 from click.testing import CliRunner
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.traces.recording import (
-    Marks,
-    OptimizerCycle,
-    Recorder,
+from stepscope.traces.recording import Marks, OptimizerCycle, record, step
+from stepscope.traces.recording.evidence import (
+    LEAN,
+    ProfilerSettings,
     Recording,
-    RecordingFailedError,
     RecordSettings,
     make_settings,
+    make_stages,
     read_recording,
-    record,
-    step,
+    write_recording,
 )
-from stepscope.traces.recording.evidence import LEAN, ProfilerSettings, make_stages, write_recording
 from stepscope.traces.recording.program import START_UP, RecordedProgram, record_program
-from stepscope.traces.recording.recorder import Place, read_place
+from stepscope.traces.recording.recorder import Place, Recorder, RecordingFailedError, read_place
 
 QUICK = {"warmup": 1, "unprofiled": 1, "profiler_warmup": 1, "steps": 2, "settle": 0}
 

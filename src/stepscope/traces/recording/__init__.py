@@ -13,19 +13,14 @@ import msgspec
 
 from stepscope.core.errors import StepscopeError
 from stepscope.traces.recording.evidence import (
-    Overhead,
-    ProfilerSettings,
     RankRecording,
     Recording,
-    RecordSettings,
     StepMarker,
-    is_recording,
     make_settings,
-    read_recording,
     write_rank,
     write_recording,
 )
-from stepscope.traces.recording.recorder import Recorder, RecordingFailedError, describe_lack, require_new
+from stepscope.traces.recording.recorder import Recorder, describe_lack, require_new
 
 if TYPE_CHECKING:
     import torch
@@ -281,21 +276,3 @@ def with_link(folder: Path, record: RankRecording) -> RankRecording:
         notices = [*record.notices, f"the two traces were not linked: {error}"]
         return msgspec.structs.replace(record, notices=notices)
     return msgspec.structs.replace(record, linked=summary)
-
-
-__all__ = [
-    "Overhead",
-    "ProfilerSettings",
-    "RankRecording",
-    "Record",
-    "RecordSettings",
-    "Recorder",
-    "Recording",
-    "RecordingFailedError",
-    "ignoring_marks",
-    "is_recording",
-    "make_settings",
-    "read_recording",
-    "record",
-    "step",
-]
