@@ -8,7 +8,7 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +40,11 @@ def whole_of(value: object) -> int | None:
 def list_of(value: object, most: int | None = None) -> list[Any]:
     """Items of a list or tuple, the first `most` of them; nothing of anything else."""
     return list(value[:most]) if isinstance(value, list | tuple) else []
+
+
+def describe_group(name: str, ranks: Sequence[int], description: str = "") -> dict[str, Any]:
+    """A process group as the header of a Kineto trace lists it."""
+    return {"pg_name": name, "pg_desc": description, "pg_size": len(ranks), "ranks": ranks}
 
 
 def identity_of(value: int | str | float | None) -> str:

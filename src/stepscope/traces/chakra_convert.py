@@ -1,8 +1,8 @@
 """A timeline as a Chakra graph that can be run again: every event, its time, and what it waited for.
 
-Host threads are cut into segments without holes (see `cut_host_time`), every device event is a node, and where a node began
-later than all it waits for had ended, another one stands for the delay. Every dependency points from something that
-ended to something that began later: the order of the file is an order of execution, there are no circles, and a
+Host threads are cut into segments without holes (see `cut_host_time`), every device event is a node, and where a node
+began later than all it waits for had ended, another one stands for the delay. Every dependency points from something
+that ended to something that began later: the order of the file is an order of execution, there are no circles, and a
 schedule that starts each node as soon as it may has the trace's times. docs/graphs-and-links.md says what each node
 and attribute means.
 """
@@ -55,13 +55,12 @@ from stepscope.traces.chakra_schedule import (
     GAP,
     HEAD,
     ROOT,
-    HostSegments,
     ScheduledNodes,
     Sources,
     cut_host_time,
     schedule,
 )
-from stepscope.traces.link import Link
+from stepscope.traces.link import Link, count_reason
 from stepscope.traces.operators import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
@@ -180,7 +179,9 @@ def convert(
             communications=_communications(timeline, reader, host, devices),
             work=_work(timeline, link, devices),
         )
-    _count_left_out(timeline, step, segments, dropped)
+    python = (timeline.core["kind"] == PYTHON) & (True if step is None else timeline.core["step"] == step)
+    count_reason(dropped, "Python calls, whose time is in gaps and in the calls around them", int(python.sum()))
+    count_reason(dropped, "calls cut where the call they began in ended", segments.clipped)
     coverage = _cover(parts, host, devices, counts, dropped)
     share = coverage.launch_share
     if share is not None and share < minimum_share:
@@ -266,20 +267,6 @@ def _operations_of(timeline: Timeline, name: int, shapes: int) -> int | None:
         return None
 
 
-def _count_left_out(timeline: Timeline, step: int | None, segments: HostSegments, dropped: dict[str, int]) -> None:
-    core = timeline.core
-    here = np.ones(len(timeline), bool) if step is None else core["step"] == step
-    for what, count in (
-        (
-            "Python calls, whose time is in gaps and in the calls around them",
-            int((here & (core["kind"] == PYTHON)).sum()),
-        ),
-        ("calls cut where the call they began in ended", segments.clipped),
-    ):
-        if count:
-            dropped[what] = count
-
-
 def _cover(
     parts: _Parts, host: Integers, devices: Integers, counts: dict[str, int], dropped: dict[str, int]
 ) -> Coverage:
@@ -298,7 +285,7 @@ def _cover(
         ),
         communication_with_size=sum(one.has_size for one in communications),
         communication_with_group=sum(one.ranks is not None for one in communications),
-        calls_with_node=0 if link is None else _count_known(host, link),
+        calls_with_node=0 if link is None else int(np.isin(host, link.host_row).sum()),
         gaps=int((nodes.form == GAP).sum()),
         delays=int((nodes.form == DELAY).sum()),
         waits_cut=counts.pop("cut", 0),
@@ -306,13 +293,6 @@ def _cover(
         dependencies=counts,
         dropped=dropped,
     )
-
-
-def _count_known(host: Integers, link: Link) -> int:
-    """Host rows that are a call of the graph."""
-    is_call = np.zeros(len(link.timeline), bool)
-    is_call[link.host_row[link.host_row >= 0]] = True
-    return int(is_call[host].sum())
 
 
 def _metadata(parts: _Parts, reader: CommunicationReader, coverage: Coverage, step: int | None) -> dict[str, Any]:

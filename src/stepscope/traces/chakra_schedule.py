@@ -13,7 +13,7 @@ import numpy as np
 
 from stepscope.formats.nesting import climb, nest
 from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
-from stepscope.traces.link import Link
+from stepscope.traces.link import Link, count_reason
 from stepscope.traces.operators import data_edges
 
 
@@ -178,19 +178,19 @@ def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
         groups.append(_blocking_calls(sources))
     if sources.link is not None:
         found, contradicted = data_edges(sources.link)
-        _count(dropped, "data dependencies that the times contradict", contradicted)
+        count_reason(dropped, "data dependencies that the times contradict", contradicted)
         groups.append(_Edges(found.before, found.after, found.kind.astype(np.int64)))
     joined = _Edges(*(np.concatenate(parts) for parts in zip(*groups, strict=True)))
     inside = _selected(sources)
     whole = inside[joined.before] & inside[joined.after]
-    _count(dropped, "dependencies on events outside the part that is converted", int((~whole).sum()))
+    count_reason(dropped, "dependencies on events outside the part that is converted", int((~whole).sum()))
     return _take(joined, whole)
 
 
 def _given(edges: RowEdges, sources: Sources, dropped: dict[str, int]) -> _Edges:
     kind = edges.kind.astype(np.int64)
     not_written = np.isin(kind, (_QUEUE, _COLLECTIVE))
-    _count(dropped, "full launch queues and peers' arrivals, which no node can wait for", int(not_written.sum()))
+    count_reason(dropped, "full launch queues and peers' arrivals, which no node can wait for", int(not_written.sum()))
     # The order of threads, streams and launches is made from the rows, except launches that the rows do not know.
     launched = sources.timeline.core["parent"][edges.after] >= 0
     repeated = np.isin(kind, (_HOST, _STREAM)) | ((kind == _LAUNCH) & launched)
@@ -229,11 +229,6 @@ def _selected(sources: Sources) -> Integers:
 
 def _take(edges: _Edges, wanted: Integers) -> _Edges:
     return _Edges(edges.before[wanted], edges.after[wanted], edges.kind[wanted])
-
-
-def _count(dropped: dict[str, int], what: str, count: int) -> None:
-    if count:
-        dropped[what] = dropped.get(what, 0) + count
 
 
 class _Places:
@@ -302,7 +297,7 @@ def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int])
     node, time = _sources_of(places, edges.before, begin)
     known = node >= 0
     good = known & (time <= begin)
-    _count(dropped, "dependencies that the times contradict", int((known & ~good).sum()))
+    count_reason(dropped, "dependencies that the times contradict", int((known & ~good).sum()))
     return _Edges(node[good], places.device_place[edges.after[good]], edges.kind[good])
 
 
@@ -318,7 +313,7 @@ def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -
         places.thread_of_row[edges.before] == places.thread_of_row[edges.after]
     )
     good = (node >= 0) & (time <= end) & ~same_thread
-    _count(dropped, "dependencies that the times contradict", int(((node >= 0) & ~good & ~same_thread).sum()))
+    count_reason(dropped, "dependencies that the times contradict", int(((node >= 0) & ~good & ~same_thread).sum()))
     rows, node, time, kind = edges.after[good], node[good], time[good], edges.kind[good]
     rows = _waiting_calls(places, edges.before[good], rows, time)
     target = segments.head_of[rows]
@@ -500,7 +495,7 @@ class _Table:
         rank[order] = np.arange(count)
         before, after = rank[np.concatenate(self.before)], rank[np.concatenate(self.after)]
         forward = before < after
-        _count(dropped, "dependencies between events of no length at one time", int((~forward).sum()))
+        count_reason(dropped, "dependencies between events of no length at one time", int((~forward).sum()))
         pairs = _distinct(after[forward] * np.int64(count) + before[forward])
         return ScheduledNodes(
             form=self.form[order],

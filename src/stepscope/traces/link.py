@@ -204,13 +204,13 @@ def _join_by_id(graph: Graph, timeline: Timeline, rows: Integers, column: str, g
     found = candidate >= 0
     same = _same_names(graph, timeline, candidate)
     reasons: dict[str, int] = {}
-    _count(reasons, _OTHER_NAME, int((found & ~same).sum()))
-    _count(reasons, _NO_EVENT, int((~found & (wanted > 0)).sum()))
+    count_reason(reasons, _OTHER_NAME, int((found & ~same).sum()))
+    count_reason(reasons, _NO_EVENT, int((~found & (wanted > 0)).sum()))
     host_row: Integers = np.where(found & same, candidate, MISSING)
     agree = int((host_row >= 0).sum())
     if agree < _NAMES_MUST_AGREE * int(found.sum()):
         # Small numbers coincide in any two runs; what agrees then agrees by accident.
-        _count(reasons, "calls whose id and name agree by accident", agree)
+        count_reason(reasons, "calls whose id and name agree by accident", agree)
         agree = 0
     if not agree:
         return _Hosts(NONE, np.full(len(wanted), MISSING), reasons)
@@ -239,13 +239,13 @@ def _join_by_order(graph: Graph, timeline: Timeline, rows: Integers) -> _Hosts:
     for place, names in calls:
         thread = next((thread for thread, (_, other) in events.items() if other == names), None)
         if thread is None:
-            _count(reasons, "calls on threads whose order of names no thread of the timeline has", len(place))
+            count_reason(reasons, "calls on threads whose order of names no thread of the timeline has", len(place))
             continue
         host_row[place] = events.pop(thread)[0]
     joined = int((host_row >= 0).sum())
     if joined and _doubts(graph, timeline):
         # Every rank of a job runs the same names in the same order: here the process is the only evidence.
-        _count(reasons, "calls in the same order, but of another process (another rank?)", joined)
+        count_reason(reasons, "calls in the same order, but of another process (another rank?)", joined)
         host_row[:] = MISSING
         joined = 0
     return _Hosts(ORDER if joined else NONE, host_row, reasons)
@@ -296,13 +296,13 @@ def _join_rest(graph: Graph, timeline: Timeline, found: _Hosts, reasons: dict[st
         node_of_row[devices[use]] = hosts[use]
     if found.generation != NONE:
         missed = node_of_row[devices] < 0
-        _count(reasons, "device events without a launch in the file", int((missed & ~launched).sum()))
+        count_reason(reasons, "device events without a launch in the file", int((missed & ~launched).sum()))
         outside = missed & launched
         covered = climb(np.where(np.isin(kind, (OPERATOR,)), 0, MISSING), parent, launches) >= 0
-        _count(reasons, "device events launched outside every operator", int((outside & ~covered).sum()))
-        _count(reasons, "device events of operators that the graph does not hold", int((outside & covered).sum()))
+        count_reason(reasons, "device events launched outside every operator", int((outside & ~covered).sum()))
+        count_reason(reasons, "device events of operators that the graph does not hold", int((outside & covered).sum()))
     else:
-        _count(reasons, "device events, since no call could be joined", len(devices))
+        count_reason(reasons, "device events, since no call could be joined", len(devices))
     return node_of_row
 
 
@@ -325,7 +325,8 @@ def _doubts(graph: Graph, timeline: Timeline) -> list[str]:
     return doubts
 
 
-def _count(reasons: dict[str, int], reason: str, count: int) -> None:
+def count_reason(reasons: dict[str, int], reason: str, count: int) -> None:
+    """Reasons that hold for nothing are not listed."""
     if count:
         reasons[reason] = reasons.get(reason, 0) + count
 
