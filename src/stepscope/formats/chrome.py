@@ -210,8 +210,6 @@ GZIP_LEVEL = 2
 SECOND_NS = 1_000_000_000
 EXTRA_PROCESS = "stepscope"
 
-_SEPARATOR = b",\n  "
-
 
 class WrittenTrace(msgspec.Struct, frozen=True, kw_only=True):
     """What a file holds, and what was left out to keep it small."""
@@ -248,18 +246,19 @@ def write_chrome(
     ranks = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     _check(ranks, path, flows)
     plan = _Plan(ranks, path, flows=tuple(flows), arrows=list(arrows))
-    with plan.aside():
+    # What is written last takes the name of the file at the end; an error leaves what was there.
+    with output_file(path) as part:
         if max_bytes is None and max_events is None:
-            return plan.write(extra, None)
+            return plan.write(part, extra, None)
         order = DropOrder(ranks, arrow_events=2 if "ac2g" in flows else 0)
         rows = order.rows() if max_events is None else order.rows_within(max_events)
         if max_bytes is None:
-            return plan.write(extra, order.keep(rows))
+            return plan.write(part, extra, order.keep(rows))
         events = [dict(event) for event in extra]
         written: list[WrittenTrace] = []
 
         def write(kept: Sequence[Integers] | None) -> int:
-            written.append(plan.write(events, kept))
+            written.append(plan.write(part, events, kept))
             return written[-1].size_bytes
 
         write_within(max_bytes, path, order, rows, write)
@@ -286,28 +285,25 @@ class _Plan:
     def __init__(self, ranks: Sequence[Timeline], path: Path, *, flows: tuple[str, ...], arrows: list[Arrow]) -> None:
         self.ranks = ranks
         self.path = path
-        self.part = path
         self.flows = flows
         self.arrows = arrows
         self.base_ns = _base(ranks)
         self.places = plan_places(ranks)
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is written last inside takes the name of the file at the end; an error leaves what was there."""
-        with output_file(self.path) as self.part:
-            yield
-
-    def write(self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
-        """One try, beside the file."""
+    def write(self, part: Path, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
+        """One try, into the file beside the one that is wanted."""
         counts = Counter[str]()
         left_out = count_left_out(self.ranks, kept)
-        with self.part.open("wb") as file, packed(file, self.path) as stream:
-            for piece in self._document(extra, kept, left_out, counts):
-                stream.write(piece)
+        with part.open("wb") as file, packed(file, self.path) as stream:
+            stream.write(_header(self.ranks, self.places, self.base_ns, left_out))
+            separator = b"\n  "
+            for piece in self._pieces(extra, kept, counts):
+                stream.write(separator + piece)
+                separator = b",\n  "
+            stream.write(b"\n]}\n")
         return WrittenTrace(
             path=str(self.path),
-            size_bytes=self.part.stat().st_size,
+            size_bytes=part.stat().st_size,
             ranks=[timeline.rank for timeline in self.ranks],
             events=counts["events"],
             arrows=counts["arrows"],
@@ -315,20 +311,6 @@ class _Plan:
             left_out=left_out,
             base_ns=self.base_ns,
         )
-
-    def _document(
-        self,
-        extra: Iterable[Mapping[str, Any]],
-        kept: Sequence[Integers] | None,
-        left_out: dict[str, int],
-        counts: Counter[str],
-    ) -> Iterator[bytes]:
-        yield _header(self.ranks, self.places, self.base_ns, left_out)
-        separator = b"\n  "
-        for piece in self._pieces(extra, kept, counts):
-            yield separator + piece
-            separator = _SEPARATOR
-        yield b"\n]}\n"
 
     def _pieces(
         self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None, counts: Counter[str]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from stepscope.core.dtypes import DTYPE_BYTES, dtype_name
-from stepscope.formats.tensors import Opaque, Schema, SchemaArgument, Tensor, Undefined
+from stepscope.formats.tensors import Opaque, Schema, SchemaArgument, Tensor, Undefined, flatten
 
 
 class CannotRebuildError(Exception):
@@ -55,7 +55,7 @@ class BoundCall(NamedTuple):
 
     def tensors(self) -> Iterator[TracedTensor]:
         """All of them, those inside lists included."""
-        return flatten_tensors([value for _, value in self.arguments])
+        return flatten((value for _, value in self.arguments), TracedTensor)
 
 
 def read_timeline_inputs(
@@ -203,11 +203,3 @@ def _read_default(argument: SchemaArgument) -> Traced:
     except (ValueError, SyntaxError):
         return text
     return value if isinstance(value, bool | int | float | str | list) else None
-
-
-def flatten_tensors(values: Sequence[Traced]) -> Iterator[TracedTensor]:
-    for value in values:
-        if isinstance(value, TracedTensor):
-            yield value
-        elif isinstance(value, list):
-            yield from flatten_tensors(value)
