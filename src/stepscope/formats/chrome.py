@@ -141,8 +141,7 @@ class DropOrder:
         """For each timeline which rows stay, if so many may."""
         kept = np.zeros(len(self._order), bool)
         kept[self._order[len(self._order) - rows :]] = True
-        parts: list[Integers] = np.split(kept, np.cumsum(self._sizes)[:-1])
-        return parts
+        return np.split(kept, np.cumsum(self._sizes)[:-1])
 
 
 def _standing(timeline: Timeline) -> Integers:

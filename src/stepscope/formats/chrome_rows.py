@@ -232,8 +232,7 @@ class RowText:
         lines = np.empty(len(keys), object)
         for group in np.split(order, starts[1:]) if len(keys) else ():
             lines[group] = self._fill(int(keys[group[0]]), columns, group)
-        filled: list[str] = lines.tolist()
-        return filled
+        return lines.tolist()
 
     def arrow(self, phase: str, category: str, rows: Integers, ids: Sequence[int]) -> list[str]:
         """Beginnings (s) or ends (f) of arrows at the starts of these rows."""

@@ -167,16 +167,14 @@ class Timeline:
             wanted &= self.core["step"] == step
         rows = np.flatnonzero(wanted)
         start, end, index = (self.core[name][rows] for name in ("start_ns", "end_ns", "event_index"))
-        order: Integers = rows[np.lexsort((index, -end, start))]
-        return order
+        return rows[np.lexsort((index, -end, start))]
 
 
 def has_value(name: str, cells: Array) -> Array:
     """By cell of a column: whether there is a value in it."""
     import numpy as np
 
-    found: Array = ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
-    return found
+    return ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
 
 
 def make_blocks(columns: Mapping[str, Array]) -> dict[str, Block]:

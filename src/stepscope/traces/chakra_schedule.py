@@ -251,8 +251,7 @@ class _Places:
         return int((self.cut_ns > self.segments.start_ns).sum())
 
     def is_device(self, rows: Integers) -> Integers:
-        found: Integers = self.device_place[rows] >= 0
-        return found
+        return self.device_place[rows] >= 0
 
     def segments_ending_by(self, rows: Integers, limit_ns: Integers) -> Integers:
         """The last segment, on the thread of each host row and not after the row, that had ended by then; −1: none."""
@@ -429,8 +428,7 @@ class _Table:
         segments = node < self.places.segment_count
         if not self.places.segment_count:
             return node
-        last: Integers = np.where(segments, self.last_part[np.minimum(node, self.places.segment_count - 1)], node)
-        return last
+        return np.where(segments, self.last_part[np.minimum(node, self.places.segment_count - 1)], node)
 
     def add_threads_order(self) -> None:
         segments = self.places.segments

@@ -134,8 +134,7 @@ class Link:
         np.add.at(own, positions, spent)
         begin = self.graph.position
         if not inclusive:
-            only: Integers = own[begin]
-            return only
+            return own[begin]
         total = np.concatenate([[0], np.cumsum(own[:-1])])
         inside: Integers = total[begin + self.graph.nesting.size] - total[begin]
         return inside

@@ -294,8 +294,7 @@ class _Reader:
             packed = (first << 32) | (second << 16) | third
         _, places, inverse = np.unique(packed, return_index=True, return_inverse=True)
         codes = np.array([self._code(name_of(key)) for key in keys[places].tolist()], np.int64)
-        coded: Integers = codes[inverse]
-        return coded
+        return codes[inverse]
 
     # --- rows of the host ------------------------------------------------------------------------------------------
 
@@ -552,8 +551,7 @@ class _Reader:
 
 def _process(serial: Integers) -> Integers:
     """Machine and pid out of a serialised id; −1 where there is none."""
-    found: Integers = np.where(serial < 0, MISSING, serial >> 24)
-    return found
+    return np.where(serial < 0, MISSING, serial >> 24)
 
 
 FORMAT = TraceFormat("nsys_sqlite", sniff, read)

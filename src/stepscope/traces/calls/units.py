@@ -179,8 +179,7 @@ def group_calls(timeline: Timeline, rows: Integers) -> Integers:
         return np.zeros(0, np.int64)
     columns = [timeline.column(name)[rows] for name in ("name", "shapes", "types", "strides", "values")]
     _, group = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    found: Integers = group.ravel()
-    return found
+    return group.ravel()
 
 
 def is_recorded(timeline: Timeline, row: int) -> bool:

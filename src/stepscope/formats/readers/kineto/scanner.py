@@ -174,8 +174,7 @@ def _fits(cells: Array) -> bool:
 def mapped(cells: Array, mapping: Integers) -> Array:
     if not len(mapping):
         return cells
-    replaced: Array = np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
-    return replaced
+    return np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
 
 
 def absent(name: str, rows: int) -> Array:
