@@ -23,20 +23,12 @@ PLAIN, DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC, EVENT_RECORD, STREAM_WAIT, BLOCKING
 """What a call does: nothing that others wait for; wait for a device, a stream, an event; mark or await a place in a
 stream; copy and return when the copy has ended; take or give back memory, which may wait for everything."""
 
-_RULES = tuple(
-    (role, re.compile(pattern, re.IGNORECASE))
-    for role, pattern in (
-        (STREAM_WAIT, r"StreamWaitEvent|EventsWaitWithBarrier|AppendWaitOnEvents"),
-        (EVENT_RECORD, r"EventRecord|RecordEvent|AppendSignalEvent"),
-        (EVENT_SYNC, r"Event(Host)?Synchronize|SynchronizeEvent|urEventWait|piEventsWait"),
-        (STREAM_SYNC, r"(Stream|Queue|List|Fence)(Host)?Synchronize|SynchronizeStream|QueueFinish"),
-        (DEVICE_SYNC, r"Synchroni[sz]e"),
-        (PLAIN, r"Async|Peer"),
-        (BLOCKING_COPY, r"^(cuda|cu|hip|musa|mu)Memcpy"),
-        (ALLOCATION, r"^(cuda|cu|hip|musa|mu)(Malloc|Free|Mem(Alloc|Free)|HostAlloc|HostRegister|HostUnregister)"),
-    )
-)
-"""The first that fits decides. A name that only says Synchronize waits for the device."""
+_HOST = tomllib.loads(resources.files(__package__).joinpath("host_names.toml").read_text(encoding="utf-8"))
+_CALLS = (
+    "plain", "device_sync", "stream_sync", "event_sync", "event_record", "stream_wait", "blocking_copy", "allocation",
+)  # fmt: skip
+_WITHOUT_WORK = frozenset(_HOST["without_work"])
+_RULES = [(_CALLS.index(role), re.compile(pattern, re.IGNORECASE)) for role, pattern in _HOST["calls"].items()]
 
 
 @lru_cache(8192)
@@ -57,18 +49,6 @@ def is_launch_name(name: str) -> bool:
 
 HOST_WAITS = frozenset({DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC, BLOCKING_COPY})
 """Roles of calls that return only when device work has ended."""
-
-
-_WITHOUT_WORK = frozenset({
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "as_strided", "t", "transpose", "permute", "expand",
-    "expand_as", "detach", "detach_", "alias", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
-    "unbind", "unsqueeze", "squeeze", "unflatten", "flatten", "contiguous", "to", "diagonal", "unfold", "real",
-    "imag", "view_as", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
-    "resize_", "resolve_conj", "resolve_neg", "result_type", "is_same_size", "size", "stride", "set_data",
-    "requires_grad_", "retain_grad", "resize_output_", "_resize_output_", "swapaxes", "movedim", "numpy_T",
-    "is_complex", "is_floating_point",
-})  # fmt: skip
-"""On the host these are rows like others; on a device they launch nothing."""
 
 
 def does_no_work(name: str) -> bool:
@@ -401,18 +381,6 @@ def is_device_wait(name: str) -> bool:
 _HOST_WORK = re.compile(r"^(?:gloo|mpi|ucc):(\w+)$")
 _DEVICE_WORK = re.compile(r"^(?:nccl|rccl|xccl):(\w+)(?: .*)?$")
 _HOST_CALL = re.compile(r"^c10d::_?(\w+?)_?$")
-_HOST_NAMES = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "allgather": "all_gather",
-    "allgather_base": "all_gather_into_tensor",
-    "allgather_coalesced": "all_gather_coalesced",
-    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-    "reduce_scatter_base": "reduce_scatter_tensor",
-    "recv_any_source": "recv",
-}
 
 
 def classify_host_communication(name: str) -> str | None:
@@ -425,7 +393,7 @@ def classify_host_communication(name: str) -> str | None:
     if found is None:
         return None
     word = found[1]
-    return _HOST_NAMES.get(word, word)
+    return str(_HOST["collectives"].get(word, word))
 
 
 def is_host_work(name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.formats.chrome import launch_pairs
 from stepscope.formats.nesting import nearest
 from stepscope.formats.timeline import (
     COLUMN,
@@ -148,9 +149,7 @@ def _overlaps(timeline: Timeline, first: int, last: int) -> Array:
 
 def _with_launches(timeline: Timeline, kept: Array) -> Array:
     """Launch calls of kept device work, and device work of kept launch calls."""
-    parent: Any = timeline.core["parent"]
-    devices = np.flatnonzero(np.isin(timeline.core["kind"], DEVICE_KINDS) & (parent >= 0))
-    calls = parent[devices]
+    calls, devices = launch_pairs(timeline)
     wanted = kept.copy()
     wanted[calls[kept[devices]]] = True
     # A graph's launch starts many kernels: wanted by one of them, it brings the others too.
