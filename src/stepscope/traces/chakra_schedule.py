@@ -361,15 +361,10 @@ def _stream_order(places: _Places) -> _Edges:
         rows = devices[which == number]
         node = places.device_place[rows]
         start, end = places.start[rows], places.end[rows]
-        count = len(rows)
-        here = np.arange(count)
+        here = np.arange(len(rows))
         following = np.maximum(np.searchsorted(start, end, side="left"), here + 1)
-        has = following < count
-        before.append(node[has])
-        after.append(node[following[has]])
-        lone = ~has & (here < count - 1)
-        before.append(node[lone])
-        after.append(np.full(int(lone.sum()), node[-1]))
+        before.append(node[:-1])
+        after.append(node[np.minimum(following[:-1], here[-1])])
         by_end = np.argsort(end, kind="stable")
         place = np.searchsorted(end[by_end], start, side="right") - 1
         latest = by_end[np.maximum(place, 0)]
@@ -402,8 +397,7 @@ class _Table:
         segment_end = segments.end_ns.copy()
         segment_end[head_cut] = segments.start_ns[head_cut]
         count = places.segment_count + len(devices)
-        self.first_part = np.arange(places.segment_count)
-        self.last_part = np.arange(places.segment_count)
+        self.last_part = np.arange(count)
         # The time after a wait is a node of its own, so that the call keeps its beginning.
         self.last_part[head_cut] = count + np.arange(len(head_cut))
         self.form = np.concatenate([segment_form, np.full(len(devices), DEVICE), np.full(len(head_cut), REST)])
@@ -411,32 +405,23 @@ class _Table:
         self.start = np.concatenate([segment_start, places.start[devices], places.cut_ns[head_cut]])
         self.end = np.concatenate([segment_end, places.end[devices], segments.end_ns[head_cut]])
         self.thread = np.concatenate([segments.thread, np.full(len(devices), -1), segments.thread[head_cut]])
-        self.before: list[Integers] = [self.first_part[head_cut]]
+        self.before: list[Integers] = [head_cut]
         self.after: list[Integers] = [self.last_part[head_cut]]
         self.counts: dict[str, int] = dict.fromkeys(EDGE_KINDS, 0)
 
     def add(self, found: _Edges) -> None:
         """Sources are what remains of a segment after its wait, and so are targets that were cut."""
-        before = self._last(found.before)
-        after = self._last(found.after)
-        self.before.append(before)
-        self.after.append(after)
+        self.before.append(self.last_part[found.before])
+        self.after.append(self.last_part[found.after])
         for kind, count in zip(*np.unique(found.kind, return_counts=True), strict=True):
             self.counts[EDGE_KINDS[int(kind)]] += int(count)
 
-    def _last(self, node: Integers) -> Integers:
-        segments = node < self.places.segment_count
-        if not self.places.segment_count:
-            return node
-        return np.where(segments, self.last_part[np.minimum(node, self.places.segment_count - 1)], node)
-
     def add_threads_order(self) -> None:
-        segments = self.places.segments
-        if self.places.segment_count:
-            same = segments.thread[1:] == segments.thread[:-1]
-            self.before.append(self.last_part[:-1][same])
-            self.after.append(self.first_part[1:][same])
-            self.counts["host"] += int(same.sum())
+        threads = self.places.segments.thread
+        next_ones = np.flatnonzero(threads[1:] == threads[:-1]) + 1
+        self.before.append(self.last_part[next_ones - 1])
+        self.after.append(next_ones)
+        self.counts["host"] += len(next_ones)
 
     def add_hand_overs(self) -> None:
         """What waits for nothing yet (a thread's first call, work without a launch) follows what had last ended on the

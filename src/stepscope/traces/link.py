@@ -96,17 +96,18 @@ class Link:
 
     def rows_of(self, node: Node | int) -> Integers:
         """Device rows that the call itself launched, not those of calls inside it. Takes a node or its place."""
-        position = self.graph.position[self._place(node)]
-        rows, positions = self._rows_by_preorder
-        return rows[np.searchsorted(positions, position) : np.searchsorted(positions, position, side="right")]
+        return self._rows_from(self._place(node), 1)
 
     def rows_under(self, node: Node | int) -> Integers:
         """Device rows that the call, and all calls inside it, launched."""
         place = self._place(node)
-        begin = self.graph.position[place]
-        end = begin + self.graph.nesting.size[place]
+        return self._rows_from(place, int(self.graph.nesting.size[place]))
+
+    def _rows_from(self, place: int, calls: int) -> Integers:
+        """Of a call and those that follow it in the pre-order, so many in all."""
         rows, positions = self._rows_by_preorder
-        return rows[np.searchsorted(positions, begin) : np.searchsorted(positions, end)]
+        begin, end = np.searchsorted(positions, self.graph.position[place] + np.array([0, calls]))
+        return rows[begin:end]
 
     def node_for(self, row: int) -> Node | None:
         """The call of a row of the timeline."""

@@ -123,15 +123,10 @@ def _fits(argument: SchemaArgument, value: Traced) -> bool:
     return not is_list and _element_fits(kind, value)
 
 
-_NUMBERS = {
-    "bool": (bool,),
-    "int": (int,),
-    "SymInt": (int,),
+_NUMBERS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("int", "SymInt", "ScalarType", "Layout", "MemoryFormat"), (int,)),
     "float": (int, float),
-    "Scalar": (bool, int, float),
-    "ScalarType": (int,),
-    "Layout": (int,),
-    "MemoryFormat": (int,),
+    "Scalar": (int, float),
 }
 
 
