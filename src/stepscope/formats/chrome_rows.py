@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -213,12 +214,8 @@ class RowText:
         self._timeline = timeline
         self._places = places
         self._base_ns = base_ns
-        self._names = _Texts(timeline.texts, quoted)
-        self._lists = _Texts(timeline.texts, _as_list)
-        self._rests = _Texts(timeline.texts, _without_braces)
-        self._calls = _Texts(timeline.texts, _call_category)
-        self._covered: dict[int, int] = {MISSING: 0}
-        self._templates: dict[int, Template] = {}
+        self._texts = {form: _Texts(timeline.texts, write) for form, write in _WRITE_TEXT.items()}
+        self._covers = cache(self._find_covered)
 
     def lines(self, first: int, last: int, kept: Integers | None = None) -> list[str]:
         """One text for each row from `first` to before `last` (of these: those where `kept`), in order."""
@@ -277,21 +274,14 @@ class RowText:
         found: Integers = keys
         return found
 
-    def _covers(self, code: int) -> int:
+    def _find_covered(self, code: int) -> int:
         """Columns that the kept arguments of a row repeat."""
-        found = self._covered.get(code)
-        if found is None:
-            found = 0
-            for argument in _keys_of(self._timeline.texts[code]):
-                column = COLUMN_OF_ARGUMENT.get(argument)
-                found |= 0 if column is None else 1 << _BIT[column]
-            self._covered[code] = found
-        return found
+        arguments = [] if code == MISSING else _keys_of(self._timeline.texts[code])
+        columns = {COLUMN_OF_ARGUMENT[argument] for argument in arguments if argument in COLUMN_OF_ARGUMENT}
+        return sum(1 << _BIT[column] for column in columns)
 
     def _fill(self, key: int, columns: dict[str, Any], group: Integers) -> list[str]:
-        template = self._templates.get(key)
-        if template is None:
-            template = self._templates[key] = _make_template(key)
+        template = _make_template(key)
         parts: list[Any] = []
         for column, form in template.fields:
             parts += self._values(column, form, columns, group)
@@ -311,8 +301,7 @@ class RowText:
             return [values]
         if form == "place":
             return [[self._places.fields[code] for code in values]]
-        texts = {"list": self._lists, "rest": self._rests, "call": self._calls}.get(form, self._names)
-        return [texts.of(values)]
+        return [self._texts[form].of(values)]
 
 
 class _Texts:
@@ -331,6 +320,7 @@ class _Texts:
         return [written[code] for code in codes]
 
 
+@cache
 def _make_template(key: int) -> Template:
     kind = key & ((1 << _KIND_BITS) - 1)
     bits = key >> _KIND_BITS
@@ -416,3 +406,7 @@ def _without_braces(text: str) -> str:
     if stripped.startswith("{") and _keys_of(stripped):
         return stripped[1:-1]
     return f'"arguments":{quoted(text)}'
+
+
+_WRITE_TEXT = {"text": quoted, "list": _as_list, "rest": _without_braces, "call": _call_category}
+"""By the form of a field."""

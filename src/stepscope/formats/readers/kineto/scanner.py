@@ -207,21 +207,30 @@ class _Keys:
     """Words the scanner knows, in a small table it can look into."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        hash_text = load("json_text", "hash_text", "ii")
         encoded = [word.encode() for word in words]
         self.bytes = _padded(b"".join(encoded))
         self.begin = np.cumsum([0, *map(len, encoded)])
-        self.slots = np.zeros(1 << (4 * len(encoded)).bit_length(), np.int64)
-        self.mask = len(self.slots) - 1
-        start = self.bytes.ctypes.data
-        for number, (begin, end) in enumerate(zip(self.begin.tolist(), self.begin.tolist()[1:], strict=False)):
-            place = hash_text(start + begin, start + end) & self.mask
-            while self.slots[place]:
-                place = (place + 1) & self.mask
-            self.slots[place] = number + 1
+        count = 1 << (4 * len(encoded)).bit_length()
+        self.slots = _make_slots(count, self.bytes, self.begin, np.zeros(len(encoded), np.int64))
 
     def addresses(self) -> list[int]:
-        return [self.slots.ctypes.data, self.mask, self.bytes.ctypes.data, self.begin.ctypes.data]
+        return [self.slots.ctypes.data, len(self.slots) - 1, self.bytes.ctypes.data, self.begin.ctypes.data]
+
+
+def _make_slots(count: int, content: Array, bounds: Integers, flags: Integers) -> Integers:
+    """Numbers + 1 of texts at the places of their hashes, or behind those that were there before; a power of two of
+    places."""
+    hash_text = load("json_text", "hash_text", "ii")
+    slots = np.zeros(count, np.int64)
+    start = content.ctypes.data
+    for number, (begin, end, flag) in enumerate(
+        zip(bounds.tolist(), bounds[1:].tolist(), flags.tolist(), strict=False)
+    ):
+        place = (hash_text(start + begin, start + end) ^ (flag * 7919)) & (count - 1)
+        while slots[place]:
+            place = (place + 1) & (count - 1)
+        slots[place] = number + 1
+    return slots
 
 
 class _Pool:
@@ -241,15 +250,8 @@ class _Pool:
         self.bounds = _grown(self.bounds, most)
         self.flags = _grown(self.flags, most)
         if len(self.slots) < 2 * most:
-            hash_text = load("json_text", "hash_text", "ii")
-            self.slots = np.zeros(1 << (2 * most).bit_length(), np.int64)
-            start, mask = self.bytes.ctypes.data, len(self.slots) - 1
-            for code in range(texts):
-                begin, end = int(self.bounds[code]), int(self.bounds[code + 1])
-                spot = (hash_text(start + begin, start + end) ^ (int(self.flags[code]) * 7919)) & mask
-                while self.slots[spot]:
-                    spot = (spot + 1) & mask
-                self.slots[spot] = code + 1
+            count = 1 << (2 * most).bit_length()
+            self.slots = _make_slots(count, self.bytes, self.bounds[: texts + 1], self.flags[:texts])
 
     def texts(self, count: int) -> list[str]:
         """All of them; the scanner has checked each when it was new."""
