@@ -75,10 +75,7 @@ _BARE_NUMBER = re.compile(rb"(?<=[\[,: \n])(-?(?:inf|nan|NaN|Infinity))(?=\s*[,\
 _NO_TEXT = re.compile("[\udc80-\udcff]")
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 _NUMBERS = frozenset(("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid"))
-_KIND_OF: dict[str, type] = {
-    **dict.fromkeys(_NUMBERS, int),
-    **dict.fromkeys(("op_schema", "kernel_backend", "kernel_file", "tensor_range"), str),
-}
+_TEXTS = frozenset(("op_schema", "kernel_backend", "kernel_file", "tensor_range"))
 
 
 def sniff(head: bytes) -> bool:
@@ -177,14 +174,16 @@ def _nested(node: _FileNode, attributes: list[_Attribute], seen: dict[bytes, Arg
     for attribute in attributes:
         name = attribute.name
         value = attribute.value
-        kind = _KIND_OF.get(name)
-        if kind is None:
-            rest[name] = value
-        elif not isinstance(value, kind):
-            shown, wanted = str(value)[:40], "a whole number" if kind is int else "a text"
-            raise ValueError(f"node {node.id} ({node.name[:80]}) has {shown!r} as {name}, which must be {wanted}")
+        if name in _NUMBERS:
+            if not isinstance(value, int):
+                raise _wrong_attribute(node, name, value, "a whole number")
+            plain[name] = value if -_HALF <= value < _HALF else _signed(value)
+        elif name in _TEXTS:
+            if not isinstance(value, str):
+                raise _wrong_attribute(node, name, value, "a text")
+            plain[name] = value
         else:
-            plain[name] = _signed(value) if isinstance(value, int) and not -_HALF <= value < _HALF else value
+            rest[name] = value
     parent = node.ctrl_deps
     if isinstance(parent, list):
         parent = parent[0] if parent else 0
@@ -212,6 +211,10 @@ def _signed(value: int) -> int:
     """64 bits as a number with a sign: −1 may be written as 2⁶⁴ − 1."""
     value %= 2 * _HALF
     return value - 2 * _HALF if value >= _HALF else value
+
+
+def _wrong_attribute(node: _FileNode, name: str, value: object, wanted: str) -> ValueError:
+    return ValueError(f"node {node.id} ({node.name[:80]}) has {str(value)[:40]!r} as {name}, which must be {wanted}")
 
 
 def _groups(nodes: tuple[Node, ...], warnings: list[str]) -> tuple[ProcessGroup, ...]:

@@ -258,12 +258,15 @@ def _text(kind: ValueType, value: str) -> Value:
     return Opaque(value[1:-1]) if value.startswith("<") and value.endswith(">") else value
 
 
+_NESTS = (list, tuple)
+
+
 def flatten(values: Iterable[Any], kind: type[T]) -> Iterator[T]:
     """All of this kind in a nest of lists and tuples, in order."""
     for value in values:
         if isinstance(value, kind):
             yield value
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, _NESTS):
             yield from flatten(value, kind)
 
 
@@ -275,7 +278,8 @@ def flatten_tensors(values: Iterable[Value]) -> Iterator[Tensor]:
 def _tensor(kind: ValueType, value: Any, shape: Any, strides: Any) -> Value:
     if isinstance(value, list) and len(value) >= 5:
         number, storage, offset, elements, itemsize, *more = value
-        if all(isinstance(one, int) for one in value[1:5]):
+        whole = isinstance(storage, int) and isinstance(offset, int) and isinstance(elements, int)
+        if whole and isinstance(itemsize, int):
             sizes = tuple(shape) if isinstance(shape, list) else ()
             steps = tuple(strides) if isinstance(strides, list) else None
             device = more[0] if more else ""
