@@ -190,7 +190,7 @@ class OtherOrder(Optimized):
                 hidden = part(hidden)
         return hidden.square().mean()
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         return []
 
 
@@ -351,7 +351,7 @@ class Mixed(Optimized):
         wrong[outputs.double().norm(dim=1).argmax()] = 0
         return wrong
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         return []
 
 
@@ -384,7 +384,7 @@ class LateFault(UpdatesEarly):
             group["lr"] *= 0.9
         return optimizer
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         return []
 
 

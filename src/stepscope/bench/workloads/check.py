@@ -120,7 +120,7 @@ def build_perturbed(task: Task, *, device: str, seed: int) -> nn.Module:
 class _Unchanged(Optimized):
     """The ootb implementation in the place of a fast one: how far rounding alone takes it."""
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         return []
 
 

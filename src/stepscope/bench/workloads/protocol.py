@@ -64,6 +64,8 @@ class Change(NamedTuple):
 
     name: str
     what: str
+    precisions: Sequence[Precision] = PRECISIONS
+    """Those in which it is done."""
 
 
 class Engine(NamedTuple):
@@ -140,5 +142,8 @@ class Optimized(Task):
         return EAGER
 
     @abstractmethod
+    def list_changes(self, mode: Mode) -> Sequence[Change]:
+        """Everything that an owner of the model would have to take over, in any precision."""
+
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        """Everything that an owner of the model would have to take over."""
+        return [one for one in self.list_changes(mode) if precision in one.precisions]

@@ -133,6 +133,13 @@ class LeanAnswers(LeanBert):
         return starts, ends
 
 
+HEAD_WHERE_IT_COUNTS = Change(
+    "head where it counts",
+    "The words of the vocabulary are scored only at the hidden places, which the loader lists; their number must be "
+    "the same in every batch.",
+)
+
+
 class FastBert(FastEncoder):
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         make = LeanPretraining if self._pretrains else LeanAnswers
@@ -156,17 +163,9 @@ class FastBert(FastEncoder):
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return list(cast("Any", module).encoder.layers)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [ONE_PROJECTION, SKIPPED_LOOKUPS, *super().changes(mode=mode, precision=precision)]
-        if mode == "train" and self._pretrains:
-            found.append(
-                Change(
-                    "head where it counts",
-                    "The words of the vocabulary are scored only at the hidden places, which the loader lists; "
-                    "their number must be the same in every batch.",
-                )
-            )
-        return found
+    def list_changes(self, mode: Mode) -> list[Change]:
+        own = [HEAD_WHERE_IT_COUNTS] if mode == "train" and self._pretrains else []
+        return [ONE_PROJECTION, SKIPPED_LOOKUPS, *super().list_changes(mode), *own]
 
     @property
     def _pretrains(self) -> bool:

@@ -11,17 +11,7 @@ from torch.nn import functional
 
 from stepscope.bench.workloads.models.convnets.layers import fold_one
 from stepscope.bench.workloads.models.encoders.ootb import make_adamw
-from stepscope.bench.workloads.models.encoders.optimized import (
-    COMPILED,
-    WHOLE_GRAPH,
-    FastEncoder,
-    Lean,
-    Origins,
-    as_stream,
-    fused_optimizer,
-    precision_changes,
-    stream_dtype,
-)
+from stepscope.bench.workloads.models.encoders.optimized import FastEncoder, Lean, Origins, as_stream, stream_dtype
 from stepscope.bench.workloads.protocol import Change, Mode, Precision, Task
 
 COARSENESS = 8
@@ -264,23 +254,20 @@ class FastCvt(FastEncoder):
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return [block for stage in cast("Any", module).stages for block in stage.blocks]
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [
-            Change("channels last", "Images and tokens have one layout, so that nothing is turned between the two."),
-            Change("fused attention", "Scores are not stored (scaled_dot_product_attention)."),
-            COMPILED,
-            WHOLE_GRAPH,
-            *precision_changes(mode, precision),
-            Change(
-                "convolutions as shifted sums",
-                "Depthwise convolutions are sums of shifted images that the compiler fuses; those of key and value "
-                "read their input once.",
-            ),
-        ]
-        if mode == "train":
-            return [*found, fused_optimizer("AdamW")]
-        return [
-            *found,
-            Change("folded batch norms", "Batch norms are part of the weights of the convolutions before them."),
-            Change("last block where it is read", "The last block is computed for the class token alone."),
-        ]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [*CHANGES, *super().list_changes(mode), *([] if mode == "train" else INFER_CHANGES)]
+
+
+CHANGES = [
+    Change("channels last", "Images and tokens have one layout, so that nothing is turned between the two."),
+    Change("fused attention", "Scores are not stored (scaled_dot_product_attention)."),
+    Change(
+        "convolutions as shifted sums",
+        "Depthwise convolutions are sums of shifted images that the compiler fuses; those of key and value read their "
+        "input once.",
+    ),
+]
+INFER_CHANGES = [
+    Change("folded batch norms", "Batch norms are part of the weights of the convolutions before them."),
+    Change("last block where it is read", "The last block is computed for the class token alone."),
+]

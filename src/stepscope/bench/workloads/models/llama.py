@@ -66,6 +66,11 @@ SINGLE = {"attention.out": "self_attn.o_proj", "feed.down": "mlp.down_proj"}
 
 
 class OptimizedLlama(OptimizedDecoder):
+    fusions = (
+        Change("fused projections", "Queries, keys and values come from one matmul; so do gate and up."),
+        Change("shared keys", "Queries that share a key are taken together; keys and values are not repeated."),
+    )
+
     def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
         body, sizes = module.model, self.sizes
         blocks = []
@@ -121,12 +126,6 @@ class OptimizedLlama(OptimizedDecoder):
         width = fused.shape[0] // (heads + 2 * shared)
         parts = torch.split(fused, [heads * width, shared * width, shared * width])
         return {f"{place}.{letter}_proj.weight": one for letter, one in zip(letters, parts, strict=True)}
-
-    def fusions(self) -> list[Change]:
-        return [
-            Change("fused projections", "Queries, keys and values come from one matmul; so do gate and up."),
-            Change("shared keys", "Queries that share a key are taken together; keys and values are not repeated."),
-        ]
 
 
 def _norm(plain: Any) -> nn.RMSNorm:

@@ -108,6 +108,12 @@ class OscarAnswers(Task):
         return [model.bert.embeddings, *model.bert.encoder.layer, model.region_embedding, model.classifier]
 
 
+LAST_LAYER_WHERE_READ = Change(
+    "last layer where it is read",
+    "The last layer is computed for the first token alone: the answer is read from nothing else.",
+)
+
+
 class FastOscar(FastEncoder):
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         return LeanOscar(module, cast("Any", module).bert, mode=mode, precision=precision)
@@ -121,13 +127,5 @@ class FastOscar(FastEncoder):
         model = cast("Any", module)
         return [model.embeddings, *model.encoder.layers, model.regions, model.classifier]
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        return [
-            ONE_PROJECTION,
-            Change(
-                "last layer where it is read",
-                "The last layer is computed for the first token alone: the answer is read from nothing else.",
-            ),
-            SKIPPED_LOOKUPS,
-            *super().changes(mode=mode, precision=precision),
-        ]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [ONE_PROJECTION, LAST_LAYER_WHERE_READ, SKIPPED_LOOKUPS, *super().list_changes(mode)]

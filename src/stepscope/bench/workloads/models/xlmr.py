@@ -14,13 +14,12 @@ from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_wo
 from stepscope.bench.workloads.models.encoders.optimized import (
     COMPILED,
     ONE_PROJECTION,
+    ROUNDINGS,
     SKIPPED_LOOKUPS,
     WHOLE_GRAPH,
     FastEncoder,
     LeanText,
-    fused_optimizer,
     pack,
-    precision_changes,
     unpack,
 )
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Outputs, Precision, Task
@@ -99,6 +98,14 @@ class LeanXlmr(LeanText):
         return features
 
 
+PACKED_SEQUENCES = Change(
+    "packed sequences",
+    "The loader lays sequences end to end without padding, with their positions; attention is computed within each. "
+    "Features come back packed as well.",
+)
+FUSED_SGD = Change("fused optimizer", "SGD updates all weights in few kernels.")
+
+
 class FastXlmr(FastEncoder):
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
@@ -142,21 +149,9 @@ class FastXlmr(FastEncoder):
             return Engine(compile="default", dynamic=True)
         return super().engine(mode)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [ONE_PROJECTION, COMPILED, *precision_changes(mode, precision)]
-        if self._packs:
-            found.append(
-                Change(
-                    "packed sequences",
-                    "The loader lays sequences end to end without padding, with their positions; attention is "
-                    "computed within each. Features come back packed as well.",
-                )
-            )
-        else:
-            found += [SKIPPED_LOOKUPS, WHOLE_GRAPH]
-        if mode == "train":
-            found.append(fused_optimizer("SGD"))
-        return found
+    def list_changes(self, mode: Mode) -> list[Change]:
+        layout = [PACKED_SEQUENCES] if self._packs else [SKIPPED_LOOKUPS, WHOLE_GRAPH]
+        return [ONE_PROJECTION, COMPILED, *ROUNDINGS[mode], *layout, *([FUSED_SGD] if mode == "train" else [])]
 
     @property
     def _packs(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,8 @@ class FastPictures(Optimized):
     """Name of the first convolution in the plain module."""
     has_norms: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
+    own_changes: ClassVar[Sequence[Change]] = ()
+    """What `rearrange` does."""
 
     plain: PictureTask
 
@@ -66,28 +69,12 @@ class FastPictures(Optimized):
         return STEP
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        changes = [
-            Change("compile", "torch.compile in its default mode fuses norms, activations, sums and pooling."),
-            Change("graph", "The whole step is one CUDA graph, replayed; batches are copied to where it reads them."),
-            Change("channels last", "Pictures, activations and weights are stored with the channels last."),
-            Change(
-                "stem on blocks",
-                "The loader pads pictures with zeros and lays blocks of pixels out as channels, filled up to a "
-                "multiple of 8; the first convolution's weights are moved accordingly.",
-            ),
-            Change("cudnn benchmark", "cuDNN times four algorithms for each shape and keeps the fastest."),
-        ]
-        if mode == "train":
-            changes.append(Change("fused optimizer", "SGD updates all weights in one kernel (fused=True)."))
-        elif self.has_norms:
-            changes.append(Change("folded norms", "Batch norms are taken into the convolutions before them."))
-        if self.has_groups:
-            changes.append(Change("grouped convolutions", self._describe_groups(mode, precision)))
-        return [*changes, *self.own_changes(mode=mode), *describe_precision(mode, precision)]
+        groups = [Change("grouped convolutions", self._describe_groups(mode, precision))] if self.has_groups else []
+        return [*super().changes(mode=mode, precision=precision), *groups]
 
-    def own_changes(self, *, mode: Mode) -> list[Change]:
-        """What `rearrange` does."""
-        return []
+    def list_changes(self, mode: Mode) -> list[Change]:
+        norms = [FOLDED_NORMS] if mode == "infer" and self.has_norms else []
+        return [*CHANGES, *norms, *self.own_changes, *(TRAIN_CHANGES if mode == "train" else INFER_CHANGES)]
 
     def _describe_groups(self, mode: Mode, precision: Precision) -> str:
         """As they were chosen in this process, where they were."""
@@ -103,15 +90,29 @@ class FastPictures(Optimized):
         return f"{rule}: {'; '.join(f'{layer}: {way}' for layer, way in made.items())}."
 
 
-def describe_precision(mode: Mode, precision: Precision) -> list[Change]:
-    kind = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
-    if precision == "tf32":
-        return [Change("tf32", "Matmuls of float32 numbers are rounded to TF32.")]
-    if kind is None:
-        return []
-    if mode == "infer":
-        return [Change(precision, f"Weights, pictures and activations are {kind}.")]
-    return [Change(precision, f"Convolutions and matmuls run in {kind} (autocast); weights and norms stay float32.")]
+CHANGES = [
+    Change("compile", "torch.compile in its default mode fuses norms, activations, sums and pooling."),
+    Change("graph", "The whole step is one CUDA graph, replayed; batches are copied to where it reads them."),
+    Change("channels last", "Pictures, activations and weights are stored with the channels last."),
+    Change(
+        "stem on blocks",
+        "The loader pads pictures with zeros and lays blocks of pixels out as channels, filled up to a multiple of 8; "
+        "the first convolution's weights are moved accordingly.",
+    ),
+    Change("cudnn benchmark", "cuDNN times four algorithms for each shape and keeps the fastest."),
+    Change("tf32", "Matmuls of float32 numbers are rounded to TF32.", ["tf32"]),
+]
+FOLDED_NORMS = Change("folded norms", "Batch norms are taken into the convolutions before them.")
+_AUTOCAST = "Convolutions and matmuls run in {} (autocast); weights and norms stay float32."
+TRAIN_CHANGES = [
+    Change("fused optimizer", "SGD updates all weights in one kernel (fused=True)."),
+    Change("bf16", _AUTOCAST.format("bfloat16"), ["bf16"]),
+    Change("fp16", _AUTOCAST.format("float16"), ["fp16"]),
+]
+INFER_CHANGES = [
+    Change("bf16", "Weights, pictures and activations are bfloat16.", ["bf16"]),
+    Change("fp16", "Weights, pictures and activations are float16.", ["fp16"]),
+]
 
 
 def _store_channels_last(module: nn.Module) -> nn.Module:

@@ -37,6 +37,9 @@ class StaticState(NamedTuple):
 class OptimizedDecoder(Optimized, Decoder):
     """Everything but how a plain network becomes a fast one."""
 
+    fusions: Sequence[Change] = ()
+    """Matmuls that are one here and several in the ootb implementation."""
+
     @abstractmethod
     def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
         """Takes the weights out of the plain module layer by layer: a large model is never there twice."""
@@ -104,37 +107,30 @@ class OptimizedDecoder(Optimized, Decoder):
         state.last.copy_(tokens)
         state.written[:, int(state.chosen) - 1] = tokens
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        both = [
-            Change("compiled", "The whole pass goes through torch.compile: norms, rotations, activations are fused."),
-            Change("graph", "The step is captured as CUDA graphs and replayed, once for each shape of batch."),
-            Change("aligned head", "Rows of zeros fill the vocabulary up to a multiple of 64; they never show."),
-            *self.fusions(),
-        ]
-        if precision != "fp32":
-            both.append(Change(precision, PRECISION_NOTES[precision][mode]))
-        return both + (TRAIN_CHANGES if mode == "train" else INFER_CHANGES)
-
-    def fusions(self) -> list[Change]:
-        """Matmuls that are one here and several in the ootb implementation."""
-        return []
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [*CHANGES, *self.fusions, *(TRAIN_CHANGES if mode == "train" else INFER_CHANGES)]
 
 
-PRECISION_NOTES: dict[str, dict[str, str]] = {
-    "tf32": dict.fromkeys(("train", "infer"), "Matmuls of float32 are taken with rounded inputs."),
-    "bf16": {
-        "train": "Matmuls and attention in bfloat16 by autocast; weights, residuals, norms and losses in float32.",
-        "infer": "Weights, activations and cache in bfloat16; rotations and norms computed in float32.",
-    },
-    "fp16": dict.fromkeys(("train", "infer"), "Weights, activations and cache in float16."),
-    "fp8": dict.fromkeys(("train", "infer"), "As bfloat16: no matmul is taken in 8 bits."),
-}
+CHANGES = [
+    Change("compiled", "The whole pass goes through torch.compile: norms, rotations, activations are fused."),
+    Change("graph", "The step is captured as CUDA graphs and replayed, once for each shape of batch."),
+    Change("aligned head", "Rows of zeros fill the vocabulary up to a multiple of 64; they never show."),
+    Change("tf32", "Matmuls of float32 are taken with rounded inputs.", ["tf32"]),
+    Change("fp16", "Weights, activations and cache in float16.", ["fp16"]),
+    Change("fp8", "As bfloat16: no matmul is taken in 8 bits.", ["fp8"]),
+]
 TRAIN_CHANGES = [
+    Change(
+        "bf16",
+        "Matmuls and attention in bfloat16 by autocast; weights, residuals, norms and losses in float32.",
+        ["bf16"],
+    ),
     Change("attention", "Called as causal attention without a mask, so that the flash kernel runs."),
     Change("chunked loss", "Head and cross-entropy go through 4,096 tokens at a time, gradients included."),
     Change("fused optimizer", "AdamW updates all weights in a few kernels, with its step counter on the device."),
 ]
 INFER_CHANGES = [
+    Change("bf16", "Weights, activations and cache in bfloat16; rotations and norms computed in float32.", ["bf16"]),
     Change("packed prompts", "Prompts lie one after another without padding; only attention sees the padded batch."),
     Change("causal prefill", "Padding lies behind the prompts, so attention needs no mask and the flash kernel runs."),
     Change("static cache", "Keys and values have memory of fixed size, reserved once and written in place."),

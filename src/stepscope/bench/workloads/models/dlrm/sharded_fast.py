@@ -111,8 +111,13 @@ class ShardedFastDlrm(UpdatesEarly):
     def engine(self, mode: Mode) -> Engine:
         return self.fast.engine(mode)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        return self.fast.list_sharded_changes(mode=mode, precision=precision)
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return self.fast.list_gathered_changes(mode, _OWN_GATHERED)
+
+
+_OWN_GATHERED = Change(
+    "own tables as one", "a rank's tables lie in one weight; one kernel sums all bags that the ranks have sent for them"
+)
 
 
 def _network(module: Any) -> ShardedFastNetwork:

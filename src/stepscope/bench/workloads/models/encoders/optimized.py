@@ -20,37 +20,40 @@ SKIPPED_LOOKUPS = Change(
 )
 COMPILED = Change("torch.compile", "Norms, sums, dropout and activations are fused by torch.compile.")
 WHOLE_GRAPH = Change("CUDA graph", "The whole step is one CUDA graph; shapes must not change.")
+FUSED_ADAMW = Change("fused optimizer", "AdamW updates all weights in few kernels.")
 
-_PRECISIONS: dict[Precision, Change] = {
-    "tf32": Change("tf32", "Matmuls of fp32 matrices are rounded to tf32."),
-    "bf16": Change("bf16", "Matmuls are taken in bf16."),
-    "fp16": Change("fp16", "Weights and matmuls are fp16."),
-    "fp8": Change(
-        "fp8",
-        "Matmuls of the layers' linear parts are taken in fp8 (e4m3). Each weight and each input has one scale; those "
-        "of inputs are found beforehand on 16 other examples, with half as much again to spare. All else is bf16.",
-    ),
+_ANY_MODE = [
+    Change("tf32", "Matmuls of fp32 matrices are rounded to tf32.", ["tf32"]),
+    Change("bf16", "Matmuls are taken in bf16.", ["bf16"]),
+    Change("fp16", "Weights and matmuls are fp16.", ["fp16"]),
+]
+ROUNDINGS: dict[Mode, list[Change]] = {
+    "train": [
+        *_ANY_MODE,
+        Change(
+            "fp8",
+            "Matmuls of the layers' linear parts are taken in fp8, e4m3 forward and with gradients in e5m2. Each "
+            "tensor has one scale, found as it comes; weights stay fp32, all else is bf16.",
+            ["fp8"],
+        ),
+        Change(
+            "bf16 stream",
+            "What passes from layer to layer is bf16, too; norms are taken in fp32.",
+            ["bf16", "fp8"],
+        ),
+    ],
+    "infer": [
+        *_ANY_MODE,
+        Change(
+            "fp8",
+            "Matmuls of the layers' linear parts are taken in fp8 (e4m3). Each weight and each input has one scale; "
+            "those of inputs are found beforehand on 16 other examples, with half as much again to spare. All else is "
+            "bf16.",
+            ["fp8"],
+        ),
+    ],
 }
-
-
-_TRAINED_FP8 = Change(
-    "fp8",
-    "Matmuls of the layers' linear parts are taken in fp8, e4m3 forward and with gradients in e5m2. Each tensor has "
-    "one scale, found as it comes; weights stay fp32, all else is bf16.",
-)
-
-
-def precision_changes(mode: Mode, precision: Precision) -> list[Change]:
-    found = [_PRECISIONS[precision]] if precision in _PRECISIONS else []
-    if mode == "train" and precision == "fp8":
-        found = [_TRAINED_FP8]
-    if mode == "train" and precision in ("bf16", "fp8"):
-        found.append(Change("bf16 stream", "What passes from layer to layer is bf16, too; norms are taken in fp32."))
-    return found
-
-
-def fused_optimizer(name: str) -> Change:
-    return Change("fused optimizer", f"{name} updates all weights in few kernels.")
+"""What each precision changes."""
 
 
 def pack(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -348,6 +351,5 @@ class FastEncoder(Optimized):
     def engine(self, mode: Mode) -> Engine:
         return Engine(compile="default", graph=True, dynamic=False)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        optimizer = [fused_optimizer("AdamW")] if mode == "train" else []
-        return [COMPILED, WHOLE_GRAPH, *precision_changes(mode, precision), *optimizer]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [COMPILED, WHOLE_GRAPH, *ROUNDINGS[mode], *([FUSED_ADAMW] if mode == "train" else [])]

@@ -314,72 +314,48 @@ class FastRnnt(Optimized):
         left between them is little."""
         return Engine(graph=True)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        return [*(_of_training(precision) if mode == "train" else _of_inference(precision)), CAPTURED]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [*(TRAIN_CHANGES if mode == "train" else INFER_CHANGES), CAPTURED]
 
 
+TRAIN_CHANGES = [
+    Change(
+        "fused joint and loss",
+        "one function with its own gradient; of the log-softmax only the normaliser, the blank and the label are "
+        "formed; cells of padding are skipped outside of the matmuls",
+    ),
+    Change(
+        "own lattice kernel",
+        "sums over alignments in float64, forwards and backwards, by a Triton kernel with a scan over each frame",
+    ),
+    Change("logits in place", "the gradient overwrites the logits; dropout of the joint is drawn in the same kernel"),
+    Change("foreach LAMB", "the same update for all weights by a few kernels, with the count of steps on the device"),
+    Change("embedding gradient by atomics", "added up in place instead of sorted; the order of sums may vary"),
+    Change("bfloat16 joint", "the joint's matmuls take and give bfloat16, and the logits are kept so", ["bf16"]),
+    Change(
+        "float16 recurrent layers",
+        "one layer a call, first input padded to a multiple of 128, so that cuDNN's persistent kernels apply; weights "
+        "stay float32, gradients inside are scaled by 64",
+        ["bf16"],
+    ),
+    Change("tf32 matmuls", "matmuls round their inputs to tf32", ["tf32"]),
+]
+INFER_CHANGES = [
+    Change(
+        "decoding in one kernel",
+        "each utterance is a program of a Triton kernel that walks its own frames and labels to its own end: no turn "
+        "on the host, no waiting for the slowest; states, matmuls and logits of the loop are float32",
+    ),
+    Change("encoder's share of the joint ahead", "the joint's first layer is split; its encoder half is one matmul"),
+    Change("table of embedded labels", "embedding, first input weight and biases are one table of gate inputs a label"),
+    Change(
+        "single recurrent layers",
+        "each layer is a call of its own, its input padded to a multiple of 128, so that cuDNN's persistent kernels "
+        "apply",
+        ["fp16"],
+    ),
+    Change("bf16 weights", "weights, features and the encoder's states are stored as bf16", ["bf16"]),
+    Change("fp16 weights", "weights, features and the encoder's states are stored as fp16", ["fp16"]),
+    Change("tf32 matmuls", "matmuls of the encoder round their inputs to tf32", ["tf32"]),
+]
 CAPTURED = Change("CUDA graph", "the whole step is captured once and replayed; batches keep the declared padded shapes")
-
-
-def _of_training(precision: Precision) -> list[Change]:
-    changes = [
-        Change(
-            "fused joint and loss",
-            "one function with its own gradient; of the log-softmax only the normaliser, the blank and the label are "
-            "formed; cells of padding are skipped outside of the matmuls",
-        ),
-        Change(
-            "own lattice kernel",
-            "sums over alignments in float64, forwards and backwards, by a Triton kernel with a scan over each frame",
-        ),
-        Change(
-            "logits in place", "the gradient overwrites the logits; dropout of the joint is drawn in the same kernel"
-        ),
-        Change(
-            "foreach LAMB", "the same update for all weights by a few kernels, with the count of steps on the device"
-        ),
-        Change("embedding gradient by atomics", "added up in place instead of sorted; the order of sums may vary"),
-    ]
-    if precision == "bf16":
-        changes += [
-            Change("bfloat16 joint", "the joint's matmuls take and give bfloat16, and the logits are kept so"),
-            Change(
-                "float16 recurrent layers",
-                "one layer a call, first input padded to a multiple of 128, so that cuDNN's persistent kernels apply; "
-                "weights stay float32, gradients inside are scaled by 64",
-            ),
-        ]
-    elif precision == "tf32":
-        changes.append(Change("tf32 matmuls", "matmuls round their inputs to tf32"))
-    return changes
-
-
-def _of_inference(precision: Precision) -> list[Change]:
-    changes = [
-        Change(
-            "decoding in one kernel",
-            "each utterance is a program of a Triton kernel that walks its own frames and labels to its own end: no "
-            "turn on the host, no waiting for the slowest; states, matmuls and logits of the loop are float32",
-        ),
-        Change(
-            "encoder's share of the joint ahead", "the joint's first layer is split; its encoder half is one matmul"
-        ),
-        Change(
-            "table of embedded labels", "embedding, first input weight and biases are one table of gate inputs a label"
-        ),
-    ]
-    if precision == "fp16":
-        changes.append(
-            Change(
-                "single recurrent layers",
-                "each layer is a call of its own, its input padded to a multiple of 128, so that cuDNN's persistent "
-                "kernels apply",
-            )
-        )
-    if precision in ("bf16", "fp16"):
-        changes.append(
-            Change(f"{precision} weights", f"weights, features and the encoder's states are stored as {precision}")
-        )
-    elif precision == "tf32":
-        changes.append(Change("tf32 matmuls", "matmuls of the encoder round their inputs to tf32"))
-    return changes
