@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import LSTM
 from torch.nn import functional as F  # noqa: N812
 
-from stepscope.bench.workloads.models.rnnt.fast_loss import joint_transducer_costs
+from stepscope.bench.workloads.models.rnnt.fast_loss import Transcripts, joint_transducer_costs
 from stepscope.bench.workloads.models.rnnt.lamb import ForeachLamb
-from stepscope.bench.workloads.models.rnnt.lattice import Transcripts
 from stepscope.bench.workloads.models.rnnt.ootb import (
     ConcatJoint,
     Rnnt,
