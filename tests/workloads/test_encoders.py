@@ -15,7 +15,7 @@ from stepscope.bench.workloads.findings import CheckReport
 from stepscope.bench.workloads.models import xlmr
 from stepscope.bench.workloads.models.bert import BREAK, IGNORED, MASK
 from stepscope.bench.workloads.models.encoders import fp8, optimized
-from stepscope.bench.workloads.models.encoders.ootb import PUBLISHED_LENGTHS, draw_lengths, draw_words, length_at
+from stepscope.bench.workloads.models.encoders.ootb import PUBLISHED_LENGTHS, at_percentile, draw_lengths, draw_words
 from stepscope.bench.workloads.models.xlmr import BEGIN, END, PAD
 from stepscope.bench.workloads.protocol import EAGER, Optimized, Precision, Task
 from stepscope.bench.workloads.steps import TrainStep
@@ -100,9 +100,11 @@ def test_words_are_as_rare_as_in_text() -> None:
 
 
 def test_lengths_lie_on_the_lines_between_the_percentiles() -> None:
-    at = length_at(torch.tensor([percentile for percentile, _ in PUBLISHED_LENGTHS], dtype=torch.float64))
+    at = at_percentile(
+        PUBLISHED_LENGTHS, torch.tensor([percentile for percentile, _ in PUBLISHED_LENGTHS], dtype=torch.float64)
+    )
     assert at.tolist() == [length for _, length in PUBLISHED_LENGTHS]
-    between = length_at(torch.tensor([2.5, 60.0, 72.5, 99.5], dtype=torch.float64))
+    between = at_percentile(PUBLISHED_LENGTHS, torch.tensor([2.5, 60.0, 72.5, 99.5], dtype=torch.float64))
     assert between.tolist() == pytest.approx([2.0, 35.0, 51.5, (675 + 2462) / 2])
 
 

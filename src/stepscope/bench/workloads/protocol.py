@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -42,9 +43,14 @@ class Task(ABC):
     @abstractmethod
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer: ...
 
+    parts: tuple[str, ...] = ()
+    """Names of the modules that are sharded and gathered one by one when the model is spread over ranks; `*` stands for
+    the number of a layer. Empty: the module's children."""
+
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """Parts that are sharded and gathered one by one when the model is spread over ranks."""
-        return list(module.children())
+        wanted = re.compile("|".join(re.escape(part).replace(r"\*", r"\d+") for part in self.parts))
+        named = [one for name, one in module.named_modules() if wanted.fullmatch(name)]
+        return named if self.parts else list(module.children())
 
     def shard(self) -> Task | None:
         """This task as one rank of the process group sees it, its tables spread over all; None: it has none."""
@@ -120,7 +126,7 @@ class Optimized(Task):
         return self.plain.make_optimizer(module)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return self.plain.blocks(module)
+        return super().blocks(module) if self.parts else self.plain.blocks(module)
 
     def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
         """Outputs of an arranged batch as the ootb implementation gives them for the plain batch."""

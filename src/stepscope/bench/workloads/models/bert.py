@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.encoders.fp8 import find_ranges
-from stepscope.bench.workloads.models.encoders.ootb import draw_words, make_adamw, name_sizes
+from stepscope.bench.workloads.models.encoders.ootb import AdamWTask, draw_words, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import ONE_PROJECTION, SKIPPED_LOOKUPS, FastEncoder, LeanText
-from stepscope.bench.workloads.protocol import Change, Mode, Outputs, Precision, Task
+from stepscope.bench.workloads.protocol import Change, Mode, Outputs, Precision
 
 BEGIN, BREAK, MASK = 101, 102, 103
 FIRST_WORD = 104
@@ -20,9 +20,12 @@ IGNORED = -100
 """Label of a token that is not to be guessed."""
 
 
-class Bert(Task):
+class Bert(AdamWTask):
     """With the head that `sizes["head"]` names: `pretraining` (masked words and next sentence) or `answers` (where an
     answer begins and ends). Every sequence is full."""
+
+    # The head stays with the embeddings, whose weights it shares.
+    parts = ("bert.encoder.layer.*",)
 
     def build(self) -> nn.Module:
         from transformers import BertConfig, BertForPreTraining, BertForQuestionAnswering
@@ -52,13 +55,6 @@ class Bert(Task):
             return outputs.prediction_logits, outputs.seq_relationship_logits
         return outputs.start_logits, outputs.end_logits
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_adamw(module, learning_rate=self.sizes["learning_rate"], decay=self.sizes["weight_decay"])
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The head stays with the embeddings, whose weights it shares."""
-        return list(cast("Any", module).bert.encoder.layer)
-
 
 def draw_pairs(count: int, tokens: int, vocabulary: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Two pieces of text each, the first of them between a quarter and three quarters of the whole."""
@@ -87,8 +83,7 @@ class LeanBert(LeanText):
     """What both heads stand on."""
 
     def read(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        hidden: torch.Tensor = self.encoder(self.embeddings(batch["input_ids"], types=batch["token_type_ids"]))
-        return hidden
+        return self.encode(self.embeddings(batch["input_ids"], types=batch["token_type_ids"]))
 
 
 class LeanPretraining(LeanBert):
@@ -141,6 +136,8 @@ HEAD_WHERE_IT_COUNTS = Change(
 
 
 class FastBert(FastEncoder):
+    parts = ("layers.*",)
+
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         make = LeanPretraining if self._pretrains else LeanAnswers
         ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
@@ -159,9 +156,6 @@ class FastBert(FastEncoder):
 
     def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
         return cast("tuple[torch.Tensor, ...]", module(batch))
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(cast("Any", module).encoder.layers)
 
     def list_changes(self, mode: Mode) -> list[Change]:
         own = [HEAD_WHERE_IT_COUNTS] if mode == "train" and self._pretrains else []

@@ -10,15 +10,17 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.convnets.layers import fold_one
-from stepscope.bench.workloads.models.encoders.ootb import make_adamw
+from stepscope.bench.workloads.models.encoders.ootb import AdamWTask
 from stepscope.bench.workloads.models.encoders.optimized import FastEncoder, Lean, Origins, as_stream, stream_dtype
-from stepscope.bench.workloads.protocol import Change, Mode, Precision, Task
+from stepscope.bench.workloads.protocol import Change, Mode, Precision
 
 COARSENESS = 8
 """Neighbouring points of an image are alike: most of it is noise that was enlarged so much."""
 
 
-class Cvt(Task):
+class Cvt(AdamWTask):
+    parts = ("cvt.encoder.stages.*.layers.*",)
+
     def build(self) -> nn.Module:
         from transformers import CvtConfig, CvtForImageClassification
 
@@ -48,12 +50,6 @@ class Cvt(Task):
 
     def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return cast("torch.Tensor", module(pixel_values=batch["pixel_values"]).logits)
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_adamw(module, learning_rate=self.sizes["learning_rate"], decay=self.sizes["weight_decay"])
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return [layer for stage in cast("Any", module).cvt.encoder.stages for layer in stage.layers]
 
 
 class LeanCvt(Lean):
@@ -238,6 +234,7 @@ def convolve_by_shifts(
 
 class FastCvt(FastEncoder):
     repeated = ("LeanBlock",)
+    parts = ("stages.*.blocks.*",)
 
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         return LeanCvt(module, mode=mode, precision=precision)
@@ -250,9 +247,6 @@ class FastCvt(FastEncoder):
 
     def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return cast("torch.Tensor", module(batch["pixel_values"]))
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return [block for stage in cast("Any", module).stages for block in stage.blocks]
 
     def list_changes(self, mode: Mode) -> list[Change]:
         return [*CHANGES, *super().list_changes(mode), *([] if mode == "train" else INFER_CHANGES)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from stepscope.bench.workloads.models.decoders.optimized import OptimizedDecoder
 
 
 class Gpt2(PlainDecoder):
+    parts = ("transformer.h.*",)
+
     def build(self) -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -41,9 +42,6 @@ class Gpt2(PlainDecoder):
         )
         return GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(module.get_submodule("transformer.h").children())
-
 
 MATRICES = {
     "attention.projection": "attn.c_attn",
@@ -58,23 +56,17 @@ NORMS = {"before": "ln_1", "between": "ln_2"}
 class OptimizedGpt2(OptimizedDecoder):
     def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
         body = module.transformer
-        blocks = []
-        for i in range(len(body.h)):
-            blocks.append(self._translate_block(body.h[i]))
-            body.h[i] = nn.Identity()
         return FastDecoder(
             embedding=padded_rows(body.wte.weight),
             positions=nn.Parameter(body.wpe.weight.detach()),
-            rotary=None,
-            blocks=blocks,
+            blocks=self.translate_blocks(body.h),
             norm=body.ln_f,
-            head=None,
             vocabulary=self.sizes["vocabulary"],
             dropout=self.sizes["embedding_dropout"],
             loss_dtype=loss_dtype,
         )
 
-    def _translate_block(self, block: Any) -> Block:
+    def translate_block(self, block: Any) -> Block:
         attention, feed, sizes = block.attn, block.mlp, self.sizes
         width = sizes["hidden"] // sizes["heads"]
         shape = Shape(heads=sizes["heads"], key_value_heads=sizes["heads"], width=width, scale=width**-0.5)

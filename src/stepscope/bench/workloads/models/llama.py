@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ from stepscope.bench.workloads.protocol import Change
 
 
 class Llama(PlainDecoder):
+    parts = ("model.layers.*",)
+
     def build(self) -> nn.Module:
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -46,9 +47,6 @@ class Llama(PlainDecoder):
         module = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
         keep_frequencies(module.model.rotary_emb)
         return module
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(module.get_submodule("model.layers").children())
 
 
 def keep_frequencies(rotary: Any) -> None:
@@ -73,26 +71,20 @@ class OptimizedLlama(OptimizedDecoder):
 
     def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
         body, sizes = module.model, self.sizes
-        blocks = []
-        for i in range(len(body.layers)):
-            blocks.append(self._translate_block(body.layers[i]))
-            body.layers[i] = nn.Identity()
         rotary = Rotary(
             body.rotary_emb.inv_freq.to(body.norm.weight.device), sizes["positions"], body.rotary_emb.attention_scaling
         )
         return FastDecoder(
             embedding=padded_rows(body.embed_tokens.weight),
-            positions=None,
             rotary=rotary,
-            blocks=blocks,
+            blocks=self.translate_blocks(body.layers),
             norm=_norm(body.norm),
             head=None if sizes["tied"] else padded_rows(module.lm_head.weight),
             vocabulary=sizes["vocabulary"],
-            dropout=0.0,
             loss_dtype=loss_dtype,
         )
 
-    def _translate_block(self, layer: Any) -> Block:
+    def translate_block(self, layer: Any) -> Block:
         attention, feed, sizes = layer.self_attn, layer.mlp, self.sizes
         shape = Shape(
             heads=sizes["heads"],

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.encoders.fp8 import find_ranges
-from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_words, make_sgd, name_sizes
+from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_words, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import (
     COMPILED,
     ONE_PROJECTION,
@@ -25,16 +25,14 @@ from stepscope.bench.workloads.models.encoders.optimized import (
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Outputs, Precision, Task
 from stepscope.core.errors import BadInputError
 
-if TYPE_CHECKING:
-    from transformers import XLMRobertaModel
-
-
 BEGIN, PAD, END = 0, 1, 2
 FIRST_WORD = 4
 
 
 class Xlmr(Task):
     """Trained by cross-entropy over the width of the features against random classes, one a token."""
+
+    parts = ("embeddings", "encoder.layer.*")
 
     def build(self) -> nn.Module:
         from transformers import XLMRobertaConfig, XLMRobertaModel
@@ -68,11 +66,7 @@ class Xlmr(Task):
         return features * mask.unsqueeze(-1)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_sgd(module, learning_rate=self.sizes["learning_rate"])
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        model = cast("XLMRobertaModel", module)
-        return [model.embeddings, *model.encoder.layer]
+        return torch.optim.SGD(module.parameters(), lr=self.sizes["learning_rate"])
 
 
 def pad_to_longest(ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -88,14 +82,12 @@ def pad_to_longest(ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, torch.
 class LeanXlmr(LeanText):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Features of unpadded sequences."""
-        features: torch.Tensor = self.encoder(self.embeddings(ids))
-        return features
+        return self.encode(self.embeddings(ids))
 
     def read_packed(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Features of sequences end to end, as `pack` lays them: [tokens, width]."""
         hidden = self.embeddings(batch["tokens"], places=batch["places"])
-        features: torch.Tensor = self.encoder(hidden, batch)
-        return features
+        return self.encode(hidden, batch)
 
 
 PACKED_SEQUENCES = Change(
@@ -107,6 +99,8 @@ FUSED_SGD = Change("fused optimizer", "SGD updates all weights in few kernels.")
 
 
 class FastXlmr(FastEncoder):
+    parts = ("embeddings", "layers.*")
+
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
         # Positions count from the one after that of padding.
@@ -137,11 +131,7 @@ class FastXlmr(FastEncoder):
         return unpack(cast("torch.Tensor", outputs), batch)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_sgd(module, learning_rate=self.sizes["learning_rate"], fused=True)
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        model = cast("LeanXlmr", module)
-        return [model.embeddings, *model.encoder.layers]
+        return torch.optim.SGD(module.parameters(), lr=self.sizes["learning_rate"], fused=True)
 
     def engine(self, mode: Mode) -> Engine:
         if self._packs:

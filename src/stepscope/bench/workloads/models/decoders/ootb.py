@@ -121,8 +121,8 @@ class PlainDecoder(Decoder):
         sizes = self.sizes
         common = {"vocabulary": sizes["vocabulary"], "end_of_text": sizes["end_of_text"], "seed": seed}
         if mode == "infer":
-            return make_prompts(count, prompts=_lengths(sizes["prompts"]), **common)
-        text = pack_documents(count, sizes["sequence_length"], documents=_lengths(sizes["documents"]), **common)
+            return make_prompts(count, prompts=Lengths(**sizes["prompts"]), **common)
+        text = pack_documents(count, sizes["sequence_length"], documents=Lengths(**sizes["documents"]), **common)
         return {"input_ids": text[:, :-1].contiguous(), "labels": text[:, 1:].contiguous()}
 
     def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -177,10 +177,6 @@ class PlainDecoder(Decoder):
     def _choose(self, state: PlainState, logits: torch.Tensor) -> None:
         state.logits = logits[:, -1]
         state.tokens.append(state.logits.argmax(dim=-1, keepdim=True))
-
-
-def _lengths(declared: Mapping[str, Any]) -> Lengths:
-    return Lengths(**declared)
 
 
 def adam_options(sizes: Mapping[str, Any]) -> dict[str, Any]:

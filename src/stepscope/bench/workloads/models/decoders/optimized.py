@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stepscope.bench.workloads.generation import Decoder
-from stepscope.bench.workloads.models.decoders.network import Cache, FastDecoder
+from stepscope.bench.workloads.models.decoders.network import Block, Cache, FastDecoder
 from stepscope.bench.workloads.models.decoders.ootb import adam_options, pack_prompts
 from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
@@ -37,12 +37,25 @@ class StaticState(NamedTuple):
 class OptimizedDecoder(Optimized, Decoder):
     """Everything but how a plain network becomes a fast one."""
 
+    parts = ("blocks.*",)
+
     fusions: Sequence[Change] = ()
     """Matmuls that are one here and several in the ootb implementation."""
 
     @abstractmethod
     def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
-        """Takes the weights out of the plain module layer by layer: a large model is never there twice."""
+        """Takes the weights out of the plain module."""
+
+    @abstractmethod
+    def translate_block(self, layer: Any) -> Block: ...
+
+    def translate_blocks(self, layers: nn.ModuleList) -> list[Block]:
+        """Layer by layer: a large model is never there twice."""
+        blocks = []
+        for i in range(len(layers)):
+            blocks.append(self.translate_block(layers[i]))
+            layers[i] = nn.Identity()
+        return blocks
 
     @abstractmethod
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]: ...
@@ -66,9 +79,6 @@ class OptimizedDecoder(Optimized, Decoder):
         on_cuda = next(module.parameters()).device.type == "cuda"
         groups = decayed_groups(module, self.sizes["weight_decay"])
         return torch.optim.AdamW(groups, fused=True, capturable=on_cuda, **adam_options(self.sizes))
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(_fast(module).blocks)
 
     def engine(self, mode: Mode) -> Engine:
         return Engine(compile="default", graph=True, dynamic=False, fullgraph=True)

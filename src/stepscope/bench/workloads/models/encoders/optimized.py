@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -241,32 +241,6 @@ class LeanLayer(nn.Module):
         return as_stream(self.out_norm(narrow + hidden), self.stream)
 
 
-class LeanEncoder(nn.Module):
-    def __init__(
-        self,
-        layers: Iterable[Any],
-        *,
-        origins: Origins,
-        stream: torch.dtype | None,
-        narrow: Callable[..., nn.Module],
-    ) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, narrow=narrow) for one in layers)
-
-    def forward(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
-        for layer in self.layers:
-            hidden = layer(hidden, packed)
-        return hidden
-
-    def first_token(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The last layer is only computed where it is read: at the first token. [sequences, width]."""
-        *before, last = self.layers
-        for layer in before:
-            hidden = layer(hidden)
-        assert isinstance(last, LeanLayer)
-        return last.first_token(hidden).squeeze(1)
-
-
 def attend_packed(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -327,13 +301,28 @@ class LeanText(Lean):
         origins, self.stream = Origins(plain), stream_dtype(mode, precision)
         self.embeddings = LeanEmbeddings(body.embeddings, first_position=first_position, stream=self.stream)
         narrow = choose_linear(mode, precision, ranges)
-        self.encoder = LeanEncoder(body.encoder.layer, origins=origins, stream=self.stream, narrow=narrow)
+        self.layers = nn.ModuleList(
+            LeanLayer(one, origins=origins, stream=self.stream, narrow=narrow) for one in body.encoder.layer
+        )
         self.take_head(plain)
         origins.trace(self)
         self.train(plain.training)
 
     def take_head(self, plain: Any) -> None:
         """Keeps the plain module's other parts."""
+
+    def encode(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+        for layer in self.layers:
+            hidden = layer(hidden, packed)
+        return hidden
+
+    def encode_first(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last layer is only computed where it is read: at the first token. [sequences, width]."""
+        *before, last = self.layers
+        for layer in before:
+            hidden = layer(hidden)
+        assert isinstance(last, LeanLayer)
+        return last.first_token(hidden).squeeze(1)
 
 
 class FastEncoder(Optimized):

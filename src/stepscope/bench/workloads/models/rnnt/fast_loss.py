@@ -7,7 +7,7 @@ and sums of hundreds of log-probabilities lose in float32 what the gradients nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +78,7 @@ class _JointTransducer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, cast, cast_bias, *rest = ctx.saved_tensors
-        picked, sums = Picked(*rest[:3]), rest[3:]
+        picked, sums = Picked(*rest[:3]), tuple(rest[3:])
         # A second way back finds the logits overwritten and makes them anew.
         logits = ctx.logits if ctx.logits is not None else torch.addmm(cast_bias, hidden, cast.t())
         ctx.logits = None
@@ -104,7 +104,7 @@ class Parts(NamedTuple):
     pick: Callable[[Tensor, Transcripts], Picked]
     sum_alignments: Callable[[Picked, Transcripts], tuple[Tensor, ...]]
     """What `differentiate` needs of all alignments, and last the costs."""
-    differentiate: Callable[[Tensor, Picked, Sequence[Tensor], Transcripts, Tensor], None]
+    differentiate: Callable[[Tensor, Picked, tuple[Tensor, ...], Transcripts, Tensor], None]
     """Puts the gradient of the costs in place of the logits."""
     unhide: Callable[[Tensor, Tensor, tuple[int, int, int], Transcripts, float], tuple[Tensor, Tensor]]
     """Gradients of both sides of the sums from that of what `hide` gave."""
@@ -154,7 +154,7 @@ def sum_alignments(picked: Picked, transcripts: Transcripts) -> tuple[Tensor, ..
 
 
 def differentiate(
-    logits: Tensor, picked: Picked, sums: Sequence[Tensor], transcripts: Transcripts, upstream: Tensor
+    logits: Tensor, picked: Picked, sums: tuple[Tensor, ...], transcripts: Transcripts, upstream: Tensor
 ) -> None:
     """A cell's gradient: how often alignments pass through it, times its softmax, less how often they leave it by the
     blank or by the label."""

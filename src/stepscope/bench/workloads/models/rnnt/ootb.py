@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -289,6 +289,8 @@ def _carry(lstm: nn.LSTM, layer: int, wiring: torch.Tensor, bias: float = 0.0) -
 class RnntTask(Task):
     """Batches are padded to the declared maxima, so that all of one size have the same shapes; lengths come along."""
 
+    parts = ("encoder.before", "encoder.after", "prediction", "joint")
+
     def build(self) -> nn.Module:
         sizes = self.sizes
         network = Rnnt(sizes)
@@ -323,10 +325,6 @@ class RnntTask(Task):
     def make_optimizer(self, module: nn.Module, kind: type[Lamb] = Lamb) -> torch.optim.Optimizer:
         rate, decay, norm = (self.sizes[name] for name in ("learning_rate", "weight_decay", "max_gradient_norm"))
         return kind(module.parameters(), lr=rate, weight_decay=decay, max_norm=norm)
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        network = cast("Rnnt", module)
-        return [network.encoder.before, network.encoder.after, network.prediction, network.joint]
 
 
 def encoded_lengths(frames: torch.Tensor) -> torch.Tensor:
